@@ -52,7 +52,7 @@ def worker(file: str, fmt: str, folder: str, whole: bool) -> dict[str, Any]:
         folder: Output folder.
         whole: Hold the clip in memory and call the model once, as for short clips.
     """
-    from earmill.pipeline.dataset.publish import read_commit
+    from earmill.pipeline.dataset.commit_record import read_commit
     from earmill.pipeline.planning.make_plan import make_plan
     from earmill.pipeline.sources import open_source
     from earmill.pipeline.spec.job import JobSpec

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock, Semaphore
 from typing import Any
@@ -28,10 +28,9 @@ from earmill.pipeline.formats.dtypes import as_stored
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec, RunSpec
-from earmill.pipeline.worker.messages import Lost, Outcome, WorkerInfo
+from earmill.pipeline.worker.messages import LostCall, Outcome, WorkerInfo
 from earmill.pipeline.worker.row_pipeline import ShardRows
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
-from earmill.pipeline.worker.turns import Turn, free_turn
 
 FRAMES = 5
 PROCESSES = 4
@@ -80,9 +79,6 @@ class WritingRunner(ShardRunner):
         """Warm up for the first worker that asks; the others get its result."""
         with self._begin:
             return super().warm_up()
-
-    def _line(self) -> AbstractContextManager[Turn]:
-        return nullcontext(free_turn())
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ class Crowd(LocalWorkers):
 
     def ended(
         self, calls: Collection[LocalCall], timeout_s: float
-    ) -> Iterator[tuple[LocalCall, Outcome | Lost]]:
+    ) -> Iterator[tuple[LocalCall, Outcome | LostCall]]:
         """Yield calls that are answered."""
         while self._asleep and self._asleep[0][0] <= time.monotonic():
             _, _, worker, args, call = heapq.heappop(self._asleep)

@@ -77,6 +77,8 @@ class Extractor(ABC):
     """
 
     takes_several_callers = False
+    #: Advice on parameters with which `open_stream` works, for messages; empty for none.
+    streaming_advice = ""
 
     def __init__(
         self,

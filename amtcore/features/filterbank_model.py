@@ -109,6 +109,7 @@ class FilterbankExtractor(Extractor):
             memory_s=_memory_s(model, features.values()),
             hops=[hop for each in features.values() for hop in each.hops],
         )
+        self.streaming_advice = model.streaming_advice
         self._module, self._features, self._front_end = model, features, model.front_end()
 
     def place(self, backend: Backend) -> None:

@@ -166,6 +166,8 @@ class TimeDomainModel(Converted):
     links: ClassVar[tuple[Link, ...]]
     input_unit: str
     output_unit = "model units"
+    #: Advice on parameters with which the model streams, for messages.
+    streaming_advice = ""
     filterbank: Any
     modulation: Any
 

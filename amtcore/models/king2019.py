@@ -100,6 +100,7 @@ class King2019(TimeDomainModel):
     )
     input_unit = "rms1=100dB"
     output_unit = "input unit"
+    streaming_advice = "set phase_insens to none and leave subfs out"
 
     @checked_arguments()
     def __init__(

@@ -72,7 +72,7 @@ def demo(
         job = folder / "job.yaml"
         job.write_text(JOB.format(name=NAME, folder=folder))
         spec = JobSpec.load(job)
-        from earmill.pipeline.worker.kernels import compiling
+        from earmill.pipeline.worker.models import compiling
 
         with compiling(validate_models(spec)):
             ray_is_up()

@@ -12,7 +12,7 @@ from earmill.jobs.console.terminal import console, say, say_json
 from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.publish import CommitRecord
+    from earmill.pipeline.dataset.commit_record import CommitRecord
     from earmill.pipeline.storage.layout import Layout
 
 
@@ -40,8 +40,8 @@ def inspect(
 
 def contents(layout: Layout) -> dict[str, Any]:
     """Return everything that `inspect` shows, as plain values."""
+    from earmill.pipeline.dataset.commit_record import commits
     from earmill.pipeline.dataset.description import require_dataset
-    from earmill.pipeline.dataset.publish import commits
     from earmill.pipeline.dataset.snapshot import current_index
     from earmill.pipeline.planning.plan import read_row_ids
 

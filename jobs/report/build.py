@@ -21,7 +21,7 @@ from earmill.jobs.report.work import work_of
 from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.text import quantity
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.dataset.shard_facts import count_reasons
+from earmill.pipeline.dataset.watch import count_reasons
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.atomic_create import write_local
 from earmill.pipeline.storage.store_errors import store_errors

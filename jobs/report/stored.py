@@ -17,8 +17,8 @@ from earmill.pipeline.dataset.commit_record import (
     commits_as,
     read_commit,
 )
-from earmill.pipeline.dataset.shard_facts import ShardFacts, shard_facts
 from earmill.pipeline.dataset.snapshot import LogEntry, read_current, read_snapshot
+from earmill.pipeline.dataset.watch import ShardFacts, shard_facts
 from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:

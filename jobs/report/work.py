@@ -41,7 +41,7 @@ from earmill.pipeline.common.timing import (
     PARTS,
     RESAMPLE,
 )
-from earmill.pipeline.dataset.shard_facts import ShardFacts
+from earmill.pipeline.dataset.watch import ShardFacts
 
 # Longer times without work are cut out of the axis.
 LONGEST_PAUSE_S = 3600.0

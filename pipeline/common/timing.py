@@ -141,15 +141,14 @@ def carried(part: str, work: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def counted(part: str, items: Iterable[T]) -> Iterator[T]:
-    """Yield the items, and count the making of each as a part of this thread's tally.
+def counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator[T]:
+    """Yield the items; making each counts as a part of a tally, whichever thread takes the item.
 
-    Any thread may take the items. `items` is closed with the result.
+    Args:
+        part: One of PARTS.
+        items: Closed with this iterator.
+        tally: Gets the CPU seconds; see `current`.
     """
-    return _counted(part, items, current())
-
-
-def _counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator[T]:
     iterator = iter(items)
     try:
         while True:
@@ -190,7 +189,13 @@ class LibraryThreads:
         threads call at the same time.
         """
         with self._lock:
-            self._look(what)
+            # List the threads where there are more or fewer than at the last call. Where one has
+            # ended and another begun, the new one is found with the next that begins or ends; its
+            # clock then tells all that it has spent since, or since `begin`.
+            count = _thread_count()
+            if count != self._listed or not count:
+                self._listed = count
+                self._works_for = {t: self._works_for.get(t, what) for t in _threads()}
             ours = [t for t, its in self._works_for.items() if its == what and t not in _known]
             now_s = {thread: _thread_time(thread) for thread in ours}
             before_s = {thread: self._read_s.get(thread, 0.0) for thread in ours}

@@ -1,4 +1,5 @@
-"""What lies in an output as a whole: description, commits, snapshots, cards, checks and repairs.
+"""The dataset in an output: description, commits, snapshots, cards, checks and repairs.
 
-It may import `formats`, `planning` and what is below them, never a driver, worker or reader.
+This room may import `formats`, `planning` and the rooms below them. It never imports a driver, a
+worker or a reader.
 """

@@ -23,7 +23,7 @@ from earmill.pipeline.formats.format import format_name
 from earmill.pipeline.formats.moments import StoredMoments
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import quarantine_table
-from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.formats.rows import OutFile, QuarantineRow
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
@@ -33,7 +33,7 @@ from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, 
 T = TypeVar("T")
 
 READ_THREADS = 16
-# Of those on a disk, as many small files are worth a thread.
+# On a disk, one more thread pays for this number of small files.
 FILES_A_THREAD = 64
 # In `CommitRecord.info`; records of earlier releases have none.
 BAD_BY_CLASS = "bad_by_class"
@@ -42,13 +42,17 @@ COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes th
 
 @dataclass(frozen=True)
 class CommitRecord(Strict):
-    """What one shard consists of; the content of `commits/<shard>.json`.
+    """The files and totals of one shard; the content of `commits/<shard>.json`.
 
     Args:
-        shard: Shard id. attempt: The attempt that won. plan_id: The plan it belongs to.
+        shard: Shard id.
+        attempt: The attempt that won.
+        plan_id: Plan of the shard.
         spec_sha256: Hash of the job spec.
-        formats: Of the feature files. dtype: Of the values.
-        rows_ok: Rows with features. rows_bad: Rows in quarantine.
+        formats: Formats of the feature files.
+        dtype: Dtype of the values.
+        rows_ok: Rows with features.
+        rows_bad: Rows in quarantine.
         plan_rows: Rows of the plan that are covered, good or bad; differs from the sum of the two
             where channels are rows of their own.
         seconds: Audio behind the good rows, s.
@@ -116,6 +120,19 @@ class CommitRecord(Strict):
         return parsed_json(cls, text, "a commit record")
 
 
+@dataclass(frozen=True)
+class Recommit:
+    """How a shard is committed again.
+
+    Args:
+        generation: Number of the new record; 0 where the shard has no record yet.
+        keep: Quarantined rows that are not tried again and stay as they are.
+    """
+
+    generation: int = 0
+    keep: tuple[QuarantineRow, ...] = ()
+
+
 def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:
     """A file of commits or snapshots as its dataclass; CommitError where it is not `what`."""
     try:
@@ -146,7 +163,7 @@ def generations(layout: Layout) -> dict[str, list[int]]:
 
 
 def all_generations(layout: Layout) -> dict[str, list[int]]:
-    """The same of every shard, also of those that only older snapshots have."""
+    """Return the generations of all shards, shards of older snapshots included."""
     found: dict[str, list[int]] = {}
     for name in layout.list("commits"):
         parsed = paths.parse_commit_path(name)

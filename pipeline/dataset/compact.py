@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from earmill.pipeline.common.errors import OutputError
-from earmill.pipeline.dataset.carry import carried_rows, carry_over
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits
 from earmill.pipeline.dataset.description import DatasetFile, require_dataset
+from earmill.pipeline.dataset.driver_lock import held
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import held
-from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
+from earmill.pipeline.dataset.revision import (
+    NewShard,
+    begin_revision,
+    carried_rows,
+    carry_over,
+    is_finished,
+)
 from earmill.pipeline.dataset.snapshot import LogEntry, read_current
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.plan import Plan

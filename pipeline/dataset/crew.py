@@ -7,7 +7,8 @@ of the same block, which again one only can create. Claims save work and nothing
 exactly once without them, and a member that was frozen and wakes among the others goes on.
 
 A command that needs the output for itself removes the memberships of members that gave no sign of
-life. The file is a member's fence (see `dataset.lease`): it is never written again once it is gone.
+life. The file is a member's fence (see `dataset.driver_lock`): it is never written again once it is
+gone.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from contextlib import suppress
 
 from earmill.pipeline.common.errors import LockedError, StorageError
 from earmill.pipeline.dataset.commit_record import committed_shards
-from earmill.pipeline.dataset.lease import (
+from earmill.pipeline.dataset.driver_lock import (
     HEARTBEAT_S,
     UNFENCED,
     Fence,
     Heartbeat,
-    Holder,
+    LockHolder,
     as_seen_now,
     live_crew,
     read_holder,
@@ -35,15 +36,15 @@ from earmill.pipeline.dataset.lease import (
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CLAIMS, CREW, claim_path
 
-# At most so many claims for a plan, where a block is not larger than the second number.
+# Most blocks of a plan, unless a block would hold more than `LARGEST_BLOCK` shards.
 BLOCKS = 1024
 LARGEST_BLOCK = 64
-# While others hold what is left, commits and members are looked at so often.
+# While other drivers hold the remaining shards, commits and members are read at this interval, s.
 LOOK_EVERY_S = 5.0
 _CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
 
 
-class CrewMember(Heartbeat):
+class DriverMembership(Heartbeat):
     """Membership of an output's crew until `leave` or the end of a `with`.
 
     Args:
@@ -56,7 +57,7 @@ class CrewMember(Heartbeat):
     def __init__(
         self, layout: Layout, *, run_id: str | None = None, heartbeat_s: float = HEARTBEAT_S
     ) -> None:
-        holder = Holder.here(run_id, shares=True)
+        holder = LockHolder.here(run_id, shares=True)
         super().__init__(layout, f"{CREW}/{holder.run_id}.json", holder, heartbeat_s)
         layout.write_bytes(self.fence.name, as_seen_now(holder))
         # In this order: who takes the lock for itself looks for members after that.
@@ -76,14 +77,14 @@ class CrewMember(Heartbeat):
             with suppress(OSError):  # not empty: others go on
                 os.rmdir(self._layout.path(CREW))
 
-    def __enter__(self) -> CrewMember:
+    def __enter__(self) -> DriverMembership:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.leave()
 
 
-class Claims:
+class BlockClaims:
     """One member's view of who does which shards; asked by one thread.
 
     Args:
@@ -161,7 +162,7 @@ class Claims:
         return got
 
     def _abandoned(self, blocks: Sequence[int]) -> Iterator[int]:
-        """Those whose members are gone."""
+        """Yield the blocks whose members are gone."""
         self._numbers = self._claimed()
         living = live_crew(self._layout)
         for block in blocks:

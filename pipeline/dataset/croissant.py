@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.dataset.publish import CommitRecord
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile
@@ -251,7 +251,7 @@ def _feature_set(dataset: DatasetFile, table: str) -> dict[str, Any]:
 
 
 def has_bytes(dataset: DatasetFile, fmt: str) -> bool:
-    """Whether the stream columns of a table format hold the bytes of frames."""
+    """Return True if the stream columns of a table format hold the bytes of frames."""
     return fmt == PARQUET_FORMAT and dataset.parquet_form == BINARY
 
 
@@ -266,7 +266,9 @@ def _stream_field(
 def _bytes_field(
     stream: Mapping[str, Any], source: Mapping[str, Any], dtype: str
 ) -> dict[str, Any]:
-    """Croissant has no type for bytes; its readers leave those of a text as they are."""
+    """Describe a column of bytes as text.
+
+    Croissant has no type for bytes, and its readers leave the bytes of a text unchanged."""
     layout = format_of(PARQUET_FORMAT).layout_of(stream)
     stored = layout.stored_dtype(dtype)
     text = f"{_described(stream)}; bytes of (-1, {layout.stored_width}) {stored}, little endian"

@@ -41,15 +41,16 @@ _CARDS = (README_FILE, CROISSANT_FILE, PROVENANCE_FILE)
 
 @dataclass(frozen=True)
 class Change(Strict):
-    """What a revision does to the dataset before it.
+    """Changes of a revision to the dataset before it.
 
     Args:
-        number: Of the revision. why: update, compact, ...; as the log says it.
+        number: Number of the revision.
+        why: update, compact, ..., as in the log.
         base: Path of the snapshot that it was made on.
         plans: Ids of the plans before, whose commits are still part of it.
         dropped: Committed shards that are not part of it any more.
         next_shard: The lowest number that no shard ever had.
-        carried: Table of the rows that are copied, see `dataset.carry`; None where none is.
+        carried: Table of the rows that are copied, see `dataset.revision`; None where none is.
         created: ISO 8601 time, UTC.
     """
 
@@ -115,7 +116,7 @@ class DatasetFile(Strict):
         return frozenset((self.plan_id, *(self.change.plans if self.change else ())))
 
     def to_json(self) -> str:
-        """As JSON text; `from_json` gives an equal object."""
+        """Return the JSON text; `from_json` gives an equal object."""
         fields = asdict(self)
         if self.parquet_form == NESTED:
             del fields["parquet_form"]
@@ -235,7 +236,7 @@ def check_same(layout: Layout, dataset: DatasetFile) -> None:
 
 
 def _check_shape(found: DatasetFile) -> None:
-    """What every reader takes for granted; whatever is raised here means a damaged file."""
+    """Check what every reader relies on; any exception means a damaged file."""
     names = [layout_of(stream).name for stream in found.streams]
     names += [entry["model"] for entry in found.spec["extract"]]
     output = found.spec["output"]

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
-from earmill.pipeline.dataset.card import cards_of
-from earmill.pipeline.dataset.card_files import (
+from earmill.pipeline.dataset.card import (
+    cards_of,
     put_cards_back,
     read_cards,
     read_if_there,
@@ -25,16 +25,16 @@ from earmill.pipeline.dataset.card_files import (
 )
 from earmill.pipeline.dataset.commit_record import StoredCommit, reading_pool, stored_commits
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.history import compare_snapshots, known_snapshots, next_entry
-from earmill.pipeline.dataset.lease import UNFENCED, Fence
 from earmill.pipeline.dataset.lineage import lineage_of
 from earmill.pipeline.dataset.row_coverage import some
 from earmill.pipeline.dataset.row_index import STATUS_OK, IndexPart, build_index, index_part
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
     Current,
+    EarlierSnapshot,
     LogEntry,
-    Past,
     Snapshot,
     described,
     moments_of,
@@ -119,7 +119,9 @@ def finalise(
         fence.check(layout)
         raise closed_by_another(layout)
     cards = cards_of(layout, dataset, list(records.values()), index, file)
-    cards |= lineage_of(layout, dataset, list(records.values()), history, Past(snapshot, entry))
+    cards |= lineage_of(
+        layout, dataset, list(records.values()), history, EarlierSnapshot(snapshot, entry)
+    )
     named = tuple(described(name, content) for name, content in cards.items())
     current = Current(snapshot, named, entry, history)
     try:
@@ -174,7 +176,7 @@ def _refuse(problems: Sequence[str]) -> None:
 def _refuse_changed(
     layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
 ) -> None:
-    """What was damaged or lost since the last closing must not be approved by a new one.
+    """Refuse to close a dataset whose files were damaged or lost since the last closing.
 
     Where a replacing record is gone, the one it replaced would count again.
     """
@@ -216,7 +218,7 @@ def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
 def _store(layout: Layout, index: pa.Table, fence: Fence) -> OutFile:
     """Write the index unless an equal one is there.
 
-    Equality is that of the table: another pyarrow may encode the same rows into other bytes.
+    Tables are compared, because another pyarrow may encode the same rows into other bytes.
     """
     for path in layout.list("index"):
         content = layout.read_bytes(path)
@@ -251,11 +253,11 @@ def _store_snapshot(
     index: pa.Table,
     add: Mapping[str, OutFile],
     fence: Fence,
-) -> tuple[OutFile, LogEntry, tuple[Past, ...]]:
-    """Write a snapshot with its entry in the log, unless the one that counts is the same.
+) -> tuple[OutFile, LogEntry, tuple[EarlierSnapshot, ...]]:
+    """Write a snapshot with its log entry, unless the current snapshot is the same.
 
     Returns:
-        Its file, its entry, and those that counted before.
+        Its file, its entry, and the earlier snapshots.
     """
     known = known_snapshots(layout)
     made = replace(made, additions={**_additions(layout, made, known), **add})
@@ -272,7 +274,9 @@ def _store_snapshot(
     return _put_named(layout, file.path, content, fence), entry, known
 
 
-def _additions(layout: Layout, made: Snapshot, known: Sequence[Past]) -> Mapping[str, OutFile]:
+def _additions(
+    layout: Layout, made: Snapshot, known: Sequence[EarlierSnapshot]
+) -> Mapping[str, OutFile]:
     """Sets beside the rows of before, if these are the same: features of another audio under the
     same name would be read as this one's."""
     try:
@@ -284,8 +288,8 @@ def _additions(layout: Layout, made: Snapshot, known: Sequence[Past]) -> Mapping
     return before.additions
 
 
-def _why(known: Sequence[Past], dataset: DatasetFile) -> tuple[str, int]:
-    """What kind of run a new snapshot is of, and of which revision it is."""
+def _why(known: Sequence[EarlierSnapshot], dataset: DatasetFile) -> tuple[str, int]:
+    """Return the kind of run that closes a snapshot, and the snapshot's revision."""
     change = dataset.change
     if change is not None and (not known or known[-1].entry.revision != change.number):
         return change.why, change.number

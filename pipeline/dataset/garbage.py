@@ -18,20 +18,26 @@ from datetime import datetime, timedelta
 
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.text import Shown, bytes_text
-from earmill.pipeline.dataset.carry import carried_rows
 from earmill.pipeline.dataset.commit_record import all_generations, read_commit
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.driver_lock import held
 from earmill.pipeline.dataset.finalise import closed_by_another
-from earmill.pipeline.dataset.lease import held
 from earmill.pipeline.dataset.orphans import PUBLISHED, part_of
-from earmill.pipeline.dataset.snapshot import Current, LogEntry, Past, read_current, read_snapshot
+from earmill.pipeline.dataset.revision import carried_rows
+from earmill.pipeline.dataset.snapshot import (
+    Current,
+    EarlierSnapshot,
+    LogEntry,
+    read_current,
+    read_snapshot,
+)
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE
 
 GRACE_S = 24 * 3600.0
-# A hidden file or folder, and the lock of a driver that takes over; those of additions, which are
-# datasets of their own, are not looked at.
+# A hidden file or folder, and the lock of a driver that takes over. Additions are skipped, because
+# they are datasets of their own.
 _UNFINISHED = re.compile(r"(?!additions/)(?:[^/.][^/]*/)*\.[^/]+|driver\.json\.[^/]+")
 # In the order in which they go: what names others before these.
 FOLDERS = ("snapshots", "index", "plan", "revisions", "commits", *PUBLISHED)
@@ -39,10 +45,10 @@ FOLDERS = ("snapshots", "index", "plan", "revisions", "commits", *PUBLISHED)
 
 @dataclass(frozen=True, repr=False)
 class Collected(Shown):
-    """What a collection removes.
+    """Files and snapshots that a collection removes.
 
     Args:
-        snapshots: Log entries of those that leave the history, the oldest first.
+        snapshots: Log entries of the snapshots that leave the history, the oldest first.
         parts: Files and folders. files, bytes: How many files they are, and their size.
         young: Files that no snapshot names but are younger than the grace time: they stay.
     """
@@ -89,7 +95,7 @@ def collect_garbage(
     dry_run: bool = False,
     now_s: float | None = None,
 ) -> Collected:
-    """Remove what no snapshot names, and snapshots on request; the one that counts always stays.
+    """Remove files that no snapshot names, and snapshots on request; the current one always stays.
 
     Args:
         keep: Keep this many snapshots, the newest. older_than: Remove those closed so long ago.
@@ -141,7 +147,7 @@ def _closed(layout: Layout) -> tuple[DatasetFile, Current]:
 
 def _expired(
     current: Current, keep: int | None, older_than: timedelta | None, now_s: float
-) -> list[Past]:
+) -> list[EarlierSnapshot]:
     if keep is None and older_than is None:
         return []
     newest = keep - 1 if keep is not None else 0
@@ -168,7 +174,7 @@ def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
         named |= {past.snapshot.path, snapshot.index.path, snapshot.plan.path}
         named.add(snapshot.dataset.path)
         keys |= {(shard, ref.generation) for shard, ref in snapshot.commits.items()}
-    # What is committed but not closed yet, and what rows are still to be copied from.
+    # Commits that are not closed yet, and commits that rows are still copied from.
     dropped = frozenset(dataset.change.dropped) if dataset.change else frozenset()
     found = all_generations(layout)
     keys |= {(shard, numbers[-1]) for shard, numbers in found.items() if shard not in dropped}
@@ -181,7 +187,7 @@ def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
 
 
 def _unnamed(layout: Layout, named: set[str], known: Collection[str], until_s: float) -> _Unnamed:
-    """What nothing refers to, in whole parts.
+    """Find parts that nothing refers to.
 
     Args:
         known: Shards that are committed or were dropped: on others somebody may be at work.
@@ -202,7 +208,7 @@ def _unnamed(layout: Layout, named: set[str], known: Collection[str], until_s: f
 
 
 def _add_unfinished(found: _Unnamed, layout: Layout, until_s: float) -> None:
-    """What was being written by a process that is gone, in whole parts, and locks of takeovers."""
+    """Find unfinished parts of processes that are gone, and locks of takeovers."""
     parts: dict[str, list[tuple[int, float | None]]] = {}
     for name, file in layout.everything().items():
         if (part := _UNFINISHED.match(name)) is not None:

@@ -22,8 +22,8 @@ from earmill.pipeline.dataset.commit_record import read_commit, reading_pool
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
     Current,
+    EarlierSnapshot,
     LogEntry,
-    Past,
     Snapshot,
     described,
     name_of,
@@ -83,7 +83,7 @@ def log(layout: Layout) -> list[LogEntry]:
     return [past.entry for past in _current(layout).all_snapshots]
 
 
-def find_snapshot(layout: Layout, which: Which) -> Past:
+def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
     """One snapshot of a dataset.
 
     Args:
@@ -112,7 +112,9 @@ def diff(layout: Layout, before: Which, after: Which = CURRENT) -> SnapshotDiff:
     return compare_snapshots(layout, old, new)
 
 
-def next_entry(layout: Layout, made: Snapshot, past: Iterable[Past], begun: LogEntry) -> LogEntry:
+def next_entry(
+    layout: Layout, made: Snapshot, past: Iterable[EarlierSnapshot], begun: LogEntry
+) -> LogEntry:
     """The log entry of a snapshot that is about to count.
 
     Args:
@@ -133,9 +135,10 @@ def next_entry(layout: Layout, made: Snapshot, past: Iterable[Past], begun: LogE
     return replace(entry, added=counts[0], changed=counts[1], removed=counts[2])
 
 
-def known_snapshots(layout: Layout) -> tuple[Past, ...]:
-    """Those that counted so far, the oldest first; found by their files where `current.json` is
-    damaged or lost."""
+def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:
+    """Return all snapshots that were current, the oldest first.
+
+    They are found by their files where `current.json` is damaged or lost."""
     try:
         current = read_current(layout)
         if current is not None:
@@ -147,7 +150,7 @@ def known_snapshots(layout: Layout) -> tuple[Past, ...]:
         content = layout.read_bytes(name)
         if name_of(content) == PurePosixPath(name).stem:
             file = described(name, content)
-            found.append(Past(file, Snapshot.from_json(content).entry))
+            found.append(EarlierSnapshot(file, Snapshot.from_json(content).entry))
     return tuple(sorted(found, key=lambda past: (past.entry.number, past.entry.created)))
 
 
@@ -205,7 +208,7 @@ def _other_audio(
 
 
 def _audio(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, tuple[object, ...]]:
-    """What tells the audio of every good row of some commits."""
+    """Return the identity of the audio of every good row of some commits."""
 
     def of_shard(named: tuple[str, CommitRef]) -> Iterator[tuple[str, tuple[object, ...]]]:
         shard, ref = named
@@ -232,7 +235,7 @@ def _current(layout: Layout) -> Current:
     return current
 
 
-def _chosen(known: tuple[Past, ...], which: Which) -> Past | None:
+def _chosen(known: tuple[EarlierSnapshot, ...], which: Which) -> EarlierSnapshot | None:
     if isinstance(which, bool):
         return None
     if isinstance(which, str) and re.fullmatch(r"[0-9]{1,9}", which):
@@ -251,7 +254,7 @@ def _chosen(known: tuple[Past, ...], which: Which) -> Past | None:
     return named[0] if len(named) == 1 and len(str(which)) >= _MIN_NAME_CHARS else None
 
 
-def _stem(past: Past) -> str:
+def _stem(past: EarlierSnapshot) -> str:
     return PurePosixPath(past.snapshot.path).stem
 
 

@@ -19,7 +19,7 @@ from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
 from earmill.pipeline.dataset.description import DatasetFile, read_description
 from earmill.pipeline.dataset.snapshot import (
-    Past,
+    EarlierSnapshot,
     read_checked,
     read_current,
     read_snapshot,
@@ -47,13 +47,15 @@ def lineage_of(
     layout: Layout,
     dataset: DatasetFile,
     records: Sequence[CommitRecord],
-    past: Sequence[Past],
-    now: Past,
+    past: Sequence[EarlierSnapshot],
+    now: EarlierSnapshot,
 ) -> dict[str, bytes]:
-    """Return the content of the file, with all snapshots up to the one that is about to count.
+    """Return the content of the file, with all snapshots up to the one that becomes current.
 
     Args:
-        past: Those that counted before, the oldest first. now: That one. records: Its commits.
+        past: Earlier snapshots, the oldest first.
+        now: The snapshot that becomes current.
+        records: Its commits.
     """
     known = _known_software(layout)
     software = {now.snapshot.path: _software(records)}
@@ -68,7 +70,7 @@ def lineage_of(
 
 def provenance(
     dataset: DatasetFile,
-    snapshots: Sequence[Past],
+    snapshots: Sequence[EarlierSnapshot],
     software: Mapping[str, Sequence[str]],
     begun: Mapping[int, str | None],
 ) -> Node:
@@ -81,7 +83,7 @@ def provenance(
     """
     agents = sorted({version for versions in software.values() for version in versions})
     nodes = [*_things(dataset), *(_agent(version, dataset) for version in agents)]
-    before: Past | None = None
+    before: EarlierSnapshot | None = None
     for one in snapshots:
         nodes.append(_snapshot(one, before))
         first = before is None or before.entry.revision != one.entry.revision
@@ -145,7 +147,7 @@ def _agent_id(version: str) -> str:
     return f"#earmill-{''.join(c if c.isalnum() or c in '.-_' else '-' for c in version)}"
 
 
-def _snapshot(one: Past, before: Past | None) -> Node:
+def _snapshot(one: EarlierSnapshot, before: EarlierSnapshot | None) -> Node:
     entry = one.entry
     return {
         "@id": one.snapshot.path,
@@ -162,11 +164,13 @@ def _snapshot(one: Past, before: Past | None) -> Node:
     }
 
 
-def _run_id(one: Past) -> str:
+def _run_id(one: EarlierSnapshot) -> str:
     return f"#run-{PurePosixPath(one.snapshot.path).stem}"
 
 
-def _run(dataset: DatasetFile, one: Past, versions: Iterable[str], begun: str | None) -> Node:
+def _run(
+    dataset: DatasetFile, one: EarlierSnapshot, versions: Iterable[str], begun: str | None
+) -> Node:
     agents = [{"@id": _agent_id(version)} for version in versions]
     entry = one.entry
     return {
@@ -186,13 +190,15 @@ def _run(dataset: DatasetFile, one: Past, versions: Iterable[str], begun: str | 
 
 
 def _software(records: Iterable[CommitRecord]) -> list[str]:
-    """The releases that computed these rows; those of copied shards computed what was copied."""
+    """Return the releases that computed rows; copied rows keep their release."""
     found = {(record.info.get("versions") or {}).get("earmill") for record in records}
     return sorted(version for version in found if isinstance(version, str))
 
 
 def _known_software(layout: Layout) -> dict[str, list[str]]:
-    """What the file said so far of each snapshot, unless it is damaged or of an older release."""
+    """Return the releases of each snapshot in the stored file.
+
+    They are empty where the file is damaged or of an older release."""
     try:
         current = read_current(layout)
         cards = current.cards if current else ()
@@ -211,7 +217,7 @@ def _known_software(layout: Layout) -> dict[str, list[str]]:
         return {}
 
 
-def _records_of(layout: Layout, one: Past) -> list[CommitRecord]:
+def _records_of(layout: Layout, one: EarlierSnapshot) -> list[CommitRecord]:
     """The commits of an older snapshot, as far as they are still there."""
     try:
         refs = read_snapshot(layout, one).commits

@@ -14,21 +14,22 @@ from dataclasses import dataclass
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, all_generations, read_commit
 from earmill.pipeline.dataset.description import require_dataset
-from earmill.pipeline.dataset.lease import held
+from earmill.pipeline.dataset.driver_lock import held
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 
 PUBLISHED = ("data", "rows", "quarantine")
-# Of any format, installed here or not.
+# A part of any format, installed here or not.
 _PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.[^/]+")
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What went and what stays.
+    """Orphans that were removed, and orphans that were kept.
 
     Args:
-        parts: Files and stores that were removed. kept: Orphans that were left, file by file.
+        parts: Files and stores that were removed.
+        kept: Orphans that were left, file by file.
     """
 
     parts: list[str]

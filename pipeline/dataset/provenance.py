@@ -42,7 +42,7 @@ VALUE_PACKAGES = (
     "pyarrow",
 )
 _GIT_TIMEOUT_S = 10
-# What `Extractor.describe` says of the process it is called in, which is not one that computes.
+# Keys of `Extractor.describe` about the calling process, which does not compute.
 OF_A_WORKER = ("backend", "threads")
 
 

@@ -1,13 +1,17 @@
 """Publish one shard exactly once: encode, check, upload, then create the commit record if absent.
 
-The record is the only thing that makes files part of the dataset. It is written last, whole, and
-only where none exists, so that of any number of attempts on a shard one wins and a crash at any
-moment leaves either a complete shard or garbage. Files hold no attempt, time or host: those are
-here, and two attempts on the same rows write equal bytes.
+Only the record makes files part of the dataset. It is written last, whole, and only where no record
+exists. So one of several attempts on a shard wins, and a crash leaves either a complete shard or
+garbage. The record has attempt, time and host; the files have none of them, so two attempts on the
+same rows write equal bytes.
 
-On a local disk each step is durable before the next begins, so that a power cut leaves no less:
-the content of every part, then the names of all parts, then the content of the record, then its
-name. That is one flush a file and one a folder, `data`, `rows`, `quarantine` and `commits`.
+On a local disk each step is durable before the next begins, so a power cut loses no committed
+shard: the content of every part, the names of all parts, the content of the record, its name. This
+costs one flush a file and one a folder: `data`, `rows`, `quarantine` and `commits`.
+
+A commit that replaces another must not lose its good rows. They come out of the same audio once
+more. Where they do not, because the source is away or has changed, the earlier record stays and an
+error says why.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
 
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
@@ -42,26 +48,20 @@ from earmill.pipeline.common.timing import (
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
     CommitRecord,
-    commits,
-    committed_shards,
+    generations,
     read_commit,
 )
 from earmill.pipeline.dataset.description import read_dataset
-from earmill.pipeline.dataset.lease import UNFENCED, Fence
-from earmill.pipeline.dataset.replace import check_replacement
-from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
+from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered, some
 from earmill.pipeline.formats.digest import ShardDigest, digest_rows
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.moments import shard_moments
-from earmill.pipeline.formats.registry import (
-    Encoding,
-    format_of,
-    row_table,
-    write_table,
-)
+from earmill.pipeline.formats.registry import Encoding, format_of, row_table, write_table
 from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
 from earmill.pipeline.storage import paths
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_files import files_below, remove
 from earmill.pipeline.storage.scratch import private_scratch
@@ -69,16 +69,65 @@ from earmill.pipeline.storage.scratch import private_scratch
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
+AUDIO = "pcm_sha256"
+
+
+def check_replacement(
+    layout: Layout, shard_id: str, generation: int, rows: Sequence[FeatureRow]
+) -> str | None:
+    """Refuse good rows that would replace better ones; the attempt that is replaced, if known.
+
+    Args:
+        generation: Of the record to be written, 1 or more.
+
+    Raises:
+        CommitError: There is nothing to replace, a good row is not good any more, or its audio is
+            another.
+    """
+    if generation - 1 not in generations(layout).get(shard_id, ()):
+        raise CommitError(
+            f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt is to "
+            "replace, got none; run `earmill extract` with --resume"
+        )
+    try:
+        before = read_commit(layout, shard_id, generation - 1)
+    except CommitError:
+        before = None
+    if before is None:
+        return None
+    audio = _good_audio(layout, before)
+    if audio is None:
+        if len(rows) < before.rows_ok:
+            raise CommitError(
+                f"{before.rows_ok} rows were good, now {len(rows)} are; the commit stays as it is"
+            )
+        return before.attempt
+    now = {row.row_id: row.facts.get(AUDIO) for row in rows}
+    if lost := set(audio) - set(now):
+        raise CommitError(
+            f"good before, not any more: {some(lost)}; the commit stays as it is: make the source "
+            "readable and run this again"
+        )
+    if changed := [row_id for row_id, was in audio.items() if was and now[row_id] != was]:
+        raise CommitError(
+            f"the audio has changed since: {some(changed)}; the commit stays as it is: restore the "
+            "source, or extract it into another output"
+        )
+    return before.attempt
+
+
+def _good_audio(layout: Layout, record: CommitRecord) -> dict[str, str | None] | None:
+    """Row id to the hash of its audio, or None where the table of rows is damaged as well."""
+    try:
+        table = read_table(layout, str(record.path("rows")), ["row_id", AUDIO])
+        pairs = zip(table["row_id"].to_pylist(), table[AUDIO].to_pylist(), strict=True)
+    except (OSError, KeyError, pa.ArrowException):
+        return None
+    return dict(pairs)
+
+
 T = TypeVar("T")
 
-__all__ = [
-    "CommitRecord",
-    "commits",
-    "committed_shards",
-    "publish_shard",
-    "read_commit",
-    "shard_attrs",
-]
 
 _NO_SPACE = {
     errno.ENOSPC: "no space left on the device",
@@ -131,10 +180,13 @@ def publish_shard(
             disk is full, a file did not read back as written, or the upload failed. Nothing is
             committed then, and local temporaries are gone.
     """
-    encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
-    shard = _Shard(layout, shard_id, attempt, encoding, stages or StageTimes(), fence)
+    shard = _Shard(layout, shard_id, attempt, stages or StageTimes(), fence)
     with _explained(shard_id, layout, fence):
-        _check_extras(attrs, info)
+        if not isinstance(attrs.get("spec_sha256"), str):
+            raise CommitError(
+                "expected the job's spec_sha256 in attrs, got none: pass JobSpec.sha256()"
+            )
+        json.dumps([dict(attrs), dict(info)])  # what cannot be stored fails before the work
         fence.check(layout)
         if layout.exists(paths.commit_path(shard_id, generation)):
             return False
@@ -144,7 +196,10 @@ def publish_shard(
         with shard.room(folder):
             digest = shard.beside(HASH, lambda: digest_rows(rows, streams, dtype))
             moments = shard.beside(CHECK, lambda: shard_moments(rows, streams))
-            shard.encode(rows, bad, streams, formats, digest)
+            encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
+            shard.encode(rows, bad, streams, formats, encoding, digest)
+            by_stream = digest.result().streams
+            reasons = Counter(row.error_class for row in bad)
             record = CommitRecord(
                 shard=shard_id,
                 attempt=attempt,
@@ -152,10 +207,16 @@ def publish_shard(
                 spec_sha256=attrs["spec_sha256"],
                 formats=tuple(formats),
                 dtype=dtype,
-                **_totals(rows, bad, plan_rows, digest.result()),
+                rows_ok=len(rows),
+                rows_bad=len(bad),
+                plan_rows=plan_rows_covered(rows, bad, plan_rows),
+                seconds=float(sum(row.seconds for row in rows)),
+                frames={name: stream.frames for name, stream in by_stream.items()},
+                values_sha256={name: stream.sha256 for name, stream in by_stream.items()},
                 files=shard.hashed_files(),
                 moments=moments.result(),
-                info={**info, **_bad_by_class(bad)},
+                # Whoever watches need not read the quarantine tables.
+                info={**info, **({BAD_BY_CLASS: dict(sorted(reasons.items()))} if bad else {})},
                 generation=generation,
                 replaces=replaces,
             )
@@ -164,7 +225,7 @@ def publish_shard(
 
 
 def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
-    """What every data file of a dataset says of its job; the same for every attempt.
+    """Return the attributes of a job in its data files; they are the same for every attempt.
 
     Args:
         spec: `JobSpec.canonical()`.
@@ -176,52 +237,18 @@ def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
     }
 
 
-def _check_extras(attrs: Mapping[str, Any], info: Mapping[str, Any]) -> None:
-    """What cannot be stored must show before the work, not after it."""
-    if not isinstance(attrs.get("spec_sha256"), str):
-        raise CommitError(
-            "expected the job's spec_sha256 in attrs, got none: pass JobSpec.sha256()"
-        )
-    json.dumps([dict(attrs), dict(info)])
-
-
-def _totals(
-    rows: Sequence[FeatureRow],
-    bad: Sequence[QuarantineRow],
-    plan_rows: Sequence[str] | None,
-    digest: ShardDigest,
-) -> dict[str, Any]:
-    """The counted fields of a commit record."""
-    return {
-        "rows_ok": len(rows),
-        "rows_bad": len(bad),
-        "plan_rows": plan_rows_covered(rows, bad, plan_rows),
-        "seconds": float(sum(row.seconds for row in rows)),
-        "frames": {name: stream.frames for name, stream in digest.streams.items()},
-        "values_sha256": {name: stream.sha256 for name, stream in digest.streams.items()},
-    }
-
-
 class _Shard:
-    """One attempt on its way out: what it has written locally, uploaded, and how long it took.
+    """One attempt to publish: the parts that it has written, and how long each step took.
 
-    Of a job's last shard every step is waited for while the other cores idle. So what needs the
-    rows or a finished part alone goes on in one thread beside the encoding.
+    The other cores idle while the last shard of a job is published. So steps that need only the
+    rows or a finished part run in one thread beside the encoding.
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        shard_id: str,
-        attempt: str,
-        encoding: Encoding,
-        stages: StageTimes,
-        fence: Fence,
+        self, layout: Layout, shard_id: str, attempt: str, stages: StageTimes, fence: Fence
     ) -> None:
         self.layout, self.stages, self.fence = layout, stages, fence
-        self.shard_id = shard_id
-        self.attempt = attempt
-        self.encoding = encoding
+        self.shard_id, self.attempt = shard_id, attempt
         self.folder, self.parts = Path(), dict[str, Path]()
         self._hashed: list[Future[list[OutFile]]] = []
         self.timings_s: dict[str, float] = {}
@@ -232,23 +259,17 @@ class _Shard:
         with ExitStack() as stack:
             name = f"{self.shard_id}-{self.attempt}"
             self.folder = folder or stack.enter_context(private_scratch(self.layout, name))
-            stack.callback(self._remove_parts)
             self._side = ThreadPoolExecutor(1, "publish")
-            stack.callback(self._side.shutdown, cancel_futures=True)
-            yield
-
-    def _remove_parts(self) -> None:
-        for path in self.parts.values():
-            remove(path)
+            try:
+                yield
+            finally:
+                self._side.shutdown(cancel_futures=True)
+                for path in self.parts.values():
+                    remove(path)
 
     def beside(self, part: str, work: Callable[[], T]) -> Future[T]:
-        """Begin work in the thread beside this one, behind what was begun there before."""
-
-        def step() -> T:
-            with self.stages.stage(part):
-                return work()
-
-        return self._side.submit(carried(part, step))
+        """Begin work in the thread beside this one, behind the work that was begun there before."""
+        return self._side.submit(carried(part, self.stages.stage(part)(work)))
 
     @contextmanager
     def _timed(self, name: str, part: str, libraries: str = "") -> Iterator[None]:
@@ -263,19 +284,24 @@ class _Shard:
         bad: Sequence[QuarantineRow],
         streams: Sequence[StreamInfo],
         formats: Sequence[str],
+        encoding: Encoding,
         digest: Future[ShardDigest],
     ) -> None:
         """Write every part, and check the features."""
         with doing(ENCODE):
-            scalars = row_table(rows, streams, self.encoding.extra_types)
-        encoding = replace(self.encoding, scalars=scalars)
+            scalars = row_table(rows, streams, encoding.extra_types)
+        encoding = replace(encoding, scalars=scalars)
         for fmt in formats:
             chosen = format_of(fmt)
             with self._timed(f"encode_{fmt}", ENCODE, FOR_FILES):
                 with self._new_part(paths.data_path, chosen.suffix) as path:
                     chosen.write(path, rows, streams, encoding)
             with self._timed(f"check_{fmt}", CHECK, FOR_FILES):
-                _check_same(fmt, chosen.problems(path, rows, streams, digest.result()))
+                problems = chosen.problems(path, rows, streams, digest.result())
+                if problems:
+                    raise CommitError(
+                        f"the {fmt} file does not hold what was written: {'; '.join(problems)}"
+                    )
         with self._timed("encode_rows", ENCODE):
             with self._new_part(paths.rows_path) as path:
                 write_table(scalars, path)
@@ -323,16 +349,29 @@ class _Shard:
 
     def commit(self, record: CommitRecord) -> bool:
         """Create the record; a lost race removes this attempt's files again."""
-        created = datetime.now(UTC).isoformat(timespec="milliseconds")
-        timings_s = {**record.info.get("timings_s", {}), **self.timings_s}
-        info = {**record.info, "timings_s": timings_s, **_cpu_so_far(), "created": created}
+        tally = current()
+        info = {
+            **record.info,
+            "timings_s": {**record.info.get("timings_s", {}), **self.timings_s},
+            # CPU seconds of the attempt, up to its record.
+            **({} if tally is None else {"cpu_s": in_order(tally.seconds())}),
+            "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
         text = replace(record, info=info).to_json()
         name = paths.commit_path(self.shard_id, record.generation)
         with self.stages.stage(COMMIT), doing(COMMIT):
-            self._check_fence()
+            try:
+                self.fence.check(self.layout)
+            except OvertakenError:
+                self._discard()
+                raise
             created_now = self.layout.put_if_absent(name, text.encode())
         if created_now:
-            self._look_again(record)
+            try:
+                self.fence.check(self.layout)
+            except OvertakenError:
+                self._take_back(record)
+                raise
             return True
         # A PUT whose answer got lost is repeated by the client and then refused by its own effect.
         winner = read_commit(self.layout, self.shard_id, record.generation)
@@ -341,30 +380,18 @@ class _Shard:
         self._discard()
         return False
 
-    def _check_fence(self) -> None:
-        """Raise OvertakenError without leaving a part at the output."""
-        try:
-            self.fence.check(self.layout)
-        except OvertakenError:
-            self._discard()
-            raise
-
-    def _look_again(self, record: CommitRecord) -> None:
-        """Take the record back if this process was stopped just before its creation, and the
-        record names missing files or is foreign to the dataset that is there now.
+    def _take_back(self, record: CommitRecord) -> None:
+        """Delete the record of an overtaken run, if its files are missing or the dataset is another
+        one now.
 
         A record whose files are whole stays: it is as good as any, and another command may have
         counted it already.
         """
-        try:
-            self.fence.check(self.layout)
-        except OvertakenError:
-            dataset = read_dataset(self.layout)
-            is_known = dataset is not None and record.plan_id in dataset.plan_ids
-            if not is_known or not self._is_whole(record):
-                self.layout.delete(paths.commit_path(record.shard, record.generation))
-                self._discard()
-            raise
+        dataset = read_dataset(self.layout)
+        is_known = dataset is not None and record.plan_id in dataset.plan_ids
+        if not is_known or not self._is_whole(record):
+            self.layout.delete(paths.commit_path(record.shard, record.generation))
+            self._discard()
 
     def _is_whole(self, record: CommitRecord) -> bool:
         try:
@@ -384,33 +411,16 @@ class _Shard:
                     return
 
 
-def _cpu_so_far() -> dict[str, Any]:
-    """CPU seconds of the attempt by part, up to its record."""
-    tally = current()
-    return {} if tally is None else {"cpu_s": in_order(tally.seconds())}
-
-
-def _bad_by_class(bad: Sequence[QuarantineRow]) -> dict[str, Any]:
-    """Reasons of quarantine, so that who watches need not read the tables."""
-    found = Counter(row.error_class for row in bad)
-    return {BAD_BY_CLASS: dict(sorted(found.items()))} if found else {}
-
-
-def _check_same(fmt: str, found: Sequence[str]) -> None:
-    if found:
-        raise CommitError(f"the {fmt} file does not hold what was written: {'; '.join(found)}")
-
-
 def _files_of(name: str, path: Path) -> list[OutFile]:
-    """The files of one part."""
-    if path.is_file():
-        return [_out_file(path, name)]
-    return [_out_file(path / rel, f"{name}/{rel}") for rel in files_below(path)]
-
-
-def _out_file(path: Path, name: str) -> OutFile:
-    with path.open("rb", buffering=0) as file:
-        return OutFile(name, os.fstat(file.fileno()).st_size, sha256_of(file))
+    """Return the files of one part with their sizes and checksums."""
+    files = {name: path}
+    if path.is_dir():
+        files = {f"{name}/{rel}": path / rel for rel in files_below(path)}
+    found = []
+    for each, local in files.items():
+        with local.open("rb", buffering=0) as file:
+            found.append(OutFile(each, os.fstat(file.fileno()).st_size, sha256_of(file)))
+    return found
 
 
 @contextmanager

@@ -14,27 +14,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.dataset.commit_record import bad_rows, commits, generations
+from earmill.pipeline.dataset.commit_record import Recommit, bad_rows, commits, generations
 from earmill.pipeline.dataset.description import raise_version, read_dataset
 from earmill.pipeline.dataset.snapshot import is_closed
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.row_table import QUARANTINE_SCHEMA
 from earmill.pipeline.formats.rows import QuarantineRow
 from earmill.pipeline.storage.layout import Layout
-
-
-@dataclass(frozen=True)
-class Again:
-    """How a shard is committed once more.
-
-    Args:
-        generation: Of the new record.
-        keep: Rows that stay in quarantine as they are, without another try.
-    """
-
-    generation: int = 0
-    keep: tuple[QuarantineRow, ...] = ()
-
 
 # Shards to commit again, with the rows that stay in quarantine.
 Choice = Mapping[str, tuple[QuarantineRow, ...]]
@@ -119,19 +105,21 @@ def quarantined(chosen: RowFilter) -> Chooser:
 
 
 def was_cut_off(layout: Layout) -> bool:
-    """Whether commits were replaced or a revision was begun, but the run that did it ended before
-    it closed the dataset."""
+    """Return True if a run replaced commits or began a revision, and ended before it closed the
+    dataset."""
     records, dataset = commits(layout), read_dataset(layout)
     begun = dataset is not None and dataset.change is not None
     again = begun or any(record.generation for record in records.values())
     return again and not is_closed(layout, records)
 
 
-def open_again(layout: Layout, choice: Choice) -> dict[str, Again]:
+def open_again(layout: Layout, choice: Choice) -> dict[str, Recommit]:
     """The new generations of the chosen shards; an older release must not meet them unwarned."""
     newest = {shard: numbers[-1] for shard, numbers in generations(layout).items()}
     again = {
-        shard: Again(newest[shard] + 1, keep) for shard, keep in choice.items() if shard in newest
+        shard: Recommit(newest[shard] + 1, keep)
+        for shard, keep in choice.items()
+        if shard in newest
     }
     if again:
         raise_version(layout)

@@ -1,8 +1,8 @@
-"""Do rows add up? The rules that tie a shard's good and bad rows to the rows of its plan.
+"""Rules that tie a shard's good and bad rows to the rows of its plan.
 
 A plan row is covered by one or more good rows (channels may be rows of their own) or by one
 quarantine row; a quarantine row `<id>#ch<k>` stands for one channel. Publishing, finalising and
-verifying all ask here, so that they cannot disagree.
+verifying all use these rules, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NAMED = 5
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few names and how many there are more."""
+    """Return the first few names and the number of the others."""
     names = sorted(names)
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(repr(name) for name in names[:NAMED]) + more
 
 
 def plan_row_of(row_id: str, plan_rows: Mapping[str, int] | frozenset[str]) -> str:
-    """The plan row a quarantine row belongs to; the id itself where the plan has it."""
+    """Return the plan row of a quarantine row; the id itself where the plan has it."""
     match = _CHANNEL.fullmatch(row_id)
     if row_id in plan_rows or match is None:
         return row_id
@@ -41,10 +41,11 @@ def plan_row_of(row_id: str, plan_rows: Mapping[str, int] | frozenset[str]) -> s
 def row_problems(
     ok: Sequence[tuple[str, str]], bad: Sequence[str], plan_rows: Sequence[str]
 ) -> list[str]:
-    """What is wrong with one shard's rows, one readable line each.
+    """Find the problems of one shard's rows, one readable line each.
 
     Args:
-        ok: (row id, plan row id) of every good row. bad: Row ids of the quarantine table.
+        ok: (row id, plan row id) of every good row.
+        bad: Row ids of the quarantine table.
         plan_rows: The row ids planned for the shard.
     """
     planned = frozenset(plan_rows)
@@ -70,8 +71,22 @@ def check_rows(
     plan_rows: Sequence[str] | None,
 ) -> None:
     """Refuse rows that do not add up or do not fit their streams, before anything is written."""
+    layouts = [layout_of(info) for info in streams]
+    named = {layout.name for layout in layouts}
+    counted = {layout.name for layout in layouts if layout.row_counts}
     for row in rows:
-        _check_streams(row, streams, dtype)
+        if set(row.streams) != named:
+            raise CommitError(
+                f"row {row.row_id!r}: expected the streams {sorted(named)}, got "
+                f"{sorted(row.streams)}"
+            )
+        if set(row.steps) != counted:
+            raise CommitError(
+                f"row {row.row_id!r}: expected the steps of {sorted(counted)}, got those of "
+                f"{sorted(row.steps)}"
+            )
+        for layout in layouts:
+            layout.check(row, dtype)
     if plan_rows is None:
         planned = frozenset(row.plan_row_id for row in rows)
         plan_rows = sorted(planned | {plan_row_of(row.row_id, planned) for row in bad})
@@ -81,27 +96,10 @@ def check_rows(
         raise CommitError("; ".join(problems))
 
 
-def _check_streams(row: FeatureRow, streams: Sequence[StreamInfo], dtype: str) -> None:
-    if set(row.streams) != {info.name for info in streams}:
-        raise CommitError(
-            f"row {row.row_id!r}: expected the streams {sorted(info.name for info in streams)}, "
-            f"got {sorted(row.streams)}"
-        )
-    layouts = [layout_of(info) for info in streams]
-    counted = {layout.name for layout in layouts if layout.row_counts}
-    if set(row.steps) != counted:
-        raise CommitError(
-            f"row {row.row_id!r}: expected the steps of {sorted(counted)}, got those of "
-            f"{sorted(row.steps)}"
-        )
-    for layout in layouts:
-        layout.check(row, dtype)
-
-
 def plan_rows_covered(
     rows: Sequence[FeatureRow], bad: Sequence[QuarantineRow], plan_rows: Sequence[str] | None
 ) -> int:
-    """How many rows of the plan these stand for."""
+    """Return how many rows of the plan are covered."""
     good = frozenset(row.plan_row_id for row in rows)
     planned = good if plan_rows is None else frozenset(plan_rows)
     return len(good | {plan_row_of(row.row_id, planned) for row in bad})
@@ -110,7 +108,7 @@ def plan_rows_covered(
 def in_plan_order(
     rows: Sequence[FeatureRow], bad: Sequence[QuarantineRow], plan_rows: Sequence[str] | None
 ) -> tuple[list[FeatureRow], list[QuarantineRow]]:
-    """Both in the plan's order, then by channel; unchanged where no plan is given."""
+    """Sort both in the plan's order, then by channel; unchanged where no plan is given."""
     if plan_rows is None:
         return list(rows), list(bad)
     position = {row_id: number for number, row_id in enumerate(plan_rows)}

@@ -20,7 +20,7 @@ STATUS_BAD = "quarantined"
 
 @dataclass(frozen=True)
 class IndexPart:
-    """What one shard brings to the index.
+    """The rows of one shard for the index.
 
     Args:
         tables: Its good rows, and its bad ones if there are any.
@@ -45,12 +45,12 @@ def build_index(parts: Sequence[IndexPart]) -> pa.Table:
 def index_part(
     shard: ShardTables, plan_rows: Sequence[str], streams: Sequence[Mapping[str, Any]]
 ) -> IndexPart:
-    """One row per good or quarantined row of a shard.
+    """Return a table with one row per good or quarantined row of a shard.
 
     Columns: row_id, plan_row_id, channel, shard, row (position in the shard's files), seconds, uri,
     `<stream>_start` and `<stream>_n_frames` (for events also `<stream>_n_steps`), status, stage,
-    error_class, message, attempts, and the carried-through `extra_` columns. What a quarantined row
-    does not have is null.
+    error_class, message, attempts, and the carried-through `extra_` columns. Cells that a
+    quarantined row does not have are null.
 
     Args:
         plan_rows: Planned for the shard, in order. streams: As dataset.json has them.

@@ -1,11 +1,10 @@
-"""Which index counts, and which commits it belongs to.
+"""Snapshots of a dataset: the current index and the commits that it belongs to.
 
-A snapshot is immutable and named by its content: one index, the plan and dataset.json it was made
-of, and generation, attempt and hash of every commit record. `current.json` names the snapshot that
-counts and the cards that describe it; it is written last and replaced whole, so a dataset is closed
-by the snapshot of before or by the new one. Two index files can therefore never be confused, and
-an index cannot be read with the files of another attempt. Snapshots of before stay readable: their
-list, with hashes, is the history in `current.json`.
+A snapshot is immutable and named by its content: one index, its plan and dataset.json, and the
+generation, attempt and hash of every commit record. `current.json` names the current snapshot and
+its cards. The file is written last and replaced whole, so a dataset is closed by the earlier
+snapshot or by the new one. Index files cannot be confused, and an index cannot be read with the
+files of another attempt. Earlier snapshots stay readable: `current.json` lists them with hashes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from earmill.pipeline.storage.paths import (
 from earmill.pipeline.storage.typed_json import Strict
 
 CONTENT_CHARS = 16
-# Those that every closed dataset has.
+# Cards that every closed dataset has.
 CARDS = (README_FILE, CROISSANT_FILE)
 
 
@@ -54,7 +53,7 @@ class CommitRef(Strict):
     sha256: str
 
     def is_lost_in(self, stored: StoredCommit) -> bool:
-        """Whether the record that counts now is this one damaged, or one that this replaced."""
+        """Return True if the current record is this one damaged, or an older generation."""
         now = stored.record
         if now.generation < self.generation:
             return True
@@ -107,7 +106,7 @@ class Snapshot(Strict):
     layout_version: int = LAYOUT_VERSION
 
     def to_json(self) -> str:
-        """As JSON text, one commit a line; `from_json` gives an equal object."""
+        """Return the JSON text, one commit a line; `from_json` gives an equal object."""
         data = asdict(self)
         return _canonical({**data, "commits": {k: asdict(v) for k, v in self.commits.items()}})
 
@@ -117,13 +116,13 @@ class Snapshot(Strict):
         return parsed_json(cls, text, "a snapshot")
 
     def is_of(self, records: Mapping[str, Attempt]) -> bool:
-        """Whether these are the commits it was made of."""
+        """Return True if the snapshot was made of these commits."""
         made_of = {shard: (ref.generation, ref.attempt) for shard, ref in self.commits.items()}
         return made_of == {shard: (r.generation, r.attempt) for shard, r in records.items()}
 
 
 @dataclass(frozen=True)
-class Past(Strict):
+class EarlierSnapshot(Strict):
     """A snapshot that counted before, and its entry in the log."""
 
     snapshot: OutFile
@@ -144,12 +143,12 @@ class Current(Strict):
     snapshot: OutFile
     cards: tuple[OutFile, ...]
     entry: LogEntry = LogEntry()
-    history: tuple[Past, ...] = ()
+    history: tuple[EarlierSnapshot, ...] = ()
     layout_version: int = LAYOUT_VERSION
     sha256: str = field(default="", compare=False)
 
     def to_json(self) -> str:
-        """As JSON text with the hash of itself; `from_json` gives an equal object."""
+        """Return the JSON text with its own hash; `from_json` gives an equal object."""
         data = asdict(self)
         del data["sha256"]
         if self.entry == LogEntry():  # of a release that kept no log
@@ -157,9 +156,9 @@ class Current(Strict):
         return _canonical({**data, "sha256": _sha256(_canonical(data).encode())})
 
     @property
-    def all_snapshots(self) -> tuple[Past, ...]:
-        """Every one that can be read, the oldest first, the one that counts last."""
-        return (*self.history, Past(self.snapshot, self.entry))
+    def all_snapshots(self) -> tuple[EarlierSnapshot, ...]:
+        """Return all snapshots that can be read, the oldest first, the current one last."""
+        return (*self.history, EarlierSnapshot(self.snapshot, self.entry))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Current:
@@ -181,7 +180,7 @@ def _sha256(content: bytes) -> str:
 def moments_of(
     stored: Mapping[str, StoredCommit], streams: Sequence[Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
-    """Statistics of a dataset from those of its commits, in the order of shards."""
+    """Merge the statistics of the commits, in the order of shards."""
     return dataset_moments([one.record.moments for _, one in sorted(stored.items())], streams)
 
 
@@ -216,7 +215,7 @@ def read_checked(layout: Layout, file: OutFile) -> bytes:
 
 
 def read_current(layout: Layout) -> Current | None:
-    """What closes the dataset, or None where it was never closed or is of layout version 1.
+    """Return `current.json`, or None where the dataset was never closed or is of layout version 1.
 
     Raises:
         CommitError: It is damaged.
@@ -229,7 +228,7 @@ def read_current(layout: Layout) -> Current | None:
         raise CommitError(f"{layout.url(CURRENT_FILE)}: {err}; {CLOSE_AGAIN}") from err
 
 
-def read_snapshot(layout: Layout, named: Current | Past) -> Snapshot:
+def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:
     """The snapshot that counts, or one of before; CommitError where it is missing or damaged."""
     return Snapshot.from_json(read_checked(layout, named.snapshot))
 
@@ -247,7 +246,7 @@ def current_index(layout: Layout) -> str | None:
 
 
 def is_closed(layout: Layout, records: Mapping[str, Attempt]) -> bool:
-    """Whether index and cards of exactly these commits, in the newest revision, are all there."""
+    """Return True if index and cards of exactly these commits exist, in the newest revision."""
     try:
         current = read_current(layout)
         if current is None or not {card.path for card in current.cards} >= set(CARDS):

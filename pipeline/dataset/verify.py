@@ -1,41 +1,174 @@
-"""Is the dataset whole? Plan against commits, commits against files, row tables against the plan.
+"""Verify a dataset: plan against commits, commits against files, row tables against the plan.
 
 Reads only; every problem is one line that names the shard or file. Without hashes it looks at
 listings and the small files, with them it reads every byte. Files that no commit names are reported
-apart: they are harmless leftovers of crashed attempts. So are those that only replaced commits
-name: readers of an older index may still need them, and nobody answers for them any more.
+apart: they are harmless leftovers of crashed attempts. Files that only replaced commits name are
+reported apart too, because readers of an older index may need them.
+
+Index, snapshot, cards and `current.json` are compared with the commits. All of them are small, so
+they are hashed even where `verify` looks at sizes only. A dataset of layout version 1 names no
+index: it is whole with one index of as many rows as the commits, and both cards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from earmill.pipeline.common.byte_streams import sha256_of
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import Shown, audio, bytes_text, few
 from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit, read_stored
 from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.orphans import named_files, published
 from earmill.pipeline.dataset.row_coverage import row_problems, some
-from earmill.pipeline.dataset.verify_closing import check_closing
+from earmill.pipeline.dataset.snapshot import (
+    CARDS,
+    Snapshot,
+    moments_of,
+    name_of,
+    read_checked,
+    read_current,
+    read_snapshot,
+)
 from earmill.pipeline.formats.registry import installed
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import CURRENT_FILE, commit_path
+
+
+@dataclass
+class Closing:
+    """Problems of the closing, and shards whose commit record has changed."""
+
+    problems: list[str] = field(default_factory=list)
+    damaged: set[str] = field(default_factory=set)
+
+
+def check_closing(
+    layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
+) -> Closing:
+    """Compare what closes a dataset with its commits."""
+    found = Closing()
+    try:
+        current = read_current(layout)
+    except CommitError as err:
+        found.problems.append(str(err))
+        return found
+    found.problems += _misnamed(layout)
+    if current is None:
+        found.problems += _not_closed(layout, dataset, stored)
+        return found
+    for card in current.cards:
+        found.problems += _changed(layout, card)
+    found.problems += [
+        f"{name}: missing in {CURRENT_FILE}; {CLOSE_AGAIN}"
+        for name in sorted(set(CARDS) - {card.path for card in current.cards})
+    ]
+    try:
+        snapshot = read_snapshot(layout, current)
+    except CommitError as err:
+        found.problems.append(str(err))
+        return found
+    for file in (snapshot.dataset, snapshot.plan, snapshot.index):
+        found.problems += _changed(layout, file)
+    _compare_commits(snapshot, stored, found)
+    if not found.problems and snapshot.moments != moments_of(stored, dataset.streams):
+        found.problems.append(
+            f"{current.snapshot.path}: its statistics are not those of the commits; {CLOSE_AGAIN}"
+        )
+    return found
+
+
+def _changed(layout: Layout, file: OutFile) -> list[str]:
+    try:
+        read_checked(layout, file)
+    except CommitError as err:
+        return [str(err)]
+    return []
+
+
+def _misnamed(layout: Layout) -> list[str]:
+    """Immutable files whose content is not what they are named by."""
+    found = []
+    for name in (*layout.list("index"), *layout.list("snapshots")):
+        if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem:
+            found.append(
+                f"{name}: content changed, its name is not the start of its sha256; --resume "
+                "writes the one that counts again, one of an earlier closing may be removed"
+            )
+    return found
+
+
+def _compare_commits(
+    snapshot: Snapshot, stored: Mapping[str, StoredCommit], found: Closing
+) -> None:
+    for shard, ref in snapshot.commits.items():
+        one = stored.get(shard)
+        if one is None:
+            continue  # reported as missing or unreadable
+        name = commit_path(shard, one.record.generation)
+        if ref.is_lost_in(one):
+            found.damaged.add(shard)
+            found.problems.append(
+                f"{name}: content changed since the dataset was closed"
+                if one.record.generation == ref.generation
+                else f"{commit_path(shard, ref.generation)}: missing, it replaced {name}"
+            )
+        elif (one.record.generation, one.record.attempt) != (ref.generation, ref.attempt):
+            found.problems.append(
+                f"{name}: attempt {one.record.attempt}, but the index was made of attempt "
+                f"{ref.attempt}; {CLOSE_AGAIN}"
+            )
+    if extra := sorted(set(stored) - set(snapshot.commits)):
+        found.problems.append(
+            f"{CURRENT_FILE}: the index lacks {len(extra)} committed shards, {extra[0]} first; "
+            f"{CLOSE_AGAIN}"
+        )
+
+
+def _not_closed(
+    layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
+) -> list[str]:
+    """Parts of a closing without the file that completes it."""
+    indexes = layout.list("index")
+    cards = [name for name in CARDS if layout.exists(name)]
+    if not indexes and not cards and not layout.list("snapshots"):
+        return []
+    if dataset.layout_version > 1 or not indexes:
+        return [f"{CURRENT_FILE}: missing, the dataset was not closed to the end; {CLOSE_AGAIN}"]
+    found = [f"{name}: missing; {CLOSE_AGAIN}" for name in CARDS if name not in cards]
+    if len(indexes) > 1:
+        found.append(f"{len(indexes)} index files and nothing says which one counts; {CLOSE_AGAIN}")
+    rows = sum(one.record.rows_ok + one.record.rows_bad for one in stored.values())
+    for name in indexes:
+        held = _rows_of(layout, name)
+        if held is not None and held != rows:
+            found.append(f"{name}: expected {rows} rows, got {held}; {CLOSE_AGAIN}")
+    return found
+
+
+def _rows_of(layout: Layout, name: str) -> int | None:
+    try:
+        return int(read_table(layout, name, ["row_id"]).num_rows)
+    except (OSError, ValueError, pa.ArrowException):
+        return None  # reported by its name
+
 
 HASH_THREADS = 8
 
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """What `verify` found.
+    """The result of `verify`.
 
     Args:
         problems: One readable line each; empty where the dataset is whole.
@@ -108,7 +241,7 @@ def read_tables(layout: Layout, record: CommitRecord) -> ShardTables:
 
 
 def table_problems(tables: ShardTables, plan_rows: list[str]) -> list[str]:
-    """What is wrong between a commit, its tables and its part of the plan."""
+    """Find contradictions between a commit, its tables and its part of the plan."""
     record, rows, bad = tables.record, tables.rows, tables.bad
     bad_ids = bad.column("row_id").to_pylist() if bad is not None else []
     ids = zip(
@@ -135,7 +268,7 @@ def table_problems(tables: ShardTables, plan_rows: list[str]) -> list[str]:
 def commit_problems(
     dataset: DatasetFile, plan: Mapping[str, list[str]], records: Mapping[str, CommitRecord]
 ) -> list[str]:
-    """What is wrong between the set of commits, the plan and dataset.json."""
+    """Find contradictions between the commits, the plan and dataset.json."""
     missing, extra = set(plan) - set(records), set(records) - set(plan)
     found = []
     if missing:
@@ -238,7 +371,7 @@ class _Check:
                 self.damaged.add(shard)
 
     def _read_commits(self) -> tuple[dict[str, StoredCommit], list[CommitRecord]]:
-        """The records that count, and those that they replaced; what is neither is a problem."""
+        """Return the current records and the replaced ones; any other file is a problem."""
         names = self._layout.list("commits")
         parsed = {name: paths.parse_commit_path(name) for name in names}
         good = {name: key for name, key in parsed.items() if key is not None}
@@ -291,7 +424,7 @@ class _Check:
 
 
 def _belongs(dataset: DatasetFile, shard: str, record: CommitRecord) -> bool:
-    """Whether a record found under a shard's name is that of this shard of this job."""
+    """Return True if the record under a shard's name belongs to this shard of this job."""
     same = (record.shard, record.spec_sha256) == (shard, dataset.spec_sha256)
     return same and record.plan_id in dataset.plan_ids
 
@@ -299,7 +432,7 @@ def _belongs(dataset: DatasetFile, shard: str, record: CommitRecord) -> bool:
 def _unnamed_parts(record: CommitRecord) -> list[str]:
     """Parts that the record must have but does not list."""
     listed = {file.path for file in record.files}
-    # Of a format that is not installed here, the name of its part is unknown, its files are not.
+    # The part of a format that is not installed here has no known name, but its files are listed.
     kinds = (*installed(record.formats), "rows", "quarantine")
     wanted = [record.path(kind) for kind in kinds]
     return [

@@ -10,31 +10,109 @@ rows are the plan's. Times are those at which workers committed, by their own cl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from statistics import median_low
 
 from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.common.timing import PARTS
 from earmill.pipeline.dataset.commit_record import (
+    BAD_BY_CLASS,
+    CommitRecord,
+    bad_rows,
     generations,
     read_commit,
     reading_pool,
 )
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
-from earmill.pipeline.dataset.shard_facts import ShardFacts, count_reasons, shard_facts
 from earmill.pipeline.dataset.snapshot import read_current, read_snapshot
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.storage.layout import Layout
 
-# Rates are those of this time, and of so many commits where they are rarer.
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """One committed shard.
+
+    Args:
+        created_s: When it was committed, seconds since 1970, by its worker's clock.
+        audio_s: Of its good rows. nbytes: Of its files. took_s: Wall time of its parts.
+        worker: Host and process id. device: What computed it, in words.
+        cpu_s: CPU seconds, in the order of `common.timing.PARTS`; empty in records of earlier
+            releases.
+        bad_by_class: Quarantined rows by reason. quarantine: Path of their table; None for none.
+    """
+
+    created_s: float
+    rows_ok: int
+    rows_bad: int
+    audio_s: float
+    nbytes: int
+    took_s: float
+    worker: tuple[str, int]
+    device: str
+    cpu_s: tuple[float, ...]
+    bad_by_class: dict[str, int]
+    quarantine: str | None
+
+
+def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
+    """Return the facts of one record.
+
+    Its quarantine table is read where an earlier release did not count reasons.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: `record.info` is none of ours.
+    """
+    info = record.info
+    worker, device = info.get("worker", {}), info.get("device", {})
+    if isinstance(worker, str):
+        worker = {"host": worker}
+    reasons = info.get(BAD_BY_CLASS)
+    if record.rows_bad and reasons is None:
+        reasons = Counter(bad_rows(layout, record)["error_class"].to_pylist())
+    return ShardFacts(
+        created_s=datetime.fromisoformat(info["created"]).timestamp(),
+        rows_ok=record.rows_ok,
+        rows_bad=record.rows_bad,
+        audio_s=record.seconds,
+        nbytes=record.nbytes,
+        took_s=float(sum(info.get("timings_s", {}).values())),
+        worker=(str(worker.get("host")), int(worker.get("pid", 0))),
+        device=device if isinstance(device, str) else _named(device),
+        cpu_s=_by_part(info.get("cpu_s")),
+        bad_by_class=dict(reasons or {}),
+        quarantine=record.path("quarantine"),
+    )
+
+
+def _by_part(cpu_s: Mapping[str, float] | None) -> tuple[float, ...]:
+    return tuple(float(cpu_s.get(part, 0.0)) for part in PARTS) if cpu_s else ()
+
+
+def _named(device: Mapping[str, object]) -> str:
+    kind, name = device.get("device"), device.get("name")
+    return ": ".join(str(text) for text in (kind, name) if text)
+
+
+def count_reasons(facts: Iterable[ShardFacts]) -> dict[str, int]:
+    """Quarantined rows of all these shards by reason, most frequent first."""
+    found = Counter[str]()
+    for one in facts:
+        found.update(one.bad_by_class)
+    return dict(found.most_common())
+
+
+# Rates are averaged over this time, s, and over this number of commits where commits are rarer.
 WINDOW_S, WINDOW_COMMITS = 300.0, 10
 # A longer pause between commits is no part of the work: the job was stopped.
 LONGEST_GAP_S = 3600.0
 # A gap of more than this many usual gaps, and usual times of a shard, is a pause.
 PAUSE_GAPS = 3.0
-# Nothing was committed for long: for this time, for so many usual gaps, and so many usual shards.
+# A job is quiet after this time, s, this number of usual gaps and of usual shards.
 QUIET_S, QUIET_GAPS, QUIET_SHARDS = 120.0, 10.0, 3.0
 # Records that one look reads at most.
 READ_AT_ONCE = 2000
@@ -127,7 +205,7 @@ class JobWatch:
 
     @property
     def facts(self) -> dict[str, ShardFacts]:
-        """What the records say that counted at the last look and are read, by shard."""
+        """Return the facts of the current records that were read, by shard."""
         found = ((shard, self._seen.get((shard, n))) for shard, n in self._newest.items())
         return {shard: one for shard, one in found if one is not None}
 
@@ -217,10 +295,11 @@ def wait_for_job(watch: JobWatch, url: str, *, pause_s: float, wait: bool) -> Jo
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """What the last commits say.
+    """The pace of the last commits.
 
     Args:
-        last_s: When the last one came, seconds since 1970. quiet_s: How long it may be still.
+        last_s: Time of the last commit, seconds since 1970.
+        quiet_s: Seconds without a commit that are usual.
     """
 
     last_s: float | None = None

@@ -19,8 +19,8 @@ from earmill.pipeline.dataset.description import (
     read_dataset,
     require_dataset,
 )
+from earmill.pipeline.dataset.driver_lock import held, overtaken
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import held, overtaken
 from earmill.pipeline.dataset.revision import is_finished
 from earmill.pipeline.dataset.row_index import STATUS_OK
 from earmill.pipeline.dataset.snapshot import (

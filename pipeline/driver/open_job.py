@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
-from earmill.pipeline.dataset.carry import carry_over
-from earmill.pipeline.dataset.commit_record import BAD_BY_CLASS, CommitRecord, commits_as
+from earmill.pipeline.dataset.commit_record import BAD_BY_CLASS, CommitRecord, Recommit, commits_as
 from earmill.pipeline.dataset.description import (
     DatasetFile,
     check_dataset,
     open_dataset,
     read_dataset,
 )
-from earmill.pipeline.dataset.lease import UNFENCED, Fence
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import run_provenance
-from earmill.pipeline.dataset.recompute import Again, Chooser, open_again
-from earmill.pipeline.dataset.revision import look_again
+from earmill.pipeline.dataset.recompute import Chooser, open_again
+from earmill.pipeline.dataset.revision import carry_over, look_again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_tracker import WITNESSES, Committed, smallest
 from earmill.pipeline.driver.source_changes import update_hint
@@ -61,7 +60,7 @@ class OpenJob:
     dataset: DatasetFile
     before: dict[str, Committed]
     pending: tuple[Shard, ...]
-    again: Mapping[str, Again] = field(default_factory=dict)
+    again: Mapping[str, Recommit] = field(default_factory=dict)
     copies: tuple[Shard, ...] = ()
     fence: Fence = UNFENCED
     scratch: str = field(default_factory=lambda: f"run-{secrets.token_hex(4)}")

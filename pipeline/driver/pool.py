@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome, WorkerInfo
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome, WorkerInfo
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.executors.base import Workers
@@ -139,7 +139,7 @@ class Pool:
 
     def wait(
         self, timeout_s: float, heads_up: Callable[[Sequence[Call]], None] = lambda calls: None
-    ) -> Iterator[tuple[Call, Outcome | Lost]]:
+    ) -> Iterator[tuple[Call, Outcome | LostCall]]:
         """Calls that ended, with their results; returns after `timeout_s` at the latest.
 
         Args:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
-from earmill.pipeline.dataset.carry import copy_equal
 from earmill.pipeline.dataset.commit_record import commits_as
-from earmill.pipeline.dataset.crew import CrewMember
+from earmill.pipeline.dataset.crew import DriverMembership
 from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Heartbeat, overtaken
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import UNFENCED, Heartbeat, overtaken
 from earmill.pipeline.dataset.recompute import Chooser
+from earmill.pipeline.dataset.revision import copy_equal
 from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executors import executor_of
@@ -47,7 +47,7 @@ from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 from earmill.pipeline.storage.store_calls import patient
-from earmill.pipeline.worker.kernels import compiling
+from earmill.pipeline.worker.models import compiling
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
@@ -196,7 +196,7 @@ def _open(
     spec, layout = request.spec, checked.layout
     member = None
     if sharing.joins and sharing.works:
-        member = stack.enter_context(CrewMember(layout))
+        member = stack.enter_context(DriverMembership(layout))
     with ExitStack() as until_open:
         held = until_open if sharing.joins else stack
         lock = held.enter_context(opening(layout, sharing, shares=request.again is None))
@@ -305,7 +305,11 @@ def _supply(
     """What begins to claim shards; nothing is shared of a run that may do shards again."""
     if not shares:
         return lambda ahead: None
-    member = lease if isinstance(lease, CrewMember) else stack.enter_context(CrewMember(job.layout))
+    member = (
+        lease
+        if isinstance(lease, DriverMembership)
+        else stack.enter_context(DriverMembership(job.layout))
+    )
     claims = claims_of(
         job.layout,
         job.plan.plan_id,

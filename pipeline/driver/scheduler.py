@@ -22,7 +22,7 @@ from earmill.pipeline.driver.shard_tracker import Ledger, Result
 from earmill.pipeline.driver.shard_work import Assignment, ShardWork
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.spec.job import GRACE_S
-from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome
 
 POLL_S = 0.2
 STATUS_EVERY_S = 1.0
@@ -177,12 +177,12 @@ class Scheduler:
     def _look_ahead(self, calls: Sequence[Call]) -> None:
         self._ledger.look_ahead([call.payload.work for call in calls if call.kind == "run"])
 
-    def _settle(self, call: Call, outcome: Outcome | Lost) -> None:
+    def _settle(self, call: Call, outcome: Outcome | LostCall) -> None:
         slot = call.slot
         if call.kind == "warm_up":
             self._settle_warm_up(slot, outcome)
             return
-        if isinstance(outcome, Lost):
+        if isinstance(outcome, LostCall):
             self._settle_lost(call, outcome)
         else:
             self._hear(call, outcome)
@@ -209,13 +209,13 @@ class Scheduler:
             said = events.WorkerSays(index, call.generation, outcome.cpu_s, outcome.counts)
             self._observe(said)
 
-    def _tell_attempt(self, call: Call, outcome: Outcome | Lost) -> None:
+    def _tell_attempt(self, call: Call, outcome: Outcome | LostCall) -> None:
         """One event for telemetry, and one for each row that the worker names."""
         shard_id, index = call.payload.work.shard_id, call.slot.index
         notes = outcome.notes if isinstance(outcome, Outcome) else None
         ended_s = time.time()
         began_s = ended_s - (self._clock() - call.head_since)
-        error = outcome.reason if isinstance(outcome, Lost) else outcome.message
+        error = outcome.reason if isinstance(outcome, LostCall) else outcome.message
         self._observe(events.ShardAttempt(shard_id, index, began_s, ended_s, error, notes))
         for row in notes.bad if notes is not None and notes.won else ():
             self._sink(
@@ -233,9 +233,9 @@ class Scheduler:
             others = self._pool.replace(slot)
         for one in (call, *others):
             one.shared_worker = one.shared_worker or bool(others)
-            self._settle_work(one, Lost(reason))
+            self._settle_work(one, LostCall(reason))
 
-    def _settle_lost(self, call: Call, lost: Lost) -> None:
+    def _settle_lost(self, call: Call, lost: LostCall) -> None:
         """A process takes all its calls with it, and they arrive one after another: those that come
         when the next process is up already say nothing of that one."""
         slot = call.slot
@@ -249,7 +249,7 @@ class Scheduler:
             self._sink(events.WorkerLost(slot.index, lost.reason))
             self._pool.restart(slot)
 
-    def _settle_work(self, call: Call, outcome: Outcome | Lost) -> None:
+    def _settle_work(self, call: Call, outcome: Outcome | LostCall) -> None:
         assignment: Assignment = call.payload
         assignment.work.copies -= 1
         assignment.work.worker = call.slot.index
@@ -262,7 +262,7 @@ class Scheduler:
         self._tell_attempt(call, outcome)
         self._ledger.shard_ended(assignment.work, outcome, certain=not call.shared_worker)
 
-    def _settle_warm_up(self, slot: Slot, outcome: Outcome | Lost) -> None:
+    def _settle_warm_up(self, slot: Slot, outcome: Outcome | LostCall) -> None:
         if isinstance(outcome, Outcome) and outcome.ok and outcome.info is not None:
             slot.state, slot.info, slot.failures = READY, outcome.info, 0
             self._announce(slot)
@@ -357,7 +357,7 @@ class Scheduler:
         for call in others:
             call.payload.work.copies -= 1
             self._ledger.put_back(call.payload.work)
-        self._settle_work(head, Lost(reason, outage=outage))
+        self._settle_work(head, LostCall(reason, outage=outage))
 
     def _run_second_copy(self, work: ShardWork) -> None:
         if work.copies > 1 or self._stopping or not self._ledger.nothing_waits:

@@ -24,7 +24,7 @@ from earmill.pipeline.driver import events
 from earmill.pipeline.driver.circuit_breaker import CircuitBreaker, OutageState
 from earmill.pipeline.driver.culprit_search import Bisection
 from earmill.pipeline.driver.shard_work import Assignment, ShardWork
-from earmill.pipeline.worker.messages import Lost, Outcome
+from earmill.pipeline.worker.messages import LostCall, Outcome
 
 if TYPE_CHECKING:
     from earmill.pipeline.planning.shards import Shard
@@ -194,7 +194,7 @@ class Ledger:
         self._look_ahead([work.shard_id for work in works if not self._is_settled(work)])
 
     def shard_ended(
-        self, work: ShardWork, outcome: Outcome | Lost, *, certain: bool = True
+        self, work: ShardWork, outcome: Outcome | LostCall, *, certain: bool = True
     ) -> None:
         """An attempt on a whole shard ended; `work.copies` no longer counts it.
 
@@ -208,14 +208,14 @@ class Ledger:
             self._wait(work, OutageState(outcome.outage, _said(outcome)))
         elif outcome.memory and work.memory_share > LEAST_MEMORY:
             self._lower(work, _said(outcome))
-        elif isinstance(outcome, Lost):
+        elif isinstance(outcome, LostCall):
             self._charge(work, outcome.reason, certain, "lost")
         elif outcome.stage == "publish":
             self._publish_failed(work, outcome)
         else:
             self._charge(work, outcome.message or "its commit record is missing", True)
 
-    def probe_ended(self, work: ShardWork, outcome: Outcome | Lost) -> None:
+    def probe_ended(self, work: ShardWork, outcome: Outcome | LostCall) -> None:
         """A probe ended; a lost or failed one incriminates its rows."""
         search = work.search
         if search is None or self._is_settled(work):
@@ -229,7 +229,7 @@ class Ledger:
             self._probe_unwritten(work, outcome)
             return
         known = len(search.culprits)
-        search.report(failed=isinstance(outcome, Lost) or not outcome.ok, reason=reason)
+        search.report(failed=isinstance(outcome, LostCall) or not outcome.ok, reason=reason)
         for row_id in list(search.culprits)[known:]:
             self._sink(events.CulpritFound(work.shard_id, row_id, reason))
         if not search.done:
@@ -357,5 +357,5 @@ def smallest(shard: Shard) -> Item:
     return min(shard.items, key=lambda item: float("inf") if item.size is None else item.size)
 
 
-def _said(outcome: Outcome | Lost) -> str:
-    return outcome.reason if isinstance(outcome, Lost) else outcome.message
+def _said(outcome: Outcome | LostCall) -> str:
+    return outcome.reason if isinstance(outcome, LostCall) else outcome.message

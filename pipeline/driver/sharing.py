@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import LockedError
-from earmill.pipeline.dataset.crew import Claims, clear_claims, start_of
+from earmill.pipeline.dataset.crew import BlockClaims, clear_claims, start_of
 from earmill.pipeline.dataset.description import DatasetFile, check_same, read_dataset
+from earmill.pipeline.dataset.driver_lock import UNFENCED, DriverLock, Fence
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import UNFENCED, DriverLock, Fence
 from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.snapshot import Attempt, is_closed
 from earmill.pipeline.driver.shard_tracker import Ledger
@@ -161,7 +161,7 @@ class Supply:
     """
 
     def __init__(
-        self, claims: Claims, shards: Mapping[str, Shard], *, ahead: int, stays: bool
+        self, claims: BlockClaims, shards: Mapping[str, Shard], *, ahead: int, stays: bool
     ) -> None:
         self._claims, self._shards, self._stays = claims, shards, stays
         self._ahead = ahead
@@ -235,7 +235,7 @@ def claims_of(
     run_id: str,
     sharing: Sharing,
     fence: Fence,
-) -> Claims:
+) -> BlockClaims:
     """One driver's claims, beginning where it should."""
     start = start_of(run_id) if sharing.start is None else sharing.start
-    return Claims(layout, plan_id, shards, done, run_id=run_id, start=start, fence=fence)
+    return BlockClaims(layout, plan_id, shards, done, run_id=run_id, start=start, fence=fence)

@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from earmill.pipeline.dataset.lease import Heartbeat
-from earmill.pipeline.dataset.publish import read_commit
-from earmill.pipeline.dataset.recompute import Again
+from earmill.pipeline.dataset.commit_record import Recommit, read_commit
+from earmill.pipeline.dataset.driver_lock import Heartbeat
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.commit_reader import CommitReader
 from earmill.pipeline.driver.deadlines import Deadlines
@@ -21,7 +20,7 @@ from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Committed, Ledger
 from earmill.pipeline.driver.sharing import Supply
 from earmill.pipeline.driver.stop_request import StopRequest
-from earmill.pipeline.worker.launch_batches import shards_in_flight
+from earmill.pipeline.worker.batches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
 from earmill.pipeline.worker.shard_runner import WorkerJob
 
@@ -95,7 +94,7 @@ def scheduler_of(
 
 
 def _committed(job: OpenJob, shard_id: str) -> Committed | None:
-    known = job.again.get(shard_id, Again())
+    known = job.again.get(shard_id, Recommit())
     record = read_commit(job.layout, shard_id, known.generation)
     return None if record is None else committed_of(record)
 

@@ -22,7 +22,7 @@ from earmill.pipeline.dataset.commit_record import (
     reading_pool,
 )
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
-from earmill.pipeline.dataset.lease import UNFENCED, Fence, held
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, held
 from earmill.pipeline.dataset.recompute import RowFilter
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.dataset.row_coverage import plan_row_of

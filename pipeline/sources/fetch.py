@@ -200,24 +200,38 @@ class _Task:
         self.moved = time.monotonic()
 
     def result(self) -> Blob | RowError:
-        """Wait for the object, until it stalls."""
-        with source_wait():
-            return self._result()
-
-    def _result(self) -> Blob | RowError:
+        """Wait for the object; a read stalls after `longest_silence_s` without a byte."""
         limit_s = longest_silence_s(_memory_bytes(self.group[0]))
-        while True:
-            left_s = self.moved + limit_s - time.monotonic()
-            if wait_for([self.future], timeout=max(0.0, left_s)).done:
-                return self.future.result()
-            if time.monotonic() - self.moved >= limit_s:
-                raise SourceOutage(f"{self.group[0].uri}: no byte within {limit_s:.0f} s")
+        with source_wait():
+            while True:
+                left_s = self.moved + limit_s - time.monotonic()
+                if wait_for([self.future], timeout=max(0.0, left_s)).done:
+                    return self.future.result()
+                if time.monotonic() - self.moved >= limit_s:
+                    raise SourceOutage(f"{self.group[0].uri}: no byte within {limit_s:.0f} s")
 
 
 def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
     """Read the whole object of an item."""
     fs, path = object_of(item.uri, options)
-    return _load(fs, path, item.size, touch)
+    size = item.size
+    if isinstance(fs, LocalFileSystem):
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            # Never more than the file held when it was opened: it may grow without end.
+            return Blob(path=path) if size > MEMORY_BYTES else Blob(data=stream.read(size))
+    if size is None:
+        size = fs.info(path).get("size")
+    if size is not None and size <= MEMORY_BYTES and not may_go_on(fs):
+        blob = Blob(data=fs.cat_file(path))
+    else:
+        name = temporary_file()
+        blob = Blob(path=name, temporary=True)
+        limit = MOST_BYTES if size is None else size
+        fs.get_file(path, name, callback=_Progress(touch, path, limit))
+    if blob.nbytes != size:
+        _check_whole(fs, path, blob.nbytes)
+    return blob
 
 
 def fetch_all(
@@ -305,23 +319,6 @@ def load_blob(
         return row_error(item.uri, error)
 
 
-def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Blob:
-    if isinstance(fs, LocalFileSystem):
-        return _load_local(path)
-    if size is None:
-        size = fs.info(path).get("size")
-    if size is not None and size <= MEMORY_BYTES and not may_go_on(fs):
-        blob = Blob(data=fs.cat_file(path))
-    else:
-        name = temporary_file()
-        blob = Blob(path=name, temporary=True)
-        limit = MOST_BYTES if size is None else size
-        fs.get_file(path, name, callback=_Progress(touch, path, limit))
-    if blob.nbytes != size:
-        _check_whole(fs, path, blob.nbytes)
-    return blob
-
-
 def may_go_on(fs: Any) -> bool:
     """Return True if an answer can exceed the stated size or be endless, as from a web server."""
     return isinstance(fs, AbstractFileSystem) and not {"http", "https"}.isdisjoint(fs.protocol)
@@ -353,13 +350,6 @@ class _Progress(Callback):
         self._touch()
         if self.value > self._limit:
             raise UnreadableError(f"{self._path}: expected {self._limit} bytes, got more")
-
-
-def _load_local(path: str) -> Blob:
-    with open_regular(path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        # Read no more than the size at opening, as a file may grow without end.
-        return Blob(path=path) if size > MEMORY_BYTES else Blob(data=stream.read(size))
 
 
 def _unlink(path: str) -> None:

@@ -37,7 +37,7 @@ class SourceProbes:
         folder = item.uri.rpartition("/")[0]
         with self._lock:
             known = self._rows.pop(folder, item)
-            self._rows[folder] = min(known, item, key=_nbytes)
+            self._rows[folder] = min(known, item, key=lambda row: (row.size is None, row.size or 0))
             if len(self._rows) > FOLDERS_KEPT:
                 self._rows.popitem(last=False)
 
@@ -108,7 +108,3 @@ def _shared(one: str, other: str) -> int:
     """Return the number of leading parts that two uris share."""
     pairs = zip(one.split("/"), other.split("/"), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _nbytes(item: Item) -> float:
-    return float("inf") if item.size is None else item.size

@@ -9,7 +9,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
-from earmill.pipeline.worker.shard_worker import ShardWorker
+from earmill.pipeline.worker.worker_process import ShardWorker
 
 # Threads of their own: a question is answered while shards run.
 SHARDS, CONTROL = "shards", "control"

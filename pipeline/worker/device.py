@@ -1,7 +1,12 @@
-"""The GPU of a worker: found, described, given clips, and what its errors mean to a job.
+"""The GPU of a worker: found, described, given clips, checked, and its errors classified.
 
-Nothing here knows shards. What computes on the GPU is the extractor that was built for its backend;
+Nothing here knows shards. The extractor that was built for the GPU's backend computes there;
 `DeviceInput` brings clips there, and resamples them where the job's resampler can do that.
+
+`self_check` compares a golden second on the GPU with the CPU's kernels before a worker takes any
+shard. Fused kernels are the same operations in the same order, so they give the same bits. Streams
+behind a Fourier transform do not: two libraries round differently, by a few parts in 10^7 of the
+largest value. A kernel, a driver or a chip that is wrong is off by far more than the tolerance.
 """
 
 from __future__ import annotations
@@ -14,35 +19,41 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from earmill.pipeline.audio.channels import EARS
+from earmill.pipeline.audio.resample import ON_DEVICES, AudioResampler
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.common.machine import INTERPRETED, is_interpreted, processor_name
 from earmill.pipeline.common.text import one_line
-from earmill.pipeline.worker.launch_batches import LAUNCH_BYTES, DeviceFull
+from earmill.pipeline.worker.batches import LAUNCH_BYTES, DeviceFull
 from earmill.pipeline.worker.prepare import Clip, Unresampled
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# What the kernel module of NVIDIA's driver says; torch and libcuda know only its CUDA.
+    from amtcore.features.base import Extractor
+    from earmill.pipeline.audio.sinc_resample import DeviceResampler
+
+# The driver's version; torch and libcuda know only the version of its CUDA.
 DRIVER_VERSION = "/sys/module/nvidia/version"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a worker computes on in place of its CPU.
+    """The GPU that a worker computes on, or the interpreter of its kernels.
 
     Args:
-        backend: What extractors are built for: cuda, or interpreted.
-        device: Where their tensors lie.
+        backend: Backend of the extractors: cuda, or interpreted.
+        device: Device of their tensors.
     """
 
     backend: str
     device: torch.device
 
     def launch_bytes(self) -> int:
-        """Samples of a launch that leave room for a second one, for what they become, and for
-        others on the same device."""
+        """Return the bytes of samples that one launch may hold.
+
+        They leave room for a second launch, for features, and for other users of the device."""
         if self.device.type != "cuda":
             return LAUNCH_BYTES
         import torch
@@ -51,7 +62,7 @@ class Gpu:
         return min(LAUNCH_BYTES, free // 8)
 
     def describe(self) -> dict[str, Any]:
-        """What provenance records of it."""
+        """Return the provenance record of the device."""
         from amtcore.kernels.warp.driver.device_facts import device_facts
 
         kind = {"device": "cuda", "backend": self.backend}
@@ -82,10 +93,10 @@ class GpuUnusable(DeviceError):
 
 
 def check_gpu() -> None:
-    """Whether this machine has a GPU, without taking any of its memory.
+    """Check that this machine has a GPU, without taking any of its memory.
 
     Raises:
-        GpuUnusable: It has none.
+        GpuUnusable: The machine has no GPU.
     """
     if is_interpreted():
         return
@@ -96,10 +107,10 @@ def check_gpu() -> None:
 
 
 def find_gpu() -> Gpu:
-    """The GPU of this process, or what stands in for it.
+    """Return the GPU of this process, or the interpreter of its kernels.
 
     Raises:
-        GpuUnusable: There is none that works; one line that says why and what to do.
+        GpuUnusable: No GPU works; the message says in one line why and what to do.
     """
     import torch
 
@@ -116,11 +127,10 @@ def find_gpu() -> Gpu:
 
 
 def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
-    """What a worker of `run.device` computes on, None for its CPU; and why it is the CPU, if that
-    is news.
+    """Return the GPU for a value of `run.device`, None for the CPU, and why it is the CPU.
 
     Raises:
-        GpuUnusable: It wants a GPU, and there is none that works.
+        GpuUnusable: `wanted` is cuda, and no GPU works.
     """
     if wanted == "cpu":
         return None, ""
@@ -133,7 +143,7 @@ def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
 
 
 def nvidia_driver() -> str | None:
-    """Version of the driver, as the kernel module says it; None where that cannot be read."""
+    """Return the version of NVIDIA's driver, or None where it cannot be read."""
     try:
         with open(DRIVER_VERSION, encoding="ascii") as file:
             return file.read().strip()
@@ -142,9 +152,10 @@ def nvidia_driver() -> str | None:
 
 
 def exact_convolutions() -> None:
-    """Float32 as it is, and one algorithm for one shape: torch would round the factors of a
-    convolution, and if told so of a product, to 10 bits. For the whole process, as torch knows it
-    no other way."""
+    """Make torch compute float32 exactly, with one algorithm for one shape, in the whole process.
+
+    By default torch rounds the factors of a convolution to 10 bits. It has no narrower setting than
+    the process."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -155,7 +166,7 @@ def exact_convolutions() -> None:
 
 @contextmanager
 def device_errors(doing: str) -> Iterator[None]:
-    """What the device's errors are to a job: a launch that was too large, or a lost worker."""
+    """Turn the device's errors into DeviceFull (a launch too large) and DeviceLost."""
     from amtcore.errors import DeviceLostError, DeviceMemoryError
     from amtcore.kernels.warp.driver.failures import device_errors as of_torch
 
@@ -169,10 +180,10 @@ def device_errors(doing: str) -> Iterator[None]:
 
 
 class DeviceInput:
-    """Brings clips to a device; for several threads at once, each on a stream of its own.
+    """Brings clips to a device, for several threads at once, each on its own CUDA stream.
 
     Args:
-        gpu: Where to.
+        gpu: The device.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -186,7 +197,7 @@ class DeviceInput:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Inside, this thread's work on the device is in its own order, beside that of others."""
+        """Run this thread's work inside the block on a CUDA stream of its own."""
         import torch
 
         with ExitStack() as inside:
@@ -197,8 +208,9 @@ class DeviceInput:
             yield
 
     def signals(self, clips: Sequence[Clip]) -> list[list[Any]]:
-        """Model by model what it is given of each clip: arrays as they are, and tensors where the
-        device resamples. A clip's values do not depend on the others.
+        """Return each model's inputs, clip by clip: arrays, or tensors the device resampled.
+
+        A clip's values do not depend on the other clips.
         """
         import torch
 
@@ -215,7 +227,9 @@ class DeviceInput:
         return found
 
     def _resampled(self, wanted: Sequence[Unresampled]) -> dict[int, Tensor]:
-        """By identity, what the models asked for; samples move once, whoever asks for them."""
+        """Resample signals on the device; return each by the id of its request.
+
+        Samples that several models need are moved once."""
         arrays = {id(one.ears): one.ears for one in wanted}
         moved = dict(zip(arrays, self._moved([*arrays.values()]), strict=True))
         at_rate: dict[tuple[int, float], Tensor] = {}
@@ -227,7 +241,7 @@ class DeviceInput:
         return {id(one): _as_model_input(at_rate[id(one.ears), one.to_hz], one) for one in wanted}
 
     def _moved(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Tensor]:
-        """The arrays on the device, in one copy from pinned memory."""
+        """Move arrays to the device, in one copy from pinned memory."""
         import torch
 
         if self._gpu.device.type != "cuda":
@@ -239,12 +253,12 @@ class DeviceInput:
 
 
 def as_array(signal: Any) -> Any:
-    """What a model on the processor is given of a signal that was made on the device."""
+    """Return a signal as an array on the processor."""
     return signal if isinstance(signal, np.ndarray) else signal.cpu().numpy()
 
 
 def _as_model_input(ears: Tensor, wanted: Unresampled) -> Tensor:
-    """As `channels.as_model_input` and `prepare.scaled` do it with arrays, to the last bit."""
+    """Compute `channels.as_model_input` and `prepare.scaled` with tensors, to the last bit."""
     import torch
 
     if len(ears) == 1:
@@ -254,3 +268,100 @@ def _as_model_input(ears: Tensor, wanted: Unresampled) -> Tensor:
     else:
         signal = ((ears[0].double() + ears[1].double()) / 2).float()
     return signal if wanted.gain == 1.0 else signal * torch.tensor(wanted.gain).float().item()
+
+
+# Part of a stream's largest value: a hundred times the difference of two float32 transforms.
+FRAMES_TOLERANCE = 1e-5
+# Part of a stream's spikes: rounding can delay a spike by one step near the threshold.
+EVENTS_TOLERANCE = 0.02
+
+# The difference of sums of a thousand products in another order; factors rounded to 10 bits would
+# give ten times this.
+RESAMPLER_TOLERANCE = 5e-5
+RESAMPLED_HZ = (16000.0, 44100.0)
+
+# RMS in the model's unit: quiet speech, and a part 40 dB above it that drives every compression.
+QUIET, LOUD = 0.01, 1.0
+SILENT_S, LOUD_S = (0.3, 0.5), (0.6, 0.75)
+
+
+def golden_second(fs_hz: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return seeded noise with a gap of digital silence and a loud part."""
+    n = round(fs_hz)
+    signal = np.random.default_rng(1997).standard_normal(n) * QUIET
+    loud, silent = (slice(*(round(fs_hz * s) for s in part)) for part in (LOUD_S, SILENT_S))
+    signal[loud] *= LOUD / QUIET
+    signal[silent] = 0.0
+    return signal.astype(np.float32)
+
+
+def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float]:
+    """Compare models on the GPU with the CPU; return the largest relative error of each stream.
+
+    Args:
+        models: Each model, built for the GPU and for the CPU.
+    Raises:
+        DeviceError: An error is above its tolerance.
+    """
+    errors: dict[str, float] = {}
+    for checked, reference in models:
+        clips = _golden_clips(checked)
+        pairs = list(zip(checked.extract(clips), reference.extract(clips), strict=True))
+        for info in checked.streams:
+            of_clips = [relative_error(made[info.name], right[info.name]) for made, right in pairs]
+            found = float(np.max(of_clips))  # NaN where one of them is
+            allowed = EVENTS_TOLERANCE if info.layout == "events" else FRAMES_TOLERANCE
+            if not found <= allowed:
+                raise DeviceError(
+                    f"the GPU computes other values than the CPU: stream {info.name} of "
+                    f"{info.model} is off by {found:.2g}, expected at most {allowed:g}; run "
+                    "`earmill doctor`, or set run.device to cpu"
+                )
+            errors[info.name] = found
+    return errors
+
+
+def check_resampler(on_device: DeviceResampler) -> float:
+    """Return the largest relative error of `sinc_resample.DeviceResampler` on its device.
+
+    Raises:
+        DeviceError: The error is above its tolerance.
+    """
+    import torch
+
+    device = on_device.device
+    whole = golden_second(RESAMPLED_HZ[0])
+    clips = [whole, whole[: len(whole) // 3], whole]
+    made = on_device([torch.from_numpy(clip)[None].to(device) for clip in clips], *RESAMPLED_HZ)
+    right = [AudioResampler(*RESAMPLED_HZ, ON_DEVICES).process(clip) for clip in clips]
+    pairs = zip(made, right, strict=True)
+    found = float(np.max([relative_error(ours[0].cpu().numpy(), one) for ours, one in pairs]))
+    if not found <= RESAMPLER_TOLERANCE:
+        raise DeviceError(
+            f"the GPU resamples otherwise than the CPU: off by {found:.2g}, expected at most "
+            f"{RESAMPLER_TOLERANCE:g}; use audio.resampler soxr_vhq, or set run.device to cpu"
+        )
+    return found
+
+
+def relative_error(made: Any, right: Any) -> float:
+    """Return a stream's error: relative to the largest value, or the share of unequal events."""
+    if not isinstance(right, np.ndarray):
+        ours, theirs = (
+            {tuple(row) for row in each.to_columns().tolist()} for each in (made, right)
+        )
+        return len(ours ^ theirs) / max(1, len(theirs))
+    if made.shape != right.shape:
+        return float("inf")
+    largest = float(np.abs(right).max(initial=0.0))
+    error = float(np.abs(made - right).max(initial=0.0))
+    return error / largest if largest else error
+
+
+def _golden_clips(extractor: Extractor) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    """Return the golden second and a part of it: clips of a launch have different lengths."""
+    whole = golden_second(extractor.fs_hz)
+    clips = [whole, whole[: len(whole) // 3]]
+    if max(extractor.input_channels) == EARS:
+        clips.append(np.stack([whole, whole[::-1]]))
+    return clips

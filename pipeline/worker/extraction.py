@@ -1,16 +1,18 @@
 """Clips through a job's models: in batches of similar lengths on a CPU, in launches on a GPU.
 
-What a clip becomes depends on neither. A long clip goes through chunk by chunk, its features into
-files. On a CPU two calls are under way where the models allow it: the kernels' threads begin with
-the clips of the second while the last ones of the first are still at it.
+A clip's features depend on neither. A long clip goes through chunk by chunk, its features into
+files. On a CPU two calls are under way where the models allow it, so that the kernels' threads do
+not idle at the end of a call.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.counts import counts
@@ -22,56 +24,93 @@ from earmill.pipeline.common.timing import (
     CpuSeconds,
     carried,
     counted,
+    current,
     doing,
 )
 from earmill.pipeline.formats.dtypes import Caster
-from earmill.pipeline.worker.batching import form_batches
+from earmill.pipeline.worker.batches import LaunchBatcher, form_batches
 from earmill.pipeline.worker.device import DeviceInput, Gpu, as_array, device_errors
-from earmill.pipeline.worker.feature_values import Made, Stored, as_row_errors, extracted, spill
-from earmill.pipeline.worker.launch_batches import LaunchBatcher
-from earmill.pipeline.worker.own_frames import OwnFrames
+from earmill.pipeline.worker.feature_values import (
+    CastFeatures,
+    ModelOutput,
+    as_row_errors,
+    extracted,
+    spill,
+)
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.prepare import Clip, LongClip
+from earmill.pipeline.worker.prepare import Clip, FrameTrim, LongClip
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
 
+
 # A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
 BATCH_S = 160.0
-# Calls of models that may be used by several callers: one computes, the next one stands behind it.
+# Callers of models that several callers may use: one computes, the next one is ready.
 CALLERS = 2
 
-Batch = Sequence[int]
+# Positions of clips that are computed together, and per clip stream name -> (frames, width), or
+# events.
+Batch = tuple[Sequence[int], Future[list[ModelOutput]]]
 
 
-class Window:
-    """Some clips of a shard on their way through the models, in batches."""
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """A shard's place in the queue for the models."""
 
-    def __init__(self, batches: Sequence[tuple[Batch, Future[list[Made]]]]) -> None:
-        self._batches = batches
+    queue: ModelQueue
 
-    def results(self) -> Iterator[tuple[Batch, list[Made]]]:
-        """The clips' positions, and per clip stream name -> (frames, width), or events; waits for
-        each batch."""
-        for batch, made in self._batches:
-            yield batch, made.result()
+    def wait(self) -> None:
+        """Return when all shards that lined up before have given their tickets back."""
+        with self.queue.changed:
+            self.queue.changed.wait_for(lambda: self.queue.tickets[0] is self)
 
-    def cancel(self) -> None:
-        """Nobody wants the batches that have not begun."""
-        for _, made in self._batches:
-            made.cancel()
+    def give_back(self) -> None:
+        """Let the next shard use the models; repeating it does no harm."""
+        with self.queue.changed:
+            if self in self.queue.tickets:
+                self.queue.tickets.remove(self)
+                self.queue.changed.notify_all()
+
+
+class ModelQueue:
+    """First-in, first-out access of shards to the models.
+
+    Example:
+        >>> queue = ModelQueue()
+        >>> with queue.ticket() as ticket:
+        ...     ticket.wait()  # returns when the shards that lined up before are done
+        ...     ticket.give_back()  # the next shard may begin; the end of the block does it too
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.tickets: deque[Ticket] = deque()
+
+    @contextmanager
+    def ticket(self) -> Iterator[Ticket]:
+        """Hold a place in the queue until it is given back or the block ends."""
+        ticket = Ticket(self)
+        with self.changed:
+            self.tickets.append(ticket)
+        try:
+            yield ticket
+        finally:
+            ticket.give_back()
 
 
 class Extraction:
     """The models of a job.
 
     Attributes:
-        windows_ahead: How many of a shard's windows may be under way while the next is filled.
+        windows_ahead: Windows of a shard that may be under way while the next is filled.
 
     Args:
         extractors: One a model of the spec, in its order.
-        cast: For the frames of long clips. spill_folder: Where their files lie.
-        pool: Reads long clips ahead, within `ahead_bytes`.
+        cast: Casts the frames of long clips.
+        spill_folder: Folder of their files.
+        pool: Threads that read long clips ahead.
+        ahead_bytes: Most bytes that are read ahead.
     """
 
     windows_ahead = 1
@@ -88,47 +127,46 @@ class Extraction:
         self._extractors = tuple(extractors)
         self._cast, self._pool, self._spill_folder = cast, pool, spill_folder
         self._ahead_bytes = ahead_bytes
+        # Models that one caller at a time may use, beside others that several use; by number.
+        self._one_caller: dict[int, threading.Lock] = {}
         callers = CALLERS if all(each.takes_several_callers for each in extractors) else 1
-        # First come, first served.
         self._callers = ThreadPoolExecutor(callers, thread_name_prefix="model")
+        self._queue = ModelQueue()
 
-    def shard(self) -> AbstractContextManager[None]:
-        """Inside, a shard's clips come."""
-        return nullcontext()
+    def shard(self) -> AbstractContextManager[Ticket]:
+        """Return a context for the clips of one shard, with its ticket for the models."""
+        return self._queue.ticket()
 
-    def begin(self, clips: Sequence[Clip]) -> Window:
-        """Start on a shard's next clips."""
+    def begin(self, clips: Sequence[Clip]) -> list[Batch]:
+        """Start the extraction of a shard's next clips."""
         lengths = [clip.signals[0].shape[-1] for clip in clips]
-        batches = form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz))
-        for batch in batches:
-            counts.batch([lengths[position] for position in batch])
         extract = carried(MODEL, self._extract)
-        return Window(
-            [
-                (batch, self._callers.submit(extract, [clips[position] for position in batch]))
-                for batch in batches
-            ]
-        )
+        begun: list[Batch] = []
+        for batch in form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz)):
+            counts.batch([lengths[position] for position in batch])
+            made = self._callers.submit(extract, [clips[position] for position in batch])
+            begun.append((batch, made))
+        return begun
 
-    def long(self, clip: LongClip) -> list[Stored]:
-        """Features of a long clip, channel by channel, in memory that does not grow with it.
+    def long(self, clip: LongClip) -> list[CastFeatures]:
+        """Return the features of a long clip, channel by channel.
 
-        They are cast at once and go to files.
+        They are cast at once and go to files, so memory does not grow with the clip.
         """
         return self._callers.submit(carried(MODEL, self._long), clip).result()
 
     def close(self) -> None:
-        """End what runs beside the callers."""
+        """End the threads."""
         self._callers.shutdown(wait=True, cancel_futures=True)
 
-    def _long(self, clip: LongClip) -> list[Stored]:
+    def _long(self, clip: LongClip) -> list[CastFeatures]:
         channels = len(clip.channels)
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
-        wholes = [Stored() for _ in range(channels)]
+        wholes = [CastFeatures() for _ in range(channels)]
         infos = [info for model in self._extractors for info in model.streams]
-        owns = [clip.own_frames(infos) for _ in range(channels)]
+        owns = [clip.frame_trim(infos) for _ in range(channels)]
         pieces = prefetched(
-            counted(DECODE, clip.pieces()),
+            counted(DECODE, clip.pieces(), current()),
             lambda piece: piece,
             pool=self._pool,
             nbytes=lambda piece: sum(s.nbytes for signals in piece for s in signals),
@@ -151,23 +189,22 @@ class Extraction:
                     own.check()
         return wholes
 
-    def _extract(self, clips: Sequence[Clip]) -> list[Made]:
+    def _extract(self, clips: Sequence[Clip]) -> list[ModelOutput]:
         return self._through([[c.signals[k] for c in clips] for k in range(len(self._extractors))])
 
-    def _through(self, by_model: Sequence[Sequence[Any]]) -> list[Made]:
-        """Every model's features of its signals, clip by clip."""
+    def _through(self, by_model: Sequence[Sequence[Any]]) -> list[ModelOutput]:
+        """Return every model's features of its signals, clip by clip."""
         features: list[dict[str, Any]] = [{} for _ in by_model[0]]
         for index, signals in enumerate(by_model):
-            for row, streams in zip(features, self._model(index, signals), strict=True):
+            lock = self._one_caller.get(index, nullcontext())
+            with lock, doing(MODEL, libraries=FOR_MODELS):
+                made = extracted(self._extractors[index], signals)
+            for row, streams in zip(features, made, strict=True):
                 row |= streams
         return [*features]
 
-    def _model(self, index: int, signals: Sequence[Any]) -> Sequence[Made]:
-        with doing(MODEL, libraries=FOR_MODELS):
-            return extracted(self._extractors[index], signals)
-
     def _spill(
-        self, whole: Stored, made: Made, own: OwnFrames | None, *, last: bool = False
+        self, whole: CastFeatures, made: ModelOutput, own: FrameTrim | None, *, last: bool = False
     ) -> None:
         with doing(ENCODE):
             kept = made if own is None else own.take(made)
@@ -175,10 +212,10 @@ class Extraction:
 
 
 class GpuExtraction(Extraction):
-    """The same on a GPU, for the clips of all shards in flight at once.
+    """The models of a job on a GPU, for the clips of all shards in flight at once.
 
     Args:
-        gpu: The one that the extractors were built for.
+        gpu: The GPU that the extractors were built for.
         cpu: Gets the launches' CPU time.
     """
 
@@ -195,23 +232,28 @@ class GpuExtraction(Extraction):
         super().__init__(extractors, **options)
         self._cpu = cpu
         self._input = DeviceInput(gpu)
-        # Models without kernels for GPUs stay on the processor, where one caller may use them.
+        # Models without kernels for GPUs run on the processor, where one caller may use them.
         self._one_caller = {
             index: threading.Lock()
             for index, extractor in enumerate(self._extractors)
             if extractor.backend.name == "cpu"
         }
-        self._launches = LaunchBatcher[Clip, Made](self._extract, most_bytes=gpu.launch_bytes())
+        self._launches = LaunchBatcher[Clip, ModelOutput](
+            self._extract, most_bytes=gpu.launch_bytes()
+        )
 
-    def shard(self) -> AbstractContextManager[None]:
-        return self._launches.shard()
+    @contextmanager
+    def shard(self) -> Iterator[Ticket]:
+        # Shards share launches, so none waits for another.
+        with self._launches.shard(), ModelQueue().ticket() as ticket:
+            yield ticket
 
-    def begin(self, clips: Sequence[Clip]) -> Window:
-        made = Future[list[Made]]()
+    def begin(self, clips: Sequence[Clip]) -> list[Batch]:
+        made = Future[list[ModelOutput]]()
         made.set_result(self._launches.extract(clips))
-        return Window([(range(len(clips)), made)])
+        return [(range(len(clips)), made)]
 
-    def long(self, clip: LongClip) -> list[Stored]:
+    def long(self, clip: LongClip) -> list[CastFeatures]:
         # No launch waits for a shard that is busy with an hour of audio.
         with ExitStack() as inside:
             inside.enter_context(self._launches.away())
@@ -226,7 +268,7 @@ class GpuExtraction(Extraction):
         super().close()
         self._launches.close()
 
-    def _extract(self, clips: Sequence[Clip]) -> list[Made]:
+    def _extract(self, clips: Sequence[Clip]) -> list[ModelOutput]:
         count = "one clip" if len(clips) == 1 else f"{len(clips)} clips"
         counts.batch([clip.signals[0].shape[-1] for clip in clips])
         with (
@@ -234,19 +276,16 @@ class GpuExtraction(Extraction):
             self._input.stream(),
             device_errors(f"a launch of {count}"),
         ):
-            return self._through(self._input.signals(clips))
-
-    def _model(self, index: int, signals: Sequence[Any]) -> Sequence[Made]:
-        if index not in self._one_caller:
-            return super()._model(index, signals)
-        with self._one_caller[index]:
-            return super()._model(index, [as_array(signal) for signal in signals])
+            by_model = self._input.signals(clips)
+            for index in self._one_caller:
+                by_model[index] = [as_array(signal) for signal in by_model[index]]
+            return self._through(by_model)
 
 
 def extraction_on(
     gpu: Gpu | None, extractors: Sequence[Extractor], cpu: CpuSeconds | None, **options: Any
 ) -> Extraction:
-    """The models on what they were built for."""
+    """Return the extraction for the device that the models were built for."""
     if gpu is None:
         return Extraction(extractors, **options)
     return GpuExtraction(extractors, gpu, cpu, **options)

@@ -1,7 +1,7 @@
-"""What a model made of a clip, on its way into a row: checked, cast, joined.
+"""Features of a clip on their way into a row: checked, cast, joined.
 
 A stream is an array of frames, or the events of a clip (`SpikeEvents`). Frames are
-cast by `formats.dtypes`; events become a table of whole numbers. Those of a long clip come
+cast by `formats.dtypes`; events become a table of whole numbers. Features of a long clip come
 stretch by stretch and are held in files.
 """
 
@@ -21,8 +21,8 @@ from earmill.pipeline.formats.rows import CastError, Spilled, Values
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
 
-# Stream name to frames, or to the events of a stretch.
-Made = Mapping[str, Any]
+# Stream name -> frames, or the events of a stretch.
+ModelOutput = Mapping[str, Any]
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def as_row_errors() -> Iterator[None]:
 
 
 def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str, Any]]:
-    """Features of a batch; a RowError in place of each stream of a clip that has none."""
+    """Return the features of a batch, with a RowError in place of each refused stream."""
     try:
         with as_row_errors():
             return extractor.extract(signals)
@@ -49,14 +49,14 @@ def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str,
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What a row holds.
+class CastFeatures:
+    """The features of a row, cast.
 
     Args:
         streams: As `FeatureRow.streams` has them.
-        steps: The steps of those that are events, and the frames of those in int8.
-        errors: What the cast did to those that are frames.
-        begun: Frames of those in int8 that do not fill a block yet.
+        steps: Steps of the streams of events, and frames of the streams in int8.
+        errors: Cast errors of the streams of frames.
+        begun: Frames in int8 streams that do not fill a block yet.
     """
 
     streams: dict[str, Values] = field(default_factory=dict)
@@ -65,11 +65,12 @@ class Stored:
     begun: dict[str, Frames] = field(default_factory=dict)
 
     def take(self, name: str, made: Any, cast: Caster, *, last: bool) -> Frames:
-        """A stretch of a stream as it is stored; steps and errors are noted. A RowError in its
-        place is raised.
+        """Return a stretch of a stream, cast, and note its steps and cast errors.
+
+        A RowError in place of the stretch is raised.
 
         Args:
-            last: None follows.
+            last: No stretch follows.
         """
         if isinstance(made, RowError):
             raise made
@@ -88,28 +89,28 @@ class Stored:
         return columns
 
     def _full_blocks(self, name: str, made: Frames, last: bool) -> Frames:
-        """What can be cast by now; the frames behind it wait for those that follow."""
+        """Return the frames of full int8 blocks; later frames wait for the next stretch."""
         held = np.concatenate([self.begun[name], made]) if name in self.begun else made
         due = len(held) if last else len(held) // BLOCK_FRAMES * BLOCK_FRAMES
         self.begun[name] = held[due:].copy()
         return held[:due]
 
 
-def stored(made: Made, cast: Caster) -> Stored:
-    """What a model made of a clip, as its row holds it."""
-    whole = Stored()
+def stored(made: ModelOutput, cast: Caster) -> CastFeatures:
+    """Cast the features of a clip."""
+    whole = CastFeatures()
     for name, values in made.items():
         whole.streams[name] = whole.take(name, values, cast, last=True)
     return whole
 
 
 def spill(
-    whole: Stored, made: Made, cast: Caster, folder: str | None, *, last: bool = False
+    whole: CastFeatures, made: ModelOutput, cast: Caster, folder: str | None, *, last: bool = False
 ) -> None:
-    """Add the next stretch of a long clip to what is stored of it, in files in `folder`.
+    """Cast the next stretch of a long clip and append it to files in `folder`.
 
     Args:
-        last: It is the last one.
+        last: No stretch follows.
     """
     for name, stretch in made.items():
         rows = whole.take(name, stretch, cast, last=last)

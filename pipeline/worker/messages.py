@@ -1,7 +1,7 @@
-"""What driver and workers say to each other: orders, outcomes, and the work behind a worker.
+"""Messages of driver and workers: orders, outcomes, and the interface of a worker's runner.
 
-Plain values only, so that they pickle small and no module has to import Ray to speak of them.
-An outcome is news, not truth: whether a shard is done is read from its commit record.
+They are plain values, so they pickle small and need no Ray. An outcome is only a report: the commit
+record says whether a shard is done.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from earmill.pipeline.planning.shards import Shard
     from earmill.pipeline.sources.base import Item
 
-# A worker's shards: one is extracted while the next is decoded or the last one is written. One on a
-# GPU says for itself how many fill its launches.
+# Shards in a worker: one is extracted while the next is decoded or the last is written. A worker on
+# a GPU takes as many as fill its launches.
 CONCURRENT_SHARDS = 2
-# Of a shard's quarantined rows; all of them are in its quarantine table.
+# Quarantined rows of a shard in its notes; all of them are in its quarantine table.
 MOST_ROWS_TOLD = 20
 
 
@@ -28,8 +28,9 @@ class ShardOrder:
     """One attempt on one shard.
 
     Args:
-        shard: The shard as planned. attempt: Eight hex digits, unique to this attempt.
-        attempts: How many attempts were made so far, this one included.
+        shard: The shard as planned.
+        attempt: Eight hex digits, unique to this attempt.
+        attempts: Attempts so far, this one included.
         culprits: Row id -> reason, for rows that must go to quarantine unprocessed.
         witnesses: Rows of the source that were read before, in this run or an earlier one.
         memory_share: Part of the usual memory for clips and batches; changes no value.
@@ -45,12 +46,12 @@ class ShardOrder:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a warm worker says of itself.
+    """Facts about a warm worker.
 
     Args:
         device: cpu, cuda or interpreted.
-        shards: How many it takes at a time.
-        note: Why it is not on the device it might have been on; one line.
+        shards: Shards that it takes at a time.
+        note: Why it does not use the GPU that the job allows; one line.
     """
 
     pid: int
@@ -62,7 +63,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that went to quarantine, as its table has it."""
+    """A row in quarantine, as in its table."""
 
     row_id: str
     stage: str
@@ -72,10 +73,11 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class ShardNotes:
-    """What a worker tells of a shard that it published; for who watches, and for nothing else.
+    """A worker's notes on a shard that it published, for progress reports alone.
 
     Args:
-        attempt: Of the order. won: Whether its commit is the one that counts.
+        attempt: Attempt of the order.
+        won: True if the commit of this attempt counts.
         stages: Name to when it began and ended, seconds since 1970; `commit` is the creation of the
             record.
         bad: The first of its quarantined rows; at most `MOST_ROWS_TOLD`.
@@ -89,15 +91,17 @@ class ShardNotes:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a call ended, as far as the worker knows.
+    """The end of a call, as far as the worker knows.
 
     Args:
         ok: No exception.
         stage: Where it failed: warm_up, rows or publish; device, where that was lost and the
             process is of no more use; overtaken, where another command has the output now.
-        message: One line for people. permanent: Trying again is pointless.
+        message: One line for people.
+        permanent: Trying again is pointless.
         outage: Kind of an outage, see `driver.circuit_breaker`; it says nothing of the shard.
-        info: Set by a good warm-up. value: Set by a status call.
+        info: Set by a good warm-up.
+        value: Set by a status call.
         memory: There was too little of it.
         cpu_s: Set by shards and status calls: CPU seconds of the process since it was warm, by
             part.
@@ -119,7 +123,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostCall:
     """The worker did not answer: its process is gone, unreachable or was killed for hanging.
 
     Args:

@@ -1,27 +1,47 @@
-"""A job's models, built and warm; on the GPU where the job wants one and one works."""
+"""A job's models: built and run once, on the GPU where the job wants one; kernels compiled ahead.
+
+Kernels are compiled beside the start of Ray, or into a folder that jobs are given:
+
+python -m earmill.pipeline.worker.models '{"model": "dau1997", ...}'    those of one model
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from earmill.pipeline.audio.channels import EARS
 from earmill.pipeline.audio.resample import ON_DEVICES
+from earmill.pipeline.common.machine import Threads, cores
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.provenance import device_info
 from earmill.pipeline.formats.dtypes import halved
 from earmill.pipeline.formats.moments import Summing
-from earmill.pipeline.worker.device import DeviceInput, Gpu, GpuUnusable, choose_gpu, device_errors
-from earmill.pipeline.worker.self_check import check_resampler, self_check
+from earmill.pipeline.worker.device import (
+    DeviceInput,
+    Gpu,
+    GpuUnusable,
+    check_resampler,
+    choose_gpu,
+    device_errors,
+    self_check,
+)
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
     from earmill.pipeline.spec.job import JobSpec
 
-# Enough signal to compile and load every kernel: a second, and two odd lengths after it.
+# Lengths that compile and load every kernel: a second, and two odd lengths after it.
 WARM_UP_SAMPLES = (44100, 30001, 777)
 
 
@@ -31,9 +51,10 @@ class WarmModels:
 
     Args:
         extractors: One a model of the spec, in its order.
-        gpu: Where they compute; None for this process's CPU. note: Why it is that, if it is news.
-        device: What provenance records of it.
-        features: Of a second of noise, by stream.
+        gpu: GPU of the extractors; None for this process's CPU.
+        note: Why they run on the CPU where the job allows a GPU; else empty.
+        device: Provenance record of the device.
+        features: Features of a second of noise, by stream.
     """
 
     extractors: Sequence[Extractor]
@@ -47,15 +68,15 @@ def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
     """Build the models and run each once.
 
     Args:
-        threads: For kernels on the CPU. wanted: The worker's device: cpu, cuda, or auto for a GPU
-            where one works.
+        threads: Threads of kernels on the CPU.
+        wanted: The worker's device: cpu, cuda, or auto for a GPU where one works.
     Raises:
-        GpuUnusable: No GPU that can run them where one must.
-        DeviceError: One that computes other values.
-        DeviceLost: It failed here and now.
+        GpuUnusable: No GPU can run the models, and `wanted` is cuda.
+        DeviceError: The GPU computes other values than the CPU.
+        DeviceLost: The GPU failed during warm-up.
     """
     gpu, note = choose_gpu(wanted)
-    # The driver compiles the models' kernels meanwhile, see `kernels.compiling`.
+    # The driver compiles the models' kernels at the same time, see `compiling`.
     exercise_casts()
     if gpu is not None:
         try:
@@ -89,7 +110,7 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
 
 
 def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -> list[Extractor]:
-    """The job's models, warm-up not included."""
+    """Build the job's models, without warming them up."""
     from amtcore.features.build import build_extractor
 
     return [
@@ -106,7 +127,10 @@ def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -
 
 
 def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
-    """Run every model once, which compiles or loads its kernels; features of a second of noise."""
+    """Run every model once, which compiles or loads its kernels.
+
+    Returns:
+        Features of a second of noise, by stream."""
     features: dict[str, Any] = {}
     for extractor in extractors:
         features |= _exercise(extractor)
@@ -114,14 +138,13 @@ def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
 
 
 def exercise_casts() -> None:
-    """Frames through the casts and the statistics of a shard, which compiles or loads their
-    kernels."""
+    """Run casts and statistics of a shard once, which compiles or loads their kernels."""
     halves, _ = halved(np.zeros((1, 2), np.float32), 1.0)
     Summing(halves.shape[1]).add(halves)
 
 
 def _exercise(extractor: Extractor) -> dict[str, Any]:
-    """Run a model once in both of its ways; the features of a second of noise."""
+    """Run a model once, streaming and whole; return the features of a second of noise."""
     rng = np.random.default_rng(0)
     noise = [rng.standard_normal(n).astype(np.float32) * 0.01 for n in WARM_UP_SAMPLES]
     if extractor.can_stream:
@@ -131,3 +154,91 @@ def _exercise(extractor: Extractor) -> dict[str, Any]:
     if max(extractor.input_channels) == EARS:
         extractor.extract([np.stack(noise[-1:] * EARS)])
     return extractor.extract(noise)[0]
+
+
+#: Some models need a gain for spikes; its value does not change a kernel.
+_OPTIONS: Mapping[str, dict[str, Any]] = {"spikes": {"gain": 1.0}}
+
+
+@contextmanager
+def compiling(extractors: Sequence[Extractor]) -> Iterator[None]:
+    """Compile the models' kernels in a thread beside the block.
+
+    A worker that starts in the block finds them on disk, or waits for them. An error is ignored
+    here, because the worker meets and reports it."""
+
+    with Threads(1, "kernels") as thread:
+        thread.submit(exercised, extractors)
+        yield
+
+
+def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
+    """Return the arguments of `build_extractor` for a job's models."""
+    return [
+        {"model": each.model, "fs_hz": each.fs_hz, "params": each.params, "streams": each.streams}
+        for each in spec.extract
+    ]
+
+
+def entries_of_all() -> list[dict[str, Any]]:
+    """Return `build_extractor`'s arguments for every model of this package, with all streams."""
+    from amtcore.features.registry import BUILT_IN, get_model
+
+    return [
+        {
+            "model": name,
+            "streams": {each: _OPTIONS.get(each, {}) for each in get_model(name).streams},
+        }
+        for name in BUILT_IN
+    ]
+
+
+def compile_into(
+    folder: Path, entries: Sequence[Mapping[str, Any]], *, cpu: str | None, features: str | None
+) -> list[str]:
+    """Compile the kernels of models, and of how features are stored, into a folder, each model in a
+    process of its own.
+
+    Args:
+        folder: For EARMILL_KERNELS; made where it is missing.
+        entries: Arguments of `build_extractor`, one mapping a model.
+        cpu: LLVM's name of a processor, this one's if None. features: As LLVM writes them:
+            "+avx2,+fma,-avx512f".
+    Returns:
+        A line for each model that failed.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder.absolute())}
+    environment.pop("EARMILL_KERNELS", None)
+    if cpu is not None:
+        environment |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features or ""}
+
+    def run(entry: Mapping[str, Any]) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, json.dumps(entry)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not done.returncode:
+            return ""
+        why = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
+        return f"{entry['model']}: {one_line(why[0])}"
+
+    with Threads(cores()) as threads:
+        return [line for line in threads.map(run, entries) if line]
+
+
+def _compile_one(entry: Mapping[str, Any]) -> None:
+    from amtcore.features.build import build_extractor
+    from earmill.pipeline.formats.zarr import chunks
+
+    logging.getLogger("amtcore").setLevel(logging.ERROR)
+    exercised([build_extractor(**entry)])
+    exercise_casts()
+    chunks.exercise()
+
+
+if __name__ == "__main__":
+    _compile_one(json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Work done ahead of its consumer: in order, in threads, and never more than so many bytes early.
+"""Work done ahead of its consumer, in order, in threads, within a budget of bytes.
 
     items --feeder thread--> pool --> finished, waiting --> consumer
                 |  at most `in_flight` |  about `budget_bytes`  |
@@ -23,53 +23,42 @@ R = TypeVar("R")
 
 
 class _Gate:
-    """Counts what is under way and what waits, and holds the feeder back."""
+    """Counts pieces in work and finished pieces that wait, and holds the feeder back."""
 
     def __init__(self, budget_bytes: int, in_flight: int) -> None:
         self._budget_bytes, self._in_flight = budget_bytes, in_flight
         self._changed = threading.Condition()
-        self._running = 0
-        self._waiting = 0
-        self._waiting_bytes = 0
-        self._closed = False
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Of finished pieces that nobody has taken yet."""
-        return 0 if self._closed else self._waiting_bytes
+        self._running = self._waiting = 0
+        self._is_closed = False
+        # Bytes of finished pieces that wait for the consumer.
+        self.waiting_bytes = 0
 
     def enter(self) -> bool:
         """Wait for room for one more piece; False once the consumer is gone."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_room())
+            self._changed.wait_for(
+                lambda: (
+                    self._is_closed
+                    or self._running + self._waiting == 0
+                    or (self._running < self._in_flight and self.waiting_bytes < self._budget_bytes)
+                )
+            )
             self._running += 1
-            return not self._closed
+            return not self._is_closed
 
-    def finished(self, nbytes: int) -> None:
-        """A piece is done and waits for the consumer."""
+    def count(self, running: int, waiting: int, nbytes: int) -> None:
+        """Add to the pieces in work, and to the finished pieces and their bytes."""
         with self._changed:
-            self._running -= 1
-            self._waiting += 1
-            self._waiting_bytes += nbytes
-            self._changed.notify_all()
-
-    def taken(self, nbytes: int) -> None:
-        """The consumer has the piece."""
-        with self._changed:
-            self._waiting -= 1
-            self._waiting_bytes -= nbytes
+            self._running += running
+            self._waiting += waiting
+            self.waiting_bytes = 0 if self._is_closed else self.waiting_bytes + nbytes
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody will take anything any more."""
+        """Let nobody in any more: the consumer is gone."""
         with self._changed:
-            self._closed = True
+            self._is_closed, self.waiting_bytes = True, 0
             self._changed.notify_all()
-
-    def _has_room(self) -> bool:
-        if self._running + self._waiting == 0:
-            return True
-        return self._running < self._in_flight and self._waiting_bytes < self._budget_bytes
 
 
 def prefetched(
@@ -82,15 +71,19 @@ def prefetched(
     in_flight: int,
     feeders: Executor | None = None,
 ) -> Generator[R, None, None]:
-    """`map(work, items)` with the work done ahead in `pool`.
+    """Yield `map(work, items)`, the work done ahead in `pool`.
 
     An exception of `work` or of `items` is raised at its place in the order. Closing the generator
     early waits for the feeder, so nobody pulls from `items` afterwards; pieces under way end by
     themselves.
 
     Args:
-        nbytes: Size of a finished piece. budget_bytes: How much may wait for the consumer.
-        in_flight: How many pieces may be under way at once.
+        items: Pulled by the feeder.
+        work: Called in `pool` for each item.
+        pool: Threads that work.
+        nbytes: Returns the size of a finished piece.
+        budget_bytes: Finished pieces of about so many bytes may wait for the consumer.
+        in_flight: Most pieces in work at once.
         feeders: Where `items` is pulled from; None takes a thread of its own. It must have a free
             thread for every call that runs at the same time.
     """
@@ -105,7 +98,7 @@ def prefetched(
             size = nbytes(result)
             return result, size
         finally:
-            gate.finished(size)
+            gate.count(-1, 1, size)
 
     def feed() -> None:
         try:
@@ -117,31 +110,19 @@ def prefetched(
         except BaseException as error:
             line.put(error)
 
-    wait_for_feeder = _start(feed, feeders)
+    if feeders is None:
+        thread = threading.Thread(target=feed, name="feeder", daemon=True)
+        thread.start()
+        wait_for_feeder: Callable[[], object] = thread.join
+    else:
+        wait_for_feeder = feeders.submit(feed).result
     try:
         while (entry := line.get()) is not None:
             if isinstance(entry, BaseException):
                 raise entry
-            yield _take(entry, gate)
+            result, size = entry.result()
+            gate.count(0, -1, -size)
+            yield result
     finally:
         gate.close()
         wait_for_feeder()
-
-
-def _start(feed: Callable[[], None], feeders: Executor | None) -> Callable[[], object]:
-    """Run `feed` beside us; the value waits for its end."""
-    if feeders is not None:
-        return feeders.submit(feed).result
-    thread = threading.Thread(target=feed, name="feeder", daemon=True)
-    thread.start()
-    return thread.join
-
-
-def _take(future: Future[tuple[R, int]], gate: _Gate) -> R:
-    try:
-        result, size = future.result()
-    except BaseException:
-        gate.taken(0)
-        raise
-    gate.taken(size)
-    return result

@@ -1,17 +1,21 @@
-"""One row's bytes to signals ready for the models: decode, pick channels, resample, calibrate.
+"""Prepare a row for the models: decode it, pick channels, resample, calibrate.
 
-A clip of up to two minutes is held whole; a longer one stays a stream and is read block by block,
-twice where its level has to be known first. Which of the two depends on the decoded length alone,
-so the same file always takes the same path. Runs in decode threads; knows no model beyond its rate
-and unit.
+A clip of up to two minutes is held whole. A longer one stays a stream and is read block by block,
+twice where its level has to be known first. The decoded length alone decides, so the same file
+always takes the same path. This runs in decode threads and knows of a model only rate and unit.
+
+Around a planned span more is read, and the frames of that are dropped again:
+
+    read      |--- lead ---|======= span =======|- tail -|
+    frames    | dropped    | kept, from 0 on    | dropped
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -25,12 +29,115 @@ from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.timing import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
-from earmill.pipeline.worker.own_frames import Margins, OwnFrames, margins_of
+from earmill.pipeline.spec.spans import TAIL_S
+from earmill.pipeline.worker.feature_values import ModelOutput
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-    from amtcore.units import Calibration
     from earmill.pipeline.spec.job import AudioSpec
+
+
+@dataclass(frozen=True)
+class SpanContext:
+    """Audio that is read around a planned span.
+
+    Args:
+        lead_s: Whole seconds before the span.
+        tail_s: Whole seconds after the span.
+        own_s: Seconds of the span; None where it ends its recording and keeps all to the end.
+    """
+
+    lead_s: int = 0
+    tail_s: int = 0
+    own_s: int | None = None
+
+
+def span_context(item: Item, warm_up_s: int) -> SpanContext | None:
+    """Return the context of a planned span; None for any other row.
+
+    Args:
+        warm_up_s: Seconds that the models need before a span, see `spec.spans`.
+    """
+    if item.part_of is None or item.start_s is None:
+        return None
+    whole_start_s, whole_end_s = item.part_of
+    lead_s = min(warm_up_s, round(item.start_s - whole_start_s))
+    if item.end_s is None or item.end_s == whole_end_s:
+        return SpanContext(lead_s)
+    return SpanContext(lead_s, TAIL_S, round(item.end_s - item.start_s))
+
+
+class FrameTrim:
+    """Drops the frames of a span's context, stretch by stretch.
+
+    Args:
+        margins: Audio that was read around the span.
+        streams: Streams of all models.
+    """
+
+    def __init__(self, margins: SpanContext, streams: Iterable[StreamInfo]) -> None:
+        own_s, self._ends = margins.own_s, dict[str, tuple[int, int | None]]()
+        for info in streams:
+            rate_hz, stop = info.frame_rate_hz, None
+            if own_s is not None:
+                stop = round((margins.lead_s + own_s) * rate_hz)
+            self._ends[info.name] = round(margins.lead_s * rate_hz), stop
+        self._seen = dict.fromkeys(self._ends, 0)
+
+    def take(self, made: ModelOutput) -> dict[str, Any]:
+        """Return the span's frames in the next stretch of some streams; errors pass unchanged."""
+        return {name: self._own(name, values) for name, values in made.items()}
+
+    def check(self) -> None:
+        """Raise where a model has made fewer frames than the span has."""
+        for name, (_, stop) in self._ends.items():
+            if stop is not None and self._seen[name] < stop:
+                raise RuntimeError(
+                    f"stream {name}: expected {stop} frames of a span and its warm-up, got "
+                    f"{self._seen[name]}: the model looks ahead by more than {TAIL_S} s and must "
+                    "not state memory_s"
+                )
+
+    def _own(self, name: str, values: Any) -> Any:
+        first, stop = self._ends[name]
+        seen = self._seen[name]
+        if isinstance(values, np.ndarray):
+            self._seen[name] += len(values)
+            end = None if stop is None else max(0, stop - seen)
+            return values[max(0, first - seen) : end]
+        if isinstance(values, Exception):
+            self._seen[name] = first if stop is None else stop
+            return values
+        self._seen[name] += values.n_frames
+        return _events_between(values, first, stop)
+
+
+def trim_frames(
+    made: ModelOutput, margins: SpanContext, streams: Iterable[StreamInfo]
+) -> ModelOutput:
+    """Return the span's frames in the features of a whole clip."""
+    own = FrameTrim(margins, streams)
+    kept = own.take(made)
+    own.check()
+    return kept
+
+
+def _events_between(events: Any, first: int, stop: int | None) -> Any:
+    """Return events of steps from `first` up to `stop`, counted from `first`."""
+    begin, last = max(first, events.first_frame), events.first_frame + events.n_frames
+    if stop is not None:
+        begin, last = min(begin, stop), min(last, stop)
+    last = max(begin, last)
+    low, high = np.searchsorted(events.frame, (begin, last))
+    return replace(
+        events,
+        frame=events.frame[low:high] - first,
+        channel=events.channel[low:high],
+        count=events.count[low:high],
+        first_frame=begin - first,
+        n_frames=last - begin,
+    )
+
 
 Signal = npt.NDArray[np.float32]
 
@@ -40,7 +147,7 @@ LONG_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one model wants its input to be: a sample rate, a unit, and for how many ears."""
+    """The input of one model: sample rate, unit and number of ears."""
 
     fs_hz: float
     unit: str
@@ -49,10 +156,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unresampled:
-    """A signal that a device will make: samples at their own rate, and what is to become of them.
+    """A signal that a device will resample and scale.
 
     Args:
-        ears: (ear, time). ears_of_model: As `Target.ears`. gain: Linear, the last step.
+        ears: Samples at the file's rate, (ear, time).
+        from_hz: The file's rate.
+        to_hz: The model's rate.
+        ears_of_model: As `Target.ears`.
+        gain: Linear gain, applied last.
     """
 
     ears: Signal
@@ -63,13 +174,13 @@ class Unresampled:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the finished signal."""
+        """Shape of the finished signal."""
         time = (resampled_length(self.ears.shape[-1], self.from_hz, self.to_hz),)
         return (len(self.ears), *time) if len(self.ears) == self.ears_of_model == EARS else time
 
     @property
     def nbytes(self) -> int:
-        """Of the samples, before or after, whichever is more."""
+        """Bytes of the samples before or after resampling, whichever is more."""
         return max(self.ears.nbytes, len(self.ears) * self.shape[-1] * self.ears.itemsize)
 
 
@@ -95,28 +206,37 @@ class Clip:
         return sum({id(signal): signal.nbytes for signal in self.signals}.values())
 
 
-@dataclass(frozen=True, slots=True)
 class Preparer:
-    """Turns streams into clips.
+    """ModelQueue streams into clips.
 
     Args:
         audio: Channel policy, calibration, resampler and limits of the job.
-        targets: What the models want.
+        targets: Inputs of the models.
         long_s: Clips above this are streamed.
         on_device: Leave the resampling of whole clips to a device.
         children: Decode in them.
         warm_up_s: Seconds that the models hear before a planned span.
     """
 
-    audio: AudioSpec
-    targets: tuple[Target, ...]
-    long_s: float = LONG_S
-    on_device: bool = False
-    children: DecoderPool | None = None
-    warm_up_s: int = 0
+    def __init__(
+        self,
+        audio: AudioSpec,
+        targets: tuple[Target, ...],
+        long_s: float = LONG_S,
+        on_device: bool = False,
+        children: DecoderPool | None = None,
+        warm_up_s: int = 0,
+    ) -> None:
+        from amtcore.units import Calibration  # loads torch, which only workers need
+
+        self.targets, self.long_s, self.warm_up_s = targets, long_s, warm_up_s
+        self.channels, self.resampler = audio.channels, audio.resampler
+        self.calibration = Calibration.from_dict(audio.calibration.to_dict())
+        self._limits, self._on_device = audio.limits(), on_device
+        self._open: Callable[..., Blocks] = open_blocks if children is None else children.open
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
-        """Decode a row: its clips, one a channel, or a long clip that is still to be read.
+        """Decode a row: return its clips, one a channel, or a long clip that is not read yet.
 
         The stream is closed here, or by the long clip. Raises a RowError for bad input.
         """
@@ -134,32 +254,15 @@ class Preparer:
         waveform = np.concatenate(blocks, axis=1)
         return [
             self._clip(item, channel, waveform[rows], reader.facts)
-            for channel, rows in self.clips_of_channels(reader)
+            for channel, rows in clips_of_channels(self.channels, reader.channel_ids)
         ]
 
-    def clips_of_channels(self, reader: Blocks) -> list[tuple[int, slice]]:
-        """The clips in what a reader yields: source channel and rows."""
-        return clips_of_channels(self.audio.channels, reader.channel_ids)
-
     def gains(self, rms: float) -> tuple[float, ...]:
-        """Linear gain for each target, for a clip of this RMS."""
-        calibration = self.calibration
-        return tuple(calibration.gain_for_rms(rms, target.unit) for target in self.targets)
-
-    @property
-    def calibration(self) -> Calibration:
-        """What the samples mean."""
-        # Drags in torch, which the driver must not wait for before it has checked the job.
-        from amtcore.units import Calibration
-
-        return Calibration.from_dict(self.audio.calibration.to_dict())
-
-    def resampler(self, from_hz: float, to_hz: float) -> AudioResampler:
-        """The job's resampler for one pair of rates."""
-        return AudioResampler(from_hz, to_hz, self.audio.resampler)
+        """Return the linear gain for each target, for a clip of this RMS."""
+        return tuple(self.calibration.gain_for_rms(rms, each.unit) for each in self.targets)
 
     def facts(self, item: Item, audio: AudioFacts, gains: Sequence[float]) -> dict[str, Scalar]:
-        """Provenance of a row; `gain_db` is the gain into the first model's unit."""
+        """Return a row's provenance; `gain_db` is the gain into the first model's unit."""
         resampled = any(target.fs_hz != audio.rate_hz for target in self.targets)
         return {
             "uri": item.uri,
@@ -181,36 +284,30 @@ class Preparer:
             "header_size": audio.header_size,
             "unterminated": audio.unterminated,
             "span_short_s": audio.span_short_s,
-            "resampler": self.audio.resampler if resampled else None,
+            "resampler": self.resampler if resampled else None,
             "resampled_from_hz": float(audio.rate_hz) if resampled else None,
             # Digital silence at a normalised level has no gain.
             "gain_db": 20 * math.log10(gains[0]) if gains[0] > 0 else None,
         }
 
-    def margins(self, item: Item) -> Margins | None:
-        """What is read around a row, if it is a planned span."""
-        return margins_of(item, self.warm_up_s)
-
     def read(self, item: Item, stream: BinaryIO) -> Blocks:
-        """A fresh reader of the row's blocks."""
-        wanted: dict[str, Any] = {
-            "uri": item.uri,
-            "start_s": item.start_s,
-            "end_s": item.end_s,
-            "channels": self.audio.channels,
-            "limits": self.audio.limits(),
-        }
-        if (margins := self.margins(item)) is not None:
-            wanted["margins_s"] = margins.both_s
-        if self.children is not None:
-            return self.children.open(stream, **wanted)
-        return open_blocks(stream, **wanted)
+        """Open a fresh reader of the row's blocks."""
+        margins = span_context(item, self.warm_up_s) or SpanContext()
+        return self._open(
+            stream,
+            uri=item.uri,
+            start_s=item.start_s,
+            end_s=item.end_s,
+            channels=self.channels,
+            limits=self._limits,
+            margins_s=(margins.lead_s, margins.tail_s),
+        )
 
     def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
-        """Each target's signal from (ear, time) at its rate; equal targets share one array.
+        """Return each target's signal from (ear, time) at its rate; equal targets share one array.
 
         Args:
-            by_rate: Ours: the signal of a single target is scaled where it lies.
+            by_rate: May be overwritten: the signal of a single target is scaled in place.
         """
         alone = len(self.targets) == 1
         made = {
@@ -220,8 +317,11 @@ class Preparer:
         return tuple(made[target] for target in self.targets)
 
     def _clip(self, item: Item, channel: int, ears: Signal, audio: AudioFacts) -> Clip:
-        gains = self.gains(_rms(ears) if self.calibration.needs_whole_clip else 1.0)
-        make = self._for_device if self.on_device else self._resampled
+        rms = 1.0
+        if self.calibration.needs_whole_clip:
+            rms = math.sqrt(float(np.square(ears, dtype=np.float64).sum()) / ears.size)
+        gains = self.gains(rms)
+        make = self._for_device if self._on_device else self._resampled
         return Clip(
             item=item,
             channel=channel,
@@ -235,10 +335,10 @@ class Preparer:
     ) -> tuple[Signal, ...]:
         by_rate = {}
         for fs_hz in {target.fs_hz for target in self.targets}:
-            resampler = self.resampler(rate_hz, fs_hz)
-            if resampler.is_identity:
+            if fs_hz == rate_hz:
                 by_rate[fs_hz] = ears
                 continue
+            resampler = AudioResampler(rate_hz, fs_hz, self.resampler)
             with doing(RESAMPLE):
                 length = resampled_length(ears.shape[1], rate_hz, fs_hz)
                 by_rate[fs_hz] = np.empty((len(ears), length), np.float32)
@@ -250,7 +350,8 @@ class Preparer:
         self, ears: Signal, rate_hz: float, gains: Sequence[float]
     ) -> tuple[Unresampled, ...]:
         for fs_hz in {target.fs_hz for target in self.targets}:
-            self.resampler(rate_hz, fs_hz).stream()  # refuses what the device could not do
+            # Refuses rates that the device cannot convert.
+            AudioResampler(rate_hz, fs_hz, self.resampler).stream()
         return tuple(
             Unresampled(ears, float(rate_hz), target.fs_hz, target.ears, gain)
             for target, gain in zip(self.targets, gains, strict=True)
@@ -261,7 +362,7 @@ class LongClip:
     """A row too long to hold: read it once with `pieces`, then ask for `seconds` and `facts`.
 
     Args:
-        blocks: What was decoded before the length was known; `remaining` continues there.
+        blocks: Blocks decoded before the length was known; `remaining` continues there.
     """
 
     def __init__(
@@ -274,20 +375,20 @@ class LongClip:
         remaining: Iterator[Signal],
     ) -> None:
         self.item = item
-        self._clips = preparer.clips_of_channels(reader)
+        self._clips = clips_of_channels(preparer.channels, reader.channel_ids)
         self.channels = tuple(channel for channel, _ in self._clips)
         self._preparer, self.stream, self._reader = preparer, stream, reader
         self._blocks, self._remaining = blocks, remaining
         self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self._clips]
 
-    def own_frames(self, streams: Iterable[StreamInfo]) -> OwnFrames | None:
-        """Picks the frames of a channel that are the row's, where it is a planned span."""
-        margins = self._preparer.margins(self.item)
-        return None if margins is None else OwnFrames(margins, streams)
+    def frame_trim(self, streams: Iterable[StreamInfo]) -> FrameTrim | None:
+        """Return the trim of one channel of a planned span; None for any other row."""
+        margins = span_context(self.item, self._preparer.warm_up_s)
+        return None if margins is None else FrameTrim(margins, streams)
 
     @property
     def nbytes(self) -> int:
-        """Samples held right now."""
+        """Bytes of the samples that are held now."""
         return sum(block.nbytes for block in self._blocks)
 
     @property
@@ -296,12 +397,12 @@ class LongClip:
         return self._reader.facts.seconds
 
     def facts(self, position: int) -> dict[str, Scalar]:
-        """Provenance of the row of one of `channels`; known after the last piece."""
+        """Return the provenance of one of `channels`; known after the last piece."""
         gains = self._gains[position]
         return self._preparer.facts(self.item, self._reader.facts, gains)
 
     def pieces(self) -> Iterator[list[tuple[Signal, ...]]]:
-        """The clip piece by piece: per entry of `channels`, one signal per target.
+        """Yield the clip piece by piece: per entry of `channels`, one signal per target.
 
         Targets get pieces of their own lengths, some of them empty. Closes the stream at the end.
         Raises a RowError where the damage is, maybe after many good pieces.
@@ -336,7 +437,7 @@ class LongClip:
         yield from self._remaining
 
     def _measure(self) -> None:
-        """The first of two passes: the level of each clip, over both ears where there are two."""
+        """Measure each clip's level in the first of two passes, over both ears where it has two."""
         squares, frames = np.zeros(len(self._reader.channel_ids)), 0
         for block in self._undelivered():
             squares += np.square(block, dtype=np.float64).sum(axis=1)
@@ -350,11 +451,12 @@ class LongClip:
         self._remaining = iter(self._reader)
 
     def _resamplers(self, rows: slice) -> dict[float, list[ResampleStream]]:
-        """By rate, a resampler for each ear."""
+        """Return by rate a resampler for each ear."""
         rates = {target.fs_hz for target in self._preparer.targets}
         from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
         return {
-            rate: [self._preparer.resampler(from_hz, rate).stream() for _ in ears] for rate in rates
+            rate: [AudioResampler(from_hz, rate, self._preparer.resampler).stream() for _ in ears]
+            for rate in rates
         }
 
     def _push(
@@ -379,11 +481,7 @@ class LongClip:
 
 
 def scaled(signal: Signal, gain: float, *, in_place: bool = False) -> Signal:
-    """The signal times a gain, in float32."""
+    """Multiply a signal by a gain, in float32."""
     if gain == 1.0:
         return signal
     return np.multiply(signal, np.float32(gain), out=signal if in_place else None)
-
-
-def _rms(ears: Signal) -> float:
-    return math.sqrt(float(np.square(ears, dtype=np.float64).sum()) / ears.size)

@@ -3,19 +3,20 @@
     fetch --> decode, resample, calibrate --> windows --> batches --> model --> check, cast --> rows
     feeder thread    decode threads           in order    extraction.py         decode threads
 
-Decoding runs ahead of the model within a bound in bytes. A bad row becomes a quarantine row at its
-place; any other exception is a fault of the program or the machine and ends the attempt. Rows come
-out in planned order, and no value depends on timing, batches or neighbours.
+Each stage is a generator over the stage before. Decoding runs ahead of the model within a bound in
+bytes. A bad row becomes a quarantine row in its place. Any other exception is a fault of the
+program or the machine and ends the attempt. Rows come out in planned order, and no value depends on
+timing, batches or other rows.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ON_DEVICES
@@ -30,6 +31,7 @@ from earmill.pipeline.common.timing import (
     StageTimes,
     carried,
     counted,
+    current,
 )
 from earmill.pipeline.formats.dtypes import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
@@ -38,25 +40,36 @@ from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.worker.device import Gpu
-from earmill.pipeline.worker.extraction import Window, extraction_on
-from earmill.pipeline.worker.feature_values import Made, Stored, stored
+from earmill.pipeline.worker.extraction import Batch, Ticket, extraction_on
+from earmill.pipeline.worker.feature_values import CastFeatures, ModelOutput, stored
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
-from earmill.pipeline.worker.own_frames import own_frames
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.prepare import LONG_S, Clip, LongClip, Preparer, Target
-from earmill.pipeline.worker.turns import Turn, free_turn
+from earmill.pipeline.worker.prepare import (
+    LONG_S,
+    Clip,
+    LongClip,
+    Preparer,
+    Target,
+    span_context,
+    trim_frames,
+)
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
     from earmill.pipeline.spec.job import JobSpec
 
 Prepared = list[Clip] | LongClip | QuarantineRow
+Row = FeatureRow | QuarantineRow
+# Number of a row in its shard, and of a clip in its row: a channel may be a clip of its own.
+Place = tuple[int, int]
+# Clips for the models, or a row that goes alone.
+Window = list[tuple[Place, Clip]] | tuple[Place, LongClip] | tuple[Place, QuarantineRow]
 
 # Decoded samples that may wait for the model, per shard in flight.
 PREFETCH_BYTES = 64 * 2**20
 # Clips are sorted into batches, or put into launches, within a window of this much signal.
 WINDOW_BYTES = 32 * 2**20
-# Where many shards are in flight they share this for what waits.
+# Decoded samples that may wait for the model, of all shards in flight.
 ALL_PREFETCH_BYTES = 2**30
 
 
@@ -69,16 +82,17 @@ class ShardRows:
 
 
 class RowProcessor:
-    """A job's row pipeline; holds the decode threads and the warm models.
+    """A job's row pipeline, with its decode threads and warm models.
 
     Args:
-        spec: The job. source: Hands out the bytes; asked by one thread per shard in flight.
+        spec: The job.
+        source: Yields the bytes of rows; used by one thread per shard in flight.
         extractors: One a model of the spec, in its order; on a CPU used by one caller at a time.
         decode_threads: Threads that decode, resample, check and cast.
         long_s: Clips above this are streamed through decoder and model, their features into files.
-        spill_folder: Where these files lie; None takes the system's folder for temporary files.
-        gpu: What the extractors were built for, where that is not the CPU.
-        shards: How many may be in flight.
+        spill_folder: Folder of these files; None takes the system's folder for temporary files.
+        gpu: GPU that the extractors were built for; None for the CPU.
+        shards: Most shards in flight.
         cpu: Gets the CPU time of launches, which several shards share.
     """
 
@@ -112,7 +126,7 @@ class RowProcessor:
         self._infos = infos
         self._decode_threads = decode_threads
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
-        # Lasting threads, because a streamed source keeps its place per thread; one a shard.
+        # Lasting threads, one a shard, because a streamed source keeps its place per thread.
         self._feeders = ThreadPoolExecutor(shards, thread_name_prefix="feed")
         self._ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
         self.extraction = extraction_on(
@@ -131,31 +145,62 @@ class RowProcessor:
         *,
         attempts: int = 1,
         witnesses: Sequence[Item] = (),
-        turn: Turn | None = None,
         on_audio: Callable[[float], None] = lambda seconds: None,
         memory_share: float = 1.0,
         stages: StageTimes | None = None,
     ) -> ShardRows:
-        """All rows of a shard.
+        """Process all rows of a shard.
 
         Args:
+            items: The rows, in planned order.
             attempts: Recorded with quarantined rows.
             witnesses: Rows of the source that were read elsewhere; see `fetch_confirmed`.
-            turn: Waited for before the models are first used, and over once all clips are on their
-                way to them.
-            on_audio: Told the seconds of audio of each row that is through the models.
+            on_audio: Called with the seconds of audio of each row that is through the models.
             memory_share: Part of the usual bytes for clips that wait and for batches.
-            stages: Told when rows are fetched, decoded, and in the models.
+            stages: Gets the times at which rows are fetched, decoded, and in the models.
         Raises:
-            SourceOutage: Bytes could not be had for no row's fault; nothing is to be published.
+            SourceOutage: Bytes could not be read for no row's fault; the shard must not be
+                published.
         """
-        with self.extraction.shard():
-            run = _ShardRun(self, attempts, on_audio, memory_share, stages or StageTimes())
-            return run.run(items, witnesses, turn or free_turn())
+        stages = stages or StageTimes()
+        rows: dict[Place, Future[Row] | QuarantineRow] = {}
+        prepared = self._prepared(items, attempts, witnesses, memory_share, stages)
+        with self.extraction.shard() as ticket, closing(prepared):
+            windows = in_windows(stages.during(DECODE, prepared), int(WINDOW_BYTES * memory_share))
+            cast = carried(ENCODE, self._feature_row)
+            for place, clip, features in self._extracted(windows, ticket, attempts, stages):
+                if isinstance(clip, QuarantineRow):
+                    rows[place] = clip
+                    continue
+                row = (clip.item, clip.channel, clip.seconds, clip.facts, features, attempts)
+                rows[place] = self._pool.submit(cast, *row)
+                if place[1] == 0:
+                    on_audio(clip.seconds)
+        ordered = [rows[place] for place in sorted(rows)]
+        finished = [row if isinstance(row, QuarantineRow) else row.result() for row in ordered]
+        return ShardRows(
+            [row for row in finished if isinstance(row, FeatureRow)],
+            [row for row in finished if isinstance(row, QuarantineRow)],
+        )
 
     def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
-        """Decode one row; a subclass may do more. Raises a RowError for bad input."""
-        return self._preparer.open(item, stream)
+        """Decode one row and check its length; a subclass may do more.
+
+        Raises:
+            RowError: The input is bad.
+        """
+        prepared = self._preparer.open(item, stream)
+        if isinstance(prepared, LongClip):
+            try:
+                check_streamable(self._extractors, self._preparer.long_s, item)
+            except RowError:
+                prepared.close()
+                raise
+            return prepared
+        for clip in prepared:
+            for extractor, signal in zip(self._extractors, clip.signals, strict=True):
+                check_length(extractor, signal.shape[-1], item)
+        return prepared
 
     def close(self) -> None:
         """End the threads."""
@@ -165,17 +210,17 @@ class RowProcessor:
         if self._children is not None:
             self._children.close()
 
-    # -- for _ShardRun ------------------------------------------------------------------------
+    # -- stages of the chain ------------------------------------------------------------------
 
-    def prepared(
+    def _prepared(
         self,
         items: Sequence[Item],
         attempts: int,
-        witnesses: Sequence[Item] = (),
-        memory_share: float = 1.0,
-        stages: StageTimes | None = None,
+        witnesses: Sequence[Item],
+        memory_share: float,
+        stages: StageTimes,
     ) -> Generator[Prepared, None, None]:
-        """Every row, decoded ahead, in order."""
+        """Fetch and decode every row, ahead and in order."""
 
         def work(entry: tuple[Item, BinaryIO | RowError]) -> Prepared:
             item, stream = entry
@@ -183,7 +228,7 @@ class RowProcessor:
                 if isinstance(stream, RowError):
                     raise stream
                 try:
-                    return self._checked(self.prepare(item, stream))
+                    return self.prepare(item, stream)
                 finally:
                     # A read that failed looks like a short file to a decoder.
                     check_arrived(stream, item.uri)
@@ -192,7 +237,7 @@ class RowProcessor:
 
         fetched = fetch_confirmed(self._source, items, self._witnesses, witnesses)
         return prefetched(
-            (stages or StageTimes()).during(FETCH, counted(FETCH, fetched)),
+            stages.during(FETCH, counted(FETCH, fetched, current())),
             carried(DECODE, work),
             pool=self._pool,
             nbytes=_nbytes,
@@ -201,166 +246,111 @@ class RowProcessor:
             feeders=self._feeders,
         )
 
-    def later(self, work: Callable[..., FeatureRow | QuarantineRow], *args: Any) -> Future[Any]:
-        """Make a row ready to be written, in the decode threads."""
-        return self._pool.submit(carried(ENCODE, work), *args)
+    def _extracted(
+        self, windows: Iterable[Window], ticket: Ticket, attempts: int, stages: StageTimes
+    ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
+        """Extract the features of every clip; of a shard's windows the oldest is finished first.
 
-    def row_id(self, item: Item, channel: int) -> str:
-        """The row id of one channel of a planned row."""
-        return f"{item.row_id}#ch{channel}" if self._each else item.row_id
+        The ticket is waited for before the models are first used. It is given back once all clips
+        are on their way, so that no core waits between this shard's last clips and the next shard.
+        """
+        under_way: deque[tuple[list[tuple[Place, Clip]], Sequence[Batch]]] = deque()
 
-    def feature_row(
+        def finished(left: int) -> Iterator[tuple[Place, Clip, ModelOutput]]:
+            """Wait for the oldest windows until `left` of them are under way."""
+            while len(under_way) > left:
+                window, batches = under_way[0]
+                for positions, made in batches:
+                    for position, features in zip(positions, made.result(), strict=True):
+                        yield *window[position], features
+                stages.touch(MODEL)
+                under_way.popleft()
+
+        try:
+            for entry in windows:
+                if isinstance(entry, list):
+                    ticket.wait()
+                    stages.touch(MODEL)
+                    under_way.append((entry, self.extraction.begin([clip for _, clip in entry])))
+                    yield from finished(self.extraction.windows_ahead)
+                elif isinstance(entry[1], QuarantineRow):
+                    yield *entry, {}
+                else:
+                    ticket.wait()
+                    yield from finished(0)
+                    yield from self._long(*entry, attempts, stages)
+            ticket.give_back()
+            yield from finished(0)
+        finally:
+            for _, batches in under_way:
+                for _, made in batches:
+                    made.cancel()
+
+    def _long(
+        self, place: Place, clip: LongClip, attempts: int, stages: StageTimes
+    ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
+        """Extract the features of a long clip, channel by channel."""
+        item = clip.item
+        try:
+            try:
+                with stages.stage(MODEL):
+                    features = self.extraction.long(clip)
+            finally:
+                clip.close()
+                check_arrived(clip.stream, item.uri)
+        except RowError as error:
+            yield place, quarantined(item.row_id, item, error, attempts), {}
+            return
+        for number, (channel, made) in enumerate(zip(clip.channels, features, strict=True)):
+            done = Clip(item, channel, clip.seconds, (), clip.facts(number))
+            yield (place[0], number), done, made
+
+    def _feature_row(
         self,
         item: Item,
         channel: int,
         seconds: float,
         facts: dict[str, Scalar],
-        features: Made | Stored,
+        features: ModelOutput | CastFeatures,
         attempts: int,
-    ) -> FeatureRow | QuarantineRow:
-        """A finished row, or its quarantine row where the features cannot be stored."""
-        row_id = self.row_id(item, channel)
+    ) -> Row:
+        """Return a finished row, or its quarantine row where the features cannot be stored."""
+        row_id = f"{item.row_id}#ch{channel}" if self._each else item.row_id
         try:
-            held = features
-            if not isinstance(held, Stored):
-                made = own_frames(held, self._preparer.margins(item), self._infos)
-                held = stored(made, self._cast)
+            if not isinstance(features, CastFeatures):
+                margins = span_context(item, self._preparer.warm_up_s)
+                if margins is not None:
+                    features = trim_frames(features, margins, self._infos)
+                features = stored(features, self._cast)
         except RowError as error:
             return quarantined(row_id, item, error, attempts)
         scalars = (row_id, item.row_id, channel, seconds, facts, item.extra)
-        return FeatureRow(*scalars, held.streams, held.steps, held.errors)
-
-    def _checked(self, prepared: list[Clip] | LongClip) -> list[Clip] | LongClip:
-        if isinstance(prepared, LongClip):
-            try:
-                check_streamable(self._extractors, self._preparer.long_s, prepared.item)
-            except RowError:
-                prepared.close()
-                raise
-            return prepared
-        for clip in prepared:
-            for extractor, signal in zip(self._extractors, clip.signals, strict=True):
-                check_length(extractor, signal.shape[-1], clip.item)
-        return prepared
+        return FeatureRow(*scalars, features.streams, features.steps, features.errors)
 
 
-class _ShardRun:
-    """One shard on its way through; collects rows as futures in planned order."""
+def in_windows(prepared: Iterable[Prepared], most_bytes: int) -> Iterator[Window]:
+    """Gather clips in windows of about `most_bytes`.
 
-    def __init__(
-        self,
-        rows: RowProcessor,
-        attempts: int,
-        on_audio: Callable[[float], None],
-        memory_share: float,
-        stages: StageTimes,
-    ) -> None:
-        self._rows, self._attempts, self._on_audio = rows, attempts, on_audio
-        self._stages = stages
-        self._memory_share, self._full_bytes = memory_share, int(WINDOW_BYTES * memory_share)
-        self._done: list[list[Future[Any] | QuarantineRow]] = []
-        # Place in the shard, clip, and the audio it stands for in the progress.
-        self._window: list[tuple[int, Clip, float]] = []
-        self._window_bytes = 0
-        self._under_way: deque[tuple[list[tuple[int, Clip, float]], Window]] = deque()
-
-    def run(self, items: Sequence[Item], witnesses: Sequence[Item], turn: Turn) -> ShardRows:
-        try:
-            self._extract(items, witnesses, turn)
-            return self._gather()
-        finally:
-            for _, window in self._under_way:
-                window.cancel()
-
-    def _extract(self, items: Sequence[Item], witnesses: Sequence[Item], turn: Turn) -> None:
-        rows = self._rows.prepared(
-            items, self._attempts, witnesses, self._memory_share, self._stages
-        )
-        with closing(rows) as prepared:
-            for entry in self._stages.during(DECODE, prepared):
-                place = len(self._done)
-                self._done.append([])
-                if isinstance(entry, QuarantineRow):
-                    self._done[place].append(entry)
-                    continue
-                if self._is_full(entry):
-                    turn.wait()
-                self._take(place, entry)
-            turn.wait()
-            self._flush()
-            # What comes next stands behind the last of ours: no core waits in between.
-            turn.over()
-            self._collect(0)
-
-    def _is_full(self, entry: list[Clip] | LongClip) -> bool:
-        return (
-            isinstance(entry, LongClip) or self._window_bytes + _nbytes(entry) >= self._full_bytes
-        )
-
-    def _take(self, place: int, entry: list[Clip] | LongClip) -> None:
-        if isinstance(entry, LongClip):
-            self._flush()
-            self._collect(0)
-            self._extract_long(place, entry)
-            return
-        self._window += [(place, clip, clip.seconds / len(entry)) for clip in entry]
-        self._window_bytes += _nbytes(entry)
-        if self._window_bytes >= self._full_bytes:
-            self._flush()
-
-    def _flush(self) -> None:
-        window, self._window, self._window_bytes = self._window, [], 0
+    Long clips and quarantined rows are yielded alone. A long clip ends the window before it.
+    """
+    window: list[tuple[Place, Clip]] = []
+    size = 0
+    for number, entry in enumerate(prepared):
+        if isinstance(entry, QuarantineRow):
+            yield (number, 0), entry
+            continue
+        if isinstance(entry, list):
+            window += [((number, position), clip) for position, clip in enumerate(entry)]
+            size += _nbytes(entry)
+            if size < most_bytes:
+                continue
         if window:
-            self._stages.touch(MODEL)
-            begun = self._rows.extraction.begin([clip for _, clip, _ in window])
-            self._under_way.append((window, begun))
-        self._collect(self._rows.extraction.windows_ahead)
-
-    def _collect(self, left: int) -> None:
-        """Take what the models made of windows, the oldest first, until so many are under way."""
-        while len(self._under_way) > left:
-            window, begun = self._under_way[0]
-            finished: dict[int, Future[Any]] = {}
-            for batch, features in begun.results():
-                for position, found in zip(batch, features, strict=True):
-                    _, clip, seconds = window[position]
-                    finished[position] = self._later(
-                        clip.item, clip.channel, clip.seconds, clip.facts, found
-                    )
-                    self._on_audio(seconds)
-            for position, (place, _, _) in enumerate(window):
-                self._done[place].append(finished[position])
-            self._stages.touch(MODEL)
-            self._under_way.popleft()
-
-    def _extract_long(self, place: int, clip: LongClip) -> None:
-        try:
-            try:
-                with self._stages.stage(MODEL):
-                    features = self._rows.extraction.long(clip)
-            finally:
-                clip.close()
-                check_arrived(clip.stream, clip.item.uri)
-        except RowError as error:
-            bad = quarantined(clip.item.row_id, clip.item, error, self._attempts)
-            self._done[place].append(bad)
-            return
-        for position, (channel, found) in enumerate(zip(clip.channels, features, strict=True)):
-            facts = clip.facts(position)
-            self._done[place].append(self._later(clip.item, channel, clip.seconds, facts, found))
-        self._on_audio(clip.seconds)
-
-    def _later(self, *row: Any) -> Future[Any]:
-        return self._rows.later(self._rows.feature_row, *row, self._attempts)
-
-    def _gather(self) -> ShardRows:
-        rows = [
-            row if isinstance(row, QuarantineRow) else row.result()
-            for place in self._done
-            for row in place
-        ]
-        good = [row for row in rows if isinstance(row, FeatureRow)]
-        return ShardRows(good, [row for row in rows if isinstance(row, QuarantineRow)])
+            yield window
+            window, size = [], 0
+        if isinstance(entry, LongClip):
+            yield (number, 0), entry
+    if window:
+        yield window
 
 
 def check_length(extractor: Extractor, n_samples: int, item: Item) -> None:
@@ -375,20 +365,19 @@ def check_length(extractor: Extractor, n_samples: int, item: Item) -> None:
 
 def check_streamable(extractors: Sequence[Extractor], long_s: float, item: Item) -> None:
     """Raise TooLongError where a long clip meets a stream that cannot go chunk by chunk."""
-    whole = [stream.model for each in extractors if not each.can_stream for stream in each.streams]
-    if whole:
-        king = ", or set phase_insens to none and leave subfs out"
-        raise TooLongError(
-            f"{item.uri}: expected at most {long_s:g} s for {whole[0]}, whose streams need whole "
-            f"clips, got more; cut it into spans with a manifest"
-            f"{king if whole[0] == 'king2019' else ''}"
-        )
+    for extractor in extractors:
+        if not extractor.can_stream:
+            advice = f", or {extractor.streaming_advice}" if extractor.streaming_advice else ""
+            raise TooLongError(
+                f"{item.uri}: expected at most {long_s:g} s for {extractor.model}, whose streams "
+                f"need whole clips, got more; cut it into spans with a manifest{advice}"
+            )
 
 
 def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> QuarantineRow:
-    """The quarantine row of an error."""
-    said = one_line(error)
-    return QuarantineRow(row_id, item.uri, error.stage, error.error_class, said, attempts)
+    """Return the quarantine row of an error."""
+    message = one_line(error)
+    return QuarantineRow(row_id, item.uri, error.stage, error.error_class, message, attempts)
 
 
 def _nbytes(entry: Prepared) -> int:

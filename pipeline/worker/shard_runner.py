@@ -1,10 +1,9 @@
-"""The real work behind a worker: warm models, process a shard's rows, publish it.
+"""The runner of a worker: warm models, process a shard's rows, publish the shard.
 
-Several shards may be inside at once. On a CPU there are two: while one uses the models, the other
-is decoded or written, and the models are taken in the order in which shards arrived; the next one
-takes over while the last clips are under way, so that no core waits. On a GPU there are as many as
-fill its launches, and they share these. What ends up in files is the same whatever
-overlaps: a shard's rows depend on nothing but its items and the spec.
+Several shards may be in flight. On a CPU there are two: while one uses the models, the other is
+decoded or written. Shards get the models in the order of their arrival. On a GPU as many shards are
+in flight as fill its launches. Files do not depend on the overlap: a shard's rows depend on its
+items and the spec alone.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,10 +33,10 @@ from earmill.pipeline.common.timing import (
     doing,
     library_threads,
 )
-from earmill.pipeline.dataset.lease import UNFENCED, Fence
+from earmill.pipeline.dataset.commit_record import Recommit
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
-from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.formats.dtypes import Caster
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import (
@@ -69,34 +67,33 @@ from earmill.pipeline.worker.messages import (
 )
 from earmill.pipeline.worker.models import WarmModels, warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
-from earmill.pipeline.worker.turns import Turn, Turns, free_turn
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.base import Extractor, StreamInfo
     from earmill.pipeline.spec.job import JobSpec
 
-# What keeps a shard waiting for longer may be what it will be killed for: a read of the source, or
-# a call to the output.
+# A read of the source, or a call to the output, that takes longer is named as the reason when the
+# shard is killed for hanging.
 SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """All a worker needs to know; travels to it once.
+    """A job as it is sent to a worker, once.
 
     Args:
         spec: The job, storage options included.
-        plan_id: Goes into commit records.
+        plan_id: Stored in commit records.
         threads: Kernel threads of this worker.
         folder: The driver's working folder, against which the spec's relative paths resolve.
         device: `cpu`; `cuda`, or `auto` for a GPU where one works.
-        shards: How many may be in flight on a GPU.
-        parquet_form: What a cell of a stream is in the dataset's Parquet files.
+        shards: Most shards in flight on a GPU.
+        parquet_form: Form of a stream's cells in the dataset's Parquet files.
         streams: The dataset's streams, as dataset.json describes them: an earlier release may have
             begun it, and all of its shards are stored alike. Empty for those of a new dataset.
         extra_types: Types of carried-through columns over the whole plan.
         again: Shards whose commit is to be replaced.
-        scratch: Name of the run's folder for what is written before it is published.
+        scratch: Name of the run's folder for files that are not published yet.
         fence: The run's right to write to the output.
     """
 
@@ -109,7 +106,7 @@ class WorkerJob:
     parquet_form: str = BINARY
     streams: Sequence[Mapping[str, Any]] = ()
     extra_types: Mapping[str, Any] = field(default_factory=dict)
-    again: Mapping[str, Again] = field(default_factory=dict)
+    again: Mapping[str, Recommit] = field(default_factory=dict)
     scratch: str = "workers"
     fence: Fence = UNFENCED
 
@@ -118,11 +115,30 @@ class WorkerJob:
         return ShardRunner(self)
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """A warm worker.
+
+    Args:
+        rows: The row pipeline, its source open and its models warm.
+        streams: The dataset's streams as they are stored.
+        device: What provenance records of the device.
+        worker: Host, process and Ray's node.
+        info: What the driver is told.
+    """
+
+    rows: RowProcessor
+    streams: Sequence[StreamInfo]
+    device: Mapping[str, Any]
+    worker: Mapping[str, Any]
+    info: WorkerInfo
+
+
 class ShardRunner:
     """Processes and publishes shards.
 
     Args:
-        job: What to do.
+        job: The job.
         make_rows: Builds the row pipeline; RowProcessor unless a caller extends it.
     """
 
@@ -135,11 +151,8 @@ class ShardRunner:
         self._job, self._make_rows = job, make_rows
         self._spec = job.spec
         self._layout = Layout.open(job.spec.output.uri, job.spec.output.storage_options)
-        self._turns = Turns()
-        # Tables are as large as features: no more shards are written at a time than have a core.
+        # Tables are as large as features, so no more shards are written at a time than cores allow.
         self._writers = threading.Semaphore(max(CONCURRENT_SHARDS, job.threads))
-        self._models: WarmModels | None = None
-        self._rows: RowProcessor | None = None
         self._in_flight: dict[str, float] = {}
         self._lock = threading.Lock()
         self._cpu, self._cpu_before_s = CpuSeconds(), 0.0
@@ -148,66 +161,42 @@ class ShardRunner:
 
     def warm_up(self) -> WorkerInfo:
         """Open the source, build models and run them and the writers once; cheap when repeated."""
-        if self._rows is None:
-            sweep()  # what workers that were killed on this machine have left
-            source = open_source(self._spec.source, self._spec.audio.array_rate_hz)
-            # Who starts a library's threads is who they are counted for from now on.
-            with doing(MODEL, CpuSeconds(), libraries=FOR_MODELS):
-                models = warm_models(self._spec, self._job.threads, self._job.device)
-            with doing(ENCODE, CpuSeconds(), libraries=FOR_FILES):
-                self._exercise_writers(models)
-            self._rows = self._make_rows(
-                self._spec,
-                source,
-                models.extractors,
-                decode_threads=max(2, self._job.threads),
-                spill_folder=self._layout.root if self._layout.is_local else None,
-                gpu=models.gpu,
-                shards=self._shards(models),
-                cpu=self._cpu,
-            )
-            self._models = models
-            library_threads.begin()
-            self._cpu_before_s = time.process_time()
-        return self._info_of(self._warm)
+        return self._ready.info
 
     def run(self, order: ShardOrder) -> ShardNotes | None:
         """Process the shard and publish it, unless another attempt has done so already."""
+        again = self._job.again.get(order.shard.shard_id, Recommit())
         with patient(), doing(OTHER, CpuSeconds(self._cpu)):
-            return self._run(order)
-
-    def _run(self, order: ShardOrder) -> ShardNotes | None:
-        if self._layout.exists(commit_path(order.shard.shard_id, self._again(order).generation)):
-            return None
-        started, stages = time.perf_counter(), StageTimes()
-        try:
-            rows = self._process(order, stages)
-            seconds = time.perf_counter() - started
-            with self._writers:
-                won = self._publish(order, rows, seconds, stages)
-            return ShardNotes(order.attempt, won, stages.stretches(), _told(rows.bad))
-        finally:
-            with self._lock:
-                self._in_flight.pop(order.attempt, None)
-
-    def _again(self, order: ShardOrder) -> Again:
-        """How the shard is committed; as generation 0 where it is for the first time."""
-        return self._job.again.get(order.shard.shard_id, Again())
+            if self._layout.exists(commit_path(order.shard.shard_id, again.generation)):
+                return None
+            started, stages = time.perf_counter(), StageTimes()
+            try:
+                rows = self._process(order, again.keep, stages)
+                process_s = time.perf_counter() - started
+                with self._writers:
+                    won = self._publish(order, again.generation, rows, process_s, stages)
+            finally:
+                with self._lock:
+                    self._in_flight.pop(order.attempt, None)
+            bad = tuple(
+                BadRow(row.row_id, row.stage, row.error_class, row.message)
+                for row in rows.bad[:MOST_ROWS_TOLD]
+            )
+            return ShardNotes(order.attempt, won, stages.stretches(), bad)
 
     def probe(self, items: Sequence[Item]) -> None:
-        """Process and encode rows and forget them: either may be what kills the worker."""
+        """Process and encode rows without publishing them, as either may kill the worker."""
         with doing(OTHER, self._cpu):
-            self._probe(items)
-
-    def _probe(self, items: Sequence[Item]) -> None:
-        with self._line() as turn:
-            rows = self._extracted(items, turn=turn)
-        try:
-            with private_scratch(self._layout, "probe") as folder:
-                streams = self._streams(self._warm)
-                self._encode(rows.good, streams, folder, self._job.extra_types or None)
-        except OSError as error:
-            raise PublishError("rows could not be encoded") from error
+            try:
+                rows = self._ready.rows.process(items)
+            except SpillError as error:
+                raise PublishError("the features of a long row found no room") from error
+            try:
+                with private_scratch(self._layout, "probe") as folder:
+                    types = self._job.extra_types or None
+                    self._encode(rows.good, self._ready.streams, folder, types)
+            except OSError as error:
+                raise PublishError("rows could not be encoded") from error
 
     def seconds_in_flight(self) -> float:
         """Audio seconds through the models in shards that are not published yet."""
@@ -215,11 +204,11 @@ class ShardRunner:
             return sum(self._in_flight.values())
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds of the process since it was warm, by part; what nobody claims is `other`."""
-        found = self._cpu.seconds()
+        """CPU seconds of the process since it was warm, by part; the rest is `other`."""
+        by_part = self._cpu.seconds()
         spent_s = time.process_time() - self._cpu_before_s
-        found[OTHER] = found.get(OTHER, 0.0) + max(0.0, spent_s - sum(found.values()))
-        return found
+        by_part[OTHER] = by_part.get(OTHER, 0.0) + max(0.0, spent_s - sum(by_part.values()))
+        return by_part
 
     def waits_for(self) -> str:
         """`source` or `output` while it takes long to answer."""
@@ -227,80 +216,89 @@ class ShardRunner:
             return "source"
         return "output" if longest_call_s() > SLOW_CALL_S else ""
 
-    @property
-    def _processor(self) -> RowProcessor:
-        if self._rows is None:
-            self.warm_up()
-        if self._rows is None:
-            raise RuntimeError("the worker is not warm")
-        return self._rows
+    def close(self) -> None:
+        """End the threads of the row pipeline."""
+        self._ready.rows.close()
 
-    @property
-    def _warm(self) -> WarmModels:
-        if self._models is None:
-            self.warm_up()
-        if self._models is None:
-            raise RuntimeError("the worker is not warm")
-        return self._models
+    @cached_property
+    def _ready(self) -> _Ready:
+        """Everything that shards use, built and run once."""
+        spec, job = self._spec, self._job
+        sweep()  # files of workers that were killed on this machine
+        source = open_source(spec.source, spec.audio.array_rate_hz)
+        # A library's threads count for the part of the work that starts them.
+        with doing(MODEL, CpuSeconds(), libraries=FOR_MODELS):
+            models = warm_models(spec, job.threads, job.device)
+        streams = self._streams(models.extractors)
+        with doing(ENCODE, CpuSeconds(), libraries=FOR_FILES):
+            self._exercise_writers(models, streams)
+        shards = CONCURRENT_SHARDS if models.gpu is None else job.shards
+        rows = self._make_rows(
+            spec,
+            source,
+            models.extractors,
+            decode_threads=max(2, job.threads),
+            spill_folder=self._layout.root if self._layout.is_local else None,
+            gpu=models.gpu,
+            shards=shards,
+            cpu=self._cpu,
+        )
+        device = "cpu" if models.gpu is None else models.gpu.backend
+        info = WorkerInfo(os.getpid(), device, job.threads, shards, models.note)
+        library_threads.begin()
+        self._cpu_before_s = time.process_time()
+        return _Ready(rows, streams, models.device, _whereabouts(), info)
 
-    def _process(self, order: ShardOrder, stages: StageTimes) -> ShardRows:
+    def _process(
+        self, order: ShardOrder, keep: Sequence[QuarantineRow], stages: StageTimes
+    ) -> ShardRows:
         def count(seconds: float) -> None:
             with self._lock:
                 self._in_flight[order.attempt] = self._in_flight.get(order.attempt, 0.0) + seconds
 
         planned = {item.row_id for item in order.shard.items}
         # A channel alone cannot stay behind: its row is processed whole.
-        kept = [row for row in self._again(order).keep if row.row_id in planned]
+        kept = [row for row in keep if row.row_id in planned]
         known = {row.row_id for row in kept}
-        items = [
-            item
-            for item in order.shard.items
-            if item.row_id not in order.culprits and item.row_id not in known
-        ]
-        with self._line() as turn:
-            rows = self._extracted(
-                items,
+        items = [item for item in order.shard.items if item.row_id not in known]
+        try:
+            rows = self._ready.rows.process(
+                [item for item in items if item.row_id not in order.culprits],
                 attempts=order.attempts,
                 witnesses=order.witnesses,
-                turn=turn,
                 on_audio=count,
                 memory_share=order.memory_share,
                 stages=stages,
             )
+        except SpillError as error:
+            raise PublishError("the features of a long row found no room") from error
         culprits = [
             quarantined(item.row_id, item, _crash(order.culprits[item.row_id]), order.attempts)
-            for item in order.shard.items
-            if item.row_id in order.culprits and item.row_id not in known
+            for item in items
+            if item.row_id in order.culprits
         ]
         return ShardRows(rows.good, rows.bad + culprits + kept)
 
-    def _shards(self, models: WarmModels) -> int:
-        """How many may be inside at once."""
-        return CONCURRENT_SHARDS if models.gpu is None else self._job.shards
-
-    def _info_of(self, models: WarmModels) -> WorkerInfo:
-        return WorkerInfo(
-            pid=os.getpid(),
-            device="cpu" if models.gpu is None else models.gpu.backend,
-            threads=self._job.threads,
-            shards=self._shards(models),
-            note=models.note,
-        )
-
-    def _line(self) -> AbstractContextManager[Turn]:
-        """A place in the line for the models; on a GPU nobody waits for another."""
-        return self._turns.line_up() if self._warm.gpu is None else nullcontext(free_turn())
-
-    def _extracted(self, items: Sequence[Item], **options: Any) -> ShardRows:
-        try:
-            return self._processor.process(items, **options)
-        except SpillError as error:
-            raise PublishError("the features of a long row found no room") from error
-
     def _publish(
-        self, order: ShardOrder, rows: ShardRows, process_s: float, stages: StageTimes
+        self,
+        order: ShardOrder,
+        generation: int,
+        rows: ShardRows,
+        process_s: float,
+        stages: StageTimes,
     ) -> bool:
-        shard, output = order.shard, self._spec.output
+        shard, output, ready = order.shard, self._spec.output, self._ready
+        cast_errors = total(row.cast_errors for row in rows.good)
+        # Stored in the commit record only. The cast errors are the same for every attempt.
+        info = {
+            "device": ready.device,
+            "versions": value_versions(),
+            "worker": ready.worker,
+            "threads": self._job.threads,
+            "attempts": order.attempts,
+            "timings_s": {"process": round(process_s, 6)},
+            "cast_errors": {k: v.to_dict() for k, v in sorted(cast_errors.items()) if v.nonzero},
+        }
         try:
             return publish_shard(
                 self._layout,
@@ -309,16 +307,16 @@ class ShardRunner:
                 plan_id=self._job.plan_id,
                 rows=rows.good,
                 bad=rows.bad,
-                streams=self._streams(self._warm),
+                streams=ready.streams,
                 formats=output.formats,
                 attrs=self._attrs,
-                info=self._info(order, process_s) | _cast_errors(rows.good),
+                info=info,
                 dtype=output.dtype,
                 row_group_profile=output.row_group_profile,
                 parquet_form=self._job.parquet_form,
                 plan_rows=[item.row_id for item in shard.items],
                 extra_types=self._job.extra_types or None,
-                generation=self._again(order).generation,
+                generation=generation,
                 folder=shared_scratch(self._layout, self._job.scratch),
                 stages=stages,
                 fence=self._job.fence,
@@ -326,17 +324,17 @@ class ShardRunner:
         except Exception as error:
             raise PublishError(f"shard {shard.shard_id} could not be published") from error
 
-    def _streams(self, models: WarmModels) -> list[StreamInfo]:
+    def _streams(self, extractors: Sequence[Extractor]) -> list[StreamInfo]:
+        """Return the dataset's streams as they are stored."""
         if self._job.streams:
             from amtcore.features.stream_info import StreamInfo
 
             return [StreamInfo.from_dict(info) for info in self._job.streams]
-        infos = [info for model in models.extractors for info in model.streams]
+        infos = [info for model in extractors for info in model.streams]
         return stored_streams(infos, self._spec.output.dtype, self._spec.output.formats)
 
-    def _exercise_writers(self, models: WarmModels) -> None:
-        """Encode a row and read it back: what the writers import costs seconds the first time."""
-        streams = self._streams(models)
+    def _exercise_writers(self, models: WarmModels, streams: Sequence[StreamInfo]) -> None:
+        """Encode a row and read it back: the writers' imports cost seconds the first time."""
         held = stored(models.features, Caster(self._spec.output.dtype, streams))
         row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, held.streams, held.steps)
         with tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name:
@@ -359,33 +357,9 @@ class ShardRunner:
             read_back(fmt, path, streams)
         write_table(row_table(rows, streams, extra_types), folder / "rows.parquet")
 
-    def _info(self, order: ShardOrder, process_s: float) -> dict[str, Any]:
-        """Stored in the commit record only: who did it, with what, and how long it took."""
-        return {
-            "device": self._warm.device,
-            "versions": value_versions(),
-            "worker": _whereabouts(),
-            "threads": self._job.threads,
-            "attempts": order.attempts,
-            "timings_s": {"process": round(process_s, 6)},
-        }
-
-
-def _cast_errors(rows: Sequence[FeatureRow]) -> dict[str, Any]:
-    """Stored in the commit record: what float16 cost each stream; the same whatever the attempt."""
-    found = total(row.cast_errors for row in rows)
-    return {"cast_errors": {k: v.to_dict() for k, v in sorted(found.items()) if v.nonzero}}
-
-
-def _told(bad: Sequence[QuarantineRow]) -> tuple[BadRow, ...]:
-    """Quarantined rows for who watches."""
-    return tuple(
-        BadRow(row.row_id, row.stage, row.error_class, row.message) for row in bad[:MOST_ROWS_TOLD]
-    )
-
 
 def _whereabouts() -> dict[str, Any]:
-    """Host, process and, inside Ray, the node."""
+    """Return host, process and, inside Ray, the node."""
     found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
@@ -395,7 +369,7 @@ def _whereabouts() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def value_versions() -> dict[str, str]:
-    """Versions of the packages that can change a feature, without looking at all the others."""
+    """Return versions of the packages that can change a feature."""
     found = {}
     for name in VALUE_PACKAGES:
         try:

@@ -374,4 +374,4 @@ def _is(kind: str, process: psutil.Process) -> bool:
         return False
     if kind == "raylet":
         return name == "raylet"
-    return "pipeline.worker.process" in command or command.startswith("ray::ShardWorker")
+    return "pipeline.worker.worker_process" in command or command.startswith("ray::ShardWorker")

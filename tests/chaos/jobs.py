@@ -17,7 +17,7 @@ import psutil
 import yaml
 
 from earmill import compute_statistics, open_features
-from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline import audio_factory

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from earmill import open_features
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.orphans import remove_orphans
-from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.arrow_tables import read_table

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from earmill.pipeline.dataset.publish import committed_shards
+from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from earmill.pipeline.dataset.publish import committed_shards
+from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
@@ -59,5 +59,5 @@ def workers_of(pid: int) -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process(pid).children(recursive=True)
-        if any("pipeline.worker.process" in part for part in child.cmdline())
+        if any("pipeline.worker.worker_process" in part for part in child.cmdline())
     ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.conftest import Reference
 from tests.chaos.jobs import assert_equal_datasets, run_script, write_job

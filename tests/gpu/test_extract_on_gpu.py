@@ -14,12 +14,11 @@ from amtcore.features.build import build_extractor
 from amtcore.features.registry import BUILT_IN
 from earmill.jobs.doctor.models import WITH_TRANSFORMS, as_array, noise
 from earmill.pipeline.audio.resample import ON_DEVICES
-from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.device import DeviceInput, find_gpu
-from earmill.pipeline.worker.self_check import check_resampler
+from earmill.pipeline.worker.device import DeviceInput, check_resampler, find_gpu
 from tests.chaos.jobs import assert_equal_datasets, write_corpus, write_job
 from tests.compare import Tolerance, assert_close
 

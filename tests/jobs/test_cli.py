@@ -15,7 +15,7 @@ import yaml
 
 from earmill.jobs.cli import run
 from earmill.jobs.console.estimate import rounded_up
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.driver_lock import DriverLock
 from earmill.pipeline.planning.estimate import START_S
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from earmill.jobs.cli import run
-from earmill.pipeline.dataset.publish import committed_shards
+from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole, driver, write_corpus, write_job
 from tests.waiting import processes_end

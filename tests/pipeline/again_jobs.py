@@ -19,7 +19,7 @@ import pytest
 from earmill import open_features
 from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.text import named_line
-from earmill.pipeline.dataset.publish import commits, read_commit
+from earmill.pipeline.dataset.commit_record import commits, read_commit
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver import events

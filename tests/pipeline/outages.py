@@ -17,7 +17,7 @@ from earmill.pipeline.driver.shard_tracker import Committed, Ledger, Result
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.messages import Runner
-from earmill.pipeline.worker.shard_worker import ShardWorker
+from earmill.pipeline.worker.worker_process import ShardWorker
 from tests.s3_stand_in import s3_stand_in
 
 

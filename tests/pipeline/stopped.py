@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from earmill.pipeline.dataset.crew import CrewMember
-from earmill.pipeline.dataset.lease import STALE_S, DriverLock, read_holder, stored_text
+from earmill.pipeline.dataset.crew import DriverMembership
+from earmill.pipeline.dataset.driver_lock import STALE_S, DriverLock, read_holder, stored_text
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
 
@@ -62,7 +62,7 @@ def stopped(number: int, others: Callable[[], object]) -> Iterator[Stop]:
     """
     stop = Stop(number, others)
     with pytest.MonkeyPatch.context() as patch:
-        for holder in (DriverLock, CrewMember):
+        for holder in (DriverLock, DriverMembership):
             patch.setattr(holder, "_beat", lambda self: None)
         for name in CALLS:
             patch.setattr(Layout, name, _watched(stop, name))

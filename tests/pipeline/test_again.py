@@ -14,7 +14,7 @@ import pytest
 
 from earmill import open_features
 from earmill.jobs.cli import run as command
-from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.recompute import RowFilter, quarantined
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import events, sharing

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from earmill.pipeline.common.errors import LockedError, OutputError, StorageError
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.driver_lock import DriverLock
 from earmill.pipeline.storage import atomic_create as putonce
 from earmill.pipeline.storage.layout import Layout
 

@@ -15,10 +15,10 @@ from botocore.exceptions import ClientError
 from earmill.pipeline.common.errors import LockedError, OutputError
 from earmill.pipeline.dataset import finalise as closing
 from earmill.pipeline.dataset import garbage
+from earmill.pipeline.dataset.driver_lock import DriverLock, read_holder
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.garbage import collect_garbage
-from earmill.pipeline.dataset.lease import DriverLock, read_holder
-from earmill.pipeline.dataset.snapshot import Current, Past
+from earmill.pipeline.dataset.snapshot import Current, EarlierSnapshot
 from earmill.pipeline.storage import atomic_replace
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE, DRIVER_FILE
@@ -167,9 +167,9 @@ def test_collecting_garbage_undoes_no_closing(
     layout = small_dataset(tmp_path)
     finalise(layout)
 
-    def frozen(current: Current, *args: Any) -> list[Past]:
+    def frozen(current: Current, *args: Any) -> list[EarlierSnapshot]:
         layout.write_bytes(CURRENT_FILE, ANOTHERS)
-        return [Past(current.snapshot, current.entry)]
+        return [EarlierSnapshot(current.snapshot, current.entry)]
 
     monkeypatch.setattr(garbage, "_expired", frozen)
     with pytest.raises(LockedError, match="nothing was replaced"):

@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from earmill.pipeline.dataset.card import readme
+from earmill.pipeline.dataset.commit_record import CommitRecord, commits
 from earmill.pipeline.dataset.croissant import _feature_set, croissant
 from earmill.pipeline.dataset.description import open_dataset, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.publish import CommitRecord, commits
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import (

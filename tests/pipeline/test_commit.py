@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from earmill.pipeline.common.errors import CommitError, OvertakenError
-from earmill.pipeline.dataset.commit_record import reading_pool
-from earmill.pipeline.dataset.description import open_dataset
-from earmill.pipeline.dataset.lease import DriverLock
-from earmill.pipeline.dataset.publish import (
+from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
     commits,
     committed_shards,
-    publish_shard,
     read_commit,
+    reading_pool,
 )
+from earmill.pipeline.dataset.description import open_dataset
+from earmill.pipeline.dataset.driver_lock import DriverLock
+from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import DRIVER_FILE, commit_path
 from tests.pipeline.commit_data import (

@@ -20,9 +20,7 @@ import pytest
 
 from earmill.pipeline.common.errors import CommitError, StorageError
 from earmill.pipeline.dataset import publish as publishing
-from earmill.pipeline.dataset.publish import (
-    commits,
-)
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.formats.format import Encoding, Format
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.storage.layout import Layout

@@ -23,7 +23,7 @@ from earmill.pipeline.common.timing import (
     doing,
     in_order,
 )
-from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.driver.cpu_account import CpuAccount
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
@@ -91,7 +91,7 @@ def test_work_and_items_made_in_other_threads_count_for_who_asked() -> None:
             closed.append(True)
 
     with doing("other", tally):
-        work, made = carried("encode", spend), counted("fetch", items())
+        work, made = carried("encode", spend), counted("fetch", items(), current())
     with ThreadPoolExecutor(1) as pool:
         pool.submit(work, 0.01).result()
         assert pool.submit(lambda: next(made) + next(made)).result() == 2

@@ -13,11 +13,17 @@ import pytest
 
 from earmill.pipeline.common.errors import LockedError
 from earmill.pipeline.dataset import crew
-from earmill.pipeline.dataset.crew import Claims, CrewMember, clear_claims
+from earmill.pipeline.dataset.commit_record import commits
+from earmill.pipeline.dataset.crew import BlockClaims, DriverMembership, clear_claims
 from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.driver_lock import (
+    STALE_S,
+    DriverLock,
+    LockHolder,
+    as_seen_now,
+    live_crew,
+)
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import STALE_S, DriverLock, Holder, as_seen_now, live_crew
-from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.driver import sharing
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, commit_path
@@ -46,12 +52,12 @@ class Clock:
         return self.now
 
 
-def claims(layout: Layout, run_id: str, shards: list[str] = SHARDS, **options: Any) -> Claims:
+def claims(layout: Layout, run_id: str, shards: list[str] = SHARDS, **options: Any) -> BlockClaims:
     done = options.pop("done", set())
-    return Claims(layout, PLAN, shards, done, run_id=run_id, clock=Clock(), **options)
+    return BlockClaims(layout, PLAN, shards, done, run_id=run_id, clock=Clock(), **options)
 
 
-def everything(mine: Claims) -> list[str]:
+def everything(mine: BlockClaims) -> list[str]:
     """What a member gets until there is nothing left to claim."""
     found = []
     while got := mine.next():
@@ -66,11 +72,11 @@ def commit(layout: Layout, shards: list[str]) -> None:
 
 def test_members_that_race_for_claims_get_every_shard_once(layout: Layout) -> None:
     """Each begins elsewhere; the last blocks are fought for."""
-    members = [CrewMember(layout, run_id=f"m{index}") for index in range(3)]
+    members = [DriverMembership(layout, run_id=f"m{index}") for index in range(3)]
     mine = [claims(layout, f"m{index}", start=index / 4) for index in range(3)]
     begun = Barrier(3)
 
-    def race(mine: Claims) -> list[str]:
+    def race(mine: BlockClaims) -> list[str]:
         first = mine.next() or []
         begun.wait(DEADLINE_S)  # else whoever comes first may have everything before others begin
         return first + everything(mine)
@@ -93,7 +99,7 @@ def test_what_a_member_that_left_or_died_had_is_claimed_by_one_of_the_others(
 ) -> None:
     for gone in ("left", "died"):
         shards = [f"{index:05d}" for index in range(8)]
-        dead = Holder.here(gone)
+        dead = LockHolder.here(gone)
         if gone == "died":  # it lives by its process, but gives no sign of it
             stale = as_seen_now(dead).replace(
                 str(int(time.time())).encode(), str(int(time.time() - 2 * STALE_S)).encode()
@@ -102,7 +108,7 @@ def test_what_a_member_that_left_or_died_had_is_claimed_by_one_of_the_others(
         first = claims(layout, gone, shards)
         assert first.next() == shards[:1] and first.next() == shards[1:2]
         commit(layout, shards[:1])
-        with CrewMember(layout, run_id="a"), CrewMember(layout, run_id="b"):
+        with DriverMembership(layout, run_id="a"), DriverMembership(layout, run_id="b"):
             others = [claims(layout, name, shards, done={shards[0]}) for name in "ab"]
             with ThreadPoolExecutor(2) as pool:
                 found = list(pool.map(everything, others))
@@ -120,14 +126,14 @@ def test_a_member_wakes_and_finds_its_claim_superseded_but_does_no_harm(layout: 
     """It was frozen: another has its shard, and a third one cannot get it as well."""
     frozen = claims(layout, "frozen", ["00000"])
     assert frozen.next() == ["00000"]
-    with CrewMember(layout, run_id="second"), CrewMember(layout, run_id="third"):
+    with DriverMembership(layout, run_id="second"), DriverMembership(layout, run_id="third"):
         assert claims(layout, "second", ["00000"]).next() == ["00000"]
         assert claims(layout, "third", ["00000"]).next() == []
         assert frozen.next() is None, "for itself it has it still: commits decide"
 
 
 def test_who_needs_the_output_alone_is_refused_while_others_share_it(layout: Layout) -> None:
-    with CrewMember(layout, run_id="member"):
+    with DriverMembership(layout, run_id="member"):
         assert list(live_crew(layout)) == ["member"]
         with pytest.raises(LockedError, match=r"run member, last sign of life.*--join"):
             DriverLock(layout)
@@ -136,9 +142,9 @@ def test_who_needs_the_output_alone_is_refused_while_others_share_it(layout: Lay
             pass
     with DriverLock(layout):
         with pytest.raises(LockedError, match="not to be shared now"):
-            CrewMember(layout)
+            DriverMembership(layout)
         assert layout.list(CREW) == []
-    with DriverLock(layout, shares=True), CrewMember(layout):
+    with DriverLock(layout, shares=True), DriverMembership(layout):
         pass
 
 
@@ -150,7 +156,9 @@ def test_claims_of_a_member_that_was_killed_at_the_end_go_with_the_next_run(
     layout = small_dataset(tmp_path / "out")
     finalise(layout)
     claims(layout, "killed", SHARDS[:3]).next()
-    layout.write_bytes(f"{CREW}/killed.json", as_seen_now(replace(Holder.here("killed"), pid=0)))
+    layout.write_bytes(
+        f"{CREW}/killed.json", as_seen_now(replace(LockHolder.here("killed"), pid=0))
+    )
     mode = sharing.Sharing(joins=joins)
     dataset = read_dataset(layout)
     assert dataset is not None
@@ -161,7 +169,7 @@ def test_claims_of_a_member_that_was_killed_at_the_end_go_with_the_next_run(
 def test_claims_on_a_store_are_created_by_one() -> None:
     with s3_server() as options:
         layout = Layout.open("s3://out/set", options)
-        with CrewMember(layout, run_id="a"), CrewMember(layout, run_id="b"):
+        with DriverMembership(layout, run_id="a"), DriverMembership(layout, run_id="b"):
             first, second = claims(layout, "a", SHARDS[:3]), claims(layout, "b", SHARDS[:3])
             assert (first.next(), second.next()) == (["00000"], ["00001"])
             assert sorted(everything(first) + everything(second)) == ["00002"]

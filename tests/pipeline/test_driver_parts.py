@@ -39,8 +39,8 @@ from earmill.pipeline.driver.shard_tracker import Committed, Result
 from earmill.pipeline.driver.summary import summarise
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.messages import Lost, Outcome, PublishError, ShardOrder, WorkerInfo
-from earmill.pipeline.worker.shard_worker import ShardWorker, is_permanent
+from earmill.pipeline.worker.messages import LostCall, Outcome, PublishError, ShardOrder, WorkerInfo
+from earmill.pipeline.worker.worker_process import ShardWorker, is_permanent
 from tests.pipeline.runners import shard
 
 
@@ -345,7 +345,7 @@ def test_a_late_loss_of_an_earlier_process_does_not_end_the_next_one() -> None:
     calls = [pool.submit(slot, "run", payload=None) for _ in range(2)]
     for call in calls:
         pool._leave(call)
-        scheduler._settle_lost(call, Lost("the worker process died"))
+        scheduler._settle_lost(call, LostCall("the worker process died"))
         slot.state = READY
     assert [event.kind for event in said] == ["worker_lost"]
     assert calls[0].shared_worker and calls[1].shared_worker
@@ -353,7 +353,7 @@ def test_a_late_loss_of_an_earlier_process_does_not_end_the_next_one() -> None:
     assert len(warmed_up) == 2
 
     fresh = pool.submit(slot, "run", payload=None)
-    scheduler._settle_lost(fresh, Lost("the worker process died"))
+    scheduler._settle_lost(fresh, LostCall("the worker process died"))
     assert [event.kind for event in said] == ["worker_lost", "worker_lost"]
 
 

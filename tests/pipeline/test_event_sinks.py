@@ -21,7 +21,7 @@ from hypothesis.extra.numpy import arrays
 from amtcore.features.base import StreamInfo
 from amtcore.features.spike_events import SpikeEvents
 from earmill.pipeline.common.errors import CommitError, OutputError
-from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.registry import Encoding, read_back, row_table

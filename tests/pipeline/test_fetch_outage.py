@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -77,10 +77,10 @@ def test_an_object_of_another_size_than_planned_is_changed(
 def test_no_answer_is_an_outage_after_bounded_tries(
     monkeypatch: pytest.MonkeyPatch, clock: Clock, error: Exception
 ) -> None:
-    def fail(*_: object) -> Blob:
+    def fail(*_: object) -> BinaryIO:
         raise error
 
-    monkeypatch.setattr(fetch_module, "_load", fail)
+    monkeypatch.setattr(fetch_module, "open_regular", fail)
     with pytest.raises(SourceOutage, match="/a: cannot be fetched") as caught:
         load_blob(Item("a", "/a"), lambda uri: {})
     assert caught.value.kind == "source" and "\n" not in str(caught.value)
@@ -88,10 +88,10 @@ def test_no_answer_is_an_outage_after_bounded_tries(
 
 
 def test_a_clear_no_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    def fail(*_: object) -> Blob:
+    def fail(*_: object) -> BinaryIO:
         raise FileNotFoundError(errno.ENOENT, "gone")
 
-    monkeypatch.setattr(fetch_module, "_load", fail)
+    monkeypatch.setattr(fetch_module, "open_regular", fail)
     assert isinstance(load_blob(Item("a", "/a"), lambda uri: {}), AbsentError)
     assert clock() == 0
 
@@ -101,12 +101,12 @@ def test_a_read_that_hangs_is_an_outage_and_holds_nobody_up(
 ) -> None:
     release, waits = threading.Event(), []
 
-    def hang(*_: object) -> Blob:
+    def hang(*_: object) -> BinaryIO:
         waits.append(sources_base.longest_wait_s())
         release.wait()
-        return Blob(data=b"late")
+        raise FileNotFoundError("late")
 
-    monkeypatch.setattr(fetch_module, "_load", hang)
+    monkeypatch.setattr(fetch_module, "open_regular", hang)
     monkeypatch.setattr(sources_base, "STALL_S", 0.05)
     try:
         with pytest.raises(SourceOutage, match="no byte within"):

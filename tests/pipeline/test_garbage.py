@@ -11,7 +11,7 @@ import pytest
 
 from earmill.pipeline.driver.executors.local import LocalProcess
 from earmill.pipeline.worker.messages import Outcome, WorkerInfo
-from earmill.pipeline.worker.shard_worker import ShardWorker
+from earmill.pipeline.worker.worker_process import ShardWorker
 
 ANSWERS_WITHIN_S = 60.0
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.audio.resample import ON_DEVICES
-from earmill.pipeline.dataset.publish import commits, committed_shards
+from earmill.pipeline.dataset.commit_record import commits, committed_shards
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver import run as driver_module
 from earmill.pipeline.driver.executors import ray_executor

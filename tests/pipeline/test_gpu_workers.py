@@ -25,10 +25,10 @@ from earmill.pipeline.driver.shard_tracker import Ledger
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.worker import actor, device
 from earmill.pipeline.worker.actor import spawn_worker
+from earmill.pipeline.worker.batches import DeviceFull
 from earmill.pipeline.worker.device import Gpu, check_gpu, choose_gpu, device_errors, find_gpu
-from earmill.pipeline.worker.launch_batches import DeviceFull
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, ShardOrder, WorkerInfo
-from earmill.pipeline.worker.shard_worker import ShardWorker
+from earmill.pipeline.worker.worker_process import ShardWorker
 from tests.pipeline.runners import shard
 
 REASON = "the driver finds no device; check nvidia-smi"

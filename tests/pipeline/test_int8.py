@@ -41,7 +41,7 @@ from earmill.pipeline.planning.estimate import estimate
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.feature_values import Stored, spill, stored
+from earmill.pipeline.worker.feature_values import CastFeatures, spill, stored
 from tests.pipeline.reader_data import Writer, make_row, stream
 from tests.pipeline.test_plan import ListSource, clips, spec
 
@@ -161,7 +161,7 @@ def test_nothing_that_is_no_number_is_stored() -> None:
 
 @pytest.mark.parametrize("cuts", [[1, 2, 3], [64, 128], [930], [10, 500, 500, 929]])
 def test_a_long_clip_is_stored_as_if_it_were_whole(cuts: list[int], tmp_path: Path) -> None:
-    frames, held = wave(3, 9.3), Stored()
+    frames, held = wave(3, 9.3), CastFeatures()
     edges = [0, *cuts, len(frames)]
     for first, last in pairwise(edges):
         spill(held, {"modulation": frames[first:last]}, CAST, str(tmp_path))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.common.errors import DeviceLost
-from earmill.pipeline.worker.launch_batches import (
+from earmill.pipeline.worker.batches import (
     LAUNCH_BYTES,
     LAUNCH_CLIPS,
     LAUNCH_THREADS,

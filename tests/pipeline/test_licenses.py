@@ -14,9 +14,9 @@ import yaml
 import earmill
 from earmill.pipeline.common.errors import OutputError, SpecError
 from earmill.pipeline.dataset.card import readme
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.rows import OutFile

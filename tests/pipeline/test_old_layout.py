@@ -12,8 +12,8 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import read_dataset
-from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import LAYOUT_VERSION

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from earmill.pipeline.common.errors import SourceOutage
-from earmill.pipeline.dataset.publish import read_commit
+from earmill.pipeline.dataset.commit_record import read_commit
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_tracker import Committed, Result
 from earmill.pipeline.planning.make_plan import make_plan
@@ -45,7 +45,7 @@ def _stay_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(Path.cwd())
     yield
     while _opened:
-        _opened.pop().runner._processor.close()
+        _opened.pop().runner.close()
 
 
 @pytest.fixture
@@ -205,14 +205,14 @@ def test_a_folder_that_goes_away_and_comes_back_costs_no_row(tmp_path: Path, clo
 def test_what_the_system_says_of_itself_is_no_property_of_a_row(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    job, load = local_job(tmp_path), fetch_module._load_local
+    job, load = local_job(tmp_path), fetch_module.open_regular
 
     def failing(path: str, *more: Any) -> Any:
         if clock() < 60.0:
             raise OSError(number, "injected", path)
         return load(path, *more)
 
-    monkeypatch.setattr(fetch_module, "_load_local", failing)
+    monkeypatch.setattr(fetch_module, "open_regular", failing)
     result, _ = job.run(clock)
     assert job.rows() == (CLIPS, 0) and not result.fatal
 

@@ -15,7 +15,7 @@ import yaml
 
 from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import OutputError, StorageError
-from earmill.pipeline.dataset.publish import committed_shards
+from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.planning.make_plan import make_plan
@@ -55,7 +55,7 @@ def commit_all(job: Path) -> Path:
     runner.warm_up()
     for number, shard in enumerate(plan.shards):
         runner.run(ShardOrder(shard, f"{number:08x}"))
-    runner._processor.close()
+    runner.close()
     return job
 
 

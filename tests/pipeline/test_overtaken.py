@@ -17,7 +17,7 @@ import pytest
 
 import earmill
 from earmill.pipeline.common.errors import EarmillError, OvertakenError
-from earmill.pipeline.dataset import carry
+from earmill.pipeline.dataset import revision
 from earmill.pipeline.dataset.compact import compact as merge
 from earmill.pipeline.dataset.garbage import collect_garbage
 from earmill.pipeline.dataset.orphans import remove_orphans
@@ -256,7 +256,7 @@ def kind_of(call: str) -> str:
 @pytest.fixture(autouse=True)
 def _one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process stops as a whole; here only the thread of the call stops."""
-    monkeypatch.setattr(carry, "THREADS", 1)
+    monkeypatch.setattr(revision, "THREADS", 1)
 
 
 @pytest.mark.timeout(1800)  # many runs of a job

@@ -240,7 +240,7 @@ def test_a_job_of_a_plan_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     plan.write(layout)
     runner = ShardRunner(WorkerJob(job, plan.plan_id, 1, str(tmp_path)))
     runner.warm_up()
-    streams = tuple(info.to_dict() for info in runner._streams(runner._warm))
+    streams = tuple(info.to_dict() for info in runner._ready.streams)
     described = DatasetFile(
         name="job",
         spec=job.canonical(),

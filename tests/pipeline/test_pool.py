@@ -21,7 +21,7 @@ from earmill.pipeline.driver.deadlines import (
 )
 from earmill.pipeline.driver.executors.ray_executor import RayWorkers
 from earmill.pipeline.driver.pool import DEAD, READY, WARMING, Pool, Slot
-from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome
 from tests.pipeline.fake_workers import Clock, FakeWorkers, Worker
 
 seconds = st.floats(0.1, 1e5)
@@ -185,18 +185,18 @@ class TestPool:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (ActorUnavailableError("gone", None), Lost("the worker process died", restarting=True)),
+        (ActorUnavailableError("gone", None), LostCall("the worker process died", restarting=True)),
         (ActorDiedError(), "the worker process died: "),
         (WorkerCrashedError(), "WorkerCrashedError: "),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_lost_actor_is_no_exception(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: Lost | str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: LostCall | str
 ) -> None:
     result = answer_of_ray(monkeypatch, error)
-    assert isinstance(result, Lost)
-    if isinstance(expected, Lost):
+    assert isinstance(result, LostCall)
+    if isinstance(expected, LostCall):
         assert result == expected
     else:
         assert not result.restarting
@@ -213,7 +213,7 @@ def test_a_call_that_never_reached_the_actor_s_guard(monkeypatch: pytest.MonkeyP
     assert result.message == "ModuleNotFoundError: No module named 'nowhere'"
 
 
-def answer_of_ray(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Outcome | Lost:
+def answer_of_ray(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Outcome | LostCall:
     """What becomes of a call that Ray answers with this error."""
     monkeypatch.setattr(ray_package, "wait", lambda refs, **_: (refs, []))
     monkeypatch.setattr(ray_package, "get", mock.Mock(side_effect=error))

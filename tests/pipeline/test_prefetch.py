@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from earmill.pipeline.worker.extraction import ModelQueue
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.turns import Turns, free_turn
 from tests.waiting import DEADLINE_S
 
 
@@ -110,17 +110,17 @@ def test_leaving_early_stops_the_feeder(pool: ThreadPoolExecutor) -> None:
     assert len(pulled) < 20
 
 
-def test_turns_come_in_the_order_of_arrival() -> None:
-    turns, entered = Turns(), []
+def test_shards_get_the_models_in_the_order_of_arrival() -> None:
+    models, entered = ModelQueue(), []
     lined_up = threading.Semaphore(0)
 
     def visit(name: int) -> None:
-        with turns.line_up() as turn:
+        with models.ticket() as ticket:
             lined_up.release()
-            turn.wait()
+            ticket.wait()
             entered.append(name)
 
-    with turns.line_up() as first:
+    with models.ticket() as first:
         first.wait()
         threads = []
         for name in range(6):
@@ -133,19 +133,18 @@ def test_turns_come_in_the_order_of_arrival() -> None:
     assert entered == list(range(6))
 
 
-def test_a_place_given_up_does_not_block_the_line() -> None:
-    turns = Turns()
-    with pytest.raises(ValueError, match="early"), turns.line_up():
+def test_a_shard_that_fails_gives_its_ticket_back() -> None:
+    models = ModelQueue()
+    with pytest.raises(ValueError, match="early"), models.ticket():
         raise ValueError("left early")
-    with turns.line_up() as turn:
-        turn.wait()
+    with models.ticket() as ticket:
+        ticket.wait()
 
 
-def test_a_turn_that_is_over_lets_the_next_one_in() -> None:
-    turns = Turns()
-    with turns.line_up() as first, turns.line_up() as second:
+def test_a_ticket_given_back_lets_the_next_shard_in() -> None:
+    models = ModelQueue()
+    with models.ticket() as first, models.ticket() as second:
         first.wait()
-        first.over()
+        first.give_back()
         second.wait()  # for ever, if the first were still in the line
-        first.over()
-    free_turn().wait()
+        first.give_back()

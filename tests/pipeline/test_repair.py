@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.recompute import RowFilter, damaged, quarantined
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.dataset.verify import verify

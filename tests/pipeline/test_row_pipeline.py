@@ -10,9 +10,9 @@ import io
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from earmill.pipeline.worker import row_pipeline as process_rows
 from earmill.pipeline.worker.models import build_extractors
 from earmill.pipeline.worker.prepare import Clip, LongClip
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows
-from earmill.pipeline.worker.turns import Turn, Turns
 from tests.compare import Tolerance, assert_close
 from tests.pipeline import audio_factory
 from tests.waiting import DEADLINE_S
@@ -55,18 +54,17 @@ def make_spec(folder: Path, **changes: Any) -> JobSpec:
     return JobSpec.load(job, overrides=overrides)
 
 
-class ToldTurn(Turn):
-    """Tells what becomes of it."""
+class WatchedTicket:
+    """A ticket for the models that notes its calls."""
 
-    def __init__(self, said: list[str | float]) -> None:
-        super().__init__(deque(), threading.Condition())
-        self._said = said
+    def __init__(self, calls: list[str | float]) -> None:
+        self._calls = calls
 
     def wait(self) -> None:
-        self._said.append("wait")
+        self._calls.append("wait")
 
-    def over(self) -> None:
-        self._said.append("over")
+    def give_back(self) -> None:
+        self._calls.append("give back")
 
 
 class Job:
@@ -290,6 +288,27 @@ def test_casting_checks_every_value() -> None:
                 Caster(dtype)("s", frames)
 
 
+@pytest.mark.parametrize(
+    ("params", "advice"),
+    [
+        ({}, "manifest, or set phase_insens to none and leave subfs out"),
+        ({"phase_insens": "none"}, ""),
+    ],
+)
+def test_a_long_clip_of_a_model_of_whole_clips_is_refused_with_the_model_s_own_advice(
+    corpus: Path, params: dict[str, str], advice: str
+) -> None:
+    spec = make_spec(corpus, extract=[{"model": "king2019", "fs_hz": FS_HZ, "params": params}])
+    job = Job(spec, long_s=0.5)
+    rows = job.rows.process([item for item in job.items if item.row_id == "07_flac.flac"])
+    if not advice:
+        assert rows.bad == []
+        return
+    (bad,) = rows.bad
+    assert bad.error_class == "too_long" and bad.message.endswith(advice)
+    assert "for king2019, whose streams need whole clips" in bad.message
+
+
 class Faulty(RowProcessor):
     """A row pipeline with a bug that one row brings out."""
 
@@ -306,18 +325,30 @@ def test_a_fault_of_the_program_is_not_blamed_on_the_row(corpus: Path) -> None:
     assert len(job.rows.process(job.items[:3]).good) == 3
 
 
-def test_models_wait_for_their_turn_and_progress_adds_up(corpus: Path) -> None:
+def watch_ticket(job: Job, monkeypatch: pytest.MonkeyPatch) -> list[str | float]:
+    """Return the list of what becomes of a job's tickets from now on."""
+    calls: list[str | float] = []
+    ticket = WatchedTicket(calls)
+    monkeypatch.setattr(job.rows.extraction, "shard", lambda: nullcontext(ticket))
+    return calls
+
+
+def test_models_wait_for_their_ticket_and_progress_adds_up(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = Job(make_spec(corpus))
-    said: list[str | float] = []
-    rows = job(turn=ToldTurn(said), on_audio=said.append)
-    assert said[:2] == ["wait", "over"]
-    assert sum(said[2:]) == pytest.approx(sum(row.seconds for row in rows.good))  # type: ignore[arg-type]
+    calls = watch_ticket(job, monkeypatch)
+    rows = job(on_audio=calls.append)
+    assert calls[:2] == ["wait", "give back"]
+    assert sum(calls[2:]) == pytest.approx(sum(row.seconds for row in rows.good))  # type: ignore[arg-type]
 
 
-def test_an_empty_shard_has_its_turn_too(corpus: Path) -> None:
-    said: list[str | float] = []
-    rows = Job(make_spec(corpus)).rows.process([], turn=ToldTurn(said))
-    assert rows == ShardRows([], []) and said == ["wait", "over"]
+def test_an_empty_shard_gives_its_ticket_back(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(make_spec(corpus))
+    calls = watch_ticket(job, monkeypatch)
+    assert job.rows.process([]) == ShardRows([], []) and calls == ["give back"]
 
 
 class Gate:
@@ -349,16 +380,13 @@ def test_a_shard_s_last_clips_meet_the_first_of_the_next_where_the_model_allows_
     spec = make_spec(corpus)
     alone = Job(spec)().good
     monkeypatch.setattr(FilterbankExtractor, "takes_several_callers", several)
-    job, turns = Job(spec), Turns()
+    job = Job(spec)
     gate = Gate(job.models[0], wanted=inside)
     monkeypatch.setattr(job.models[0], "extract", gate)
 
-    def shard(_: int) -> ShardRows:
-        with turns.line_up() as turn:
-            return job(turn=turn)
-
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(shard, range(2)))
+        shards = [threads.submit(job) for _ in range(2)]
+        found = [shard.result() for shard in shards]
     assert gate.most == inside
     for rows in found:
         for got, expected in zip(rows.good, alone, strict=True):

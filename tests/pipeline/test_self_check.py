@@ -15,15 +15,15 @@ from earmill.pipeline.audio.sinc_resample import DeviceResampler
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker import models
-from earmill.pipeline.worker.device import GpuUnusable
-from earmill.pipeline.worker.models import build_extractors, warm_models
-from earmill.pipeline.worker.self_check import (
+from earmill.pipeline.worker.device import (
     FRAMES_TOLERANCE,
+    GpuUnusable,
     check_resampler,
     golden_second,
     relative_error,
     self_check,
 )
+from earmill.pipeline.worker.models import build_extractors, warm_models
 from tests.pipeline.test_row_pipeline import make_spec
 
 Change = Callable[[np.ndarray], np.ndarray]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.dataset.publish import CommitRecord, committed_shards, read_commit
+from earmill.pipeline.dataset.commit_record import CommitRecord, committed_shards, read_commit
 from earmill.pipeline.formats.format import Format
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import FeatureRow
@@ -28,7 +28,7 @@ from earmill.pipeline.worker import shard_runner
 from earmill.pipeline.worker.messages import PublishError, ShardOrder
 from earmill.pipeline.worker.row_pipeline import RowProcessor
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
-from earmill.pipeline.worker.shard_worker import is_permanent
+from earmill.pipeline.worker.worker_process import is_permanent
 from tests.chaos.jobs import committed_files, write_corpus, write_job
 
 CLIPS = 6

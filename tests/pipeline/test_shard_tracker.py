@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_tracker import Committed, Ledger
 from earmill.pipeline.driver.shard_work import Assignment, ShardWork
-from earmill.pipeline.worker.messages import Lost, Outcome
+from earmill.pipeline.worker.messages import LostCall, Outcome
 from tests.pipeline.outages import Clock
 from tests.pipeline.runners import shard
 
@@ -68,7 +68,7 @@ class World:
         spared = one.work.order().culprits if one.probe is None else {}
         return any(item.row_id in self.culprits and item.row_id not in spared for item in items)
 
-    def end(self, one: Assignment, outcome: Outcome | Lost, *, certain: bool) -> None:
+    def end(self, one: Assignment, outcome: Outcome | LostCall, *, certain: bool) -> None:
         one.work.copies -= 1
         if one.probe is not None:
             self.ledger.probe_ended(one.work, outcome)
@@ -85,7 +85,7 @@ class World:
         self.clock.sleep(1.0)
         if outage:
             for one in taken:
-                lost = Lost("killed while it waited", outage=outage)
+                lost = LostCall("killed while it waited", outage=outage)
                 self.end(one, lost if accident else away(outage), certain=True)
             return
         dies = accident or any(self.kills(one) for one in taken)
@@ -93,7 +93,7 @@ class World:
             if one.probe is None and not self.kills(one) and (not dies or after_commit):
                 self.commits[one.work.shard_id] = dict(one.work.culprits)
         for one in taken:
-            self.end(one, Lost("died") if dies else DONE, certain=len(taken) == 1)
+            self.end(one, LostCall("died") if dies else DONE, certain=len(taken) == 1)
 
 
 class UnluckyOnce(World):
@@ -168,7 +168,7 @@ def test_suspects_and_probes_wait_for_the_good_shards() -> None:
             dies = world.kills(one)
             if not dies and one.probe is None:
                 world.commits[one.work.shard_id] = dict(one.work.culprits)
-            world.end(one, Lost("died") if dies else DONE, certain=True)
+            world.end(one, LostCall("died") if dies else DONE, certain=True)
     assert order[0] == [("00002", False, False)]
     assert order[1:3] == [[("00000", True, False)], [("00001", True, False)]]
     assert all(len(taken) == 1 and taken[0][:2] == ("00000", True) for taken in order[3:])
@@ -200,7 +200,7 @@ def test_a_second_copy_ends_a_shard_once() -> None:
     one.work.copies += 1
     world.commits["00000"] = {}
     world.end(one, DONE, certain=True)
-    world.end(one, Lost("killed later"), certain=True)
+    world.end(one, LostCall("killed later"), certain=True)
     assert list(world.ledger.result.done) == ["00000"] and world.ledger.all_settled
     assert len([e for e in world.said if isinstance(e, events.ShardDone)]) == 1
 
@@ -240,7 +240,7 @@ def test_attempts_and_guilty_rows_travel_with_the_order() -> None:
         dies = world.kills(one)
         if not dies and one.probe is None:
             world.commits["00000"] = dict(order.culprits)
-        world.end(one, Lost("died") if dies else DONE, certain=True)
+        world.end(one, LostCall("died") if dies else DONE, certain=True)
     assert last.culprits == {"0-2": "died"} and last.attempts == 2
     assert len(attempts) == 2 and all(len(attempt) == 8 for attempt in attempts)
 
@@ -341,7 +341,7 @@ def test_a_probe_that_cannot_write_blames_no_row(permanent: bool) -> None:
     world = World(shards=1, rows=4, culprits=set(), max_attempts=1)
     one = world.ledger.next(idle=True)
     assert one is not None
-    world.ledger.shard_ended(one.work, Lost("died"))
+    world.ledger.shard_ended(one.work, LostCall("died"))
     full = Outcome(ok=False, stage="publish", message="no room", permanent=permanent)
     probes = 0
     while not world.ledger.all_settled:

@@ -14,10 +14,9 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError, EarmillError
-from earmill.pipeline.dataset.commit_record import commits_as
+from earmill.pipeline.dataset.commit_record import commits, commits_as
 from earmill.pipeline.dataset.description import open_dataset
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.snapshot import current_index, is_closed
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.open_job import committed_of

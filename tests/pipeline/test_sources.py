@@ -230,11 +230,10 @@ class TestFetching:
                 raise ConnectionResetError("peer")
             return fetch_module.Blob(data=b"good")
 
-        monkeypatch.setattr(fetch_module, "_load", flaky)
         monkeypatch.setattr(
             sources_base, "FETCH_RETRIES", RetryPolicy(60.0, sleep=lambda seconds: None)
         )
-        blob = fetch_module.load_blob(Item("a", "/a"), lambda uri: {})
+        blob = fetch_module.load_blob(Item("a", "/a"), lambda uri: {}, load=flaky)
         assert isinstance(blob, fetch_module.Blob)
         assert (blob.nbytes, len(calls)) == (4, 3)
 

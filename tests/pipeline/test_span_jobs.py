@@ -16,8 +16,8 @@ import pytest
 
 import earmill
 from earmill import Recordings, open_features
+from earmill.pipeline.dataset.commit_record import commits, committed_shards
 from earmill.pipeline.dataset.compact import compact
-from earmill.pipeline.dataset.publish import commits, committed_shards
 from earmill.pipeline.dataset.recompute import RowFilter, damaged, quarantined
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.run import run_job

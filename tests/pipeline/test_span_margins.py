@@ -17,7 +17,7 @@ from earmill.pipeline.common.errors import (
     TruncatedError,
 )
 from earmill.pipeline.sources import Item
-from earmill.pipeline.worker.own_frames import Margins, OwnFrames, margins_of
+from earmill.pipeline.worker.prepare import FrameTrim, SpanContext, span_context
 from tests.pipeline import audio_factory
 from tests.pipeline.outputs import stream
 from tests.pipeline.whole_clips import decode
@@ -85,24 +85,24 @@ def test_the_longest_row_is_that_without_margins() -> None:
     [
         (Item("x", "x.wav"), None),
         (Item("x", "x.wav", start_s=20.0, end_s=30.0), None),
-        (Item("x", "x", start_s=0.0, end_s=10.0, part_of=(0.0, None)), Margins(0, 1, 10)),
-        (Item("x", "x", start_s=5.0, end_s=15.0, part_of=(2.0, None)), Margins(3, 1, 10)),
-        (Item("x", "x", start_s=20.0, end_s=30.0, part_of=(0.0, 99.5)), Margins(12, 1, 10)),
-        (Item("x", "x", start_s=90.0, end_s=99.5, part_of=(0.0, 99.5)), Margins(12)),
-        (Item("x", "x", start_s=90.0, part_of=(0.0, None)), Margins(12)),
+        (Item("x", "x", start_s=0.0, end_s=10.0, part_of=(0.0, None)), SpanContext(0, 1, 10)),
+        (Item("x", "x", start_s=5.0, end_s=15.0, part_of=(2.0, None)), SpanContext(3, 1, 10)),
+        (Item("x", "x", start_s=20.0, end_s=30.0, part_of=(0.0, 99.5)), SpanContext(12, 1, 10)),
+        (Item("x", "x", start_s=90.0, end_s=99.5, part_of=(0.0, 99.5)), SpanContext(12)),
+        (Item("x", "x", start_s=90.0, part_of=(0.0, None)), SpanContext(12)),
     ],
     ids=["whole", "span of a table", "first", "second", "later", "last, its end given", "last"],
 )
-def test_what_is_read_around_a_row(item: Item, wanted: Margins | None) -> None:
-    assert margins_of(item, 12) == wanted
+def test_what_is_read_around_a_row(item: Item, wanted: SpanContext | None) -> None:
+    assert span_context(item, 12) == wanted
 
 
 @pytest.mark.parametrize("step", [1, 7, 100, 1000])
-@pytest.mark.parametrize("margins", [Margins(3, 1, 4), Margins(0, 1, 4), Margins(3)])
-def test_own_frames_are_picked_whatever_the_stretches(step: int, margins: Margins) -> None:
+@pytest.mark.parametrize("margins", [SpanContext(3, 1, 4), SpanContext(0, 1, 4), SpanContext(3)])
+def test_own_frames_are_picked_whatever_the_stretches(step: int, margins: SpanContext) -> None:
     infos: list[StreamInfo] = [stream(), stream("envelope", (1, 1), 50.0)]
     total_s = margins.lead_s + (margins.own_s or 4) + margins.tail_s
-    rng, own = np.random.default_rng(0), OwnFrames(margins, infos)
+    rng, own = np.random.default_rng(0), FrameTrim(margins, infos)
     frames = rng.standard_normal((total_s * 100, infos[0].width))
     counts = rng.poisson(0.05, (total_s * 50, 2))
     got: dict[str, list[Any]] = {"modulation": [], "envelope": []}
@@ -122,7 +122,7 @@ def test_own_frames_are_picked_whatever_the_stretches(step: int, margins: Margin
 
 
 def test_a_model_that_looks_ahead_too_far_is_a_fault_not_a_short_row() -> None:
-    own = OwnFrames(Margins(3, 1, 4), [stream()])
+    own = FrameTrim(SpanContext(3, 1, 4), [stream()])
     own.take({"modulation": np.zeros((650, 8))})
     with pytest.raises(RuntimeError, match="expected 700 frames of a span"):
         own.check()

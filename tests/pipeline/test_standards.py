@@ -13,9 +13,9 @@ from rdflib import Graph
 
 import earmill
 from earmill.jobs.cli import run
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.layout import Layout
@@ -253,7 +253,7 @@ def test_a_dataset_of_before_has_none_and_is_whole_and_closed(tmp_path: Path) ->
 
 def test_hostile_names_stay_literals(tmp_path: Path) -> None:
     from earmill.pipeline.dataset.lineage import provenance
-    from earmill.pipeline.dataset.snapshot import Past
+    from earmill.pipeline.dataset.snapshot import EarlierSnapshot
     from tests.pipeline.outputs import SPEC, dataset_file
 
     name = 'a" } INSERT <x> \n\u202e ]}'
@@ -262,7 +262,7 @@ def test_hostile_names_stay_literals(tmp_path: Path) -> None:
     finalise(layout)
     current = read_current(layout)
     assert current is not None
-    one = Past(current.snapshot, current.entry)
+    one = EarlierSnapshot(current.snapshot, current.entry)
     text = json.dumps(provenance(dataset, [one], {one.snapshot.path: [name]}, {}))
     parsed = Graph().parse(data=text, format="json-ld", publicID=PLACE)
     answer = next(iter(parsed.query(ASKED)))

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.common.errors import CommitError, EarmillError, OutputError
-from earmill.pipeline.dataset.commit_record import CommitRecord
+from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.publish import read_commit
 from earmill.pipeline.dataset.snapshot import Current, Snapshot
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.layout import Layout

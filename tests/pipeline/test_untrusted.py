@@ -16,8 +16,8 @@ from earmill.pipeline.common.untrusted import (
     TooMuchError,
     loads_json,
 )
-from earmill.pipeline.dataset.lease import DriverLock
-from earmill.pipeline.dataset.publish import read_commit
+from earmill.pipeline.dataset.commit_record import read_commit
+from earmill.pipeline.dataset.driver_lock import DriverLock
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
 from earmill.pipeline.storage.layout import Layout

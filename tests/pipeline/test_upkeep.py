@@ -15,7 +15,7 @@ from earmill import open_features
 from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import LockedError, OutputError
 from earmill.pipeline.dataset.commit_record import commits
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.driver_lock import DriverLock
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.planning import parts
 from earmill.pipeline.storage.layout import Layout

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.snapshot import name_of
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.layout import Layout

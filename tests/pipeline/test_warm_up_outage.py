@@ -17,7 +17,7 @@ from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import OUTAGE_WARM_UP_PAUSE_S, OUTAGE_WARM_UP_S, Scheduler
 from earmill.pipeline.driver.shard_tracker import Ledger
 from earmill.pipeline.worker.messages import Outcome
-from earmill.pipeline.worker.shard_worker import ShardWorker
+from earmill.pipeline.worker.worker_process import ShardWorker
 from tests.pipeline.fake_workers import FakeWorkers, Ref
 from tests.pipeline.outages import Clock
 from tests.pipeline.runners import shard

@@ -13,9 +13,8 @@ import pytest
 
 from earmill.jobs.cli import run
 from earmill.pipeline.dataset import watch as module
-from earmill.pipeline.dataset.publish import commits
-from earmill.pipeline.dataset.shard_facts import ShardFacts, shard_facts
-from earmill.pipeline.dataset.watch import JobProgress, JobWatch
+from earmill.pipeline.dataset.commit_record import commits
+from earmill.pipeline.dataset.watch import JobProgress, JobWatch, ShardFacts, shard_facts
 from earmill.pipeline.storage.layout import Layout
 
 # Written by earlier releases, so their records lack what later ones have.

@@ -2,7 +2,7 @@
 
 An executor opens a session: machines with cores and GPUs, and workers on them that are started,
 called and killed. It knows nothing of shards, and the scheduler nothing of how a call travels: a
-call that no worker answers any more is a `Lost`, whatever the executor's library makes of it.
+call that no worker answers any more is a `LostCall`, whatever the executor's library makes of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from earmill.pipeline.common.machine import gpu_environment
 if TYPE_CHECKING:
     from earmill.pipeline.driver.placement import ClusterView, Node, Placement
     from earmill.pipeline.spec.job import RunSpec
-    from earmill.pipeline.worker.messages import Lost, Outcome, Runner
+    from earmill.pipeline.worker.messages import LostCall, Outcome, Runner
 
 # glibc reads these when a process starts. Clips and features are megabytes that come and go:
 # memory that goes back to the system each time costs more in page faults than it holds.
@@ -61,7 +61,7 @@ class Workers(Protocol):
 
     def ended(
         self, calls: Collection[Any], timeout_s: float
-    ) -> Iterable[tuple[Any, Outcome | Lost]]:
+    ) -> Iterable[tuple[Any, Outcome | LostCall]]:
         """Calls that ended, with their results; returns after `timeout_s` at the latest."""
 
     def kill(self, worker: Any) -> None:

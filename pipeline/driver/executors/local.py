@@ -29,7 +29,7 @@ from earmill.pipeline.driver.executors.base import KEPT_MEMORY
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.storage.owned_folders import sweep
 from earmill.pipeline.worker.device import check_gpu
-from earmill.pipeline.worker.messages import Lost, Outcome, Runner
+from earmill.pipeline.worker.messages import LostCall, Outcome, Runner
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.executors.base import Hire
@@ -40,7 +40,7 @@ HERE = "this machine"
 # once the worker is warm.
 COMMAND = (
     "import gc, sys; gc.disable(); sys.path[:] = sys.argv[2:]; "
-    "from earmill.pipeline.worker.process import serve; serve(int(sys.argv[1]))"
+    "from earmill.pipeline.worker.worker_process import serve; serve(int(sys.argv[1]))"
 )
 # What a process says on standard error is kept for its last words only.
 LAST_WORDS_BYTES = 4096
@@ -111,7 +111,7 @@ class LocalWorkers:
     def __init__(self, hire: Callable[[int], Hire], gpus: Sequence[str] = ()) -> None:
         self._hire, self._gpus = hire, gpus
         self._processes: list[LocalProcess] = []
-        self._ended: list[tuple[LocalCall, Outcome | Lost]] = []
+        self._ended: list[tuple[LocalCall, Outcome | LostCall]] = []
 
     def start(self, index: int) -> LocalProcess:
         """A process; on a GPU it sees no other."""
@@ -129,7 +129,7 @@ class LocalWorkers:
 
     def ended(
         self, calls: Collection[LocalCall], timeout_s: float
-    ) -> Iterator[tuple[LocalCall, Outcome | Lost]]:
+    ) -> Iterator[tuple[LocalCall, Outcome | LostCall]]:
         """Calls whose answers have come, and all calls of processes that died."""
         if not self._read(timeout_s):
             return
@@ -201,9 +201,9 @@ class LocalProcess:
         self._send((call.number, kind, pickle.dumps(args)))
         return call
 
-    def read(self) -> list[tuple[LocalCall, Outcome | Lost]]:
+    def read(self) -> list[tuple[LocalCall, Outcome | LostCall]]:
         """What has come: answers, or the loss of all calls. Call it when there is something."""
-        ended: list[tuple[LocalCall, Outcome | Lost]] = []
+        ended: list[tuple[LocalCall, Outcome | LostCall]] = []
         try:
             while self.connection.poll():
                 number, outcome = self.connection.recv()
@@ -245,12 +245,12 @@ class LocalProcess:
 
         self._out.submit(send, self.connection)
 
-    def _lost(self) -> list[tuple[LocalCall, Outcome | Lost]]:
+    def _lost(self) -> list[tuple[LocalCall, Outcome | LostCall]]:
         why = self._end()
         # Nobody else kills a worker without a word.
         memory = why.startswith("SIGKILL") or speaks_of_memory(why)
         hint = f" ({TOO_LITTLE})" if memory else ""
-        lost = Lost(f"the worker process died: {why}{hint}", memory=memory)
+        lost = LostCall(f"the worker process died: {why}{hint}", memory=memory)
         calls, self._calls = list(self._calls.values()), {}
         return [(call, lost) for call in calls]
 

@@ -22,7 +22,7 @@ from earmill.pipeline.driver.executors.ray_session import (
 )
 from earmill.pipeline.driver.placement import ClusterView, Node, check_seats
 from earmill.pipeline.worker.device import check_gpu
-from earmill.pipeline.worker.messages import Lost, Outcome
+from earmill.pipeline.worker.messages import LostCall, Outcome
 
 if TYPE_CHECKING:
     from ray.exceptions import ActorDiedError
@@ -140,7 +140,7 @@ class RayWorkers:
 
     def ended(
         self, calls: Collection[Any], timeout_s: float
-    ) -> Iterator[tuple[Any, Outcome | Lost]]:
+    ) -> Iterator[tuple[Any, Outcome | LostCall]]:
         """Those among the references whose answers are there."""
         import ray
 
@@ -171,7 +171,7 @@ class RayWorkers:
         return found
 
 
-def _result(ref: Any) -> Outcome | Lost:
+def _result(ref: Any) -> Outcome | LostCall:
     import ray
     from ray.exceptions import (
         ActorDiedError,
@@ -184,15 +184,15 @@ def _result(ref: Any) -> Outcome | Lost:
     try:
         outcome: Outcome = ray.get(ref)
     except ActorUnavailableError:
-        return Lost("the worker process died", restarting=True)
+        return LostCall("the worker process died", restarting=True)
     except ActorDiedError as error:
-        return Lost(f"the worker process died: {_cause(error)}")
+        return LostCall(f"the worker process died: {_cause(error)}")
     except RayTaskError as error:
         # The process lives, but the call never reached our own guard: unpickling, for one.
         return Outcome(ok=False, stage="rows", message=named_line(error.cause or error))
     except RayError as error:
         # Killed for memory, node gone, and whatever else Ray calls a lost task.
-        return Lost(named_line(error), memory=isinstance(error, OutOfMemoryError))
+        return LostCall(named_line(error), memory=isinstance(error, OutOfMemoryError))
     return outcome
 
 

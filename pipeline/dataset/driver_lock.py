@@ -2,8 +2,8 @@
 
 A holder counts as gone when its process no longer exists on this machine, or after 60 s without a
 heartbeat (clocks of the hosts should agree to within that). A heartbeat further than that in the
-future says nothing of its age, so it is watched for as long. Taking over is itself done under a
-lock, named after the dead holder, so that of several drivers that find it dead one gets it.
+future says nothing of its age, so it is watched for as long. A driver takes over
+under a second lock, named after the dead holder, so only one of several drivers succeeds.
 
 Drivers that share an output (`dataset.crew`) do without the lock, but not beside a holder that
 needs the output for itself. The lock is refused to such a holder while a member lives; members that
@@ -43,8 +43,8 @@ _CREATED_TOLERANCE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Holder(Strict):
-    """Who drives, as stored in driver.json.
+class LockHolder(Strict):
+    """A driver, as stored in driver.json.
 
     Args:
         run_id: Random name of this run.
@@ -63,7 +63,7 @@ class Holder(Strict):
     shares: bool = False
 
     @classmethod
-    def here(cls, run_id: str | None = None, *, shares: bool = False) -> Holder:
+    def here(cls, run_id: str | None = None, *, shares: bool = False) -> LockHolder:
         """This process, now.
 
         Args:
@@ -141,9 +141,9 @@ class Fence:
         """
         if not self.name:
             return
-        holder = read_holder(layout, self.name)
-        if holder is None or holder.run_id != self.run_id:
-            raise overtaken(layout, holder)
+        found = stored_holder(layout, self.name)
+        if found is None or found[0].run_id != self.run_id:
+            raise overtaken(layout, None if found is None else found[0])
 
     @contextmanager
     def says_why(self, layout: Layout) -> Iterator[None]:
@@ -166,7 +166,7 @@ class Fence:
 UNFENCED = Fence()
 
 
-def overtaken(layout: Layout, holder: Holder | None = None) -> OvertakenError:
+def overtaken(layout: Layout, holder: LockHolder | None = None) -> OvertakenError:
     """The error of a run that has lost its right to write.
 
     Args:
@@ -190,7 +190,7 @@ class Heartbeat:
         heartbeat_s: Interval of the signs of life, s; well below `STALE_S`.
     """
 
-    def __init__(self, layout: Layout, name: str, holder: Holder, heartbeat_s: float) -> None:
+    def __init__(self, layout: Layout, name: str, holder: LockHolder, heartbeat_s: float) -> None:
         self._layout, self._heartbeat_s, self.holder = layout, heartbeat_s, holder
         self.fence = Fence(name, holder.run_id)
         self._done = threading.Event()
@@ -248,7 +248,7 @@ class DriverLock(Heartbeat):
         heartbeat_s: float = HEARTBEAT_S,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        super().__init__(layout, DRIVER_FILE, Holder.here(run_id, shares=shares), heartbeat_s)
+        super().__init__(layout, DRIVER_FILE, LockHolder.here(run_id, shares=shares), heartbeat_s)
         self._wait = wait
         self._take(DRIVER_FILE)
         try:
@@ -300,7 +300,7 @@ class DriverLock(Heartbeat):
         if not self._layout.create_own(name, self._text()):
             raise LockedError(f"another driver just began to work on {self._layout.url()}")
 
-    def _refuse_if_live(self, name: str, holder: Holder) -> None:
+    def _refuse_if_live(self, name: str, holder: LockHolder) -> None:
         live = holder.may_live()
         if live and holder.age_s < -STALE_S:  # a clock far ahead: it must show that it lives
             self._wait(STALE_S)
@@ -311,7 +311,7 @@ class DriverLock(Heartbeat):
     def _text(self) -> bytes:
         return as_seen_now(self.holder)
 
-    def _read(self, name: str) -> Holder | None:
+    def _read(self, name: str) -> LockHolder | None:
         return read_holder(self._layout, name)
 
 
@@ -326,23 +326,23 @@ def held(layout: Layout) -> Iterator[Fence]:
         yield lock.fence
 
 
-def as_seen_now(holder: Holder) -> bytes:
-    """What is stored of a holder that gives a sign of life."""
+def as_seen_now(holder: LockHolder) -> bytes:
+    """Return the stored form of a holder that gives a sign of life."""
     return stored_text(replace(holder, heartbeat_unix_s=time.time()))
 
 
-def stored_text(holder: Holder) -> bytes:
+def stored_text(holder: LockHolder) -> bytes:
     """A holder as it is stored."""
     return json.dumps(asdict(holder), indent=1).encode()
 
 
-def read_holder(layout: Layout, name: str = DRIVER_FILE) -> Holder | None:
+def read_holder(layout: Layout, name: str = DRIVER_FILE) -> LockHolder | None:
     """Return the stored holder, or None where nobody holds it; raises as `stored_holder`."""
     found = stored_holder(layout, name)
     return None if found is None else found[0]
 
 
-def stored_holder(layout: Layout, name: str) -> tuple[Holder, bytes] | None:
+def stored_holder(layout: Layout, name: str) -> tuple[LockHolder, bytes] | None:
     """Return the stored holder and the bytes of its file, or None where there is no file.
 
     Raises:
@@ -350,7 +350,7 @@ def stored_holder(layout: Layout, name: str) -> tuple[Holder, bytes] | None:
     """
     try:
         content = layout.read_bytes(name)
-        return typed_json(Holder, content), content
+        return typed_json(LockHolder, content), content
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as err:
@@ -360,7 +360,7 @@ def stored_holder(layout: Layout, name: str) -> tuple[Holder, bytes] | None:
         ) from err
 
 
-def live_crew(layout: Layout) -> dict[str, Holder]:
+def live_crew(layout: Layout) -> dict[str, LockHolder]:
     """Drivers that share the output now, by run id."""
     found = {name: read_holder(layout, name) for name in layout.list(CREW)}
     return {one.run_id: one for one in found.values() if one is not None and one.may_live()}
@@ -381,7 +381,7 @@ def evict_crew(layout: Layout) -> None:
             raise LockedError(_at_work(layout, member))
 
 
-def _at_work(layout: Layout, holder: Holder) -> str:
+def _at_work(layout: Layout, holder: LockHolder) -> str:
     return (
         f"another driver works on {layout.url()} ({holder}); "
         "wait for it, stop it, join it (--join), or use another output.uri"

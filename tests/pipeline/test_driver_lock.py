@@ -20,12 +20,12 @@ import psutil
 import pytest
 
 from earmill.pipeline.common.errors import LockedError, OvertakenError
-from earmill.pipeline.dataset.crew import CrewMember
-from earmill.pipeline.dataset.lease import (
+from earmill.pipeline.dataset.crew import DriverMembership
+from earmill.pipeline.dataset.driver_lock import (
     STALE_S,
     UNFENCED,
     DriverLock,
-    Holder,
+    LockHolder,
     as_seen_now,
     machine_id,
 )
@@ -38,7 +38,7 @@ from tests.waiting import DEADLINE_S, wait_until
 HOLDING = """
 import sys
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.driver_lock import DriverLock
 
 with DriverLock(Layout.open(sys.argv[1]), run_id="other", heartbeat_s=0.05):
     print("held", flush=True)
@@ -68,13 +68,13 @@ def other_driver(layout: Layout) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def stored(layout: Layout) -> Holder:
-    return Holder(**json.loads(layout.read_bytes(DRIVER_FILE)))
+def stored(layout: Layout) -> LockHolder:
+    return LockHolder(**json.loads(layout.read_bytes(DRIVER_FILE)))
 
 
-def write_holder(layout: Layout, **changes: Any) -> Holder:
+def write_holder(layout: Layout, **changes: Any) -> LockHolder:
     """A lock file of this very process, changed as told."""
-    me = Holder(
+    me = LockHolder(
         run_id="earlier",
         host="somewhere",
         machine=machine_id(),
@@ -289,8 +289,8 @@ def test_who_has_lost_its_lock_does_not_get_it_back(place: Layout) -> None:
 
 
 def test_a_member_that_gave_no_sign_of_life_is_evicted(place: Layout) -> None:
-    with CrewMember(place, run_id="frozen", heartbeat_s=3600) as frozen:
-        with CrewMember(place, run_id="alive") as alive:
+    with DriverMembership(place, run_id="frozen", heartbeat_s=3600) as frozen:
+        with DriverMembership(place, run_id="alive") as alive:
             let_minutes_pass(place)
             alive_file = f"{CREW}/alive.json"
             place.write_bytes(alive_file, as_seen_now(alive.holder))
@@ -301,7 +301,7 @@ def test_a_member_that_gave_no_sign_of_life_is_evicted(place: Layout) -> None:
             assert place.list(CREW) == []
         with pytest.raises(OvertakenError):
             frozen.fence.check(place)
-    beating = CrewMember(place, heartbeat_s=0.02)
+    beating = DriverMembership(place, heartbeat_s=0.02)
     place.delete(f"{CREW}/{beating.holder.run_id}.json")
     wait_until(lambda: raises(beating.check))
     assert place.list(CREW) == []

@@ -1,15 +1,21 @@
-"""One launch for the clips of many shards: a GPU is filled by more clips than a shard has.
+"""Clips that are computed together: batches for a CPU, launches for a GPU.
+
+Features do not depend on the clips beside them; batches and launches decide speed and memory alone.
+
+A batch has clips of one length bucket from a fixed geometric grid. So padding stays below one step
+of the grid, and a compiled kernel meets a bounded number of shapes.
+
+A launch has the clips of many shards, because one shard does not fill a GPU:
 
     shard's thread --clips--> queue --launch--> launch threads --features--> shard's thread
 
-A launch begins when enough clips wait, or all shards inside wait, or the oldest clip has waited for
-LINGER_S, say beside a shard whose source is slow. Two launches are under way at once, so that the
-copies of one overlap the kernels of the other. What a clip becomes does not depend on its company,
-so which clips meet is a matter of speed alone.
+A launch begins when enough clips wait, when all shards inside wait, or when the oldest clip has
+waited for LINGER_S, for example beside a shard whose source is slow. Two launches are under way at
+once, so that the copies of one overlap the kernels of the other.
 
-A launch that does not fit into the device's memory is halved, down to one clip, and no later one is
-larger. One that fails otherwise is tried again shard by shard: an error reaches the shard whose
-clips it is about, and no other. A device that is lost fails all that wait and all that come.
+A launch that does not fit into the device's memory is halved, down to one clip, and no later launch
+is larger. A launch that fails otherwise is tried again shard by shard: an error reaches only the
+shard whose clips cause it. A device that is lost fails all clips that wait and all that come.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,14 +32,45 @@ from typing import Generic, Protocol, TypeVar
 
 from earmill.pipeline.common.errors import DeviceLost
 
-# Warps enough for every multiprocessor of a large GPU, and a queue behind them.
+# Buckets of clip lengths: the longest clip of each, in samples.
+FIRST_BUCKET_SAMPLES = 1000
+BUCKET_RATIO = 1.5
+BUCKET_ENDS = [math.floor(FIRST_BUCKET_SAMPLES * BUCKET_RATIO**k) for k in range(64)]
+
+
+def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
+    """Split clips into batches.
+
+    Args:
+        lengths: Samples of each clip.
+        max_samples: Most samples in a batch of more than one clip.
+    Returns:
+        Lists of positions in `lengths`; each position in exactly one of them, one bucket a list,
+        clips of a bucket in their given order.
+    """
+    by_bucket: dict[int, list[int]] = {}
+    for position, length in enumerate(lengths):
+        by_bucket.setdefault(bisect_left(BUCKET_ENDS, length), []).append(position)
+    batches: list[list[int]] = []
+    for _, members in sorted(by_bucket.items()):
+        size = 0
+        for position in members:
+            if not size or size + lengths[position] > max_samples:
+                batches.append([])
+                size = 0
+            batches[-1].append(position)
+            size += lengths[position]
+    return batches
+
+
+# Enough warps for every multiprocessor of a large GPU, and a queue behind them.
 LAUNCH_CLIPS = 1500
 # Samples of a launch: 1500 clips of 4 s at 44.1 kHz. Inputs and features together take about twice.
 LAUNCH_BYTES = 2**30
 LAUNCH_THREADS = 2
 LINGER_S = 0.5
 USUAL_RATE_HZ, BYTES_A_SAMPLE = 48000, 4
-# More shards in flight cost memory for what is decoded ahead, and gain nothing.
+# More shards in flight cost memory for clips that are decoded ahead, and gain nothing.
 MOST_SHARDS = 64
 
 
@@ -53,9 +91,9 @@ class DeviceFull(MemoryError):
 
 
 def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
-    """How many shards keep the launches full while as many are decoded and written.
+    """Return how many shards keep launches full while as many are decoded and written.
 
-    A launch is full by its clips or by their bytes, so what is decoded stays within twice that.
+    A launch is full by its clips or by their bytes, so decoded clips hold at most twice that.
     """
     bytes_a_shard = seconds_a_shard * USUAL_RATE_HZ * BYTES_A_SAMPLE
     a_launch = min(LAUNCH_CLIPS / max(1.0, rows_a_shard), LAUNCH_BYTES / max(1.0, bytes_a_shard))
@@ -64,7 +102,7 @@ def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
 
 @dataclass(eq=False)
 class _Request(Generic[Clip, Made]):
-    """The clips that one shard waits for."""
+    """Clips that one shard waits for."""
 
     clips: Sequence[Clip]
     since: float
@@ -82,12 +120,14 @@ _Share = tuple[_Request[Clip, Made], range]
 
 
 class LaunchBatcher(Generic[Clip, Made]):
-    """Collects clips, launches them together, and hands results back.
+    """Collects clips, launches them together, and returns the results.
 
     Args:
-        launch: What a launch thread does with clips; one result a clip. DeviceFull where they do
-            not fit, DeviceLost where nothing can be launched any more.
-        most_clips, most_bytes: A launch begins when so many wait, and takes no more.
+        launch: Computes clips in a launch thread and returns one result a clip. It raises
+            DeviceFull where they do not fit, DeviceLost where nothing can be launched any more.
+        most_clips: A launch begins when so many clips wait, and takes no more.
+        most_bytes: The same for their bytes.
+        linger_s: A clip waits at most so long for others.
     """
 
     def __init__(
@@ -114,7 +154,7 @@ class LaunchBatcher(Generic[Clip, Made]):
 
     @contextmanager
     def shard(self) -> Iterator[None]:
-        """Inside, launches may wait for this thread's next clips."""
+        """Inside the block, launches may wait for this thread's next clips."""
         self._enter(1)
         try:
             yield
@@ -123,7 +163,7 @@ class LaunchBatcher(Generic[Clip, Made]):
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Inside, a shard is busy with something else, and nobody waits for it."""
+        """Inside the block, no launch waits for the clips of this thread's shard."""
         self._enter(-1)
         try:
             yield
@@ -131,7 +171,7 @@ class LaunchBatcher(Generic[Clip, Made]):
             self._enter(1)
 
     def extract(self, clips: Sequence[Clip]) -> list[Made]:
-        """Results in the order of the clips, once they are there; or what went wrong with them."""
+        """Wait for the results of clips, in their order, or raise the error of their launch."""
         request = _Request[Clip, Made](clips, time.monotonic())
         with self._changed:
             if clips:
@@ -159,7 +199,7 @@ class LaunchBatcher(Generic[Clip, Made]):
     def _work(self) -> None:
         while shares := self._next():
             self._run(shares)
-            # Nothing may hold a finished launch's memory while this thread waits for the next.
+            # This thread must not hold a finished launch's memory while it waits for the next.
             del shares
 
     def _next(self) -> list[_Share[Clip, Made]]:
@@ -181,7 +221,7 @@ class LaunchBatcher(Generic[Clip, Made]):
         )
 
     def _pause_s(self) -> float | None:
-        """Until the oldest clip has waited long enough."""
+        """Return the seconds until the oldest clip has waited long enough."""
         if not self._queue or self._lost:
             return None
         return max(0.0, self._queue[0].since + self._linger_s - time.monotonic())
@@ -210,7 +250,7 @@ class LaunchBatcher(Generic[Clip, Made]):
             self._run(part)
 
     def _launched(self, shares: list[_Share[Clip, Made]]) -> Iterable[list[_Share[Clip, Made]]]:
-        """Launch; what is to be launched once more, in smaller parts."""
+        """Launch clips and return the parts that must be launched again."""
         clips = [request.clips[position] for request, where in shares for position in where]
         try:
             made = self._launch(clips)
@@ -243,7 +283,7 @@ class LaunchBatcher(Generic[Clip, Made]):
             self._fail(shares[0][0], DeviceFull(f"one clip alone is too large: {error}; {advice}"))
             return ()
         with self._changed:
-            # Bytes, not clips: two long clips that do not fit say nothing of a thousand short ones.
+            # The limit is in bytes: two long clips may not fit where a thousand short clips do.
             self.most_bytes = min(self.most_bytes, sum(clip.nbytes for clip in clips) // 2)
         return _cut(shares, len(clips) // 2)
 
@@ -268,7 +308,7 @@ class LaunchBatcher(Generic[Clip, Made]):
 
 
 def _cut(shares: list[_Share[Clip, Made]], count: int) -> tuple[list[_Share[Clip, Made]], ...]:
-    """The first so many clips of a launch, and the others."""
+    """Split a launch behind its first `count` clips."""
     first: list[_Share[Clip, Made]] = []
     rest: list[_Share[Clip, Made]] = []
     for request, where in shares:

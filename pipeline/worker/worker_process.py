@@ -1,18 +1,30 @@
-"""What a worker process answers to: it runs shards, several at a time, and says how they went.
+"""A worker: it runs shards, several at a time, and answers calls of its driver over a pipe.
 
-It knows neither audio nor what carries its calls: the work is a `Runner`, built inside the process
-by a factory, so that warm-up is a call that can be repeated and a failing constructor cannot end
-the process for good. An exception becomes an `Outcome` here; only the death of the process reaches
-the executor. Whether a shard is done is read from its commit record, never from an outcome.
+`ShardWorker` knows neither audio nor what carries its calls. The work is a `Runner`, built inside
+the process by a factory, so a failed warm-up can be repeated and does not end the process. An
+exception becomes an `Outcome` here. Only the death of the process reaches the executor. The commit
+record says whether a shard is done, never an outcome.
+
+`serve` puts it behind a pipe. The first message says what to build, each later one is a call with
+its number, and an answer carries the number back. The process ends with the pipe: no driver, no
+worker. It ignores Ctrl-C and the SIGTERM that a batch system sends to every process: the driver
+handles them, and lets its workers finish what they have.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import pickle
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.counts import counts
@@ -31,12 +43,7 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.machine import freeze_garbage_collector
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
-from earmill.pipeline.worker.messages import (
-    Outcome,
-    PublishError,
-    Runner,
-    ShardOrder,
-)
+from earmill.pipeline.worker.messages import Outcome, PublishError, Runner, ShardNotes, ShardOrder
 
 if TYPE_CHECKING:
     from earmill.pipeline.sources.base import Item
@@ -48,7 +55,7 @@ PERMANENT_ERRNOS = frozenset(
 
 
 class ShardWorker:
-    """A Runner behind remote calls; `status` is called in a thread of its own.
+    """A Runner behind remote calls. `status` is called in a thread of its own.
 
     Args:
         make_runner: Builds the runner; called once, by the first warm-up.
@@ -75,51 +82,41 @@ class ShardWorker:
 
     def run(self, order: ShardOrder) -> Outcome:
         """Run and publish one shard."""
-
-        def work(runner: Runner) -> Outcome:
-            return Outcome(ok=True, notes=runner.run(order))
-
-        return self._guard(work)
+        return self._guard(lambda runner: runner.run(order))
 
     def probe(self, items: Sequence[Item]) -> Outcome:
         """Run rows without publishing them; the process may die of it."""
-
-        def work(runner: Runner) -> Outcome:
-            runner.probe(items)
-            return Outcome(ok=True)
-
-        return self._guard(work)
+        return self._guard(lambda runner: runner.probe(items))
 
     def status(self) -> Outcome:
         """Audio seconds done in running shards; has its own thread, so it answers at once."""
-        runner = self._runner
-        if runner is None:
+        if (runner := self._runner) is None:
             return Outcome(ok=True)
-        outcome = Outcome(ok=True, value=runner.seconds_in_flight(), outage=runner.waits_for())
-        return replace(outcome, **_so_far(runner))
+        return Outcome(
+            ok=True,
+            value=runner.seconds_in_flight(),
+            outage=runner.waits_for(),
+            cpu_s=runner.cpu_s(),
+            counts=counts.snapshot(),
+        )
 
-    def _guard(self, work: Callable[[Runner], Outcome]) -> Outcome:
+    def _guard(self, work: Callable[[Runner], ShardNotes | None]) -> Outcome:
         if self._runner is None:
-            # The process was restarted behind the driver's back.
+            # Ray restarted the process without telling the driver.
             warm = self.warm_up()
             if not warm.ok or self._runner is None:
                 return warm
         try:
-            outcome = work(self._runner)
+            outcome = Outcome(ok=True, notes=work(self._runner))
         except PublishError as error:
             outcome = _failed("publish", error.__cause__ or error)
         except Exception as error:
             outcome = _failed("rows", error)
-        return replace(outcome, **_so_far(self._runner))
-
-
-def _so_far(runner: Runner) -> dict[str, Any]:
-    """What the process has spent and counted."""
-    return {"cpu_s": runner.cpu_s(), "counts": counts.snapshot()}
+        return replace(outcome, cpu_s=self._runner.cpu_s(), counts=counts.snapshot())
 
 
 def _failed(stage: str, error: BaseException) -> Outcome:
-    """What an exception says: of the shard, of the world around it, or that it is hopeless."""
+    """Classify an exception: a fault of the shard, an outage, or permanent."""
     if any(isinstance(one, OvertakenError) for one in chain(error)):
         return Outcome(ok=False, stage="overtaken", message=one_line(error), permanent=True)
     if any(isinstance(one, DeviceLost) for one in chain(error)):
@@ -142,7 +139,7 @@ def _failed(stage: str, error: BaseException) -> Outcome:
 
 
 def _full_place(error: BaseException) -> str:
-    """Where a full disk is to be looked for, when the system did not say: most likely there."""
+    """Return a hint at the temporary folder where the system did not name the full disk."""
     full = (one for one in chain(error) if isinstance(one, OSError) and one.errno == errno.ENOSPC)
     if any(one.filename is None for one in full):
         return f" (temporary files are in {tempfile.gettempdir()}, TMPDIR says where)"
@@ -150,19 +147,69 @@ def _full_place(error: BaseException) -> str:
 
 
 def outage_of(stage: str, error: BaseException) -> str:
-    """The kind of outage behind an exception; empty where it speaks of the shard or the program."""
+    """Return the kind of outage behind an exception; empty for a fault of the shard or program."""
     for one in chain(error):
         if isinstance(one, SourceOutage):
             return one.kind
         if isinstance(one, StorageError):
             return "output"
     if stage == "publish":
-        # Too little memory for a shard's tables may well be the shard's doing.
+        # The shard itself may be too large for memory.
         short = is_out_of_memory(error)
         return "output" if classify(error) is ErrorKind.OUTAGE and not short else ""
     return "machine" if is_machine_fault(error) else ""
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether an I/O error will come back whatever we do: no space, no right, read-only."""
+    """Return True if an I/O error will come back: no space, no right, read-only."""
     return any(isinstance(one, OSError) and one.errno in PERMANENT_ERRNOS for one in chain(error))
+
+
+# Where memory runs out, the system kills a worker, which is started again, before its driver.
+OOM_SCORE_ADJ = "500"
+
+
+def serve(descriptor: int) -> None:
+    """Answer calls until the driver is gone.
+
+    Args:
+        descriptor: File descriptor of this side of the pipe.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE_ADJ)
+    os.set_inheritable(descriptor, False)
+    connection: Connection[Any, Any] = Connection(descriptor)
+    try:
+        _serve(connection)
+    except (EOFError, OSError):
+        # Shards in flight are worth nothing without a driver, and their threads would wait on.
+        os._exit(0)
+
+
+def _serve(connection: Connection[Any, Any]) -> None:
+    make_runner, shards = connection.recv()
+
+    def build() -> Runner:
+        # Unpickling imports the runner's modules here, where a failure becomes an answer.
+        made: Callable[[], Runner] = pickle.loads(make_runner)
+        return made()
+
+    worker = ShardWorker(build)
+    lock = threading.Lock()
+
+    def answer(number: int, call: Callable[..., Outcome], args: bytes) -> None:
+        try:
+            outcome = call(*pickle.loads(args))
+        except Exception as error:  # the worker answers for what it does itself
+            outcome = Outcome(ok=False, stage="rows", message=named_line(error))
+        with lock, suppress(OSError):
+            connection.send((number, outcome))
+
+    # Status calls are answered while shards run.
+    work, control = ThreadPoolExecutor(shards, "shards"), ThreadPoolExecutor(1, "control")
+    while True:
+        number, kind, args = connection.recv()
+        threads = control if kind == "status" else work
+        threads.submit(answer, number, getattr(worker, kind), args)
