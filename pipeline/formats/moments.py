@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.common.missing_modules import needed_modules
 from earmill.pipeline.formats.dtypes import Int8Frames
 from earmill.pipeline.formats.frames import converted
 from earmill.pipeline.formats.rows import FeatureRow, Values
@@ -197,19 +196,13 @@ def _add_block(
     block: NDArray[Any], sums: Columns, squares: Columns, low: Columns, high: Columns
 ) -> None:
     """Add the frames of a block, in their order, to the numbers of their columns."""
-    with needed_modules():
-        # Here, so that whoever reads no values pays for no compiler.
-        from amtcore.kernels.vector.columns import add_columns
-
-    if block.shape[1] != 1:
-        add_columns(block, sums, squares, low, high)
-        return
-    # numpy adds the numbers of a single column pairwise: that is what commits hold.
-    wide = block.astype(np.float64)
+    # In C order numpy adds frame after frame; a single column it adds pairwise. Commits hold sums
+    # in this order.
+    np.minimum(low, block.min(axis=0), out=low)
+    np.maximum(high, block.max(axis=0), out=high)
+    wide = block.astype(np.float64, order="C")
     sums += wide.sum(axis=0)
-    squares += (wide * wide).sum(axis=0)
-    np.minimum(low, wide.min(axis=0), out=low)
-    np.maximum(high, wide.max(axis=0), out=high)
+    squares += np.multiply(wide, wide, out=wide).sum(axis=0)
 
 
 def _exact_sum(parts: Sequence[Columns]) -> Columns:

@@ -65,13 +65,18 @@ def read_events(
     """
     # Here, so that the reader costs nothing more where no stream holds events.
     from amtcore.features.spike_events import SpikeEvents
-    from amtcore.kernels.vector.event_columns import split
 
     rows = (0, n_events) if span == (0, n_steps) else _rows_of(read, n_events, span)
-    (frame, channel, count), (first, last, lowest, highest) = split(_table(read, *rows))
-    # Counts are put where the events say: outside the span they would land on others, or nowhere.
-    inside = span[0] <= first and last < span[1] and lowest >= 0 and highest < n_channels
-    if len(frame) and not inside:
+    table = _table(read, *rows)
+    # One pass over the table for each column; SpikeEvents owns its arrays.
+    frame, channel, count = table[:, 0].astype(np.int64), table[:, 1].copy(), table[:, 2].copy()
+    # An event outside the span would be counted at another place, or nowhere.
+    if len(table) and not (
+        span[0] <= frame.min()
+        and frame.max() < span[1]
+        and channel.min() >= 0
+        and channel.max() < n_channels
+    ):
         raise CommitError(
             f"expected events of steps {span[0]} to {span[1] - 1} in {n_channels} channels, the "
             "file holds others: run `earmill verify`"

@@ -11,7 +11,6 @@ import operator
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,8 +53,6 @@ MAX_OPEN_SHARDS = 128
 CachePlace = tuple[Path, int]
 # Rows that iterating in order names ahead; `ReadAhead` bounds them in bytes.
 READ_AHEAD_ROWS = 512
-# Of each stream, where rows are read in order: two that a row lies in, and as many behind it.
-SCANNED_BLOCKS = 4
 
 
 class Features(FeatureSet):
@@ -184,19 +181,11 @@ class Features(FeatureSet):
 
     def __iter__(self) -> Iterator[Row]:
         due = 0
-        with self._scan():
-            for position in range(len(self)):
-                if position == due:
-                    rows = range(position, min(len(self), position + READ_AHEAD_ROWS))
-                    due += self._ahead().want(rows, in_order=True)
-                yield self[position]
-
-    def _scan(self) -> AbstractContextManager[None]:
-        """Of a set that the cache does not hold no block is there when its turn comes again."""
-        cache = self._here().shards.cache
-        if self._places.all_bytes <= cache.max_bytes:
-            return nullcontext()
-        return cache.scan(SCANNED_BLOCKS * len(self._names))
+        for position in range(len(self)):
+            if position == due:
+                rows = range(position, min(len(self), position + READ_AHEAD_ROWS))
+                due += self._ahead().want(rows, in_order=True)
+            yield self[position]
 
     def prefetch(
         self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None

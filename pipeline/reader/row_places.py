@@ -94,10 +94,5 @@ class RowPlaces:
         taken = np.array([np.inf if span is None else span[1] - span[0] for span in spans_s])
         return np.asarray(self._nbytes[at] * np.minimum(1.0, taken / self._seconds[at]))
 
-    @property
-    def all_bytes(self) -> int:
-        """About how many bytes all rows take when they are decoded."""
-        return int(self._nbytes.sum())
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plain": {}}

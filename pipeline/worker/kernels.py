@@ -97,13 +97,11 @@ def compile_into(
 
 def _compile_one(entry: Mapping[str, Any]) -> None:
     from amtcore.features.build import build_extractor
-    from earmill.pipeline.formats.zarr import chunks
     from earmill.pipeline.worker.models import exercise_casts, exercised
 
     logging.getLogger("amtcore").setLevel(logging.ERROR)
     exercised([build_extractor(**entry)])
     exercise_casts()
-    chunks.exercise()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from earmill import open_features
@@ -314,7 +315,6 @@ def test_no_more_threads_decode_than_there_are_cores(
 ) -> None:
     """Requests come in bursts, and whoever hands rows out needs a core too."""
     from earmill.pipeline.formats import blocks
-    from earmill.pipeline.formats.parquet import read
     from earmill.pipeline.formats.zarr.arrays import FrameChunks
 
     monkeypatch.setattr(blocks, "cores", lambda: 2)
@@ -336,8 +336,8 @@ def test_no_more_threads_decode_than_there_are_cores(
 
         return decoded
 
-    owner: Any = FrameChunks if fmt == "zarr" else read
-    name = "decode" if fmt == "zarr" else "plain_cells"
+    owner: Any = FrameChunks if fmt == "zarr" else pq.ParquetFile
+    name = "decode" if fmt == "zarr" else "read_row_group"
     ds = open_features(uri, format=fmt)
     monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
     ds.prefetch(range(12))

@@ -41,7 +41,7 @@ class ZarrFormat(Format):
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
         """Of a store."""
-        from earmill.pipeline.formats.zarr.read_back import digest_zarr
+        from earmill.pipeline.formats.zarr.write import digest_zarr
 
         return digest_zarr(path, streams)
 
@@ -53,7 +53,7 @@ class ZarrFormat(Format):
         expected: ShardDigest,
     ) -> list[str]:
         """Of a store, bit by bit."""
-        from earmill.pipeline.formats.zarr.read_back import compared_zarr
+        from earmill.pipeline.formats.zarr.write import compared_zarr
 
         return differences(expected, compared_zarr(path, rows, streams, expected))
 

@@ -320,8 +320,7 @@ class ZarrShard:
         if low < 0:
             raise self._missing(stream, chunk)
         try:
-            memory = self._cache.memory(values.chunk_bytes, many=True)
-            frames = values.decode(chunk, stored[low:high], memory)
+            frames = values.decode(chunk, stored[low:high])
         except CommitError as err:
             url = self._layout.url(found.file.rel)
             raise CommitError(f"{url}, chunk {place}: {err}") from err
