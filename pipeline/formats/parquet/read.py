@@ -8,6 +8,7 @@ decode at the same time.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -73,9 +74,9 @@ class HeldRanges(SeekableFile):
         held: The fetched ranges.
     """
 
-    def __init__(self, nbytes: int, held: Iterable[Held]) -> None:
+    def __init__(self, nbytes: int, held: Sequence[Held] = ()) -> None:
         super().__init__(nbytes)
-        self._held = [*held]
+        self.held = held
 
     def part(self, start: int, nbytes: int) -> Bytes:
         """Return bytes [start, start + nbytes) of the file.
@@ -83,7 +84,7 @@ class HeldRanges(SeekableFile):
         Raises:
             ValueError: They were not fetched.
         """
-        for begin, content in self._held:
+        for begin, content in self.held:
             if begin <= start and 0 <= nbytes <= begin + len(content) - start:
                 return content[start - begin : start - begin + nbytes]
         raise ValueError(f"bytes {start} to {start + nbytes} of the file were not fetched")
@@ -118,7 +119,9 @@ class ParquetShard:
         self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
         self._gap_bytes = GAP_BYTES if layout.is_local else REMOTE_GAP_BYTES
         self._footer = read_footer(self._stored)
-        file = self._open([])
+        # Readers that no thread uses. A new one costs a seventh of decoding a row group.
+        self._idle: deque[tuple[HeldRanges, pq.ParquetFile]] = deque([self._open()])
+        _, file = self._idle[0]
         groups = range(self._footer.num_row_groups)
         sizes = [self._footer.row_group(group).num_rows for group in groups]
         self._ids: dict[int, list[str]] = {}
@@ -248,7 +251,11 @@ class ParquetShard:
     ) -> list[tuple[str, DecodedBlock]]:
         """Decode columns of a row group; row ids are kept where they are one of the columns."""
         with self._cache.decoding:
-            table = self._open(held).read_row_group(group, columns=columns, use_threads=False)
+            ranges, file = self._reader()
+            ranges.held = held
+            table = file.read_row_group(group, columns=columns, use_threads=False)
+            ranges.held = ()
+            self._idle.append((ranges, file))
         if ID_COLUMN in columns:
             self._ids[group] = table.column(ID_COLUMN).to_pylist()
         return [(name, self._block(table, name)) for name in columns if name != ID_COLUMN]
@@ -260,14 +267,23 @@ class ParquetShard:
         form, _ = self._columns[stream]
         return form.frames(cells, *self._promise.columns[stream])
 
-    def _open(self, held: Iterable[Held]) -> pq.ParquetFile:
-        """Open the file on ranges that were fetched."""
-        return pq.ParquetFile(
-            pa.PythonFile(HeldRanges(self._stored.nbytes, held), "r"),
+    def _reader(self) -> tuple[HeldRanges, pq.ParquetFile]:
+        """Return a reader that no other thread uses."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._open()
+
+    def _open(self) -> tuple[HeldRanges, pq.ParquetFile]:
+        """Open the file for one thread at a time, on ranges that are fetched later."""
+        ranges = HeldRanges(self._stored.nbytes)
+        file = pq.ParquetFile(
+            pa.PythonFile(ranges, "r"),
             metadata=self._footer,
             pre_buffer=False,
             page_checksum_verification=True,
         )
+        return ranges, file
 
     def _span_of(self, column: str, group: int) -> Span:
         if (column, group) not in self._spans:
