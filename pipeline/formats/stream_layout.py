@@ -36,7 +36,7 @@ from earmill.pipeline.formats.dtypes import (
     read_frames,
     stored_rows,
 )
-from earmill.pipeline.formats.frames import LentFrames, converted, given, whole
+from earmill.pipeline.formats.frames import FrameView, converted, frames_of, whole
 from earmill.pipeline.formats.rows import Values, pieces
 
 if TYPE_CHECKING:
@@ -197,7 +197,14 @@ class StreamLayout(ABC):
 
     @abstractmethod
     def read(
-        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
+        self,
+        read: Read,
+        *,
+        n_stored: int,
+        n_frames: int,
+        span: tuple[int, int],
+        dtype: np.dtype,
+        copy: bool = True,
     ) -> Any:
         """What a reader returns of frames [first, last) of a clip.
 
@@ -206,7 +213,8 @@ class StreamLayout(ABC):
             n_stored: Stored rows of the clip.
             n_frames: Frames of the clip, see `length_column`.
             span: First frame, and the one behind the last.
-            dtype: Of frames that are returned.
+            dtype: Type of frames that are returned.
+            copy: Return fresh arrays. If False, frames may be a `FrameView`.
         """
 
     @abstractmethod
@@ -315,11 +323,18 @@ class FrameLayout(StreamLayout):
         return row.streams[self.name]
 
     def read(
-        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
-    ) -> np.ndarray | LentFrames:
+        self,
+        read: Read,
+        *,
+        n_stored: int,
+        n_frames: int,
+        span: tuple[int, int],
+        dtype: np.dtype,
+        copy: bool = True,
+    ) -> np.ndarray | FrameView:
         """Values in their unit; exact in float32, as scales are powers of two."""
         shape = span[1] - span[0], self.stored_width
-        return given(read(*span), shape, dtype, self.scale_factor)
+        return frames_of(read(*span), shape, dtype, self.scale_factor, copy=copy)
 
     def value_attrs(self) -> dict[str, Any]:
         attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}
@@ -399,7 +414,14 @@ class Int8Layout(FrameLayout):
         return Int8Frames(row.streams[self.name], row.steps[self.name])
 
     def read(
-        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
+        self,
+        read: Read,
+        *,
+        n_stored: int,
+        n_frames: int,
+        span: tuple[int, int],
+        dtype: np.dtype,
+        copy: bool = True,
     ) -> np.ndarray:
         def table(first: int, last: int) -> np.ndarray:
             return whole(read(first, last), (last - first, self.stored_width), np.dtype(INT8))
@@ -459,7 +481,14 @@ class EventLayout(StreamLayout):
         return events_problem(row.streams[self.name], row.steps[self.name], self.width)
 
     def read(
-        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
+        self,
+        read: Read,
+        *,
+        n_stored: int,
+        n_frames: int,
+        span: tuple[int, int],
+        dtype: np.dtype,
+        copy: bool = True,
     ) -> Any:
         """`SpikeEvents` of these steps."""
         return read_events(

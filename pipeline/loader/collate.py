@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from earmill.pipeline.formats.frames import LentFrames
+from earmill.pipeline.formats.frames import FrameView
 from earmill.pipeline.loader import display
 from earmill.pipeline.loader.epoch_order import check_whole
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 # The frames of a row that is collated.
-Part = torch.Tensor | LentFrames
+Part = torch.Tensor | FrameView
 # Memory of this shape and dtype; None where there is no room.
 Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
 
@@ -250,7 +250,7 @@ def as_tensor(features: Any) -> torch.Tensor:
 
 
 def _part(features: Any) -> Part:
-    return features if isinstance(features, LentFrames) else as_tensor(features)
+    return features if isinstance(features, FrameView) else as_tensor(features)
 
 
 def is_sparse(features: Any) -> bool:
@@ -328,7 +328,7 @@ def per_channel(features: Array, stream: StreamInfo) -> list[Array]:
 
 
 def takes_lent(collate_fn: Callable[..., Any]) -> bool:
-    """Whether a collate copies rows whose frames are `LentFrames`: those here do, also with options
+    """Whether a collate copies rows whose frames are `FrameView`: those here do, also with options
     bound to them."""
     made = collate_fn.func if isinstance(collate_fn, partial) else collate_fn
     return made in (collate_padded, collate_packed, collate_jagged)

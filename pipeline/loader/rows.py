@@ -118,3 +118,8 @@ class FeatureRows(Protocol):
 
     def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
         """The frames of a row in a stretch of time."""
+
+    def read_row(
+        self, index: int, span_s: tuple[float, float] | None = None, *, copy: bool = True
+    ) -> Row:
+        """Read a row, or a stretch of it; with `copy=False` frames may be a `FrameView`."""

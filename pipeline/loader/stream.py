@@ -14,7 +14,7 @@ says what that worker has read, which torchdata's StatefulDataLoader keeps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -22,7 +22,6 @@ import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from earmill.pipeline.common.machine import cores
-from earmill.pipeline.formats.frames import lending
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.batches import (
@@ -374,16 +373,15 @@ class FeatureStream(IterableDataset[Any]):
 
         Args:
             lent: For a collate of `loader.collate`, which makes its own tensors: arrays stay what
-                they are, and where they need no arithmetic come as they lie in the cache, to be
-                copied by it (`formats.frames`).
+                they are, and where they need no arithmetic are views of cached blocks, which the
+                collate copies (`formats.frames.FrameView`).
         """
         rows, passes = plan.batch(number)
         starts: list[float | None] = [None] * len(rows)
         if self._cropper is not None:
             starts = self._cropper.starts_s(rows, passes)
         for index, start_s in zip(rows.tolist(), starts, strict=True):
-            with lending() if lent and self._normaliser is None else nullcontext():
-                row = self._row(index, start_s)
+            row = self._row(index, start_s, copy=not lent or self._normaliser is not None)
             if self._normaliser is not None:
                 row = replace(row, features=self._normaliser(row.features))
             yield labelled(row if lent else tensor_row(row), self.label)
@@ -519,11 +517,11 @@ class FeatureStream(IterableDataset[Any]):
         spans = [None if start is None else (start, start + seconds) for start in starts]
         self.features.prefetch(rows.tolist(), spans)
 
-    def _row(self, index: int, start_s: float | None) -> Row:
+    def _row(self, index: int, start_s: float | None, *, copy: bool) -> Row:
         if start_s is None or self.crop is None:
-            return self.features[index]
-        row = self.features.slice(index, start_s, start_s + self.crop.seconds)
-        return replace(row, start_s=start_s)
+            return self.features.read_row(index, copy=copy)
+        span_s = start_s, start_s + self.crop.seconds
+        return replace(self.features.read_row(index, span_s, copy=copy), start_s=start_s)
 
 
 def _identity(stream: FeatureStream) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
 
 if TYPE_CHECKING:
-    from earmill.pipeline.loader.rows import FeatureRows
+    from earmill.pipeline.loader.rows import FeatureRows, Row
     from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
 
 
@@ -34,6 +34,22 @@ class FeatureSet:
         """Return the rows of an epoch in the order of shuffled blocks, and the epoch for each."""
         rows = order.block_order(self.block_rows(), shuffle=shuffle, seed=seed, epoch=epoch)
         return rows, np.full(len(rows), epoch, np.int64)
+
+    def read_row(
+        self: FeatureRows,
+        index: int,
+        span_s: tuple[float, float] | None = None,
+        *,
+        copy: bool = True,
+    ) -> Row:
+        """Read a row, or a stretch of it, for a collate.
+
+        Args:
+            index: The row's number, from 0.
+            span_s: Start and end of the stretch, s; None for the whole row.
+            copy: Return fresh arrays. If False, frames may be views of cached blocks (`FrameView`).
+        """
+        return self[index] if span_s is None else self.slice(index, *span_s)
 
     def torch(self: FeatureRows, *, label: str | None = None) -> FeatureDataset:
         """A map-style torch dataset of rows; `label` names a column of the source."""

@@ -261,6 +261,14 @@ class Features(FeatureSet):
             )
         return self._row(position, self._places.frames(position, (start_s, end_s)))
 
+    def read_row(
+        self, index: int, span_s: tuple[float, float] | None = None, *, copy: bool = True
+    ) -> Row:
+        """Read a row, or a stretch of it; see `FeatureSet.read_row`."""
+        if span_s is None:
+            return self._row(index, self._places.all_frames(index), copy=copy)
+        return self._row(index, self._places.frames(index, span_s), copy=copy)
+
     def provenance(self, index: SupportsIndex) -> dict[str, Any]:
         """Where a row came from: uri, hashes, decoder, rates, gain, shard."""
         position = self._position(index)
@@ -317,7 +325,9 @@ class Features(FeatureSet):
             raise IndexError(f"row {number} of a feature set with {len(self)} rows")
         return number % len(self)
 
-    def _row(self, position: int, frames: Mapping[str, tuple[int, int]]) -> Row:
+    def _row(
+        self, position: int, frames: Mapping[str, tuple[int, int]], *, copy: bool = True
+    ) -> Row:
         process, places = self._here(), self._places
         if process.ahead is not None:
             process.ahead.settle(position)
@@ -327,7 +337,7 @@ class Features(FeatureSet):
             features = {}
             for name, span in places.spans(position, row_id, frames).items():
                 try:
-                    features[name] = self._read(process, paths, name, span, position)
+                    features[name] = self._read(process, paths, name, span, position, copy=copy)
                 except Exception:
                     where = f"row {row_id!r}, stream {name}"
                     file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
@@ -347,7 +357,14 @@ class Features(FeatureSet):
         )
 
     def _read(
-        self, process: Process, paths: ShardPaths, name: str, frames: FrameSpan, position: int
+        self,
+        process: Process,
+        paths: ShardPaths,
+        name: str,
+        frames: FrameSpan,
+        position: int,
+        *,
+        copy: bool,
     ) -> Any:
         """Frames of a stream of a row, or the events of these steps."""
         reader, places = process.reader(paths, self.format), self._places
@@ -366,6 +383,7 @@ class Features(FeatureSet):
             n_frames=int(places.lengths[name][position]),
             span=(frames.first, frames.last),
             dtype=self._dtypes[name],
+            copy=copy,
         )
 
     def _shard_of(self, process: Process, position: int) -> tuple[str, ShardPaths]:

@@ -19,7 +19,7 @@ from amtcore.kernels.vector.half import BLOCK, widen
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.format import Promise
-from earmill.pipeline.formats.frames import converted, put_together
+from earmill.pipeline.formats.frames import converted, join_frames
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.zarr.arrays import ChunkCodec, read_strings
 from earmill.pipeline.storage.layout import Layout
@@ -216,10 +216,10 @@ def test_pieces_must_be_what_was_asked_for() -> None:
     whole = np.arange(12, dtype=np.float16).reshape(6, 2)
     pieces = [(4, whole[4:]), (0, whole[:4])]
     for dtype in (np.float16, np.float32, np.float64):
-        found = put_together(pieces, (6, 2), np.dtype(dtype), 0.5)
+        found = join_frames(pieces, (6, 2), np.dtype(dtype), 0.5)
         np.testing.assert_array_equal(found, 0.5 * whole.astype(dtype))
     for some in (pieces[:1], [], [*pieces, (0, whole[:1])]):
         with pytest.raises(CommitError, match="expected 6 frames, the file gave"):
-            put_together(some, (6, 2), np.dtype(np.float32))
+            join_frames(some, (6, 2), np.dtype(np.float32))
     with pytest.raises(ValueError, match="in C order"):
         widen(whole, np.empty((6, 4), np.float32)[:, ::2])

@@ -31,7 +31,7 @@ from earmill.pipeline.formats.blocks import (
     outside,
 )
 from earmill.pipeline.formats.format import Promise
-from earmill.pipeline.formats.frames import put_together
+from earmill.pipeline.formats.frames import join_frames
 from earmill.pipeline.formats.parquet.cells import ID_COLUMN, LongRows
 from earmill.pipeline.formats.parquet.footer import (
     check_column,
@@ -138,7 +138,7 @@ class ParquetShard:
         """A fresh array; see `ShardReader`."""
         width, dtype = self._promise.columns[stream]
         shape = span.last - span.first, width
-        return put_together(self.pieces(stream, span), shape, np.dtype(dtype))
+        return join_frames(self.pieces(stream, span), shape, np.dtype(dtype))
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
         """Cells, or parts of them; see `GivesPieces`."""

@@ -27,7 +27,7 @@ from earmill.pipeline.formats.blocks import (
     outside,
 )
 from earmill.pipeline.formats.format import Promise
-from earmill.pipeline.formats.frames import put_together
+from earmill.pipeline.formats.frames import join_frames
 from earmill.pipeline.formats.zarr.arrays import (
     FrameChunks,
     read_end,
@@ -108,7 +108,7 @@ class ZarrShard:
         """A fresh array; see `ShardReader`."""
         values = self._values[stream]
         shape = span.last - span.first, values.width
-        return put_together(self.pieces(stream, span), shape, values.dtype)
+        return join_frames(self.pieces(stream, span), shape, values.dtype)
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
         """Parts of chunks; see `GivesPieces`."""
