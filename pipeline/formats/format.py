@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsSaid:
+class CommittedRows:
     """The good rows of a shard in the table of all, without a copy, also in a pickle of both.
 
     Args:
@@ -75,12 +75,12 @@ class Promise:
     frames: Mapping[str, int]
     columns: Mapping[str, tuple[int, str]]
     files: Mapping[str, OutFile]
-    said: RowsSaid | None = field(default=None, compare=False)
+    said: CommittedRows | None = field(default=None, compare=False)
     reads: Sequence[str] = field(default=(), compare=False)
 
 
 @contextmanager
-def named_damage(
+def explain_damage(
     where: str, file: str, is_whole: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
     """Turn whatever damaged bytes make a decoder raise into one line that names row and file.

@@ -108,7 +108,7 @@ class StreamStatistics:
         return cls(stored.count, *table)
 
 
-class Summing:
+class RunningMoments:
     """Statistics of rows that come one after another.
 
     Args:
@@ -160,7 +160,7 @@ def shard_moments(
         layout = layout_of(info)
         if not isinstance(layout, FrameLayout):
             continue
-        summing = Summing(info.width)
+        summing = RunningMoments(info.width)
         for row in rows:
             summing.add(layout.frames_of(row))
         found[info.name] = summing.result().scaled(info.scale_factor).stored()

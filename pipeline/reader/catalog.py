@@ -39,7 +39,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.formats.format import RowsSaid, named_damage
+from earmill.pipeline.formats.format import CommittedRows, explain_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
 from earmill.pipeline.formats.registry import chosen
@@ -119,7 +119,7 @@ class Catalog:
                 )
             check_spec(layout, record, self.dataset.spec_sha256)
             found = paths_of(layout, record, self.streams, self.dtype)
-            said = RowsSaid(self.table, *self._rows_at[shard])
+            said = CommittedRows(self.table, *self._rows_at[shard])
             promises = {k: replace(each, said=said) for k, each in found.promises.items()}
             self.paths[shard] = replace(found, promises=promises)
         return self.paths[shard]
@@ -252,7 +252,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     content = _only_index(layout, dataset.layout_version) if index is None else index.result()
     table = None
     if content is not None:
-        with named_damage(layout.url(), "the index"):
+        with explain_damage(layout.url(), "the index"):
             table = good_rows(table_of(content), streams)
     del index, content
     moments = {} if snapshot is None else snapshot.moments
@@ -343,7 +343,7 @@ def _rows_of(
     """The good rows of all committed shards, their tables read side by side."""
 
     def of_shard(shard: str) -> pa.Table:
-        with named_damage(layout.url(), f"the table of rows of shard {shard}"):
+        with explain_damage(layout.url(), f"the table of rows of shard {shard}"):
             table = read_table(layout, paths[shard].rows)
             names = pa.array([shard] * table.num_rows, pa.string())
             rows = pa.array(np.arange(table.num_rows))

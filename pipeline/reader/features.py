@@ -26,7 +26,7 @@ from earmill.pipeline.formats.blocks import (
     IoCounts,
     Piece,
 )
-from earmill.pipeline.formats.format import is_as_committed, named_damage
+from earmill.pipeline.formats.format import explain_damage, is_as_committed
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
@@ -342,7 +342,7 @@ class Features(FeatureSet):
                     where = f"row {row_id!r}, stream {name}"
                     file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
                     held = process.layout, paths.data[self.format], paths.promises[self.format]
-                    with named_damage(where, file, partial(is_as_committed, *held)):
+                    with explain_damage(where, file, partial(is_as_committed, *held)):
                         raise
         return Row(
             index=position,

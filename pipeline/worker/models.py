@@ -13,7 +13,7 @@ from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.provenance import device_info
 from earmill.pipeline.formats.dtypes import halved
-from earmill.pipeline.formats.moments import Summing
+from earmill.pipeline.formats.moments import RunningMoments
 from earmill.pipeline.worker.device import DeviceInput, Gpu, GpuUnusable, choose_gpu, device_errors
 from earmill.pipeline.worker.self_check import check_resampler, self_check
 
@@ -117,7 +117,7 @@ def exercise_casts() -> None:
     """Frames through the casts and the statistics of a shard, which compiles or loads their
     kernels."""
     halves, _ = halved(np.zeros((1, 2), np.float32), 1.0)
-    Summing(halves.shape[1]).add(halves)
+    RunningMoments(halves.shape[1]).add(halves)
 
 
 def _exercise(extractor: Extractor) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earmill.pipeline.formats.parquet.read import HeldRanges, fetched, joined
+from earmill.pipeline.formats.parquet.read import FetchedRanges, fetched, joined
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
 
@@ -31,7 +31,7 @@ def test_ranges_cover_what_is_wanted_and_no_wide_gap(
 def test_held_ranges_are_a_file_to_arrow(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(bytes(range(100)))
     file = StoredFile(Layout.open(str(tmp_path)), "x", 100, "")
-    held = HeldRanges(file.nbytes, fetched(file, [(10, 20), (50, 60)]))
+    held = FetchedRanges(file.nbytes, fetched(file, [(10, 20), (50, 60)]))
     seen = pa.PythonFile(held, "r")
     assert seen.size() == 100
     assert seen.read_at(5, 52) == bytes(range(52, 57))

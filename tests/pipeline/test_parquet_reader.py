@@ -12,7 +12,7 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.formats.parquet import write
-from earmill.pipeline.formats.parquet.read import HeldRanges, ParquetShard
+from earmill.pipeline.formats.parquet.read import FetchedRanges, ParquetShard
 from tests.pipeline.reader_data import (
     STREAMS,
     check_row,
@@ -58,7 +58,7 @@ def test_each_row_group_comes_with_all_of_its_columns(place: Path, gap_bytes: in
     for columns in wanted(groups):
         come = []
         for group, held in shard._arriving(columns):
-            ranges = HeldRanges(len(content), held)
+            ranges = FetchedRanges(len(content), held)
             for name in columns[group]:
                 low, high = shard._span_of(name, group)
                 assert ranges.part(low, high - low).tobytes() == content[low:high]

@@ -119,8 +119,8 @@ COLUMNS_KEY, DTYPE_KEY = b"earmill.columns", b"earmill.dtype"
 OVERHEAD_BYTES = 4
 
 
-class Form(ABC):
-    """One way to store a stream's frames in a column; get one from `form_of`.
+class CellEncoding(ABC):
+    """One way to store a stream's frames in a column; get one from `cell_encoding`.
 
     Attributes:
         compression: Codec of the column. level: Its level, None where it has none.
@@ -187,7 +187,7 @@ def _offsets(sizes: Sequence[int]) -> np.ndarray:
     return offsets
 
 
-class BinaryForm(Form):
+class BinaryCells(CellEncoding):
     """A cell is the bytes of its frames. lz4 finds what repeats, as in events, and costs nothing
     where nothing does."""
 
@@ -240,7 +240,7 @@ class BinaryForm(Form):
         return rows, frames * width * np.dtype(dtype).itemsize + rows * OVERHEAD_BYTES
 
 
-class NestedForm(Form):
+class NestedCells(CellEncoding):
     """A cell is a list of frames, each a list of numbers."""
 
     compression, level = "zstd", 3
@@ -278,9 +278,9 @@ class NestedForm(Form):
         return values, values * (np.dtype(dtype).itemsize + OVERHEAD_BYTES)
 
 
-FORMS: dict[str, Form] = {BINARY: BinaryForm(), NESTED: NestedForm()}
+CELL_ENCODINGS: dict[str, CellEncoding] = {BINARY: BinaryCells(), NESTED: NestedCells()}
 
 
-def form_of(kind: pa.DataType | None) -> Form:
+def cell_encoding(kind: pa.DataType | None) -> CellEncoding:
     """The form of a column of a file, by its type."""
-    return FORMS[BINARY if kind == pa.binary() else NESTED]
+    return CELL_ENCODINGS[BINARY if kind == pa.binary() else NESTED]

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.format import Promise, refused
-from earmill.pipeline.formats.parquet.cells import Form, LongRows, form_of
+from earmill.pipeline.formats.parquet.cells import CellEncoding, LongRows, cell_encoding
 from earmill.pipeline.storage.stored_file import StoredFile
 
 MB = 2**20
@@ -36,7 +36,7 @@ def check_parquet(rel: str, file: pq.ParquetFile, long_rows: LongRows, promise: 
     schema = file.schema_arrow
     for stream, (width, dtype) in promise.columns.items():
         got = schema.field(stream) if stream in schema.names else None
-        form = form_of(got.type if got is not None else None)
+        form = cell_encoding(got.type if got is not None else None)
         wanted = form.field(stream, width, dtype)
         if got is None or got.type != wanted.type or form.stored(got) != (width, dtype):
             claim = "nothing" if got is None else f"{got.type} {got.metadata or ''}".strip()
@@ -47,7 +47,9 @@ def check_parquet(rel: str, file: pq.ParquetFile, long_rows: LongRows, promise: 
             )
 
 
-def leaf_columns(file: pq.ParquetFile, streams: Iterable[str]) -> dict[str, tuple[Form, int]]:
+def column_encodings(
+    file: pq.ParquetFile, streams: Iterable[str]
+) -> dict[str, tuple[CellEncoding, int]]:
     """The form of each stream, and the number of its column in the footer.
 
     Raises:
@@ -56,7 +58,7 @@ def leaf_columns(file: pq.ParquetFile, streams: Iterable[str]) -> dict[str, tupl
     paths = {file.schema.column(number).path: number for number in range(len(file.schema))}
     schema, found = file.schema_arrow, {}
     for stream in streams:
-        form = form_of(schema.field(stream).type)
+        form = cell_encoding(schema.field(stream).type)
         if form.leaf(stream) not in paths:
             raise CommitError(f"the file has no column {form.leaf(stream)}: run `earmill verify`")
         found[stream] = form, paths[form.leaf(stream)]
@@ -68,7 +70,7 @@ def check_column(
     footer: pq.FileMetaData,
     group: int,
     stream: str,
-    column_of: tuple[Form, int],
+    column_of: tuple[CellEncoding, int],
     promise: Promise,
 ) -> None:
     """Size of one stream in one row group, as the footer claims it, before it is read.

@@ -36,7 +36,7 @@ from earmill.pipeline.formats.parquet.cells import ID_COLUMN, LongRows
 from earmill.pipeline.formats.parquet.footer import (
     check_column,
     check_parquet,
-    leaf_columns,
+    column_encodings,
     read_footer,
 )
 from earmill.pipeline.storage.layout import Layout
@@ -66,7 +66,7 @@ def fetched(file: StoredFile, spans: Iterable[Span]) -> list[Held]:
     return [(low, file.read(low, high - low)) for low, high in spans]
 
 
-class HeldRanges(SeekableFile):
+class FetchedRanges(SeekableFile):
     """A file of which some ranges were fetched; Arrow takes parts of them without a copy.
 
     Args:
@@ -120,7 +120,7 @@ class ParquetShard:
         self._gap_bytes = GAP_BYTES if layout.is_local else REMOTE_GAP_BYTES
         self._footer = read_footer(self._stored)
         # Readers that no thread uses. A new one costs a seventh of decoding a row group.
-        self._idle: deque[tuple[HeldRanges, pq.ParquetFile]] = deque([self._open()])
+        self._idle: deque[tuple[FetchedRanges, pq.ParquetFile]] = deque([self._open()])
         _, file = self._idle[0]
         groups = range(self._footer.num_row_groups)
         sizes = [self._footer.row_group(group).num_rows for group in groups]
@@ -129,7 +129,7 @@ class ParquetShard:
         self._first_row = [0, *accumulate(sizes)]
         self._long_rows = LongRows.from_metadata(file.schema_arrow.metadata)
         check_parquet(rel, file, self._long_rows, promise)
-        self._columns = leaf_columns(file, promise.columns)
+        self._columns = column_encodings(file, promise.columns)
         paths = [file.schema.column(number).path for number in range(len(file.schema))]
         self._numbers = {name: number for name, (_, number) in self._columns.items()}
         self._numbers[ID_COLUMN] = paths.index(ID_COLUMN)
@@ -267,16 +267,16 @@ class ParquetShard:
         form, _ = self._columns[stream]
         return form.frames(cells, *self._promise.columns[stream])
 
-    def _reader(self) -> tuple[HeldRanges, pq.ParquetFile]:
+    def _reader(self) -> tuple[FetchedRanges, pq.ParquetFile]:
         """Return a reader that no other thread uses."""
         try:
             return self._idle.pop()
         except IndexError:
             return self._open()
 
-    def _open(self) -> tuple[HeldRanges, pq.ParquetFile]:
+    def _open(self) -> tuple[FetchedRanges, pq.ParquetFile]:
         """Open the file for one thread at a time, on ranges that are fetched later."""
-        ranges = HeldRanges(self._stored.nbytes)
+        ranges = FetchedRanges(self._stored.nbytes)
         file = pq.ParquetFile(
             pa.PythonFile(ranges, "r"),
             metadata=self._footer,

@@ -24,12 +24,12 @@ import pyarrow.parquet as pq
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.parquet.cells import (
-    FORMS,
+    CELL_ENCODINGS,
     ID_COLUMN,
-    Form,
+    CellEncoding,
     LongRows,
+    cell_encoding,
     cut,
-    form_of,
     part_count,
 )
 from earmill.pipeline.formats.parquet.footer import seal
@@ -59,7 +59,7 @@ def write_parquet(
     """
     scalars = scalars_of(rows, streams, encoding)
     long_rows, dtype = _long_rows(rows), encoding.dtype
-    cells = FORMS[encoding.parquet_form]
+    cells = CELL_ENCODINGS[encoding.parquet_form]
     schema = _schema(scalars.schema, streams, encoding.attrs or {}, dtype, long_rows, cells)
     # Unbuffered, every page would be two calls of the system.
     with (
@@ -131,7 +131,7 @@ def _schema(
     attrs: Mapping[str, Any],
     dtype: str,
     long_rows: LongRows,
-    form: Form,
+    form: CellEncoding,
 ) -> pa.Schema:
     fields = [*scalars]
     for info in streams:
@@ -187,10 +187,12 @@ def _cells(stored: Sequence[np.ndarray], info: StreamInfo, encoding: Encoding) -
     layout = layout_of(info)
     values = [layout.to_values(rows) for rows in stored]
     dtype = layout.in_values().stored_dtype(encoding.dtype)
-    return FORMS[encoding.parquet_form].cells(values, layout.stored_width, dtype)
+    return CELL_ENCODINGS[encoding.parquet_form].cells(values, layout.stored_width, dtype)
 
 
-def _options(scalars: pa.Table, streams: Sequence[StreamInfo], form: Form) -> dict[str, Any]:
+def _options(
+    scalars: pa.Table, streams: Sequence[StreamInfo], form: CellEncoding
+) -> dict[str, Any]:
     """Codec, level and dictionary of every column, by where the footer has it."""
     # Ids as they are: no two are alike, a row group has few, and who reads one needs them all.
     found = scalar_options(scalars.drop_columns([ID_COLUMN]))
@@ -217,7 +219,7 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     ):
         schema = file.schema_arrow
         fields = {name: schema.field(name) for name in names}
-        forms = {name: form_of(field.type) for name, field in fields.items()}
+        forms = {name: cell_encoding(field.type) for name, field in fields.items()}
         stored = {name: forms[name].stored(field) for name, field in fields.items()}
         hashers = {
             name: StreamHasher(width, layouts[name].from_values(np.empty(0, dtype)).dtype.name)
