@@ -24,7 +24,7 @@ Block = tuple[str, int]
 
 @dataclass
 class IoCounts:
-    """Counts of what this process has read since the dataset was opened here.
+    """Reads of this process since it opened the dataset.
 
     Args:
         shards_opened: Shard files or stores opened.

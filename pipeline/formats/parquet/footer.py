@@ -25,10 +25,10 @@ MB = 2**20
 
 
 def check_parquet(rel: str, file: pq.ParquetFile, long_rows: LongRows, promise: Promise) -> None:
-    """Rows and columns of a Parquet file.
+    """Check rows and columns of a Parquet file.
 
     Raises:
-        CommitError: They are not what was promised.
+        CommitError: They are not what was committed.
     """
     rows = promise.rows + sum(long_rows.parts(row) - 1 for row in long_rows.frames)
     if file.metadata.num_rows != rows:
@@ -50,10 +50,10 @@ def check_parquet(rel: str, file: pq.ParquetFile, long_rows: LongRows, promise: 
 def column_encodings(
     file: pq.ParquetFile, streams: Iterable[str]
 ) -> dict[str, tuple[CellEncoding, int]]:
-    """The form of each stream, and the number of its column in the footer.
+    """Return the encoding of each stream, and the number of its column in the footer.
 
     Raises:
-        CommitError: There is none.
+        CommitError: A stream has no column.
     """
     paths = {file.schema.column(number).path: number for number in range(len(file.schema))}
     schema, found = file.schema_arrow, {}
@@ -73,10 +73,10 @@ def check_column(
     column_of: tuple[CellEncoding, int],
     promise: Promise,
 ) -> None:
-    """Size of one stream in one row group, as the footer claims it, before it is read.
+    """Check the size that the footer claims for a stream in a row group, before it is read.
 
     Raises:
-        CommitError: The shard has less.
+        CommitError: The claimed size is larger than the shard.
     """
     form, number = column_of
     meta = footer.row_group(group)
@@ -95,7 +95,7 @@ MARK = b"EMFC"
 SEAL_BYTES = len(MARK) + 4
 MAGIC, LENGTH_BYTES = b"PAR1", 4
 END_BYTES = LENGTH_BYTES + len(MAGIC)
-# Of a first request; the footer of a shard of ten minutes and four streams has about 100 kB.
+# First request; the footer of a shard of ten minutes and four streams has about 100 kB.
 TAIL_BYTES = 2**18
 
 
@@ -111,7 +111,7 @@ def seal(path: Path) -> None:
 
 
 def read_footer(file: StoredFile) -> pq.FileMetaData:
-    """What the footer says.
+    """Read and check the footer.
 
     Raises:
         CommitError: It is not the one that was written.

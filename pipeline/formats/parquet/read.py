@@ -42,14 +42,14 @@ from earmill.pipeline.formats.parquet.footer import (
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 
-# First byte of something in a file, and the byte behind.
+# First byte of a range in a file, and the byte after the last.
 Span = tuple[int, int]
-# First byte of a range, and what it holds.
+# First byte of a range, and its content.
 Held = tuple[int, Bytes]
 
 
 def joined(spans: Iterable[Span], gap_bytes: int) -> Iterator[Span]:
-    """Spans in the order of the file; those that lie closer than `gap_bytes` as one."""
+    """Sort spans and join spans that are at most `gap_bytes` apart."""
     begin = end = -1
     for low, high in sorted(spans):
         if end >= 0 and low - end > gap_bytes:
@@ -62,7 +62,7 @@ def joined(spans: Iterable[Span], gap_bytes: int) -> Iterator[Span]:
 
 
 def fetched(file: StoredFile, spans: Iterable[Span]) -> list[Held]:
-    """These ranges of a file."""
+    """Read ranges of a file."""
     return [(low, file.read(low, high - low)) for low, high in spans]
 
 
@@ -100,9 +100,9 @@ class FetchedRanges(SeekableFile):
         return self.read_buffer(nbytes).to_pybytes()
 
 
-# Of one request to a remote store; locally each row group by itself is as fast.
+# Bytes of a request to a remote store. Local row groups are as fast one by one.
 REMOTE_REQUEST_BYTES = 8 * 2**20
-# What lies between columns that are wanted is fetched with them up to here: a row group's scalars.
+# Larger gaps between wanted columns, such as a row group's scalars, are not fetched.
 GAP_BYTES, REMOTE_GAP_BYTES = 2**13, 2**17
 
 
@@ -135,13 +135,13 @@ class ParquetShard:
         self._numbers[ID_COLUMN] = paths.index(ID_COLUMN)
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
-        """A fresh array; see `ShardReader`."""
+        """Return a fresh array; see `ShardReader`."""
         width, dtype = self._promise.columns[stream]
         shape = span.last - span.first, width
         return join_frames(self.pieces(stream, span), shape, np.dtype(dtype))
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
-        """Cells, or parts of them; see `GivesPieces`."""
+        """Yield cells, or parts of cells; see `GivesPieces`."""
         first_row = self._long_rows.first(span.row)
         if first_row >= self._first_row[-1]:
             raise outside(self.rel, "rows", first_row + 1, self._first_row[-1])
@@ -159,7 +159,7 @@ class ParquetShard:
     def _read(
         self, stream: str, span: FrameSpan, file_row: int, first: int, last: int
     ) -> np.ndarray:
-        """Frames [first, last) of one row of the file, out of the cache."""
+        """Return frames [first, last) of a row of the file, from the cache."""
         group = self._group_of(file_row)
         key = (self.rel, stream, group)
         frames, starts = self._cache.loaded(key, partial(self._load_one, stream, group))
@@ -172,7 +172,7 @@ class ParquetShard:
         return frames[begin + first : begin + last]
 
     def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
-        """The row groups that hold a row; see `ReadsAhead`."""
+        """Return the row groups of a row; see `ReadsAhead`."""
         first = self._long_rows.first(span.row)
         last = first + self._long_rows.parts(span.row) - 1
         return range(self._group_of(first), self._group_of(last) + 1)
@@ -181,10 +181,10 @@ class ParquetShard:
         return bisect_right(self._first_row, file_row) - 1
 
     def prepare(self, streams: Iterable[str], pool: Executor) -> None:
-        """Nothing to do, as all is in the footer; see `ReadsAhead`."""
+        """Do nothing: the footer has all places; see `ReadsAhead`."""
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
-        """Columns of row groups in the order of the file, of bounded size; see `ReadsAhead`."""
+        """Group columns of row groups in file order, bounded in bytes; see `ReadsAhead`."""
         run: list[Block] = []
         begin = end = 0
         for low, high, block in sorted((*self._span_of(*block), block) for block in blocks):
@@ -203,7 +203,7 @@ class ParquetShard:
             self._cache.put((self.rel, stream, group), block)
 
     def close(self) -> None:
-        """Nothing to do: no handle is held between reads."""
+        """Do nothing: no handle is open between reads."""
 
     def _row_ids(self, group: int) -> list[str]:
         # The blocks may be in the cache since an earlier opening of the file.
@@ -217,7 +217,7 @@ class ParquetShard:
         return block
 
     def _load(self, blocks: Sequence[Block]) -> Iterator[tuple[str, int, DecodedBlock]]:
-        """Columns of row groups as (bytes, bounds of cells); ids of the rows are kept."""
+        """Yield columns of row groups as (frames, places of cells); row ids are kept."""
         for stream, group in blocks:
             column = self._columns[stream]
             check_column(self.rel, self._footer, group, stream, column, self._promise)
@@ -232,7 +232,7 @@ class ParquetShard:
     def _arriving(
         self, columns: Mapping[int, Sequence[str]]
     ) -> Iterator[tuple[int, Sequence[Held]]]:
-        """Row groups, each with columns of it to be decoded before the next one comes."""
+        """Yield row groups with their columns; each is decoded before the next is fetched."""
         spans = {g: [self._span_of(name, g) for name in names] for g, names in columns.items()}
         wanted = [*joined(chain(*spans.values()), self._gap_bytes)]
         starts = [min(low for low, _ in each) for each in spans.values()]
