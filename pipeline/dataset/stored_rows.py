@@ -14,7 +14,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, bad_rows
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.row_coverage import plan_row_of
-from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts
+from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.format import Format, Promise, explain_damage, is_as_committed
 from earmill.pipeline.formats.registry import chosen, format_of
 from earmill.pipeline.formats.row_table import (

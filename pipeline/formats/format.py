@@ -26,7 +26,7 @@ from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, MissingPackageError
 from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.text import named_line
-from earmill.pipeline.formats.blocks import BlockCache, ShardReader
+from earmill.pipeline.formats.block_cache import BlockCache, ShardReader
 from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.missing_modules import missing_package
-from earmill.pipeline.formats.blocks import Piece
+from earmill.pipeline.formats.block_cache import Piece
 
 
 def converted(values: NDArray[Any], dtype: np.dtype[Any], scale: float = 1.0) -> NDArray[Any]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import Piece
+from earmill.pipeline.formats.block_cache import Piece
 from earmill.pipeline.formats.dtypes import (
     BLOCK_FRAMES,
     INT8,

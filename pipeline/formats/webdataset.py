@@ -30,7 +30,7 @@ import numpy as np
 from earmill.pipeline.common.arrow_types import plain_json
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.untrusted import MEMBER, loads_json, tar_members
-from earmill.pipeline.formats.blocks import (
+from earmill.pipeline.formats.block_cache import (
     BlockCache,
     FrameSpan,
     ShardReader,

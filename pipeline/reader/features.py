@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import (
+from earmill.pipeline.formats.block_cache import (
     FrameSpan,
     GivesPieces,
     IoCounts,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from threading import Condition
 
-from earmill.pipeline.formats.blocks import (
+from earmill.pipeline.formats.block_cache import (
     BlockCache,
     IoCounts,
     ShardReader,

@@ -11,7 +11,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from earmill.pipeline.formats.blocks import ReadsAhead, ShardReader
+from earmill.pipeline.formats.block_cache import ReadsAhead, ShardReader
 from earmill.pipeline.reader.catalog import Catalog
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.reader.read_ahead import Needed, ReadAhead, Wanted

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from earmill.pipeline.formats.blocks import FrameSpan
+from earmill.pipeline.formats.block_cache import FrameSpan
 from earmill.pipeline.formats.format import Format
 from earmill.pipeline.reader.catalog import Catalog
 from earmill.pipeline.reader.read_ahead import Span, Spans, Wanted

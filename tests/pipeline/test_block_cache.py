@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, other_row, outside
+from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts, other_row, outside
 from earmill.pipeline.formats.format import Promise
 from earmill.pipeline.reader import open_shards
 from earmill.pipeline.reader.open_shards import OpenShards

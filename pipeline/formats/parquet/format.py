@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.formats.blocks import BlockCache, ShardReader
+from earmill.pipeline.formats.block_cache import BlockCache, ShardReader
 from earmill.pipeline.formats.digest import ShardDigest
 from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow

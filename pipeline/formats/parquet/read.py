@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from earmill.pipeline.common.byte_streams import SeekableFile
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import (
+from earmill.pipeline.formats.block_cache import (
     Block,
     BlockCache,
     DecodedBlock,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import (
+from earmill.pipeline.formats.block_cache import (
     Block,
     BlockCache,
     FrameSpan,

@@ -19,7 +19,7 @@ from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts
+from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.format import Promise, explain_damage
 from earmill.pipeline.formats.registry import Encoding, format_of, read_back
