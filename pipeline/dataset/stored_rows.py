@@ -14,8 +14,8 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, bad_rows
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.row_coverage import plan_row_of
-from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts
-from earmill.pipeline.formats.format import Format, Promise, is_as_committed, named_damage
+from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
+from earmill.pipeline.formats.format import Format, Promise, explain_damage, is_as_committed
 from earmill.pipeline.formats.registry import chosen, format_of
 from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
@@ -72,9 +72,9 @@ def stored_rows(
     infos = {info["name"]: info for info in dataset.streams}
     promise = promise_of(record, infos, record.dtype, fmt)
     where = f"shard {record.shard}"
-    with named_damage(where, str(record.path("rows"))):
+    with explain_damage(where, str(record.path("rows"))):
         table = read_table(layout, str(record.path("rows"))).to_pylist()
-    with named_damage(where, rel, lambda: is_as_committed(layout, rel, promise)):
+    with explain_damage(where, rel, lambda: is_as_committed(layout, rel, promise)):
         cache = BlockCache(CACHE_BYTES, IoCounts())
         with closing(fmt.open(layout, rel, promise, cache)) as reader:
 

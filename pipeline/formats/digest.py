@@ -1,4 +1,4 @@
-"""One fingerprint of a shard's contents that does not depend on the file format.
+"""A fingerprint of a shard's contents that does not depend on the file format.
 
 Per stream: sha256 over the frame counts of the rows and the further counts of its layout (the steps
 of events), followed by the sha256 of all values in row order; integers are int64, all is little
@@ -27,7 +27,7 @@ Counts = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True)
 class StreamDigest:
-    """Frames, columns, dtype name and hash of one stream of one shard."""
+    """Frames, columns, dtype name and hash of a stream of a shard."""
 
     frames: int
     width: int
@@ -47,7 +47,8 @@ class StreamHasher:
     """Builds a `StreamDigest` from blocks of frames, in row order.
 
     Args:
-        width: Columns of the stream on disk. dtype: Of its values.
+        width: Columns of the stream on disk.
+        dtype: Type of its values.
     """
 
     def __init__(self, width: int, dtype: str) -> None:
@@ -64,7 +65,7 @@ class StreamHasher:
             self._values.update(_bits(block).data)
 
     def digest(self, *row_counts: Counts) -> StreamDigest:
-        """The digest, given the frame count of every row, and the further counts of its layout."""
+        """Return the digest, given frames of every row and the further counts of its layout."""
         whole = hashlib.sha256()
         for counts in row_counts:
             whole.update(np.asarray(counts, dtype="<i8").tobytes())
@@ -75,7 +76,7 @@ class StreamHasher:
 def digest_blocks(
     blocks: Iterable[np.ndarray], width: int, dtype: str, *row_counts: Counts
 ) -> StreamDigest:
-    """Digest of a stream given as blocks of frames that need not follow the rows."""
+    """Return the digest of a stream given as blocks of frames, which may cut rows."""
     hasher = StreamHasher(width, dtype)
     for block in blocks:
         hasher.update(block)
@@ -85,7 +86,7 @@ def digest_blocks(
 def digest_rows(
     rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], dtype: str
 ) -> ShardDigest:
-    """Digest of the rows in memory; the truth that every file is compared with."""
+    """Return the digest of the rows in memory, with which every file is compared."""
     digests = {}
     for info in streams:
         values = [row.streams[info.name] for row in rows]
@@ -98,7 +99,7 @@ def digest_rows(
 
 
 def same_bits(blocks: Iterable[np.ndarray], wanted: Iterable[np.ndarray]) -> bool:
-    """Whether both are the same values of one type in the same order, however they are cut."""
+    """Return True if both hold the same bits in the same order, however they are cut."""
     given, left = iter(blocks), np.empty(0, np.uint8)
     for piece in wanted:
         bits = _bits(piece)
@@ -120,7 +121,7 @@ def _bits(values: np.ndarray) -> np.ndarray:
 
 
 def differences(expected: ShardDigest, got: ShardDigest) -> list[str]:
-    """What differs between two digests, one readable line each; empty where they are equal."""
+    """Describe the differences of two digests, one line each; empty if they are equal."""
     found = []
     if expected.row_ids != got.row_ids:
         found.append(f"expected {len(expected.row_ids)} row ids, read back {_rows(expected, got)}")

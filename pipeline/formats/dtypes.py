@@ -46,12 +46,12 @@ Float32Frames = NDArray[np.float32]
 
 
 def stored_rows(n_frames: int) -> int:
-    """Stored rows of a clip of so many frames."""
+    """Return how many stored rows a clip of `n_frames` frames has."""
     return n_frames + SCALE_ROWS * -(-n_frames // BLOCK_FRAMES)
 
 
 def quantised(frames: NDArray[Any]) -> Int8Rows:
-    """Frames (n, columns), finite, as stored rows; they begin a block."""
+    """Encode finite frames (n, columns) as stored rows; the first frame begins a block."""
     frames = np.asarray(frames, np.float32)
     rows = np.empty((stored_rows(len(frames)), frames.shape[1]), np.int8)
     for some, into in _equal_blocks(frames, BLOCK_FRAMES, rows, BLOCK_ROWS):
@@ -65,7 +65,7 @@ def quantised(frames: NDArray[Any]) -> Int8Rows:
 
 
 def dequantised(rows: NDArray[Any]) -> Float32Frames:
-    """The frames of stored rows that begin a block.
+    """Decode the frames of stored rows; the first row begins a block.
 
     Raises:
         CommitError: A scale is no finite number.
@@ -85,7 +85,7 @@ def dequantised(rows: NDArray[Any]) -> Float32Frames:
 
 
 def _rounded_up(values: Float32Frames) -> Float32Frames:
-    """bfloat16 from 0 on, as float32."""
+    """Round values from 0 on up to bfloat16, as float32."""
     bits = np.ascontiguousarray(values).view(np.uint32) + np.uint32(2**HALF_BITS - 1)
     return (bits & ~np.uint32(2**HALF_BITS - 1)).view(np.float32)
 
@@ -93,7 +93,7 @@ def _rounded_up(values: Float32Frames) -> Float32Frames:
 def _equal_blocks(
     whole: NDArray[Any], size: int, into: NDArray[Any], into_size: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Both as (block, row, column): first the full blocks, then the last one if it has fewer."""
+    """Yield both as (block, row, column): first the full blocks, then a shorter last one."""
     full, width = len(whole) // size, whole.shape[1]
     if full:
         yield (
@@ -111,11 +111,13 @@ def read_frames(
     n_frames: int,
     span: tuple[int, int],
 ) -> Float32Frames:
-    """Frames [first, last) of a clip.
+    """Read frames [first, last) of a clip.
 
     Args:
-        read: Gives stored rows of the clip.
-        n_stored, n_frames: Stored rows and frames of the clip.
+        read: Reads stored rows [first, last) of the clip.
+        n_stored: Stored rows of the clip.
+        n_frames: Frames of the clip.
+        span: First frame, and the frame after the last.
     Raises:
         CommitError: Stored rows and frames do not go together.
     """
@@ -134,10 +136,11 @@ def read_frames(
 
 
 class Int8Frames:
-    """The frames of a clip's stored rows, of which slices are taken.
+    """The frames of a clip that is stored in int8; slices are decoded when they are taken.
 
     Args:
-        rows: All stored rows of the clip. n_frames: Of the clip.
+        rows: All stored rows of the clip.
+        n_frames: Frames of the clip.
     """
 
     def __init__(self, rows: Values, n_frames: int) -> None:
@@ -158,13 +161,13 @@ class Int8Frames:
 
 
 Frames = npt.NDArray[Any]
-# Unit to scale factor, by what the unit can reach at 120 dB SPL and more: 10 in an input of
-# "rms1=100dB" (held: 32), 0.1 V of a hair cell (1 V), 40 sone/Cam (255).
+# Scale factor by unit. Largest values at 120 dB SPL: 10 in an input of "rms1=100dB" (the scale
+# allows 32), 0.1 V of a hair cell (1 V), 40 sone/Cam (255).
 FLOAT16_SCALES = {"input unit": 2.0**-11, "V": 2.0**-16, "sone/Cam": 2.0**-8}
 
 
 def as_stored(streams: Iterable[StreamInfo], dtype: str) -> list[StreamInfo]:
-    """The streams with the scale and the layout they are stored with."""
+    """Return the streams with the scale and the layout in which they are stored."""
     return [_as_stored(info, dtype) if info.layout == "frames" else info for info in streams]
 
 
@@ -179,22 +182,23 @@ class Caster:
     """Casts the frames of a job's streams.
 
     Args:
-        dtype: Of the output. streams: As they are stored, see `as_stored`.
+        dtype: Type of the output.
+        streams: The streams as they are stored, see `as_stored`.
     """
 
     def __init__(self, dtype: npt.DTypeLike, streams: Iterable[StreamInfo] = ()) -> None:
         known = [*streams]
-        # What is left of a job in int8 once blocks have their scales.
+        # Streams of an int8 job that are not stored in blocks are float32.
         self.dtype = np.dtype(np.float32 if np.dtype(dtype) == INT8 else dtype)
         self._scales = {info.name: info.scale_factor for info in known}
         self._in_blocks = {info.name for info in known if info.layout == INT8}
 
     def in_blocks(self, name: str) -> bool:
-        """Whether frames of a stream share a scale with those around them, in whole blocks."""
+        """Return True if the frames of a stream are stored in blocks that share a scale."""
         return name in self._in_blocks
 
     def __call__(self, name: str, frames: Frames) -> tuple[Frames, CastError]:
-        """Frames as they are stored, and what that cost; a RowError where it cannot be."""
+        """Return stored frames, and the error of the cast; a RowError if frames do not fit."""
         scale = self._scales.get(name, 1.0)
         check_range(name, frames, self.dtype, scale)
         if name in self._in_blocks:
@@ -206,7 +210,7 @@ class Caster:
 
 
 def check_range(name: str, frames: Frames, dtype: np.dtype[Any], scale: float) -> None:
-    """A RowError where features are not finite or do not fit."""
+    """Raise a RowError if features are not finite or do not fit."""
     # One pass over the values decides both; NaN and infinity spread through min and max.
     low, high = (float(frames.min()), float(frames.max())) if frames.size else (0.0, 0.0)
     if not (np.isfinite(low) and np.isfinite(high)):
@@ -220,7 +224,7 @@ def check_range(name: str, frames: Frames, dtype: np.dtype[Any], scale: float) -
 
 
 def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
-    """The frames times a power of two in float16, and what that cost."""
+    """Return the frames times a power of two in float16, and the error of the cast."""
     # Here, so that whoever casts nothing pays for no compiler.
     from amtcore.kernels.vector.half import narrow
 
@@ -234,13 +238,13 @@ def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
 
 
 def cast_error(wanted: Frames, cast: Frames) -> CastError:
-    """How far `cast` lies from `wanted`, relative to it."""
+    """Return the error of `cast`, relative to `wanted`."""
     size = np.abs(wanted)
     kept, normal = cast != 0, size >= np.finfo(cast.dtype).smallest_normal
     # Nothing of a zero is lost: any divisor will do.
     relative = np.abs(cast.astype(wanted.dtype) - wanted)
     relative /= np.maximum(size, np.finfo(wanted.dtype).tiny)
-    # What is normal is kept, and what is kept is there.
+    # Normal values are never zeroed, and zeroed values were not zero.
     nonzero = int(np.count_nonzero(size))
     return CastError(
         worst=float(relative.max(initial=0.0, where=kept)),

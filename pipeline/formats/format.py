@@ -2,14 +2,12 @@
 
 A format is registered in the entry points of `earmill.formats`, built-in or not. It writes a shard
 privately into a local folder, without the time, the host or a random value, so that equal rows give
-equal bytes; it reads its own file back as a `ShardDigest`, which must equal the one taken from the
-rows before anything is published; and it gives frames out of a published file at random.
+equal bytes; it reads its own file back as a `ShardDigest`, which must equal the digest of the rows
+before anything is published; and it gives random access to the frames of a published file.
 
-`Promise` is what a commit states about a file. It is checked before anything is allotted or run. A
-dataset may be somebody else's. A reader believes dataset.json and the commits as far as they agree
-with each other; a store or file that claims other sizes, another type or a codec that our writers
-never use is refused, not opened to see what happens. What that means for a format is beside its
-reader.
+`Promise` holds what a commit states about a file. A reader checks the file against it before it
+takes memory or runs a decoder, because a dataset may be somebody else's. A store or file is refused
+if it claims other sizes, another type or a codec that our writers never use.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, MissingPackageError
 from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.text import named_line
-from earmill.pipeline.formats.blocks import BlockCache, ShardReader
+from earmill.pipeline.formats.block_cache import BlockCache, ShardReader
 from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
@@ -41,11 +39,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsSaid:
-    """The good rows of a shard in the table of all, without a copy, also in a pickle of both.
+class CommittedRows:
+    """The committed rows of a shard, as a part of the table of all rows that is not copied.
 
     Args:
-        first, count: Where they lie in it.
+        table: All rows of the dataset.
+        first: First row of the shard.
+        count: Rows of the shard.
     """
 
     table: pa.Table
@@ -53,40 +53,40 @@ class RowsSaid:
     count: int
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """A column of these rows."""
+        """Return a column of these rows."""
         return self.table.column(name).slice(self.first, self.count)
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What commit and dataset.json say of one data file.
+    """The contents of a data file as its commit and dataset.json state them.
 
     Args:
         rows: Good rows of the shard.
         frames: Stream name to frames in the shard.
         columns: Stream name to (width, dtype name) on disk.
         files: Every file of the shard by its path.
-        said: What the index says of the shard's rows, None where there is none. Nothing of it is
-            believed before it is shown to be what was committed.
-        reads: Streams that are read; of others nothing is fetched before it is asked for.
+        said: The shard's rows in the dataset's index, None if there is no index. They are used
+            only where they are proved to be what was committed.
+        reads: Streams that are read; nothing of other streams is fetched ahead.
     """
 
     rows: int
     frames: Mapping[str, int]
     columns: Mapping[str, tuple[int, str]]
     files: Mapping[str, OutFile]
-    said: RowsSaid | None = field(default=None, compare=False)
+    said: CommittedRows | None = field(default=None, compare=False)
     reads: Sequence[str] = field(default=(), compare=False)
 
 
 @contextmanager
-def named_damage(
+def explain_damage(
     where: str, file: str, is_whole: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Turn whatever damaged bytes make a decoder raise into one line that names row and file.
+    """Turn errors of decoders on damaged bytes into one line that names row and file.
 
-    What the system says of a file (no right, no network) passes as it is; a missing file does not.
-    Nor are too little memory, a module that is not installed, or a fault of a program damage.
+    Errors of the system (no right, no network) pass unchanged, but not a missing file. Too little
+    memory, a module that is not installed and a fault of a program are not damage.
 
     Args:
         where: The row.
@@ -140,9 +140,9 @@ def refused(place: str, why: str) -> CommitError:
     )
 
 
-# What a shard has beside its data.
+# Parts of a shard other than its data.
 OTHER_PARTS = ("rows", "quarantine")
-# What a cell of a stream is in a Parquet file, see `formats.parquet.cells`.
+# Encodings of a cell in a Parquet file, see `formats.parquet.cells`.
 BINARY, NESTED = "binary", "nested"
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
@@ -175,8 +175,8 @@ class Format(ABC):
     Attributes:
         suffix: End of a shard's file or folder, with its dot; no other format of a dataset has it.
         media_type: For croissant.json.
-        summary: What it is and for what, one line.
-        integrity: What finds a changed byte when a row is read, one line.
+        summary: Description and purpose, one line.
+        integrity: Checks that detect a changed byte when a row is read, one line.
         is_folder: A shard is a folder of files, not one file.
         reads_parts: Frames of a row are read without reading the whole row; such a format is the
             first choice of a reader.
@@ -216,7 +216,7 @@ class Format(ABC):
 
     @abstractmethod
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-        """What a file that `write` made really holds; read back, not remembered."""
+        """Read back a file that `write` made, and return the digest of its contents."""
 
     def problems(
         self,
@@ -240,7 +240,7 @@ class Format(ABC):
 
         Args:
             rel: Its file or folder in the dataset, which may be remote.
-            promise: What to hold it against before believing it.
+            promise: The contents that were committed, which it is checked against.
             cache: For decoded blocks, by keys that begin with `rel`.
         Raises:
             CommitError: It is not what was promised. Whatever else is raised counts as damage.

@@ -1,20 +1,16 @@
-"""Frames of a row out of decoded blocks: joined, converted with one rounding, copied or lent.
+"""Frames of a row out of decoded blocks: joined, converted with one rounding, copied or viewed.
 
-What a reader gives out is a fresh array, so that nobody can edit the cache. Who collates a batch
-copies it once more. Inside `lending` frames come as they lie, read-only, and are copied once:
+A reader gives fresh arrays, so that nobody can edit the cache. Code that collates a batch copies
+frames once more, so it asks for views (`copy=False`), which are copied once:
 
-    with lending():
-        row = features[5]              # row.features[stream] are LentFrames
-    row.features[stream].fill(into)    # converted on the way
+    row.features[stream].fill(into)    # a FrameView; converted on the way
 
-What is lent keeps its block in memory, and the cache does not use that for another.
+A view keeps its block in memory.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,11 +18,11 @@ from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.missing_modules import missing_package
-from earmill.pipeline.formats.blocks import Piece
+from earmill.pipeline.formats.block_cache import Piece
 
 
 def converted(values: NDArray[Any], dtype: np.dtype[Any], scale: float = 1.0) -> NDArray[Any]:
-    """Stored values times their scale in another type; the values themselves where nothing
+    """Convert stored values times their scale to another type; return them as they are if nothing
     changes."""
     if scale == 1.0 and values.dtype == dtype:
         return values
@@ -56,14 +52,14 @@ def convert_into(into: NDArray[Any], values: NDArray[Any], scale: float = 1.0) -
         into[...] = values.astype(exact) * exact.type(scale)
 
 
-def put_together(
+def join_frames(
     pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any], scale: float = 1.0
 ) -> NDArray[Any]:
-    """A fresh array of what makes up some frames, times its scale; memory is taken when the first
-    piece is there, as `shape` may be a claim that nothing holds.
+    """Join pieces to a fresh array, times their scale. Memory is taken when the first piece is
+    there, because `shape` may be a claim of a damaged index.
 
     Raises:
-        CommitError: The pieces are more or less than the array.
+        CommitError: The pieces have more or fewer frames than the array.
     """
     into = np.empty((0, shape[1]), dtype)
     found = 0
@@ -77,33 +73,33 @@ def put_together(
 
 
 def check_frames(found: int, wanted: int) -> None:
-    """Raise CommitError unless there are as many as wanted."""
+    """Raise CommitError unless as many frames were found as wanted."""
     if found != wanted:
         raise CommitError(f"expected {wanted} frames, the file gave {found}: run `earmill verify`")
 
 
 def whole(pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What makes up some stored rows as one array; not a copy where it is one piece."""
+    """Return pieces of stored rows as one array; a single piece is not copied."""
     found = [*pieces]
     if len(found) == 1 and found[0][1].shape == shape:
         return found[0][1]
-    return put_together(found, shape, dtype)
+    return join_frames(found, shape, dtype)
 
 
-# A block that is as many times as large as what is wanted of it is not kept for that.
-MOST_OF_A_BLOCK = 8
-
-_here = threading.local()
+# A view of a part of a larger block than this many times the part is copied, not kept.
+MAX_BLOCK_RATIO = 8
 
 
-class LentFrames:
-    """Frames of a row that are not put together yet.
+class FrameView:
+    """Frames of a row that are not joined yet.
 
     Args:
-        pieces: Read-only parts of blocks. shape: (n_frames, width).
-        dtype, scale: What they are to become, see `half.put_together`.
+        pieces: Read-only parts of blocks.
+        shape: (n_frames, width).
+        dtype: Type of the joined frames.
+        scale: Factor of the stored values.
     Raises:
-        CommitError: The pieces are more or less than the shape.
+        CommitError: The pieces have more or fewer frames than the shape.
     """
 
     def __init__(
@@ -113,7 +109,7 @@ class LentFrames:
         dtype: np.dtype[Any],
         scale: float = 1.0,
     ) -> None:
-        self._pieces = [(first, _kept(piece)) for first, piece in pieces]
+        self._pieces = [(first, _own_piece(piece)) for first, piece in pieces]
         check_frames(sum(len(piece) for _, piece in self._pieces), shape[0])
         self.shape, self.dtype, self._scale = shape, dtype, scale
 
@@ -121,32 +117,27 @@ class LentFrames:
         return self.shape[0]
 
     def fill(self, into: NDArray[Any]) -> None:
-        """Put them into an array of their shape, in C order."""
+        """Copy the frames into an array of their shape, in C order."""
         for first, piece in self._pieces:
             convert_into(into[first : first + len(piece)], piece, self._scale)
 
 
-@contextmanager
-def lending() -> Iterator[None]:
-    """Inside, frames that this thread reads are `LentFrames`."""
-    before, _here.lends = getattr(_here, "lends", False), True
-    try:
-        yield
-    finally:
-        _here.lends = before
+def frames_of(
+    pieces: Iterable[Piece],
+    shape: tuple[int, int],
+    dtype: np.dtype[Any],
+    scale: float = 1.0,
+    *,
+    copy: bool = True,
+) -> NDArray[Any] | FrameView:
+    """Return frames as a fresh array, or as a view of their pieces; raises as `join_frames`."""
+    if copy:
+        return join_frames(pieces, shape, dtype, scale)
+    return FrameView(pieces, shape, dtype, scale)
 
 
-def given(
-    pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any], scale: float = 1.0
-) -> NDArray[Any] | LentFrames:
-    """Frames out of their pieces: a fresh array, or lent; raises as `put_together`."""
-    if getattr(_here, "lends", False):
-        return LentFrames(pieces, shape, dtype, scale)
-    return put_together(pieces, shape, dtype, scale)
-
-
-def _kept(piece: NDArray[Any]) -> NDArray[Any]:
-    """The piece, or a copy where its block would be held for little."""
+def _own_piece(piece: NDArray[Any]) -> NDArray[Any]:
+    """Return the piece, or a copy if its block is too large to be kept for it."""
     block = piece.base
-    is_small = isinstance(block, np.ndarray) and block.nbytes > MOST_OF_A_BLOCK * piece.nbytes
+    is_small = isinstance(block, np.ndarray) and block.nbytes > MAX_BLOCK_RATIO * piece.nbytes
     return piece.copy() if is_small else piece

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.common.missing_modules import needed_modules
 from earmill.pipeline.formats.dtypes import Int8Frames
 from earmill.pipeline.formats.frames import converted
 from earmill.pipeline.formats.rows import FeatureRow, Values
@@ -41,7 +40,7 @@ Columns = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StoredMoments(Strict):
-    """`StreamStatistics` as it lies in JSON."""
+    """`StreamStatistics` in the form that is stored in JSON."""
 
     count: int
     float64: str
@@ -49,7 +48,7 @@ class StoredMoments(Strict):
 
 @dataclass(frozen=True, eq=False)
 class StreamStatistics:
-    """What the values of a stream of frames are like, column by column, over all frames.
+    """Statistics of a stream of frames, column by column, over all frames.
 
     Args:
         count: Frames.
@@ -82,23 +81,23 @@ class StreamStatistics:
 
     @property
     def constant(self) -> NDArray[np.bool_]:
-        """(width,) columns with one value in all frames."""
+        """(width,) True for columns with one value in all frames."""
         same: NDArray[np.bool_] = self.minimum == self.maximum
         return same
 
     def scaled(self, factor: float) -> StreamStatistics:
-        """Of all values times a power of two, exactly."""
+        """Return the statistics of all values times a power of two, exactly."""
         low_high = (self.minimum * factor, self.maximum * factor)
         return StreamStatistics(self.count, self.sums * factor, self.squares * factor**2, *low_high)
 
     def stored(self) -> StoredMoments:
-        """As it lies in JSON."""
+        """Return the form that is stored in JSON."""
         table = np.stack([self.sums, self.squares, self.minimum, self.maximum]).astype("<f8")
         return StoredMoments(self.count, base64.b64encode(table.tobytes()).decode())
 
     @classmethod
     def read(cls, stored: StoredMoments, width: int) -> StreamStatistics:
-        """From JSON; CommitError where it is damaged."""
+        """Read statistics from JSON; a CommitError if it is damaged."""
         try:
             table = np.frombuffer(base64.b64decode(stored.float64, validate=True), "<f8")
             table = table.reshape(4, width).astype(np.float64)
@@ -109,8 +108,8 @@ class StreamStatistics:
         return cls(stored.count, *table)
 
 
-class Summing:
-    """Statistics of rows that come one after another.
+class RunningMoments:
+    """Running statistics of rows that are added one after another.
 
     Args:
         width: Columns.
@@ -132,16 +131,16 @@ class Summing:
             self._count += len(block)
 
     def result(self) -> StreamStatistics:
-        """Of what was added; zeros where that has no frame."""
+        """Return the statistics of the added rows; zeros if they have no frames."""
         low = self._low if self._count else self._sums[0]
         high = self._high if self._count else self._sums[0]
         sums, squares = _exact_sum(self._sums), _exact_sum(self._squares)
-        # Which of 0.0 and -0.0 is the lower is a matter of their order; a sum with 0.0 has no sign.
+        # 0.0 and -0.0 are equal, so their order decides which is kept; adding 0.0 removes the sign.
         return StreamStatistics(self._count, sums, squares, low + 0.0, high + 0.0)
 
 
 def combined(parts: Sequence[StreamStatistics]) -> StreamStatistics:
-    """Statistics of the frames of all parts together."""
+    """Combine statistics of several parts."""
     filled = [part for part in parts if part.count] or list(parts[:1])
     return StreamStatistics(
         sum(part.count for part in filled),
@@ -155,13 +154,13 @@ def combined(parts: Sequence[StreamStatistics]) -> StreamStatistics:
 def shard_moments(
     rows: Sequence[FeatureRow], streams: Sequence[StreamInfo]
 ) -> dict[str, StoredMoments]:
-    """Of every stream of frames of a shard, for its commit record."""
+    """Return the statistics of every stream of frames of a shard, for its commit record."""
     found = {}
     for info in streams:
         layout = layout_of(info)
         if not isinstance(layout, FrameLayout):
             continue
-        summing = Summing(info.width)
+        summing = RunningMoments(info.width)
         for row in rows:
             summing.add(layout.frames_of(row))
         found[info.name] = summing.result().scaled(info.scale_factor).stored()
@@ -171,8 +170,8 @@ def shard_moments(
 def dataset_moments(
     shards: Iterable[Mapping[str, StoredMoments]], streams: Sequence[StreamInfo | Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
-    """Of a dataset, from those of its shards in order; without the streams that a shard lacks, as
-    shards of releases before layout version 3 do."""
+    """Combine the statistics of a dataset's shards, in order. A stream that a shard lacks is left
+    out; releases before layout version 3 stored no statistics."""
     known, found = list(shards), {}
     for info in streams:
         layout = layout_of(info)
@@ -184,7 +183,7 @@ def dataset_moments(
 
 
 def has_statistics(info: StreamInfo | Mapping[str, Any]) -> bool:
-    """Whether a stream is one of frames."""
+    """Return True if a stream has frames, not events."""
     return isinstance(layout_of(info), FrameLayout)
 
 
@@ -197,19 +196,13 @@ def _add_block(
     block: NDArray[Any], sums: Columns, squares: Columns, low: Columns, high: Columns
 ) -> None:
     """Add the frames of a block, in their order, to the numbers of their columns."""
-    with needed_modules():
-        # Here, so that whoever reads no values pays for no compiler.
-        from amtcore.kernels.vector.columns import add_columns
-
-    if block.shape[1] != 1:
-        add_columns(block, sums, squares, low, high)
-        return
-    # numpy adds the numbers of a single column pairwise: that is what commits hold.
-    wide = block.astype(np.float64)
+    # In C order numpy adds frame after frame; a single column it adds pairwise. Commits hold sums
+    # in this order.
+    np.minimum(low, block.min(axis=0), out=low)
+    np.maximum(high, block.max(axis=0), out=high)
+    wide = block.astype(np.float64, order="C")
     sums += wide.sum(axis=0)
-    squares += (wide * wide).sum(axis=0)
-    np.minimum(low, wide.min(axis=0), out=low)
-    np.maximum(high, wide.max(axis=0), out=high)
+    squares += np.multiply(wide, wide, out=wide).sum(axis=0)
 
 
 def _exact_sum(parts: Sequence[Columns]) -> Columns:

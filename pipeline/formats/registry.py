@@ -35,7 +35,7 @@ __all__ = [
 
 
 def format_of(name: str) -> Format:
-    """The format of a name.
+    """Return the format of a name.
 
     Raises:
         ExtensionError: None is installed under it, or it is not what the group's entry points
@@ -57,7 +57,7 @@ def format_of(name: str) -> Format:
 
 
 def installed(names: Iterable[str]) -> dict[str, Format]:
-    """Of these formats those that work here."""
+    """Return the formats that can be loaded here."""
     found = {}
     for name in names:
         try:
@@ -68,7 +68,7 @@ def installed(names: Iterable[str]) -> dict[str, Format]:
 
 
 def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str]) -> str:
-    """The format in which a dataset is read: the wanted one, else the best that works here.
+    """Choose the format in which a dataset is read: the wanted one, else the best that works here.
 
     Args:
         names: In which the dataset is stored.
@@ -124,7 +124,7 @@ def stored_streams(
 
     Args:
         streams: As models describe them.
-        dtype: Of the job.
+        dtype: Type of the job.
         formats: Of the job. Where one of them has no scales, streams with a scale have the layout
             `scaled`, which releases that do not know it refuse.
     """
@@ -135,5 +135,5 @@ def stored_streams(
 
 
 def read_back(fmt: str, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-    """What an encoded shard really holds."""
+    """Read an encoded shard back and return the digest of its contents."""
     return format_of(fmt).digest(path, streams)

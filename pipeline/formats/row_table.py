@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EXTRA_PREFIX = "extra_"
 ZSTD_LEVEL, FEW_ROWS = 3, 8
-# Of a reader's use: what it skips pages by, and what tells a damaged one.
+# Readers skip pages by the index, and find damaged pages by the checksum.
 PAGES = {"write_page_index": True, "write_page_checksum": True}
 
 BASE_TYPES: dict[str, pa.DataType] = {
@@ -100,7 +100,7 @@ def row_table(
     streams: Sequence[StreamInfo],
     types: Mapping[str, Any] | None = None,
 ) -> pa.Table:
-    """The scalars of every row: identity, start and counts per stream, facts, extras.
+    """Return the scalars of every row: identity, start and counts per stream, facts, extras.
 
     Args:
         types: Types of the carried-through columns; None takes them from these rows.
@@ -127,7 +127,7 @@ def row_table(
 def scalars_of(
     rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], encoding: Encoding
 ) -> pa.Table:
-    """The table of these rows: the one that was made already, else a new one."""
+    """Return the table of the rows, from `encoding.scalars` if it was made already."""
     if encoding.scalars is not None:
         return encoding.scalars
     return row_table(rows, streams, encoding.extra_types)
@@ -162,7 +162,7 @@ def _extras(rows: Sequence[FeatureRow], types: Mapping[str, Any] | None) -> dict
 
 
 def quarantine_table(bad: Sequence[QuarantineRow]) -> pa.Table:
-    """The bad rows as a table."""
+    """Return the bad rows as a table."""
     return pa.table(
         {name: [getattr(row, name) for row in bad] for name in QUARANTINE_SCHEMA.names},
         schema=QUARANTINE_SCHEMA,
@@ -170,7 +170,7 @@ def quarantine_table(bad: Sequence[QuarantineRow]) -> pa.Table:
 
 
 def write_table(table: pa.Table, path: Path) -> Path:
-    """One small table as Parquet; equal tables give equal bytes."""
+    """Write a small table as Parquet; equal tables give equal bytes."""
     content = pa.BufferOutputStream()
     pq.write_table(table, content, **scalar_options(table), **PAGES)
     path.write_bytes(content.getvalue())
@@ -178,8 +178,8 @@ def write_table(table: pa.Table, path: Path) -> Path:
 
 
 def scalar_options(table: pa.Table) -> dict[str, Any]:
-    """How a writer of Parquet stores the columns of such a table: text by dictionary, and all by
-    zstd, where there are rows enough to become smaller by it."""
+    """Return the options with which Parquet stores such a table: zstd, and dictionaries for text. A
+    table of few rows is stored without them, because it would not become smaller."""
     if len(table) < FEW_ROWS:
         return {"compression": {}, "compression_level": {}, "use_dictionary": False}
     names = table.column_names

@@ -5,8 +5,8 @@ columns of the tables in `formats.row_table`; its streams become frames in Zarr 
 
 `Spilled` holds the values of a long row in a file instead of memory. A row of hours has hundreds of
 megabytes of features, and a worker has two shards at once. `Spilled` takes a stream block by block
-and gives slices back, so that what a row costs in memory is one block, however long it is. Its file
-has no name: it goes with the object, or with the process.
+and gives slices back, so a row of any length takes the memory of one block. Its file has no name
+and goes with the object, or with the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from earmill.pipeline.storage.typed_json import Strict
 if TYPE_CHECKING:
     pass
 
-# What is read or written at a time.
+# Bytes that are read or written at a time.
 PIECE_BYTES = 4 * 2**20
 
 
@@ -123,7 +123,7 @@ Values = npt.NDArray[Any] | Spilled
 
 
 def pieces(values: Values) -> Iterator[npt.NDArray[Any]]:
-    """The values in blocks: of an array itself, of a file as much as may be in memory."""
+    """Yield the values in blocks: an array whole, a file in pieces of `PIECE_BYTES`."""
     if not isinstance(values, Spilled):
         yield values
         return
@@ -134,7 +134,7 @@ def pieces(values: Values) -> Iterator[npt.NDArray[Any]]:
 
 @dataclass(frozen=True)
 class CastError:
-    """What the cast of a stream did to its values.
+    """Errors of the cast of a stream.
 
     Args:
         worst: Largest relative error of the values that stayed above zero.
@@ -159,12 +159,12 @@ class CastError:
         )
 
     def to_dict(self) -> dict[str, float]:
-        """As plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
 
 def total(parts: Iterable[Mapping[str, CastError]]) -> dict[str, CastError]:
-    """Errors of several rows or stretches together, by stream."""
+    """Add up the errors of several rows or stretches, by stream."""
     whole: dict[str, CastError] = {}
     for part in parts:
         for name, error in part.items():

@@ -1,18 +1,18 @@
-"""How a stream lies on disk: frames in the job's dtype, in int8 with scales, or events in int32.
+"""Layouts of a stream on disk: frames in the job's dtype, in int8 with scales, or int32 events.
 
 Frames that float16 cannot hold are divided by a scale ("scaled"). A format whose readers apply no
 scale, as Parquet, has the values of such a stream in float32 instead. Datasets of earlier releases
 have layout "frames" with a scale: there every format holds the divided numbers.
 
-A stream of events has a row of three integers for each step in which a neuron fired, ascending; the
-step is counted from the start of the clip. As silence leaves no event, the number of steps of each
-clip is stored beside them. Frames in int8 have scales between them, see `formats.dtypes`; how
-many frames a clip has is stored in the same way. Every writer, reader, card and estimate asks the
-stream's layout, so that they cannot disagree and a further layout is one class here.
+A stream of events has a row of three integers for each step in which a neuron fired. Rows ascend;
+steps count from the start of the clip. Silence leaves no event, so the number of steps of each clip
+is stored too. Frames in int8 have scales between them, see `formats.dtypes`; the number of frames
+of each clip is stored in the same way. Every writer, reader, card and estimate asks the stream's
+layout, so they cannot disagree, and a new layout is one class here.
 
-Rows ascend in time, so the ones of a span are found by bisection: each look costs one read of one
-row, which the block cache of the shard makes one read of a block. A span in the middle of a long
-clip thus fetches a logarithm of its blocks and the ones that hold the span.
+Rows of events ascend in time, so bisection finds the rows of a span. Each step of it reads one row,
+hence one block. A span in the middle of a long clip fetches about log2(blocks) of the clip's blocks
+and the blocks of the span.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import Piece
+from earmill.pipeline.formats.block_cache import Piece
 from earmill.pipeline.formats.dtypes import (
     BLOCK_FRAMES,
     INT8,
@@ -36,7 +36,7 @@ from earmill.pipeline.formats.dtypes import (
     read_frames,
     stored_rows,
 )
-from earmill.pipeline.formats.frames import LentFrames, converted, given, whole
+from earmill.pipeline.formats.frames import FrameView, converted, frames_of, whole
 from earmill.pipeline.formats.rows import Values, pieces
 
 if TYPE_CHECKING:
@@ -54,24 +54,29 @@ Read = Callable[[int, int], Iterable[Piece]]
 def read_events(
     read: Read, *, n_events: int, n_steps: int, n_channels: int, span: tuple[int, int]
 ) -> SpikeEvents:
-    """The events of steps [first, last) of a clip.
+    """Read the events of steps [first, last) of a clip.
 
     Args:
-        read: Gives the pieces of stored rows of the clip, (n, 3).
+        read: Reads pieces of stored rows of the clip, (n, 3).
         n_events: Stored rows of the clip.
         n_steps: Steps of the clip.
         n_channels: Neurons.
-        span: First step, and the one behind the last.
+        span: First step, and the step after the last.
     """
     # Here, so that the reader costs nothing more where no stream holds events.
     from amtcore.features.spike_events import SpikeEvents
-    from amtcore.kernels.vector.event_columns import split
 
     rows = (0, n_events) if span == (0, n_steps) else _rows_of(read, n_events, span)
-    (frame, channel, count), (first, last, lowest, highest) = split(_table(read, *rows))
-    # Counts are put where the events say: outside the span they would land on others, or nowhere.
-    inside = span[0] <= first and last < span[1] and lowest >= 0 and highest < n_channels
-    if len(frame) and not inside:
+    table = _table(read, *rows)
+    # One pass over the table for each column; SpikeEvents owns its arrays.
+    frame, channel, count = table[:, 0].astype(np.int64), table[:, 1].copy(), table[:, 2].copy()
+    # An event outside the span would be counted at another place, or nowhere.
+    if len(table) and not (
+        span[0] <= frame.min()
+        and frame.max() < span[1]
+        and channel.min() >= 0
+        and channel.max() < n_channels
+    ):
         raise CommitError(
             f"expected events of steps {span[0]} to {span[1] - 1} in {n_channels} channels, the "
             "file holds others: run `earmill verify`"
@@ -95,7 +100,7 @@ def _rows_of(read: Read, n_events: int, span: tuple[int, int]) -> tuple[int, int
 
 
 def events_problem(events: Values, steps: int, channels: int) -> str | None:
-    """What is wrong with the events of a clip of so many steps; None where they are right."""
+    """Describe what is wrong with the events of a clip of `steps` steps; None if they are valid."""
     done, last = 0, np.empty((0, len(EVENT_COLUMNS)), np.int32)
     for piece in pieces(events):
         found = _piece_problem(piece, done, steps, channels) or _order_problem(
@@ -108,7 +113,7 @@ def events_problem(events: Values, steps: int, channels: int) -> str | None:
 
 
 def _piece_problem(events: np.ndarray, done: int, steps: int, channels: int) -> str | None:
-    """What is wrong with single events, `done` of which came before these."""
+    """Describe what is wrong with single events; `done` events came before them."""
     for column, limit in ((0, steps), (1, channels)):
         values = events[:, column]
         outside = np.flatnonzero((values < 0) | (values >= limit))
@@ -134,7 +139,7 @@ def _order_problem(events: np.ndarray, channels: int) -> str | None:
 
 # Layout of frames that are stored divided by a scale, where a format's readers know scales.
 SCALED = "scaled"
-# As measured for speech at 75 dB SPL with the default neurons; it depends on the sound.
+# Measured for speech at 75 dB SPL with the default neurons; other sounds give other rates.
 EVENTS_PER_CHANNEL_S = 85.0
 # Seconds times frames per second lands this close to a whole frame by rounding alone.
 FRAME_EPSILON = 1e-6
@@ -142,7 +147,7 @@ FRAME_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class StreamLayout(ABC):
-    """What is stored of one stream, and how it is read; get one from `layout_of`.
+    """The stored form of a stream, and how it is read; get one from `layout_of`.
 
     A stored row is a frame or an event; (n, `stored_width`) of them make up a clip.
 
@@ -157,7 +162,7 @@ class StreamLayout(ABC):
     frame_rate_hz: float = 0.0
     scale_factor: float = 1.0
 
-    #: What stored rows are called, and what the columns of the stream are.
+    #: Names of the stored rows and of the columns.
     stored_rows: ClassVar[str]
     columns_are: ClassVar[str]
     #: The dimension along which the centre frequencies of a store lie.
@@ -166,7 +171,7 @@ class StreamLayout(ABC):
     row_counts: ClassVar[tuple[str, ...]] = ()
     #: Type of its values in croissant.json.
     croissant_type: ClassVar[str] = "sc:Float"
-    #: What a reader of the dataset's card must know; empty where a table of numbers says all.
+    #: Note for the dataset's card; empty for plain tables of numbers.
     card_note: ClassVar[str] = ""
 
     @property
@@ -176,37 +181,45 @@ class StreamLayout(ABC):
 
     @abstractmethod
     def stored_dtype(self, dtype: str) -> str:
-        """Type on disk, given that of the job."""
+        """Return the type on disk, given the job's dtype."""
 
     @abstractmethod
     def stored_rows_in(self, seconds: float) -> int:
-        """About how many stored rows a clip will have."""
+        """Estimate how many stored rows a clip will have."""
 
     @abstractmethod
     def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
-        """The `row_counts` of these rows, int64 each."""
+        """Return the `row_counts` of these rows, int64 each."""
 
     @abstractmethod
     def problem(self, row: FeatureRow) -> str | None:
-        """What is wrong with the stored rows of a clip beyond their shape; None where nothing."""
+        """Describe what is wrong with a clip's stored rows beyond their shape, or return None."""
 
     @abstractmethod
     def read(
-        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
+        self,
+        read: Read,
+        *,
+        n_stored: int,
+        n_frames: int,
+        span: tuple[int, int],
+        dtype: np.dtype,
+        copy: bool = True,
     ) -> Any:
-        """What a reader returns of frames [first, last) of a clip.
+        """Read frames [first, last) of a clip.
 
         Args:
-            read: Gives the pieces of stored rows [first, last) of the clip.
+            read: Reads pieces of stored rows [first, last) of the clip.
             n_stored: Stored rows of the clip.
             n_frames: Frames of the clip, see `length_column`.
-            span: First frame, and the one behind the last.
-            dtype: Of frames that are returned.
+            span: First frame, and the frame after the last.
+            dtype: Type of frames that are returned.
+            copy: Return fresh arrays. If False, frames may be a `FrameView`.
         """
 
     @abstractmethod
     def value_attrs(self) -> dict[str, Any]:
-        """What a store says of the stored numbers."""
+        """Return the attributes of a store's array of stored numbers."""
 
     @abstractmethod
     def time_attrs(self) -> dict[str, Any]:
@@ -248,7 +261,7 @@ class StreamLayout(ABC):
 
     @property
     def field_text(self) -> str:
-        """What a stored row is, where unit and rate do not say it."""
+        """Return a description of a stored row, if unit and rate do not describe it."""
         return ""
 
     @property
@@ -310,11 +323,18 @@ class FrameLayout(StreamLayout):
         return row.streams[self.name]
 
     def read(
-        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
-    ) -> np.ndarray | LentFrames:
+        self,
+        read: Read,
+        *,
+        n_stored: int,
+        n_frames: int,
+        span: tuple[int, int],
+        dtype: np.dtype,
+        copy: bool = True,
+    ) -> np.ndarray | FrameView:
         """Values in their unit; exact in float32, as scales are powers of two."""
         shape = span[1] - span[0], self.stored_width
-        return given(read(*span), shape, dtype, self.scale_factor)
+        return frames_of(read(*span), shape, dtype, self.scale_factor, copy=copy)
 
     def value_attrs(self) -> dict[str, Any]:
         attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}
@@ -394,7 +414,14 @@ class Int8Layout(FrameLayout):
         return Int8Frames(row.streams[self.name], row.steps[self.name])
 
     def read(
-        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
+        self,
+        read: Read,
+        *,
+        n_stored: int,
+        n_frames: int,
+        span: tuple[int, int],
+        dtype: np.dtype,
+        copy: bool = True,
     ) -> np.ndarray:
         def table(first: int, last: int) -> np.ndarray:
             return whole(read(first, last), (last - first, self.stored_width), np.dtype(INT8))
@@ -454,7 +481,14 @@ class EventLayout(StreamLayout):
         return events_problem(row.streams[self.name], row.steps[self.name], self.width)
 
     def read(
-        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
+        self,
+        read: Read,
+        *,
+        n_stored: int,
+        n_frames: int,
+        span: tuple[int, int],
+        dtype: np.dtype,
+        copy: bool = True,
     ) -> Any:
         """`SpikeEvents` of these steps."""
         return read_events(
@@ -492,7 +526,7 @@ def in_values(info: StreamInfo) -> StreamInfo:
 
 
 def layout_of(info: StreamInfo | Mapping[str, Any]) -> StreamLayout:
-    """The layout of a stream, given its description or what dataset.json holds of it.
+    """Return the layout of a stream, given its description or its entry in dataset.json.
 
     Raises:
         ValueError: A layout that this release does not know.

@@ -1,7 +1,7 @@
-"""A shard as a WebDataset tar: of each row `<key>.<stream>.npy` and `<key>.json`.
+"""A shard as a WebDataset tar: `<key>.<stream>.npy` and `<key>.json` for each row.
 
-The key is the row id with every character but letters, digits, `_`, `-` and `~` escaped as in a
-uri, so that a slash makes no folder and a dot no extension. The JSON has the scalars of the row
+The key is the row id, escaped as in a URI. Letters, digits, `_`, `-` and `~` stay, so a slash makes
+no folder and a dot no extension. The JSON has the scalars of the row
 table and the sha256 of each of the row's npy files; tar has no checksum of contents of its own. No
 reader of tars applies a scale, so the values of scaled streams stand in the npy files in float32. A
 member `__earmill__`, which WebDataset passes over, describes the streams.
@@ -30,7 +30,7 @@ import numpy as np
 from earmill.pipeline.common.arrow_types import plain_json
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.untrusted import MEMBER, loads_json, tar_members
-from earmill.pipeline.formats.blocks import (
+from earmill.pipeline.formats.block_cache import (
     BlockCache,
     FrameSpan,
     ShardReader,
@@ -68,10 +68,12 @@ class TarRow:
 
 @dataclass(frozen=True, slots=True)
 class Npy:
-    """The values of a row's stream: where their bytes are, behind a header of their own.
+    """The npy member of a row's stream.
 
     Args:
-        head: The header's bytes. start: Of the values in the tar. sha256: Of both together.
+        head: Bytes of the npy header.
+        start: First byte of the values in the tar.
+        sha256: Hash of header and values.
     """
 
     name: str
@@ -84,17 +86,17 @@ class Npy:
 
 
 def key_of(row_id: str) -> str:
-    """The key of a row; `row_id_of` gives the row id back."""
+    """Return the key of a row; `row_id_of` is the inverse."""
     return quote(row_id, safe="").replace(".", "%2E") or EMPTY_KEY
 
 
 def row_id_of(key: str) -> str:
-    """The row id behind a key."""
+    """Return the row id of a key."""
     return "" if key == EMPTY_KEY else unquote(key)
 
 
 class WebDatasetFormat(Format):
-    """See the module."""
+    """A shard as a WebDataset tar; see the module."""
 
     suffix = ".tar"
     has_scales = False
@@ -140,7 +142,7 @@ class WebDatasetFormat(Format):
                 _add_json(tar, f"{key}.json", {**cells, **more, HASHES: hashes})
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-        """Of a tar, a piece of a row at a time."""
+        """Return the digest of a tar, read a piece of a row at a time."""
         with path.open("rb") as file:
             shard = TarContents(file)
             facts = [shard.facts(row) for row in shard.rows]
@@ -162,7 +164,7 @@ class WebDatasetFormat(Format):
         return ShardDigest(tuple(row_id_of(row.key) for row in shard.rows), digests)
 
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
-        """A tar."""
+        """Open a tar."""
         return TarShard(layout, rel, promise, cache)
 
     def reading(self, paths: Sequence[str]) -> Sequence[str]:
@@ -171,7 +173,7 @@ class WebDatasetFormat(Format):
 
 
 class TarContents:
-    """The rows of a tar, as its headers say.
+    """The rows of a tar, read from its headers.
 
     Args:
         file: The tar, local and seekable.
@@ -203,7 +205,7 @@ class TarContents:
         self.rows[-1].members[found[2]] = (member.offset_data, member.size)
 
     def facts(self, row: TarRow) -> dict[str, Any]:
-        """What the row's json says."""
+        """Return the content of the row's json."""
         return self._json(*row.members["json"])
 
     def _json(self, start: int, size: int) -> dict[str, Any]:
@@ -212,7 +214,7 @@ class TarContents:
         return found
 
     def npy(self, row: TarRow, stream: str, width: int, dtype: str) -> Npy:
-        """A row's values, as far as the header tells.
+        """Read the header of a row's values.
 
         Raises:
             CommitError: They are not of this width and type, or not as many as there are bytes.
@@ -237,10 +239,10 @@ class TarContents:
         return Npy(f"{row.key}.{name}", head, behind, shape[0], width, wanted, sha256)
 
     def pieces(self, npy: Npy) -> Iterator[np.ndarray]:
-        """The values in blocks of about `PIECE_BYTES`.
+        """Yield the values in blocks of about `PIECE_BYTES`.
 
         Raises:
-            CommitError: They are not those that were written; at the end.
+            CommitError: The hash is wrong; raised after the last block.
         """
         digest, row_bytes = hashlib.sha256(npy.head), npy.width * npy.dtype.itemsize
         step = max(1, PIECE_BYTES // row_bytes)
@@ -270,7 +272,7 @@ class TarShard:
             raise
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
-        """A fresh array; the whole row is read, and its checksum with it."""
+        """Return a fresh array; the whole row is read, and its checksum is checked."""
         row = self._row(span)
         kept = self._cache.get((self._rel, stream, span.row))
         if kept is not None:
@@ -305,7 +307,7 @@ class TarShard:
         return values[span.first : span.last]
 
     def _long(self, npy: Npy, stream: str, span: FrameSpan) -> np.ndarray:
-        """A part of a row that is not held whole: everything else passes by."""
+        """Read a part of a row that is too large to keep, piece by piece."""
         if span.last > npy.frames:
             raise outside(self._rel, stream, span.last, npy.frames)
         found = np.empty((span.last - span.first, npy.width), npy.dtype.newbyteorder("="))
@@ -344,7 +346,7 @@ def _add_json(tar: tarfile.TarFile, name: str, value: Mapping[str, Any]) -> None
 
 
 def _finite(value: Any) -> Any:
-    """The same without NaN and infinity, which JSON has no form for."""
+    """Replace NaN and infinity, which JSON cannot hold, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

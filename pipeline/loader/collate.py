@@ -20,23 +20,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from earmill.pipeline.formats.frames import LentFrames
+from earmill.pipeline.formats.frames import FrameView
 from earmill.pipeline.loader.epoch_order import check_whole
-from earmill.pipeline.loader.rows import (
-    line,
-    names_text,
-    short,
-    streams_text,
-    table,
-    values_text,
-)
+from earmill.pipeline.loader.rows import line, names_text, short, streams_text, table, values_text
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 # Frames of a row.
-Part = torch.Tensor | LentFrames
+Part = torch.Tensor | FrameView
 # Returns memory of this shape and dtype, or None if there is no room.
 Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
 
@@ -257,7 +250,7 @@ def as_tensor(features: Any) -> torch.Tensor:
 
 
 def _part(features: Any) -> Part:
-    return features if isinstance(features, LentFrames) else as_tensor(features)
+    return features if isinstance(features, FrameView) else as_tensor(features)
 
 
 def is_sparse(features: Any) -> bool:
@@ -336,7 +329,7 @@ def per_channel(features: Array, stream: StreamInfo) -> list[Array]:
 
 
 def takes_lent(collate_fn: Callable[..., Any]) -> bool:
-    """Return True for a collate of this module, also with bound options: it copies `LentFrames`."""
+    """Return True for a collate of this module, also with bound options: it copies `FrameView`."""
     made = collate_fn.func if isinstance(collate_fn, partial) else collate_fn
     return made in (collate_padded, collate_packed, collate_jagged)
 

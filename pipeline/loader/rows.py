@@ -169,3 +169,8 @@ class FeatureRows(Protocol):
 
     def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
         """Return the frames of a span of a row."""
+
+    def read_row(
+        self, index: int, span_s: tuple[float, float] | None = None, *, copy: bool = True
+    ) -> Row:
+        """Read a row, or a span of it; with `copy=False` frames may be a `FrameView`."""

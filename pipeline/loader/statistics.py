@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earmill.pipeline.formats.moments import StreamStatistics, Summing, combined, has_statistics
+from earmill.pipeline.formats.moments import (
+    RunningMoments,
+    StreamStatistics,
+    combined,
+    has_statistics,
+)
 
 if TYPE_CHECKING:
     from earmill.pipeline.loader.rows import FeatureRows
@@ -50,7 +55,7 @@ def framed(features: FeatureRows) -> list[str]:
 
 def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStatistics]:
     """Return the statistics of the rows of a shard, as in its commit record."""
-    summing = {name: Summing(features.streams[name].width) for name in framed(features)}
+    summing = {name: RunningMoments(features.streams[name].width) for name in framed(features)}
     for number in rows:
         row = features[number]
         for name, one in summing.items():

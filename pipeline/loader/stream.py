@@ -25,7 +25,6 @@ Because of this order, a worker that reads the new common place also finds the r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
@@ -34,7 +33,6 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from earmill.pipeline.common.machine import cores
-from earmill.pipeline.formats.frames import lending
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.batches import (
@@ -516,12 +514,11 @@ class FeatureStream(IterableDataset[Any]):
         spans: Sequence[Span | None] = [None] * len(rows)
         if self._cropper is not None:
             spans = self._cropper.spans_s(rows, passes)
+        copy = not lent or self._normaliser is not None
         for index, span_s in zip(rows.tolist(), spans, strict=True):
-            with lending() if lent and self._normaliser is None else nullcontext():
-                if span_s is None:
-                    row = self.features[index]
-                else:
-                    row = replace(self.features.slice(index, *span_s), start_s=span_s[0])
+            row = self.features.read_row(index, span_s, copy=copy)
+            if span_s is not None:
+                row = replace(row, start_s=span_s[0])
             if self._normaliser is not None:
                 row = replace(row, features=self._normaliser(row.features))
             yield labelled(row if lent else tensor_row(row), self.label)

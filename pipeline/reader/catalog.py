@@ -41,8 +41,8 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.dataset.stored_rows import promise_of
-from earmill.pipeline.formats.blocks import FrameSpan
-from earmill.pipeline.formats.format import Format, Promise, RowsSaid, named_damage
+from earmill.pipeline.formats.block_cache import FrameSpan
+from earmill.pipeline.formats.format import CommittedRows, Format, Promise, explain_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
 from earmill.pipeline.formats.registry import chosen
@@ -211,7 +211,7 @@ class Catalog:
             )
         promise = promise_of(record, self.streams, self.dtype, fmt)
         if self.refs:
-            promise = replace(promise, said=RowsSaid(self.table, *self._rows_at[shard]))
+            promise = replace(promise, said=CommittedRows(self.table, *self._rows_at[shard]))
         return data_path(shard, record.attempt, fmt.suffix), promise
 
     @cached_property
@@ -342,7 +342,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     content = _only_index(layout, dataset.layout_version) if index is None else index.result()
     table = None
     if content is not None:
-        with named_damage(layout.url(), "the index"):
+        with explain_damage(layout.url(), "the index"):
             table = good_rows(table_of(content), streams)
     del index, content
     moments = {} if snapshot is None else snapshot.moments
@@ -441,7 +441,7 @@ def _rows_of(
     """Return the good rows of all committed shards. Their tables are read concurrently."""
 
     def of_shard(shard: str) -> pa.Table:
-        with named_damage(layout.url(), f"the table of rows of shard {shard}"):
+        with explain_damage(layout.url(), f"the table of rows of shard {shard}"):
             table = read_table(layout, rows_path(shard, records[shard].attempt))
             names = pa.array([shard] * table.num_rows, pa.string())
             rows = pa.array(np.arange(table.num_rows))

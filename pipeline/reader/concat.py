@@ -128,6 +128,14 @@ class ConcatenatedFeatures(CombinedFeatures):
         number, which, local = self._place(index)
         return replace(self.sets[which].slice(local, start_s, stop_s), index=number, set=which)
 
+    def read_row(
+        self, index: int, span_s: tuple[float, float] | None = None, *, copy: bool = True
+    ) -> Row:
+        """Read a row, or a span of it; see `FeatureSet.read_row`."""
+        number, which, local = self._place(index)
+        row = self.sets[which].read_row(local, span_s, copy=copy)
+        return replace(row, index=number, set=which)
+
     def provenance(self, index: SupportsIndex) -> dict[str, Any]:
         """Return the origin of a row; see `Features.provenance`."""
         _, which, local = self._place(index)

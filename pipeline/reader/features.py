@@ -13,7 +13,6 @@ import os
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,14 @@ import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.missing_modules import needed_modules
-from earmill.pipeline.formats.blocks import FrameSpan, GivesPieces, IoCounts, Piece, ShardReader
-from earmill.pipeline.formats.format import is_as_committed, named_damage
+from earmill.pipeline.formats.block_cache import (
+    FrameSpan,
+    GivesPieces,
+    IoCounts,
+    Piece,
+    ShardReader,
+)
+from earmill.pipeline.formats.format import explain_damage, is_as_committed
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
@@ -59,8 +64,6 @@ MAX_OPEN_SHARDS = 128
 CachePlace = tuple[Path, int]
 # Rows that iterating in order names ahead; `ReadAhead` bounds them in bytes.
 READ_AHEAD_ROWS = 512
-# Used blocks of each stream that stay cached while rows are read in order; a row lies in up to two.
-SCANNED_BLOCKS = 4
 
 
 class FeatureSet:
@@ -91,6 +94,18 @@ class FeatureSet:
         """Return the rows of an epoch in the order of shuffled blocks, and the epoch for each."""
         rows = order.block_order(self.block_rows(), shuffle=shuffle, seed=seed, epoch=epoch)
         return rows, np.full(len(rows), epoch, np.int64)
+
+    def read_row(
+        self: FeatureRows, index: int, span_s: Span | None = None, *, copy: bool = True
+    ) -> Row:
+        """Read a row, or a span of it, for a collate.
+
+        Args:
+            index: The row's number, from 0.
+            span_s: Start and end of the span, s; None for the whole row.
+            copy: Return fresh arrays. If False, frames may be views of cached blocks (`FrameView`).
+        """
+        return self[index] if span_s is None else self.slice(index, *span_s)
 
     def torch(self: FeatureRows, *, label: str | None = None) -> FeatureDataset:
         """Return a map-style torch dataset of rows; `label` names a column of the source."""
@@ -278,19 +293,11 @@ class Features(FeatureSet):
 
     def __iter__(self) -> Iterator[Row]:
         due = 0
-        with self._scan():
-            for position in range(len(self)):
-                if position == due:
-                    rows = range(position, min(len(self), position + READ_AHEAD_ROWS))
-                    due += self._ahead().want(rows, in_order=True)
-                yield self[position]
-
-    def _scan(self) -> AbstractContextManager[None]:
-        """Let used blocks go early if the cache cannot hold the whole set."""
-        cache = self._here().shards.cache
-        if self._places.decoded_bytes.sum() <= cache.max_bytes:
-            return nullcontext()
-        return cache.scan(SCANNED_BLOCKS * len(self._names))
+        for position in range(len(self)):
+            if position == due:
+                rows = range(position, min(len(self), position + READ_AHEAD_ROWS))
+                due += self._ahead().want(rows, in_order=True)
+            yield self[position]
 
     def prefetch(
         self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None
@@ -356,6 +363,10 @@ class Features(FeatureSet):
             )
         return self._row(position, (start_s, end_s))
 
+    def read_row(self, index: int, span_s: Span | None = None, *, copy: bool = True) -> Row:
+        """Read a row, or a span of it; see `FeatureSet.read_row`."""
+        return self._row(index, span_s, copy=copy)
+
     def provenance(self, index: SupportsIndex) -> dict[str, Any]:
         """Return the origin of a row: uri, hashes, decoder, rates, gain, shard."""
         position, process = self._position(index), self._here()
@@ -409,7 +420,7 @@ class Features(FeatureSet):
         """Return the URL for messages; unlike the given URI, it holds no credentials."""
         return self._here().layout.url()
 
-    def _row(self, position: int, span_s: Span | None) -> Row:
+    def _row(self, position: int, span_s: Span | None, *, copy: bool = True) -> Row:
         """Read a row, or a span of it."""
         process, places = self._here(), self._places
         if process.ahead is not None:
@@ -421,12 +432,13 @@ class Features(FeatureSet):
             rel, promise = process.file(shard)
             for name, span in places.stored(position, row_id, frames).items():
                 try:
-                    features[name] = self._read(process.reader(shard), name, span, position)
+                    reader = process.reader(shard)
+                    features[name] = self._read(reader, name, span, position, copy=copy)
                 except Exception:
                     where = f"row {row_id!r}, stream {name}"
                     file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
                     is_whole = partial(is_as_committed, process.layout, rel, promise)
-                    with named_damage(where, file, is_whole):
+                    with explain_damage(where, file, is_whole):
                         raise
         extras = {k.removeprefix(EXTRA_PREFIX): places.cell(k, position) for k in self._extras}
         return Row(
@@ -438,7 +450,9 @@ class Features(FeatureSet):
             first_frame={name: first for name, (first, _) in frames.items()},
         )
 
-    def _read(self, reader: ShardReader, name: str, frames: FrameSpan, position: int) -> Any:
+    def _read(
+        self, reader: ShardReader, name: str, frames: FrameSpan, position: int, *, copy: bool
+    ) -> Any:
         """Return frames of a stream of a row, or the events of these steps."""
 
         def read(first: int, last: int) -> Iterable[Piece]:
@@ -455,4 +469,5 @@ class Features(FeatureSet):
             n_frames=int(self._places.lengths[name][position]),
             span=(frames.first, frames.last),
             dtype=self._dtypes[name],
+            copy=copy,
         )

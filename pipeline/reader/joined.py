@@ -133,6 +133,15 @@ class JoinedFeatures(CombinedFeatures):
         found = [each.slice(int(rows[number]), start_s, stop_s) for each, rows in self._pairs()]
         return self._row(number, found)
 
+    def read_row(
+        self, index: int, span_s: tuple[float, float] | None = None, *, copy: bool = True
+    ) -> Row:
+        """Read a row, or a span of it; see `FeatureSet.read_row`."""
+        return self._row(
+            index,
+            [each.read_row(int(rows[index]), span_s, copy=copy) for each, rows in self._pairs()],
+        )
+
     def provenance(self, index: SupportsIndex) -> dict[str, Any]:
         """Return the origin of a row of the first set; see `Features.provenance`."""
         return self.sets[0].provenance(int(self._rows[0][self._position(index)]))

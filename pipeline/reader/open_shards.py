@@ -19,7 +19,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from earmill.pipeline.formats.blocks import BlockCache, IoCounts, ReadsAhead, ShardReader
+from earmill.pipeline.formats.block_cache import BlockCache, IoCounts, ReadsAhead, ShardReader
 from earmill.pipeline.formats.format import Format, Promise
 from earmill.pipeline.reader.catalog import Catalog, RowLocations
 from earmill.pipeline.reader.read_ahead import Needed, ReadAhead, Wanted

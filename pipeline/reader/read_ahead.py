@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from earmill.pipeline.formats.blocks import Block, BlockCache, BlockKey, ReadsAhead
+from earmill.pipeline.formats.block_cache import Block, BlockCache, BlockKey, ReadsAhead
 
 # Begin and end of a span of a row, s.
 Span = tuple[float, float]

@@ -26,7 +26,7 @@ from earmill.pipeline.common.machine import Threads, cores
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.provenance import device_info
 from earmill.pipeline.formats.dtypes import halved
-from earmill.pipeline.formats.moments import Summing
+from earmill.pipeline.formats.moments import RunningMoments
 from earmill.pipeline.worker.device import (
     DeviceInput,
     Gpu,
@@ -140,7 +140,7 @@ def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
 def exercise_casts() -> None:
     """Run casts and statistics of a shard once, which compiles or loads their kernels."""
     halves, _ = halved(np.zeros((1, 2), np.float32), 1.0)
-    Summing(halves.shape[1]).add(halves)
+    RunningMoments(halves.shape[1]).add(halves)
 
 
 def _exercise(extractor: Extractor) -> dict[str, Any]:
@@ -232,12 +232,10 @@ def compile_into(
 
 def _compile_one(entry: Mapping[str, Any]) -> None:
     from amtcore.features.build import build_extractor
-    from earmill.pipeline.formats.zarr import chunks
 
     logging.getLogger("amtcore").setLevel(logging.ERROR)
     exercised([build_extractor(**entry)])
     exercise_casts()
-    chunks.exercise()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ A format is one module and one entry point, see docs/extending.md:
 from __future__ import annotations
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import (
+from earmill.pipeline.formats.block_cache import (
     BlockCache,
     FrameSpan,
     ShardReader,

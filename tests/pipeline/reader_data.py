@@ -35,9 +35,8 @@ MODULATION_HZ, LOUDNESS_HZ = 100.0, 50.0
 N_ROWS = 20
 ROWS_PER_GROUP = 4
 GROUPED_ROWS = 160
-# Beside its numbers a decoded column of Parquet has levels, and room that aligns its first cell; a
-# cell its size, and where it begins and ends.
-PAGE_BYTES, CELL_BYTES = 8, 20
+# Beside its numbers a decoded column of n cells of Parquet has n + 1 places, int64.
+PAGE_BYTES, CELL_BYTES = 8, 8
 FORMATS = ("zarr", "parquet", None)
 
 # Python 3.12 warns about forking a process with threads; readers open anew in the child.
@@ -282,5 +281,5 @@ def loaded(loader: Any) -> list[list[int]]:
 def finish(features: Any) -> None:
     """Wait until nothing is under way."""
     ahead = features._process.ahead
-    while ahead._planning or features._process.shards.cache._under_way:
+    while ahead._planning or features._process.shards.cache._loading:
         Event().wait(0.001)

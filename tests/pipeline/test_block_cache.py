@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats import blocks
-from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, other_row, outside
+from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts, other_row, outside
 from earmill.pipeline.formats.format import Promise
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.storage.layout import Layout
@@ -197,17 +196,6 @@ class TestReadAhead:
         self.put_ahead(cache, *range(6))
         assert self.there(cache, range(6)) == [1, 2, 3, 4, 5]
 
-    def test_memory_of_what_was_passed_over_is_used_again(self) -> None:
-        cache = self.cache()
-        memory = cache.memory(80)
-        address = memory.ctypes.data
-        cache.claim(["old"], ahead=True)
-        cache.put("old", (memory.view(np.int16),))
-        del memory
-        cache.put("new", (cache.memory(80).view(np.int16),))
-        assert [spare.ctypes.data for spare in cache._spare] == [address]
-        assert cache.memory(80).ctypes.data == address
-
 
 def test_errors_name_both_sides() -> None:
     span = FrameSpan("a.wav", 3, 0, 0, 1)
@@ -306,52 +294,3 @@ def test_a_block_is_read_once_by_those_who_ask_at_the_same_time() -> None:
         assert first.result(DEADLINE_S)[0] is second.result(DEADLINE_S)[0]
     assert cache.counts.blocks_read == 1
     assert cache.claim(["other"]) == ["other"]
-
-
-def scanned(cache: BlockCache, number: int) -> None:
-    """A block that was read ahead is used."""
-    cache.claim([number], ahead=True)
-    cache.put(number, block(100, value=number))
-    cache.release([number])
-    assert cache.get(number) is not None
-
-
-def test_blocks_that_were_used_go_while_they_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "SCANNED_BYTES", 250)
-    cache = BlockCache(BOUND, IoCounts())
-    with cache.scan(2):
-        for number in range(8):
-            scanned(cache, number)
-            # One of three is let go of when the next comes.
-            assert cache.nbytes == 100 * min(number + 1, 3)
-        # What was read ahead counts for the cache as a whole.
-        ahead = [*range(8, 14)]
-        cache.claim(ahead, ahead=True)
-        for number in ahead:
-            cache.put(number, block(100))
-        cache.release(ahead)
-        assert None not in cache.held(ahead)
-    for number in range(20, 40):
-        scanned(cache, number)
-    assert cache.nbytes == BOUND
-
-
-@pytest.mark.parametrize("n_blocks", [3, 5])
-def test_so_many_used_blocks_stay_however_large(
-    n_blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocks, "SCANNED_BYTES", 0)
-    cache = BlockCache(BOUND, IoCounts())
-    with cache.scan(n_blocks):
-        for number in range(9):
-            scanned(cache, number)
-    assert [number for number in range(9) if cache.held([number])[0]] == [*range(8 - n_blocks, 9)]
-
-
-def test_of_two_that_read_in_order_nothing_goes_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "SCANNED_BYTES", 0)
-    cache = BlockCache(BOUND, IoCounts())
-    with cache.scan(1), cache.scan(1):
-        for number in range(9):
-            scanned(cache, number)
-    assert cache.nbytes == 900

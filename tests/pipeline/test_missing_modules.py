@@ -62,9 +62,7 @@ LATE = ("earmill.pipeline.formats.zarr.", "earmill.pipeline.formats.parquet.", f
         ("numba", "zarr", "numba<"),
         ("numba", "parquet", "numba<"),
         ("numba", "webdataset", "numba<"),
-        ("zlib_ng", "parquet", "zlib-ng>="),
         ("numcodecs", "zarr", "numcodecs>="),
-        ("numcodecs", "parquet", "numcodecs>="),
     ],
 )
 def test_a_row_names_the_module_and_the_command(

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import BlockCache, IoCounts
+from earmill.pipeline.formats.block_cache import BlockCache, IoCounts
 from earmill.pipeline.reader import features
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead, ReadAheadPolicy
 from tests.pipeline.reader_data import (
@@ -313,11 +314,10 @@ def test_no_more_threads_decode_than_there_are_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
     """Requests come in bursts, and whoever hands rows out needs a core too."""
-    from earmill.pipeline.formats import blocks
-    from earmill.pipeline.formats.parquet import read
+    from earmill.pipeline.formats import block_cache
     from earmill.pipeline.formats.zarr.arrays import FrameChunks
 
-    monkeypatch.setattr(blocks, "cores", lambda: 2)
+    monkeypatch.setattr(block_cache, "cores", lambda: 2)
     uri = f"memory://decoding-{fmt}"
     write_set(uri, n_rows=12, rows_per_shard=1)
     lock, both, at_once, seen = threading.Lock(), threading.Barrier(2), [0], []
@@ -336,8 +336,8 @@ def test_no_more_threads_decode_than_there_are_cores(
 
         return decoded
 
-    owner: Any = FrameChunks if fmt == "zarr" else read
-    name = "decode" if fmt == "zarr" else "plain_cells"
+    owner: Any = FrameChunks if fmt == "zarr" else pq.ParquetFile
+    name = "decode" if fmt == "zarr" else "read_row_group"
     ds = open_features(uri, format=fmt)
     monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
     ds.prefetch(range(12))

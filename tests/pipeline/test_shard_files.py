@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import earmill.pipeline.formats.parquet.write as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, ShardReader
+from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts, ShardReader
 from earmill.pipeline.formats.parquet.read import ParquetShard
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.zarr.read import ZarrShard

@@ -31,9 +31,9 @@ from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.moments import (
     BLOCK_FRAMES,
+    RunningMoments,
     StoredMoments,
     StreamStatistics,
-    Summing,
     combined,
 )
 from earmill.pipeline.formats.rows import Spilled
@@ -63,7 +63,7 @@ def numbers(statistics: StreamStatistics) -> tuple[Any, ...]:
 
 
 def summed(rows: Any, width: int) -> StreamStatistics:
-    summing = Summing(width)
+    summing = RunningMoments(width)
     for row in rows:
         summing.add(row)
     return summing.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ import google_crc32c
 import numpy as np
 import pytest
 import zarr
-from numcodecs import Blosc, Zstd
+from numcodecs import Blosc, VLenUTF8, Zstd
 
 from amtcore.kernels.vector.half import BLOCK, widen
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.frames import converted, put_together
-from earmill.pipeline.formats.zarr.chunks import ChunkCodec, strings
+from earmill.pipeline.formats.format import Promise
+from earmill.pipeline.formats.frames import converted, join_frames
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.formats.zarr.arrays import ChunkCodec, read_strings
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import make_row
 from tests.pipeline.test_shard_files import root as root  # one shard over many objects
 from tests.pipeline.test_trust import edit_json, inner_codecs, recommit, store_of, values_of
@@ -144,14 +148,27 @@ def test_bytes_that_are_no_frame_are_refused(compressor: str, body: bytes) -> No
         ChunkCodec(compressor, True).decode_bytes(stored, 1000)
 
 
-def test_strings_end_where_they_say() -> None:
+def test_row_ids_are_as_many_as_the_metadata_claims(copy: Path) -> None:
+    """The number of texts is checked before memory for them is taken."""
+    path = store_of(copy) / "modulation/row_id/c/0"
+    committed = OutFile(path.relative_to(copy).as_posix(), 0, "")
+    array = {"shape": [3], "codecs": [{"name": "vlen-utf8"}, {"name": "crc32c"}]}
     texts = ["", "ü", "a/b.wav" * 40]
-    parts = [len(raw).to_bytes(4, "little") + raw for raw in (text.encode() for text in texts)]
-    content = np.frombuffer(b"\3\0\0\0" + b"".join(parts), np.uint8)
-    assert strings(content) == texts
-    for wrong in (content[:-1], np.append(content, np.uint8(0)), content[:6]):
-        with pytest.raises(ValueError, match="row ids"):
-            strings(wrong)
+    content = bytes(VLenUTF8().encode(np.array(texts, object)))
+
+    def read(content: bytes) -> list[str]:
+        path.write_bytes(content + crc(content))
+        promise = Promise(3, {}, {}, {committed.path: replace(committed, bytes=len(content) + 4)})
+        rel = committed.path.removesuffix("/c/0")
+        return read_strings(Layout.open(copy), rel, array, promise)
+
+    assert read(content) == texts
+    for wrong in (b"\2" + content[1:], b"\xff\xff\xff\xff"):
+        with pytest.raises(CommitError, match="another number"):
+            read(wrong)
+    for short in (content[:-1], content[:2]):
+        with pytest.raises(ValueError, match="truncated"):
+            read(short)
 
 
 def test_zarr_reads_the_same_numbers(root: Path) -> None:
@@ -199,10 +216,10 @@ def test_pieces_must_be_what_was_asked_for() -> None:
     whole = np.arange(12, dtype=np.float16).reshape(6, 2)
     pieces = [(4, whole[4:]), (0, whole[:4])]
     for dtype in (np.float16, np.float32, np.float64):
-        found = put_together(pieces, (6, 2), np.dtype(dtype), 0.5)
+        found = join_frames(pieces, (6, 2), np.dtype(dtype), 0.5)
         np.testing.assert_array_equal(found, 0.5 * whole.astype(dtype))
     for some in (pieces[:1], [], [*pieces, (0, whole[:1])]):
         with pytest.raises(CommitError, match="expected 6 frames, the file gave"):
-            put_together(some, (6, 2), np.dtype(np.float32))
+            join_frames(some, (6, 2), np.dtype(np.float32))
     with pytest.raises(ValueError, match="in C order"):
         widen(whole, np.empty((6, 4), np.float32)[:, ::2])

@@ -26,7 +26,6 @@ from numba.core.target_extension import (
     jit_registry,
     target_registry,
 )
-from numpy.typing import NDArray
 
 from amtcore.kernels.vector.kernel_files import KernelFiles
 from amtcore.kernels.vector.source_digest import sources_digest
@@ -140,14 +139,6 @@ def part(function: Any = None, **options: Any) -> Any:
     if function is None:
         return functools.partial(part, **options)
     return _Part(function, options)
-
-
-def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view of an array that a kernel only reads: so one type of argument is compiled, whether
-    others may write into it or not."""
-    found = array[:]
-    found.flags.writeable = False
-    return found
 
 
 def kernel(function: Callable[..., Any]) -> Any:

@@ -50,12 +50,12 @@ PARTS_KEY = b"earmill.parts"
 
 
 def part_count(row_bytes: int) -> int:
-    """Into how many parts a row of so many bytes of features is divided."""
+    """Return the number of parts of a row with `row_bytes` bytes of features."""
     return 1 if row_bytes <= LIMIT_BYTES else -(-row_bytes // PART_BYTES)
 
 
 def cut(n_frames: int, parts: int) -> list[tuple[int, int]]:
-    """Frames [first, last) of each part; they differ by one frame at most."""
+    """Return frames [first, last) of each part; parts differ by one frame at most."""
     return list(pairwise(n_frames * k // parts for k in range(parts + 1)))
 
 
@@ -67,7 +67,7 @@ class LongRows:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[bytes, bytes] | None) -> LongRows:
-        """Out of a file's schema metadata.
+        """Read the divided rows from a file's schema metadata.
 
         Raises:
             CommitError: It is not what a writer puts there.
@@ -89,19 +89,19 @@ class LongRows:
         return cls(dict(sorted(frames.items())))
 
     def metadata(self) -> dict[bytes, bytes]:
-        """What goes into a file's schema metadata."""
+        """Return the metadata for a file's schema."""
         return {PARTS_KEY: json.dumps(self.frames).encode()} if self.frames else {}
 
     def parts(self, row: int) -> int:
-        """Rows of the file that a row of the shard takes."""
+        """Return how many rows of the file a row of the shard has."""
         return len(next(iter(self.frames[row].values()))) if row in self.frames else 1
 
     def first(self, row: int) -> int:
-        """Row of the file where a row of the shard starts."""
+        """Return the row of the file where a row of the shard starts."""
         return row + sum(self.parts(long) - 1 for long in self.frames if long < row)
 
     def spans(self, row: int, stream: str, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """The pieces of frames [first, last) of a divided row: row of the file, first, last."""
+        """Yield parts of frames [first, last) of a divided row: row of the file, first, last."""
         counts = self.frames[row][stream]
         starts = accumulate(counts, initial=0)
         for part, (start, count) in enumerate(zip(starts, counts, strict=False)):
@@ -110,20 +110,21 @@ class LongRows:
                 yield self.first(row) + part, low, high
 
 
-# Of the ids of rows, beside the streams.
+# Column of the row ids.
 ID_COLUMN = "row_id"
-# What a binary column says of itself.
+# Keys in the metadata of a binary column.
 PREFIX = "earmill."
 COLUMNS_KEY, DTYPE_KEY = b"earmill.columns", b"earmill.dtype"
 # Levels of a number, or the length of a cell, cost up to 4 bytes.
 OVERHEAD_BYTES = 4
 
 
-class Form(ABC):
-    """One way to store a stream's frames in a column; get one from `form_of`.
+class CellEncoding(ABC):
+    """A way to store a stream's frames in a column; get one from `cell_encoding`.
 
     Attributes:
-        compression: Codec of the column. level: Its level, None where it has none.
+        compression: Codec of the column.
+        level: Level of the codec, None if it has no levels.
     """
 
     compression: ClassVar[str]
@@ -144,23 +145,23 @@ class Form(ABC):
 
     @abstractmethod
     def stored(self, field: pa.Field) -> tuple[int, str]:
-        """Columns and dtype of the frames, as the file says them.
+        """Return columns and dtype of the frames, as the file states them.
 
         Raises:
-            CommitError: It does not.
+            CommitError: The file does not state them.
         """
 
     @abstractmethod
     def leaf(self, column: str) -> str:
-        """Where the footer has the column's numbers."""
+        """Return the path of the column's numbers in the footer."""
 
     @abstractmethod
     def cells(self, frames: Sequence[np.ndarray], width: int, dtype: str) -> pa.Array:
-        """The frames of some rows; one copy, none for a row of its own."""
+        """Encode the frames of some rows as cells; the frames of a single row are not copied."""
 
     @abstractmethod
     def frames(self, cells: pa.Array, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-        """All frames of some cells, (frames, width), and where each cell starts and ends, int64.
+        """Decode all frames of some cells, (frames, width), and the bounds of cells in them, int64.
 
         Raises:
             CommitError: A cell holds no whole frames, or nothing.
@@ -168,7 +169,7 @@ class Form(ABC):
 
     @abstractmethod
     def limits(self, rows: int, frames: int, width: int, dtype: str) -> tuple[int, int]:
-        """Most values and bytes that the footer may claim for so many rows and frames."""
+        """Return the limits of the footer's claims: values and bytes of these rows and frames."""
 
 
 def _named(attrs: Mapping[str, str] | None) -> dict[str, str]:
@@ -187,7 +188,7 @@ def _offsets(sizes: Sequence[int]) -> np.ndarray:
     return offsets
 
 
-class BinaryForm(Form):
+class BinaryCells(CellEncoding):
     """A cell is the bytes of its frames. lz4 finds what repeats, as in events, and costs nothing
     where nothing does."""
 
@@ -240,7 +241,7 @@ class BinaryForm(Form):
         return rows, frames * width * np.dtype(dtype).itemsize + rows * OVERHEAD_BYTES
 
 
-class NestedForm(Form):
+class NestedCells(CellEncoding):
     """A cell is a list of frames, each a list of numbers."""
 
     compression, level = "zstd", 3
@@ -278,9 +279,9 @@ class NestedForm(Form):
         return values, values * (np.dtype(dtype).itemsize + OVERHEAD_BYTES)
 
 
-FORMS: dict[str, Form] = {BINARY: BinaryForm(), NESTED: NestedForm()}
+CELL_ENCODINGS: dict[str, CellEncoding] = {BINARY: BinaryCells(), NESTED: NestedCells()}
 
 
-def form_of(kind: pa.DataType | None) -> Form:
-    """The form of a column of a file, by its type."""
-    return FORMS[BINARY if kind == pa.binary() else NESTED]
+def cell_encoding(kind: pa.DataType | None) -> CellEncoding:
+    """Return the encoding of a column of a file, by its type."""
+    return CELL_ENCODINGS[BINARY if kind == pa.binary() else NESTED]

@@ -18,17 +18,17 @@ import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.format import Promise, refused
-from earmill.pipeline.formats.parquet.cells import Form, LongRows, form_of
+from earmill.pipeline.formats.parquet.cells import CellEncoding, LongRows, cell_encoding
 from earmill.pipeline.storage.stored_file import StoredFile
 
 MB = 2**20
 
 
 def check_parquet(rel: str, file: pq.ParquetFile, long_rows: LongRows, promise: Promise) -> None:
-    """Rows and columns of a Parquet file.
+    """Check rows and columns of a Parquet file.
 
     Raises:
-        CommitError: They are not what was promised.
+        CommitError: They are not what was committed.
     """
     rows = promise.rows + sum(long_rows.parts(row) - 1 for row in long_rows.frames)
     if file.metadata.num_rows != rows:
@@ -36,7 +36,7 @@ def check_parquet(rel: str, file: pq.ParquetFile, long_rows: LongRows, promise: 
     schema = file.schema_arrow
     for stream, (width, dtype) in promise.columns.items():
         got = schema.field(stream) if stream in schema.names else None
-        form = form_of(got.type if got is not None else None)
+        form = cell_encoding(got.type if got is not None else None)
         wanted = form.field(stream, width, dtype)
         if got is None or got.type != wanted.type or form.stored(got) != (width, dtype):
             claim = "nothing" if got is None else f"{got.type} {got.metadata or ''}".strip()
@@ -47,16 +47,18 @@ def check_parquet(rel: str, file: pq.ParquetFile, long_rows: LongRows, promise: 
             )
 
 
-def leaf_columns(file: pq.ParquetFile, streams: Iterable[str]) -> dict[str, tuple[Form, int]]:
-    """The form of each stream, and the number of its column in the footer.
+def column_encodings(
+    file: pq.ParquetFile, streams: Iterable[str]
+) -> dict[str, tuple[CellEncoding, int]]:
+    """Return the encoding of each stream, and the number of its column in the footer.
 
     Raises:
-        CommitError: There is none.
+        CommitError: A stream has no column.
     """
     paths = {file.schema.column(number).path: number for number in range(len(file.schema))}
     schema, found = file.schema_arrow, {}
     for stream in streams:
-        form = form_of(schema.field(stream).type)
+        form = cell_encoding(schema.field(stream).type)
         if form.leaf(stream) not in paths:
             raise CommitError(f"the file has no column {form.leaf(stream)}: run `earmill verify`")
         found[stream] = form, paths[form.leaf(stream)]
@@ -68,13 +70,13 @@ def check_column(
     footer: pq.FileMetaData,
     group: int,
     stream: str,
-    column_of: tuple[Form, int],
+    column_of: tuple[CellEncoding, int],
     promise: Promise,
 ) -> None:
-    """Size of one stream in one row group, as the footer claims it, before it is read.
+    """Check the size that the footer claims for a stream in a row group, before it is read.
 
     Raises:
-        CommitError: The shard has less.
+        CommitError: The claimed size is larger than the shard.
     """
     form, number = column_of
     meta = footer.row_group(group)
@@ -93,7 +95,7 @@ MARK = b"EMFC"
 SEAL_BYTES = len(MARK) + 4
 MAGIC, LENGTH_BYTES = b"PAR1", 4
 END_BYTES = LENGTH_BYTES + len(MAGIC)
-# Of a first request; the footer of a shard of ten minutes and four streams has about 100 kB.
+# First request; the footer of a shard of ten minutes and four streams has about 100 kB.
 TAIL_BYTES = 2**18
 
 
@@ -109,7 +111,7 @@ def seal(path: Path) -> None:
 
 
 def read_footer(file: StoredFile) -> pq.FileMetaData:
-    """What the footer says.
+    """Read and check the footer.
 
     Raises:
         CommitError: It is not the one that was written.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.formats.blocks import BlockCache, ShardReader
+from earmill.pipeline.formats.block_cache import BlockCache, ShardReader
 from earmill.pipeline.formats.digest import ShardDigest
 from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
@@ -34,19 +34,19 @@ class ParquetFormat(Format):
         streams: Sequence[StreamInfo],
         encoding: Encoding,
     ) -> None:
-        """A file."""
+        """Write a file."""
         from earmill.pipeline.formats.parquet.write import write_parquet
 
         write_parquet(path, rows, streams, encoding)
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-        """Of a file."""
+        """Return the digest of a file."""
         from earmill.pipeline.formats.parquet.write import digest_parquet
 
         return digest_parquet(path, streams)
 
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
-        """A file."""
+        """Open a file."""
         from earmill.pipeline.formats.parquet.read import ParquetShard
 
         return ParquetShard(layout, rel, promise, cache)

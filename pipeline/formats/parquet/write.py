@@ -1,10 +1,9 @@
 """A shard as one Parquet file: a row a clip, scalars beside one column a stream.
 
-What a cell of a stream is `earmill.pipeline.formats.parquet.cells` says. No reader of Parquet
-applies a scale, so the values of scaled streams stand here in float32. Row groups decide what one
-row costs to read: small ones for random access, large ones for scans. They are written one after
-another; a row too large for one is divided, see `earmill.pipeline.formats.parquet.cells`. Both
-count bytes before scaled streams are widened, so that a row group is the block by which the reader
+The encoding of a cell is described in `earmill.pipeline.formats.parquet.cells`. No reader of
+Parquet applies a scale, so the values of scaled streams are stored in float32. Small row groups
+suit random access, large ones scans. A row that is too large for a row group is divided. Sizes are
+counted before scaled streams are widened, so that a row group is the block by which the reader
 shuffles (`reader.catalog`).
 """
 
@@ -24,12 +23,12 @@ import pyarrow.parquet as pq
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.parquet.cells import (
-    FORMS,
+    CELL_ENCODINGS,
     ID_COLUMN,
-    Form,
+    CellEncoding,
     LongRows,
+    cell_encoding,
     cut,
-    form_of,
     part_count,
 )
 from earmill.pipeline.formats.parquet.footer import seal
@@ -59,7 +58,7 @@ def write_parquet(
     """
     scalars = scalars_of(rows, streams, encoding)
     long_rows, dtype = _long_rows(rows), encoding.dtype
-    cells = FORMS[encoding.parquet_form]
+    cells = CELL_ENCODINGS[encoding.parquet_form]
     schema = _schema(scalars.schema, streams, encoding.attrs or {}, dtype, long_rows, cells)
     # Unbuffered, every page would be two calls of the system.
     with (
@@ -92,7 +91,7 @@ def write_parquet(
 
 
 def _long_rows(rows: Sequence[FeatureRow]) -> LongRows:
-    """The rows that are to be divided."""
+    """Find the rows that must be divided."""
     frames = {}
     for number, row in enumerate(rows):
         parts = part_count(_row_bytes(row))
@@ -113,7 +112,7 @@ def _part_table(
     parts: int,
     encoding: Encoding,
 ) -> pa.Table:
-    """One part of a divided row, with its own start and number of frames."""
+    """Return one part of a divided row, with its own start and number of frames."""
     columns = dict(zip(scalars.column_names, scalars.columns, strict=True))
     for info in streams:
         values = row.streams[info.name]
@@ -131,7 +130,7 @@ def _schema(
     attrs: Mapping[str, Any],
     dtype: str,
     long_rows: LongRows,
-    form: Form,
+    form: CellEncoding,
 ) -> pa.Schema:
     fields = [*scalars]
     for info in streams:
@@ -152,7 +151,7 @@ def _schema(
 
 
 def _group_bytes(rows: Sequence[FeatureRow], long_rows: LongRows) -> list[float]:
-    """What each row takes of a row group; a divided one shares none."""
+    """Return the bytes of each row in a row group; a divided row shares no row group."""
     return [
         math.inf if number in long_rows.frames else _row_bytes(row)
         for number, row in enumerate(rows)
@@ -183,15 +182,17 @@ def row_groups(row_bytes: Sequence[float], profile: str) -> Iterator[tuple[int, 
 
 
 def _cells(stored: Sequence[np.ndarray], info: StreamInfo, encoding: Encoding) -> pa.Array:
-    """The stored rows of a stream of some clips as cells."""
+    """Encode the stored rows of a stream of some clips as cells."""
     layout = layout_of(info)
     values = [layout.to_values(rows) for rows in stored]
     dtype = layout.in_values().stored_dtype(encoding.dtype)
-    return FORMS[encoding.parquet_form].cells(values, layout.stored_width, dtype)
+    return CELL_ENCODINGS[encoding.parquet_form].cells(values, layout.stored_width, dtype)
 
 
-def _options(scalars: pa.Table, streams: Sequence[StreamInfo], form: Form) -> dict[str, Any]:
-    """Codec, level and dictionary of every column, by where the footer has it."""
+def _options(
+    scalars: pa.Table, streams: Sequence[StreamInfo], form: CellEncoding
+) -> dict[str, Any]:
+    """Return codec, level and dictionary of every column, by its path in the footer."""
     # Ids as they are: no two are alike, a row group has few, and who reads one needs them all.
     found = scalar_options(scalars.drop_columns([ID_COLUMN]))
     leaves = [form.leaf(info.name) for info in streams]
@@ -217,7 +218,7 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     ):
         schema = file.schema_arrow
         fields = {name: schema.field(name) for name in names}
-        forms = {name: form_of(field.type) for name, field in fields.items()}
+        forms = {name: cell_encoding(field.type) for name, field in fields.items()}
         stored = {name: forms[name].stored(field) for name, field in fields.items()}
         hashers = {
             name: StreamHasher(width, layouts[name].from_values(np.empty(0, dtype)).dtype.name)
@@ -243,7 +244,8 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
 
 
 def _undivided(long_rows: LongRows, ids: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Where each row of the shard starts in the file, and the row ids; parts must share theirs."""
+    """Return where each row of the shard starts in the file, and the row ids. The parts of a row
+    must share an id."""
     n_rows = len(ids) - sum(long_rows.parts(row) - 1 for row in long_rows.frames)
     starts = np.array([long_rows.first(row) for row in range(n_rows)], np.int64)
     for row in long_rows.frames:

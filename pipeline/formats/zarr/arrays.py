@@ -1,10 +1,15 @@
-"""The arrays of a Zarr store as our writers make them, and what its metadata may claim.
+"""The arrays of a Zarr store: limits on their metadata, their chunk index, and decoding.
 
     object = chunk* index crc       of `values`; index: (offset, bytes) of every chunk, uint64
     file   = chunk                  of a vector such as `row_start`: one chunk
+    chunk  = body crc               crc: CRC-32C of the body, four bytes, little endian
+    body   = blosc frame | zstd frame | the numbers themselves
 
-A chunk of frames is always whole: the last of a stream has zeros behind its frames. See
-`formats.zarr.chunks` for what a chunk is.
+A chunk of frames always has its full size: the last chunk of a stream has zeros after its frames.
+
+numcodecs decompresses a chunk straight into the array that stays in the cache. zarr would give the
+same numbers after several copies and a thread change for each chunk. The size that a frame claims
+is compared with the metadata before anything is decoded.
 """
 
 from __future__ import annotations
@@ -12,36 +17,48 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
+from numcodecs import VLenUTF8, blosc, zstd
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.format import Promise, refused
-from earmill.pipeline.formats.zarr.chunks import CRC, ChunkCodec, strings, vector_chunk, vlen_utf8
-from earmill.pipeline.formats.zarr.write import CHUNKS_PER_OBJECT
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 
 MB = 2**20
 ROOT_METADATA = "zarr.json"
-# Of one store's metadata; a stream of a thousand channels has 50 kB.
+# Limit for the metadata of one store; the metadata of a stream of 1000 channels has 50 kB.
 MAX_METADATA_BYTES = 64 * MB
-# Decoded; writers make chunks of 1 MB, or one frame where that is more.
+# Limit for a decoded chunk; writers make chunks of 1 MB, or of one frame where a frame is larger.
 MAX_CHUNK_BYTES = 64 * MB
 MAX_CHUNKS_PER_OBJECT = 2**16
-# Centre frequencies of columns or neurons.
+# Arrays with the centre frequencies of columns or neurons, and the limit for their length.
 AXES, MAX_AXIS = ("fc_hz", "mfc_hz"), 2**20
-# What our writers use and have used; none of them can run code.
+# Codecs that our writers use or have used; none of them can run code.
 CODECS = frozenset({"sharding_indexed", "bytes", "blosc", "zstd", "crc32c", "vlen-utf8"})
+# Compressors inside of blosc that our writers use or may use.
+BLOSC_NAMES = frozenset({"lz4", "zstd"})
+CRC_CODEC, CRC_BYTES = "crc32c", 4
+BLOSC_HEADER_BYTES, ZSTD_MAGIC = 16, b"\x28\xb5\x2f\xfd"
+ZSTD_LEVEL = 3
+ENTRY_BYTES = 16
+# Chunks in the largest object that our writers make.
+USUAL_CHUNKS_PER_OBJECT = 64
+KEYS = {"name": "default", "configuration": {"separator": "/"}}
+INDEX_CODECS = ["bytes", CRC_CODEC]
+# blosc's own threads would run beside the threads that decode chunks.
+blosc.use_threads = False
 
 
 def read_metadata(layout: Layout, rel: str, promise: Promise) -> Mapping[str, Any]:
-    """The metadata of every group and array of the Zarr store at `rel`; raises as
+    """Return the metadata of every group and array of the Zarr store at `rel`; raises as
     `checked_metadata`."""
     key = f"{rel}/{ROOT_METADATA}"
     named = promise.files.get(key)
@@ -50,14 +67,13 @@ def read_metadata(layout: Layout, rel: str, promise: Promise) -> Mapping[str, An
         content = StoredFile(layout, key, named.bytes, named.sha256).read(0, most).tobytes()
     else:
         found = layout.read_whole_straight(key, most)
-        # No more than was committed, and a byte that would show that there is more.
+        # One byte more than was committed, to notice a file that is too long.
         content = layout.read_range(key, 0, most + 1) if found is None else found
     return checked_metadata(rel, content, promise)
 
 
 def checked_metadata(rel: str, content: bytes, promise: Promise) -> Mapping[str, Any]:
-    """What the root metadata of the Zarr store at `rel` says of its members, if all of it is as
-    promised.
+    """Return the members that the root metadata of the Zarr store at `rel` describes.
 
     Raises:
         CommitError: It is not the committed file, or describes something our writers do not write.
@@ -73,7 +89,7 @@ def checked_metadata(rel: str, content: bytes, promise: Promise) -> Mapping[str,
         for path, member in members.items():
             if member["node_type"] == "array":
                 _check_codecs(f"{rel}/{path}", member)
-                _check_index(f"{rel}/{path}", member, promise)
+                _check_length(f"{rel}/{path}", member, promise)
         for stream in promise.columns:
             _check_values(rel, stream, members[f"{stream}/values"], promise)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
@@ -95,8 +111,8 @@ def _codec_names(codecs: Any) -> Iterator[str]:
             yield from _codec_names(inner.get(key, ()))
 
 
-def _check_index(path: str, array: Mapping[str, Any], promise: Promise) -> None:
-    """An array that says something of each row is as long as there are rows; axes are short."""
+def _check_length(path: str, array: Mapping[str, Any], promise: Promise) -> None:
+    """Refuse a vector that has not one value for each row, and axes that are too long."""
     name = path.rpartition("/")[2]
     (length,) = array["shape"] if name != "values" else (promise.rows,)
     if length != promise.rows and not (name in AXES and 0 <= length <= MAX_AXIS):
@@ -104,7 +120,7 @@ def _check_index(path: str, array: Mapping[str, Any], promise: Promise) -> None:
 
 
 def _check_values(rel: str, stream: str, array: Mapping[str, Any], promise: Promise) -> None:
-    """Shape, type and chunks of a stream's values."""
+    """Check shape, type and chunks of a stream's values."""
     width, dtype = promise.columns[stream]
     frames = promise.frames[stream]
     wanted, got = ([frames, width], dtype), (array["shape"], array["data_type"])
@@ -132,20 +148,134 @@ def _check_values(rel: str, stream: str, array: Mapping[str, Any], promise: Prom
         )
 
 
-ENTRY_BYTES = 16
-KEYS = {"name": "default", "configuration": {"separator": "/"}}
-INDEX_CODECS = ["bytes", "crc32c"]
+@dataclass(frozen=True)
+class ChunkCodec:
+    """The codecs of an array's chunks.
+
+    Args:
+        compressor: blosc, zstd, or "" for none.
+        has_crc: A checksum follows the body; stores of layout version 1 have none.
+    """
+
+    compressor: str
+    has_crc: bool
+
+    @classmethod
+    def of(cls, codecs: Sequence[Mapping[str, Any]], first: str = "bytes") -> ChunkCodec:
+        """Read the codecs from the metadata of an array.
+
+        Args:
+            codecs: `first`, perhaps a compressor, then perhaps the checksum.
+            first: The codec that turns values into bytes.
+        Raises:
+            ValueError: Another chain than our writers make or have made.
+        """
+        names = [codec["name"] for codec in codecs]
+        has_crc = names[-1] == CRC_CODEC
+        inner = codecs[1:-1] if has_crc else codecs[1:]
+        known = (
+            names[0] == first
+            and codecs[0].get("configuration", {}).get("endian", "little") == "little"
+            and len(inner) <= 1
+            and all(_is_known(codec) for codec in inner)
+        )
+        if not known:
+            raise ValueError(f"expected {first}, then blosc or zstd, then crc32c, got {names}")
+        return cls(inner[0]["name"] if inner else "", has_crc)
+
+    def decode_into(self, values: NDArray[Any], stored: Bytes) -> None:
+        """Fill an array with a stored chunk.
+
+        Raises:
+            CommitError: The chunk is damaged, or not of this size.
+        """
+        body = self._body(stored)
+        self._check_size(body, values.nbytes, values.nbytes)
+        self._decompress(body, values.reshape(-1).view(np.uint8))
+
+    def decode_bytes(self, stored: Bytes, most: int) -> Bytes:
+        """Decode a stored chunk of unknown size, up to `most` bytes; raises as `decode_into`."""
+        body = self._body(stored)
+        content = np.empty(self._check_size(body, 0, most), np.uint8)
+        self._decompress(body, content)
+        return content
+
+    def _body(self, stored: Bytes) -> Bytes:
+        return without_crc(stored) if self.has_crc else stored
+
+    def _check_size(self, body: Bytes, least: int, most: int) -> int:
+        """Return the decoded size that the body claims, if it is within bounds."""
+        size = {"blosc": _blosc_size, "zstd": _zstd_size, "": len}[self.compressor](body)
+        if not least <= size <= most:
+            raise CommitError(
+                f"expected a chunk of {most} bytes, got one of {size}: run `earmill verify`"
+            )
+        return size
+
+    def _decompress(self, body: Bytes, into: Bytes) -> None:
+        try:
+            if self.compressor == "blosc":
+                blosc.decompress(body, into)
+            elif self.compressor == "zstd":
+                zstd.decompress(body, into)
+            else:
+                into[:] = body
+        except (RuntimeError, ValueError) as error:
+            raise CommitError(
+                f"a chunk cannot be decoded ({error}): run `earmill verify`"
+            ) from error
+
+
+def without_crc(stored: Bytes) -> Bytes:
+    """Check the CRC-32C at the end of some bytes and return the bytes before it.
+
+    Raises:
+        CommitError: The checksum is wrong.
+    """
+    body, crc = stored[:-CRC_BYTES], stored[-CRC_BYTES:]
+    if len(crc) < CRC_BYTES or google_crc32c.value(body) != _number(crc):
+        raise CommitError("the CRC-32C of a chunk is not that of its bytes: run `earmill verify`")
+    return body
+
+
+def _is_known(codec: Mapping[str, Any]) -> bool:
+    name = codec["name"]
+    return name == "zstd" or (name == "blosc" and codec["configuration"]["cname"] in BLOSC_NAMES)
+
+
+def _blosc_size(body: Bytes) -> int:
+    if len(body) < BLOSC_HEADER_BYTES or _number(body[12:16]) != len(body):
+        raise CommitError("a chunk is no blosc frame: run `earmill verify`")
+    return _number(body[4:8])
+
+
+def _zstd_size(body: Bytes) -> int:
+    """Return the size of the content; RFC 8878, section 3.1.1.1: it follows descriptor, window and
+    dictionary."""
+    descriptor = int(body[4]) if len(body) > 4 and body[:4].tobytes() == ZSTD_MAGIC else 0
+    single = descriptor >> 5 & 1
+    size_bytes = (single, 2, 4, 8)[descriptor >> 6]
+    start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
+    if not size_bytes or len(body) < start + size_bytes:
+        raise CommitError("a chunk is no zstd frame of known size: run `earmill verify`")
+    return _number(body[start : start + size_bytes]) + (256 if size_bytes == 2 else 0)
+
+
+def _number(little_endian: Bytes) -> int:
+    return int.from_bytes(little_endian.tobytes(), "little")
 
 
 @dataclass(frozen=True)
 class FrameChunks:
-    """How the frames of a stream lie in chunks and objects.
+    """The chunks and objects of a stream's frames.
 
     Args:
-        n_frames, width, dtype: Of the whole array.
+        n_frames: Frames of the stream.
+        width: Columns.
+        dtype: Type of the numbers.
         chunk_frames: Frames in a chunk.
         object_chunks: Chunks in an object.
-        codec: Of a chunk.
+        codec: Codecs of a chunk.
     """
 
     n_frames: int
@@ -157,10 +287,10 @@ class FrameChunks:
 
     @classmethod
     def of(cls, place: str, array: Mapping[str, Any]) -> FrameChunks:
-        """Out of metadata that `zarr.trust` has checked.
+        """Read the chunks from metadata that `checked_metadata` has checked.
 
         Raises:
-            CommitError: Zarr could read it, but our writers do not write so.
+            CommitError: Zarr could read it, but our writers do not write it.
         """
         (sharding,) = array["codecs"]
         settings = sharding["configuration"]
@@ -184,58 +314,51 @@ class FrameChunks:
         return cls(n_frames, width, dtype, chunk[0], object_chunks, codec)
 
     @property
-    def chunk_bytes(self) -> int:
-        """Decoded."""
-        return self.chunk_frames * self.width * self.dtype.itemsize
-
-    @property
     def n_objects(self) -> int:
-        """Of the whole array."""
+        """Objects of the stream."""
         return -(-self.n_frames // (self.chunk_frames * self.object_chunks))
 
     def object_of(self, chunk: int) -> tuple[int, int]:
-        """The object a chunk lies in, and its place there."""
+        """Return the object of a chunk, and the chunk's number in the object."""
         return divmod(chunk, self.object_chunks)
 
     def chunks_in(self, number: int) -> int:
-        """Chunks of an object: its places, or those that are left for the last one."""
+        """Return how many chunks an object has; the last object may have fewer."""
         n_chunks = -(-self.n_frames // self.chunk_frames)
         return min(self.object_chunks, n_chunks - number * self.object_chunks)
 
-    def decode(self, chunk: int, stored: Bytes, memory: Bytes) -> NDArray[Any]:
-        """The frames of a chunk, without what is behind the last.
-
-        Args:
-            memory: Where they go, `chunk_bytes` long.
-        """
-        frames = memory.view(self.dtype).reshape(self.chunk_frames, self.width)
+    def decode(self, chunk: int, stored: Bytes) -> NDArray[Any]:
+        """Decode the frames of a chunk, without the zeros after the last frame."""
+        frames = np.empty((self.chunk_frames, self.width), self.dtype)
         self.codec.decode_into(frames, stored)
         return frames[: self.n_frames - chunk * self.chunk_frames]
 
 
 def read_end(file: StoredFile) -> Bytes:
-    """As much of an object's end as the longest index takes that our writers make."""
-    nbytes = min(file.nbytes, CHUNKS_PER_OBJECT * ENTRY_BYTES + CRC.nbytes)
+    """Read the end of an object, as long as the largest index that our writers make."""
+    nbytes = min(file.nbytes, USUAL_CHUNKS_PER_OBJECT * ENTRY_BYTES + CRC_BYTES)
     return file.read(file.nbytes - nbytes, nbytes)
 
 
 def read_index(file: StoredFile, n_chunks: int, end: Bytes | None = None) -> NDArray[np.int64]:
-    """Where the chunks of an object lie: (chunk, [first byte, byte behind]); -1 where none is.
+    """Read where the chunks of an object lie: (chunk, [first byte, end]); -1 for a missing chunk.
 
     Args:
-        end: Last bytes of the object, or all, where they are there.
+        file: The object.
+        n_chunks: Entries of the index.
+        end: Last bytes of the object, or all of them, where they were read already.
     Raises:
         CommitError: The index is damaged, or points elsewhere.
     """
-    nbytes = n_chunks * ENTRY_BYTES + CRC.nbytes
+    nbytes = n_chunks * ENTRY_BYTES + CRC_BYTES
     place = file.layout.url(file.rel)
     try:
         size = min(file.nbytes, nbytes)
         if end is not None and len(end) >= size:
-            found = end[len(end) - size :]
+            stored = end[len(end) - size :]
         else:
-            found = file.read(file.nbytes - size, size)
-        body = CRC.checked(found)
+            stored = file.read(file.nbytes - size, size)
+        body = without_crc(stored)
     except CommitError as err:
         raise CommitError(f"{place}, index of chunks: {err}") from err
     entries = body.view("<u8").reshape(-1, 2)
@@ -257,10 +380,15 @@ def read_numbers(
     promise: Promise,
     said: pa.ChunkedArray | None = None,
 ) -> NDArray[Any]:
-    """The numbers of a vector of one chunk.
+    """Read the numbers of a vector of one chunk.
 
     Args:
-        said: What they may be: where it makes the committed file, that is not fetched.
+        layout: The dataset.
+        rel: The array's folder.
+        array: Its metadata.
+        promise: The committed files.
+        said: Numbers of the dataset's index. Where they encode to the committed file, the file is
+            not fetched.
     Raises:
         CommitError: They are damaged or missing.
     """
@@ -280,18 +408,27 @@ def read_strings(
     promise: Promise,
     said: pa.ChunkedArray | None = None,
 ) -> list[str]:
-    """The texts of a vector of one chunk; see `read_numbers`."""
+    """Read the texts of a vector of one chunk; see `read_numbers`."""
     if said is not None:
         texts = said.to_pylist()
-        if _is_committed(rel, promise, vlen_utf8(texts)):
+        if _is_committed(rel, promise, VLenUTF8().encode(np.array(texts, object))):
             return _whole(rel, texts, array)
-    texts = strings(_content(layout, rel, array, promise, "vlen-utf8"))
-    return _whole(rel, texts, array)
+    content = _content(layout, rel, array, promise, "vlen-utf8")
+    if [_number(content[:4])] != array["shape"]:
+        raise refused(rel, f"expected {array['shape']} texts, its chunk claims another number")
+    found: list[str] = VLenUTF8().decode(content).tolist()
+    return found
+
+
+def vector_chunk(content: bytes) -> bytes:
+    """Encode the only chunk of a vector as zarr does with the codecs of our stores."""
+    body = bytes(zstd.compress(content, ZSTD_LEVEL, False))
+    return body + google_crc32c.value(body).to_bytes(CRC_BYTES, "little")
 
 
 def _is_committed(rel: str, promise: Promise, content: bytes) -> bool:
-    """Whether the file of a vector that was committed has this in it: writers of one release make
-    equal files of equal values. Those of another may not, and then the file is read."""
+    """Return True if the committed file of a vector has this content. One release writes equal
+    values as equal files; where another release wrote the file, the answer may be False."""
     named = promise.files.get(f"{rel}/c/0")
     return named is not None and hashlib.sha256(vector_chunk(content)).hexdigest() == named.sha256
 
@@ -307,7 +444,7 @@ def _content(
 ) -> Bytes:
     key = f"{rel}/c/0"
     if array["shape"] == [0]:
-        # No chunk is written of no values; vlen-utf8 has a count of them.
+        # A vector without values has no chunk; vlen-utf8 begins with the number of texts.
         return np.zeros(4 if first == "vlen-utf8" else 0, np.uint8)
     try:
         codec = ChunkCodec.of(array["codecs"], first)

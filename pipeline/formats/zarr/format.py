@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.formats.blocks import BlockCache, ShardReader
+from earmill.pipeline.formats.block_cache import BlockCache, ShardReader
 from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
@@ -33,15 +33,15 @@ class ZarrFormat(Format):
         streams: Sequence[StreamInfo],
         encoding: Encoding,
     ) -> None:
-        """A store."""
+        """Write a store."""
         from earmill.pipeline.formats.zarr.write import write_zarr
 
         attrs = encoding.attrs or {}
         write_zarr(rows, streams, path.parent, path.name, attrs, dtype=encoding.dtype)
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-        """Of a store."""
-        from earmill.pipeline.formats.zarr.read_back import digest_zarr
+        """Return the digest of a store."""
+        from earmill.pipeline.formats.zarr.write import digest_zarr
 
         return digest_zarr(path, streams)
 
@@ -52,13 +52,13 @@ class ZarrFormat(Format):
         streams: Sequence[StreamInfo],
         expected: ShardDigest,
     ) -> list[str]:
-        """Of a store, bit by bit."""
-        from earmill.pipeline.formats.zarr.read_back import compared_zarr
+        """Compare a store with its rows, bit by bit."""
+        from earmill.pipeline.formats.zarr.write import compared_zarr
 
         return differences(expected, compared_zarr(path, rows, streams, expected))
 
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
-        """A store."""
+        """Open a store."""
         from earmill.pipeline.formats.zarr.read import ZarrShard
 
         return ZarrShard(layout, rel, promise, cache)
@@ -66,7 +66,7 @@ class ZarrFormat(Format):
     def objects(
         self, stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str
     ) -> int:
-        """Metadata, index arrays, and packed chunks."""
+        """Count metadata, index arrays, and packed chunks."""
         from earmill.pipeline.formats.zarr.write import count_objects
 
         return count_objects(stored_rows, streams, dtype)

@@ -1,7 +1,7 @@
 """Random access to one Zarr store: chunks decoded once, straight into the block that is kept.
 
-Not through zarr, which would open the same bytes: its general path costs more than decoding. What
-zarr reads as silence, a chunk that is not there, is an error here, as writers write every chunk.
+zarr would read the same bytes, but its general path costs more than decoding. zarr reads a missing
+chunk as zeros; here it is an error, because writers write every chunk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import (
+from earmill.pipeline.formats.block_cache import (
     Block,
     BlockCache,
     FrameSpan,
@@ -27,7 +27,7 @@ from earmill.pipeline.formats.blocks import (
     outside,
 )
 from earmill.pipeline.formats.format import Promise
-from earmill.pipeline.formats.frames import put_together
+from earmill.pipeline.formats.frames import join_frames
 from earmill.pipeline.formats.zarr.arrays import (
     FrameChunks,
     read_end,
@@ -39,22 +39,23 @@ from earmill.pipeline.formats.zarr.arrays import (
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 
-# Of one request: a local file gives a few chunks as fast as many, and their bytes stay in the cache
-# of the processor until they are decoded.
+# Bytes of one request. A local file gives a few chunks as fast as many, and a few stay in the
+# processor's cache until they are decoded.
 REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
 # Decoded together, while the rest of a request is under way.
 PART_BYTES = 2**20
 VECTORS = ("row_id", "row_start")
-# Of which the ends come with the metadata.
+# Objects whose ends are read together with the metadata.
 MOST_ENDS = 8
 
 
 @dataclass(frozen=True)
 class FrameObject:
-    """An object whose index is read.
+    """An object whose index was read.
 
     Args:
-        file: Where it is. spans: First byte of each chunk and the byte behind, see `read_index`.
+        file: The object.
+        spans: First byte and end of each chunk, see `read_index`.
     """
 
     file: StoredFile
@@ -68,7 +69,7 @@ class ZarrShard:
         self._layout, self._promise, self._cache = layout, promise, cache
         self.rel = rel
         self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
-        # By object.
+        # Last bytes of objects.
         self._ends: dict[str, Bytes] = {}
         self._arrays = self._metadata()
         self._values = {
@@ -78,12 +79,12 @@ class ZarrShard:
         self._rows: dict[str, tuple[list[str], np.ndarray]] = {}
         self._vectors: dict[str, Any] = {}
         self._objects: dict[tuple[str, int], FrameObject] = {}
-        # Two that read ahead do not ask for the same.
+        # Threads that read ahead do not send the same requests twice.
         self._asking = Lock()
 
     def _metadata(self) -> Mapping[str, Any]:
-        """What the store holds. From a remote one the ends of objects that are read in several
-        requests come in the same round trip: it stands there where their chunks lie."""
+        """Read the store's metadata. From a remote store the ends of large objects are read in the
+        same round trip, because they hold the index of chunks."""
         large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
         if not large:
             return read_metadata(self._layout, self.rel, self._promise)
@@ -91,7 +92,7 @@ class ZarrShard:
             ends = [pool.submit(read_end, file) for file in large]
             arrays = read_metadata(self._layout, self.rel, self._promise)
         for file, end in zip(large, ends, strict=True):
-            with suppress(Exception):  # whoever needs it reads it again, and hears why not
+            with suppress(Exception):  # reading the object tries again, and raises
                 self._ends[file.rel] = end.result()
         return arrays
 
@@ -105,13 +106,13 @@ class ZarrShard:
                     yield file
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
-        """A fresh array; see `ShardReader`."""
+        """Return a fresh array; see `ShardReader`."""
         values = self._values[stream]
         shape = span.last - span.first, values.width
-        return put_together(self.pieces(stream, span), shape, values.dtype)
+        return join_frames(self.pieces(stream, span), shape, values.dtype)
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
-        """Parts of chunks; see `GivesPieces`."""
+        """Yield parts of chunks; see `GivesPieces`."""
         first, last = span.start + span.first, span.start + span.last
         self._check_row(stream, span)
         values = self._values[stream]
@@ -124,15 +125,14 @@ class ZarrShard:
             yield low - first, block[low - chunk * step : high - chunk * step]
 
     def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
-        """The chunks that hold these frames; see `ReadsAhead`."""
+        """Return the chunks of these frames; see `ReadsAhead`."""
         step = self._values[stream].chunk_frames
         return range((span.start + span.first) // step, -(-(span.start + span.last) // step))
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
-        """Chunks of a stream that lie end to end in one object, of bounded size; see `ReadsAhead`.
+        """Group contiguous chunks of an object, bounded in bytes; see `ReadsAhead`.
 
-        From a remote store an object of that size that is wanted as a whole is one of them: its
-        index comes with it.
+        From a remote store a small object that is wanted whole is one request, index included.
         """
         wanted = {stream: sorted(numbers) for stream, numbers in _by_stream(blocks)}
         if not self._layout.is_local:
@@ -166,8 +166,8 @@ class ZarrShard:
     def _ask_first(
         self, streams: Iterable[str], objects: Iterable[tuple[str, int]], pool: Executor
     ) -> None:
-        """Fetch what reading asks for before it asks for frames, all at once: row ids, starts, and
-        indexes of objects, each a round trip if they came one after the other."""
+        """Fetch row ids, starts and indexes of objects in concurrent requests. One after the other
+        each would take a round trip."""
         with self._asking:
             vectors = {self._vector_key(s, name): (s, name) for s in streams for name in VECTORS}
             left = [place for key, place in vectors.items() if key not in self._vectors]
@@ -178,15 +178,15 @@ class ZarrShard:
                 each.result()
 
     def _comes_whole(self, stream: str, number: int, n_chunks: int) -> bool:
-        """Whether an object of which so many chunks are wanted is fetched in one request, with the
-        index that nobody has read yet."""
+        """Return True if an object is fetched in one request: all its chunks are wanted, and its
+        index was not read yet."""
         if self._layout.is_local or (stream, number) in self._objects:
             return False
         whole = n_chunks == self._values[stream].chunks_in(number)
         return whole and self._file(stream, number).nbytes <= self._request_bytes
 
     def _by_object(self, stream: str, chunks: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-        """Increasing chunks by the object they lie in."""
+        """Group sorted chunks by object."""
         object_of = self._values[stream].object_of
         for number, places in groupby(chunks, lambda chunk: object_of(chunk)[0]):
             yield number, [*places]
@@ -198,10 +198,10 @@ class ZarrShard:
                 pass
 
     def close(self) -> None:
-        """Nothing to do: no handle is held between reads."""
+        """Do nothing: no handle is open between reads."""
 
     def _check_row(self, stream: str, span: FrameSpan) -> None:
-        """Refuse a row that the store has elsewhere or not at all."""
+        """Refuse a row that is missing, or that lies elsewhere in the store."""
         if stream not in self._rows:
             self._keep_rows(stream)
         ids, starts = self._rows[stream]
@@ -215,20 +215,20 @@ class ZarrShard:
         self._rows[stream] = row_ids, starts
 
     def _vector_key(self, stream: str, name: str) -> str:
-        """Equal for vectors that were committed with equal bytes, as those of streams often were:
-        they are read once."""
+        """Return a key for a vector. Vectors of several streams often have equal bytes; these have
+        one key and are read once."""
         rel = f"{self.rel}/{stream}/{name}"
         committed = self._promise.files.get(f"{rel}/c/0")
         return rel if committed is None else f"{name} {committed.sha256}"
 
     def _vector(self, stream: str, name: str) -> Any:
-        """The ids of the rows, or where they start."""
+        """Return the row ids, or the starts of the rows."""
         key = self._vector_key(stream, name)
         if key not in self._vectors:
             rel, array = f"{self.rel}/{stream}/{name}", self._arrays[f"{stream}/{name}"]
             read: Any = read_strings if name == "row_id" else read_numbers
             said = self._promise.said
-            # A local file is read in the time that it takes to make it.
+            # A local file is read as fast as it is encoded.
             if said is None or self._layout.is_local:
                 column = None
             else:
@@ -237,13 +237,13 @@ class ZarrShard:
         return self._vectors[key]
 
     def _end_of(self, stream: str, row: int, n_frames: int) -> int:
-        """Where the frames of a row end: where the next ones start. What the index says of its
-        length could reach into another row."""
+        """Return where the frames of a row end: where the next row starts. The length in the index
+        could reach into another row."""
         _, starts = self._rows[stream]
         return min(int(starts[row + 1]) if row + 1 < len(starts) else n_frames, n_frames)
 
     def _blocks(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Decoded chunks with their numbers, in any order."""
+        """Yield decoded chunks with their numbers, in any order."""
         there = self._cache.held([(self.rel, stream, chunk) for chunk in chunks])
         missing = [chunk for chunk, block in zip(chunks, there, strict=True) if block is None]
         for chunk, block in zip(chunks, there, strict=True):
@@ -253,9 +253,9 @@ class ZarrShard:
             yield from self._awaited(stream, missing)
 
     def _awaited(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Chunks that were not there: what nobody fetches is fetched, the others waited for."""
-        # Claimed, or threads that read ahead would read the same chunks at the same time; and read
-        # before others are waited for, who may wait for these.
+        """Load chunks that were not cached, and wait for chunks that other threads load."""
+        # Claimed, or threads that read ahead would read the same chunks at the same time. Loaded
+        # before waiting, because other threads may wait for these chunks.
         mine = self._cache.claim((self.rel, stream, chunk) for chunk in chunks)
         claimed = [chunk for _, _, chunk in mine]
         try:
@@ -272,7 +272,7 @@ class ZarrShard:
         yield from self._load(stream, missing)
 
     def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Fetch, decode and keep chunks; neighbours of an object come in one request."""
+        """Fetch, decode and keep chunks; contiguous chunks are one request."""
         for number, places in self._by_object(stream, chunks):
             if self._comes_whole(stream, number, len(places)):
                 file = self._file(stream, number)
@@ -286,7 +286,7 @@ class ZarrShard:
     def _arriving(
         self, stream: str, number: int, run: Sequence[int]
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Chunks that lie end to end in an object, by one request, decoded as they come."""
+        """Fetch contiguous chunks in one request, and decode them as they arrive."""
         found, object_of = self._object(stream, number), self._values[stream].object_of
         parts = [*self._runs(stream, number, run, PART_BYTES)]
         starts = [int(found.spans[object_of(part[0])[1], 0]) for part in parts]
@@ -302,7 +302,7 @@ class ZarrShard:
         stored: Bytes,
         start: int = 0,
     ) -> list[tuple[int, np.ndarray]]:
-        """Chunks of an object decoded and kept.
+        """Decode and keep chunks of an object.
 
         Args:
             stored: The bytes of the object from `start` on.
@@ -313,15 +313,14 @@ class ZarrShard:
     def _chunk(
         self, stream: str, chunk: int, found: FrameObject, stored: Bytes, start: int
     ) -> np.ndarray:
-        """One of them; arguments as of `_decoded`."""
+        """Decode and keep one chunk; arguments as of `_decoded`."""
         values = self._values[stream]
         place = values.object_of(chunk)[1]
         low, high = found.spans[place] - start
         if low < 0:
             raise self._missing(stream, chunk)
         try:
-            memory = self._cache.memory(values.chunk_bytes, many=True)
-            frames = values.decode(chunk, stored[low:high], memory)
+            frames = values.decode(chunk, stored[low:high])
         except CommitError as err:
             url = self._layout.url(found.file.rel)
             raise CommitError(f"{url}, chunk {place}: {err}") from err
@@ -330,7 +329,7 @@ class ZarrShard:
     def _runs(
         self, stream: str, number: int, chunks: Iterable[int], most: int
     ) -> Iterator[list[int]]:
-        """Increasing chunks of an object in runs that lie end to end, of so many bytes at most."""
+        """Group sorted chunks of an object into contiguous byte ranges of at most `most` bytes."""
         spans, object_of = self._object(stream, number).spans, self._values[stream].object_of
         run: list[int] = []
         # Where the run begins and where it ends.
@@ -355,7 +354,7 @@ class ZarrShard:
         )
 
     def _object(self, stream: str, number: int) -> FrameObject:
-        """An object of a stream; its index is read once."""
+        """Return an object of a stream; its index is read once."""
         if (stream, number) not in self._objects:
             self._keep_object(stream, number, self._file(stream, number))
         return self._objects[stream, number]

@@ -6,13 +6,16 @@ are coordinates: `fc_hz (column)` and `mfc_hz (column)`. A stream of events has 
 `formats.stream_layout` and also `n_steps (row)`, the steps of each clip. `row_id` is Zarr's own
 `string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning: fixed-length
 bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by the sharding
-codec into objects of up to 64 MB that are only ever written whole. Private to one attempt, so there
-is no race. Not written through zarr, but byte for byte as zarr-python writes the same rows.
+codec into objects of up to 64 MB that are only ever written whole. The folder is private to one
+attempt, so there is no race.
 
-The `zarr.json` of groups and arrays are the documents that zarr-python writes, key by key. A
-group's own holds those of everything below it too (`consolidated_metadata`), as
-zarr.consolidate_metadata would put them there, which warns on every v3 store. Each stream's group
-has a copy of its arrays, as xarray opens one group and looks there.
+zarr-python writes arrays and metadata. A group's `zarr.json` also holds the metadata of everything
+below it (`consolidated_metadata`), as zarr.consolidate_metadata would put it there, which warns on
+every v3 store. Each stream's group has its own copy, because xarray opens one group and looks for
+the metadata there.
+
+`digest_zarr` and `compared_zarr` read a written store back from its files, with the reader's
+functions for metadata, index of chunks, checksums and decompression.
 """
 
 from __future__ import annotations
@@ -20,145 +23,49 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import zarr
 from numpy.typing import NDArray
+from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
-from earmill.pipeline.formats.rows import FeatureRow, Values
+from earmill.pipeline.formats.digest import ShardDigest, StreamDigest, digest_blocks, same_bits
+from earmill.pipeline.formats.format import Promise
+from earmill.pipeline.formats.rows import FeatureRow, OutFile, Values, pieces
 from earmill.pipeline.formats.stream_layout import layout_of, with_scales
-from earmill.pipeline.formats.zarr.chunks import BLOSC, ZSTD, vlen_utf8, write_frames, write_vector
+from earmill.pipeline.formats.zarr.arrays import (
+    ROOT_METADATA,
+    USUAL_CHUNKS_PER_OBJECT,
+    ZSTD_LEVEL,
+    FrameChunks,
+    read_index,
+    read_numbers,
+    read_strings,
+)
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.stored_file import StoredFile
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
-Document = dict[str, Any]
-STRING = "string"
-_CRC: Document = {"name": "crc32c"}
-
-
-def frames_document(
-    shape: tuple[int, int],
-    dtype: str,
-    *,
-    chunk_frames: int,
-    object_chunks: int,
-    dimensions: Sequence[str],
-    attributes: Mapping[str, Any],
-) -> Document:
-    """Of frames in objects of chunks."""
-    width, itemsize = shape[1], np.dtype(dtype).itemsize
-    sharding = {
-        "chunk_shape": [chunk_frames, width],
-        "codecs": [
-            _bytes(itemsize),
-            # Its size tells blosc how to shuffle bits.
-            {"name": "blosc", "configuration": {"typesize": itemsize, **BLOSC}},
-            _CRC,
-        ],
-        "index_codecs": [_bytes(8), _CRC],
-        "index_location": "end",
-    }
-    return _array(
-        shape,
-        dtype,
-        (chunk_frames * object_chunks, width),
-        [{"name": "sharding_indexed", "configuration": sharding}],
-        dimensions,
-        attributes,
-    )
-
-
-def vector_document(
-    length: int, dtype: str, dimension: str, attributes: Mapping[str, Any]
-) -> Document:
-    """Of a short array, one chunk."""
-    texts = {"name": "vlen-utf8", "configuration": {}}
-    first = texts if dtype == STRING else _bytes(np.dtype(dtype).itemsize)
-    codecs = [first, {"name": "zstd", "configuration": ZSTD}, _CRC]
-    return _array((length,), dtype, (max(1, length),), codecs, (dimension,), attributes)
-
-
-def group_document(attributes: Mapping[str, Any]) -> Document:
-    """Of a group, without what is below it."""
-    return {"attributes": plain(attributes), "zarr_format": 3, "node_type": "group"}
-
-
-def write_documents(root: Path, documents: Mapping[str, Document]) -> None:
-    """Into the folders of all groups and arrays, by their paths in the store; `.` is the root."""
-    for place, document in documents.items():
-        folder = root / place
-        folder.mkdir(parents=True, exist_ok=True)
-        if document["node_type"] == "array":
-            text = json.dumps(document, indent=2)
-        else:
-            text = json.dumps(document | _consolidated(place, documents), indent=1)
-        (folder / "zarr.json").write_text(text, encoding="utf-8")
-
-
-def plain(value: Mapping[str, Any], *, sort_keys: bool = False) -> Document:
-    """The same as JSON sees it: tuples become lists, and what is not JSON is refused."""
-    text = json.dumps(dict(value), sort_keys=sort_keys, allow_nan=False)
-    found: Document = json.loads(text)
-    return found
-
-
-def _consolidated(place: str, documents: Mapping[str, Document]) -> Document:
-    prefix = "" if place == "." else f"{place}/"
-    below = {
-        path.removeprefix(prefix): document
-        for path, document in documents.items()
-        if path != place and path.startswith(prefix)
-    }
-    # In the order of the files' paths.
-    order = sorted(below, key=lambda path: [*path.split("/"), "zarr.json"])
-    members = {path: below[path] for path in order}
-    about = {"kind": "inline", "must_understand": False, "metadata": members}
-    return {"consolidated_metadata": about}
-
-
-def _array(
-    shape: Sequence[int],
-    dtype: str,
-    chunk_shape: Sequence[int],
-    codecs: Sequence[Document],
-    dimensions: Sequence[str],
-    attributes: Mapping[str, Any],
-) -> Document:
-    fill = "" if dtype == STRING else np.dtype(dtype).type(0).item()
-    return {
-        "shape": [*shape],
-        "data_type": dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [*chunk_shape]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": fill,
-        "codecs": [*codecs],
-        "attributes": plain(attributes),
-        "dimension_names": [*dimensions],
-        "zarr_format": 3,
-        "node_type": "array",
-        "storage_transformers": [],
-    }
-
-
-def _bytes(itemsize: int) -> Document:
-    """Single bytes have no order."""
-    if itemsize == 1:
-        return {"name": "bytes"}
-    return {"name": "bytes", "configuration": {"endian": "little"}}
-
-
-# What a count of `StreamLayout.row_counts` is.
+# Chosen by measurement on features of all models, see the section on codecs of
+# benchmarks/RESULTS.md.
+VALUE_CODECS = (BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle"), Crc32cCodec())
+VECTOR_CODECS = (ZstdCodec(level=ZSTD_LEVEL), Crc32cCodec())
+# Otherwise zarr leaves out chunks that equal the fill value, and -0.0 would be read as 0.0.
+KEEP_ALL: Any = {"write_empty_chunks": True}
+# Long names of the counts in `StreamLayout.row_counts`.
 COUNT_NAMES = {"n_steps": "steps of the clip"}
+AXIS_NAMES = {"fc_hz": "centre frequency", "mfc_hz": "modulation centre frequency"}
 COLUMN = "column"
 # A coordinate, or a further count of each row: metadata and one chunk.
 OBJECTS_OF_A_VECTOR = 2
-# Of a stream in a Zarr store: group, four arrays' metadata, and three one-object index arrays.
+# Objects of a stream: group, metadata of four arrays, and one chunk of each of three vectors.
 OBJECTS_PER_STREAM = 1 + 4 + 3
 CHUNK_BYTES = 2**20
-CHUNKS_PER_OBJECT = 64
+CHUNKS_PER_OBJECT = USUAL_CHUNKS_PER_OBJECT
 
 
 def write_zarr(
@@ -172,83 +79,109 @@ def write_zarr(
 ) -> Path:
     """Write the rows as a store at `local_dir/rel_name` and return that path."""
     path = local_dir / rel_name
-    path.mkdir(parents=True)
-    shared = plain(attrs, sort_keys=True)
-    documents = {".": group_document(shared)}
+    shared = json.loads(json.dumps(dict(attrs), sort_keys=True, allow_nan=False))
+    root = zarr.create_group(path, zarr_format=3, attributes=shared)
     for info in streams:
-        about = with_scales(info).to_dict()
-        stream = {"Conventions": "CF-1.11", "stream": about, **shared}
-        documents[info.name] = group_document(stream)
-        for name, document in _write_stream(path / info.name, rows, info, dtype).items():
-            documents[f"{info.name}/{name}"] = document
-    write_documents(path, documents)
+        about = json.loads(json.dumps(with_scales(info).to_dict(), allow_nan=False))
+        attributes = {"Conventions": "CF-1.11", "stream": about, **shared}
+        _write_stream(root.create_group(info.name, attributes=attributes), rows, info, dtype)
+    for folder in [*(path / info.name for info in streams), path]:
+        _consolidate(folder)
     return path
 
 
 def _write_stream(
-    folder: Path, rows: Sequence[FeatureRow], info: StreamInfo, dtype: str
-) -> dict[str, Document]:
-    """The arrays of a stream; what is left to write is their metadata."""
+    group: zarr.Group, rows: Sequence[FeatureRow], info: StreamInfo, dtype: str
+) -> None:
     layout = layout_of(info)
     frames = [row.streams[info.name] for row in rows]
     sizes = np.array([len(values) for values in frames], dtype=np.int64)
     starts = {"long_name": "first frame", **layout.time_attrs()}
     length = {"long_name": "frames in the row", "sample_dimension": "obs"}
-    documents = {
-        "values": _write_values(folder / "values", frames, info, layout.stored_dtype(dtype)),
-        "row_start": _write_numbers(folder / "row_start", np.cumsum(sizes) - sizes, starts),
-        "row_size": _write_numbers(folder / "row_size", sizes, length),
-    }
+    ids = np.array([row.row_id for row in rows], dtype=object)
+    _write_values(group, frames, info, layout.stored_dtype(dtype))
+    _write_vector(group, "row_start", np.cumsum(sizes) - sizes, "row", starts)
+    _write_vector(group, "row_size", sizes, "row", length)
     for name, counts in zip(layout.row_counts, layout.counts_of(rows), strict=True):
-        documents[name] = _write_numbers(folder / name, counts, {"long_name": COUNT_NAMES[name]})
-    documents["row_id"] = _write_ids(folder / "row_id", [row.row_id for row in rows])
-    # Coordinates of the columns; events have their neurons as an axis of its own.
-    names = {"fc_hz": "centre frequency", "mfc_hz": "modulation centre frequency"}
+        _write_vector(group, name, counts, "row", {"long_name": COUNT_NAMES[name]})
+    _write_vector(group, "row_id", ids, "row", {"long_name": "row id", "cf_role": "timeseries_id"})
+    # Coordinates of the columns; the neurons of events are an axis of their own.
     for name, values in column_axes(info).items():
-        about = {"long_name": names[name], "units": "Hz"}
-        numbers = values.astype("float64")
-        documents[name] = _write_numbers(folder / name, numbers, about, axis=layout.axis)
-    return documents
+        about = {"long_name": AXIS_NAMES[name], "units": "Hz"}
+        _write_vector(group, name, values.astype("float64"), layout.axis, about)
 
 
 def chunk_frames(width: int, dtype: str) -> int:
-    """Frames in an inner chunk of about 1 MB."""
+    """Return how many frames an inner chunk of about 1 MB has."""
     return max(1, CHUNK_BYTES // (width * np.dtype(dtype).itemsize))
 
 
-def _write_values(folder: Path, frames: Sequence[Values], info: StreamInfo, dtype: str) -> Document:
+def _write_values(
+    group: zarr.Group, frames: Sequence[Values], info: StreamInfo, dtype: str
+) -> None:
     layout = layout_of(info)
     total, width = sum(len(values) for values in frames), layout.stored_width
-    # A chunk is decoded whole, so that of a short stream has no more frames than there are.
+    # A chunk is decoded whole, so a chunk of a short stream has no more frames than the stream.
     chunk = max(1, min(total, chunk_frames(width, dtype)))
     # No larger than the data: zarr allots a whole object when it packs one.
     per_object = max(1, min(CHUNKS_PER_OBJECT, -(-total // chunk)))
-    chunks = _whole_chunks(frames, chunk)
-    for number in range(-(-total // (chunk * per_object))):
-        path = folder / "c" / str(number) / "0"
-        path.parent.mkdir(parents=True)
-        write_frames(path, islice(chunks, per_object), per_object)
-    # Coordinates of another dimension than the array's own are none of it.
+    # Coordinates of another dimension do not belong to the array.
     axes = column_axes(info) if layout.axis == COLUMN else {}
-    return frames_document(
-        (total, width),
-        dtype,
-        chunk_frames=chunk,
-        object_chunks=per_object,
-        dimensions=("obs", COLUMN),
+    array = group.create_array(
+        "values",
+        shape=(total, width),
+        dtype=dtype,
+        chunks=(chunk, width),
+        shards=(chunk * per_object, width),
+        filters=None,
+        compressors=VALUE_CODECS,
+        fill_value=0,
+        dimension_names=("obs", COLUMN),
         attributes=layout.value_attrs() | ({"coordinates": " ".join(axes)} if axes else {}),
+        config=KEEP_ALL,
     )
+    start = 0
+    for block in blocks_of(frames, chunk * per_object):
+        array[start : start + len(block)] = block
+        start += len(block)
 
 
-def _whole_chunks(frames: Sequence[Values], size: int) -> Iterator[NDArray[Any]]:
-    """Frames in chunks of one size; behind the last frame are zeros."""
-    for block in blocks_of(frames, size):
-        rest = np.zeros((size - len(block), *block.shape[1:]), block.dtype)
-        yield np.concatenate([block, rest]) if len(rest) else block
+def _write_vector(
+    group: zarr.Group, name: str, values: NDArray[Any], axis: str, attrs: Mapping[str, Any]
+) -> None:
+    """Write a short array as one chunk."""
+    texts = values.dtype == object
+    array = group.create_array(
+        name,
+        shape=values.shape,
+        dtype="string" if texts else values.dtype.name,
+        chunks=(max(1, len(values)),),
+        filters="auto" if texts else None,
+        compressors=VECTOR_CODECS,
+        dimension_names=(axis,),
+        attributes=dict(attrs),
+        config=KEEP_ALL,
+    )
+    array[:] = values
+
+
+def _consolidate(folder: Path) -> None:
+    """Put the metadata of everything below a group into the group's own."""
+    members = {
+        path.parent.relative_to(folder).as_posix(): json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.rglob(ROOT_METADATA))
+        if path.parent != folder
+    }
+    for member in members.values():
+        member.pop("consolidated_metadata", None)
+    about = {"kind": "inline", "must_understand": False, "metadata": members}
+    root = json.loads((folder / ROOT_METADATA).read_text(encoding="utf-8"))
+    root["consolidated_metadata"] = about
+    (folder / ROOT_METADATA).write_text(json.dumps(root, indent=1), encoding="utf-8")
 
 
 def column_axes(info: StreamInfo) -> dict[str, np.ndarray]:
-    """What each column stands for, where that is a number: its centre frequencies in Hz."""
+    """Return the centre frequencies of the columns in Hz, by the name of their array."""
     axes = {}
     sizes = np.diff(info.channel_offsets)
     if len(info.fc_hz) == len(sizes) and sizes.sum() == info.width:
@@ -260,48 +193,28 @@ def column_axes(info: StreamInfo) -> dict[str, np.ndarray]:
 
 def blocks_of(frames: Sequence[Values], size: int) -> Iterator[NDArray[Any]]:
     """Regroup rows of frames into blocks of exactly `size` frames; the last may be shorter."""
-    held: list[NDArray[Any]] = []
+    parts: list[NDArray[Any]] = []
     count = 0
     for values in frames:
         at = 0
         while count + len(values) - at >= size:
             cut = at + size - count
-            yield _joined([*held, values[at:cut]])
-            held, count, at = [], 0, cut
+            yield _joined([*parts, values[at:cut]])
+            parts, count, at = [], 0, cut
         if at < len(values):
-            held.append(values[at:])
+            parts.append(values[at:])
             count += len(values) - at
-    if held:
-        yield _joined(held)
+    if parts:
+        yield _joined(parts)
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """One array of parts that follow each other; a part by itself is not copied."""
+    """Join consecutive parts to one array; a single part is not copied."""
     return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=0)
 
 
-def _write_numbers(
-    folder: Path, values: NDArray[Any], attrs: Mapping[str, Any], axis: str = "row"
-) -> Document:
-    _write_vector(folder, len(values), values.astype(values.dtype.newbyteorder("<")).tobytes())
-    return vector_document(len(values), values.dtype.name, axis, attrs)
-
-
-def _write_ids(folder: Path, row_ids: Sequence[str]) -> Document:
-    _write_vector(folder, len(row_ids), vlen_utf8(row_ids))
-    about = {"long_name": "row id", "cf_role": "timeseries_id"}
-    return vector_document(len(row_ids), STRING, "row", about)
-
-
-def _write_vector(folder: Path, length: int, content: bytes) -> None:
-    # No chunk is written of no values.
-    if length:
-        (folder / "c").mkdir(parents=True)
-        write_vector(folder / "c" / "0", content)
-
-
 def count_objects(stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str) -> int:
-    """Files of a store with so many frames or events of each stream."""
+    """Return how many files a store has, given the frames or events of each stream."""
     count = 1
     for info in streams:
         layout = layout_of(info)
@@ -311,3 +224,99 @@ def count_objects(stored_rows: Mapping[str, int], streams: Sequence[StreamInfo],
         count += OBJECTS_PER_STREAM + OBJECTS_OF_A_VECTOR * vectors
         count += math.ceil(chunks / CHUNKS_PER_OBJECT)
     return count
+
+
+def digest_zarr(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
+    """Return the digest of a written store, read chunk by chunk."""
+    store = WrittenStore(path)
+    digests = {}
+    for info in streams:
+        values = store.frame_chunks(info.name)
+        counts = [store.numbers(info.name, name) for name in _count_names(info)]
+        blocks = store.frames(info.name)
+        digests[info.name] = digest_blocks(blocks, values.width, values.dtype.name, *counts)
+    return ShardDigest(store.row_ids(streams), digests)
+
+
+def compared_zarr(
+    path: Path,
+    rows: Sequence[FeatureRow],
+    streams: Sequence[StreamInfo],
+    expected: ShardDigest,
+) -> ShardDigest:
+    """Return the digest of a written store, without hashing values that equal the rows bit by bit.
+
+    Args:
+        path: The store.
+        rows: The rows that were written.
+        streams: Their streams.
+        expected: Digest of the rows. A stream that equals the rows gets its hash from here.
+    """
+    store = WrittenStore(path)
+    digests = {}
+    for info in streams:
+        values = store.frame_chunks(info.name)
+        frames = [row.streams[info.name] for row in rows]
+        sizes = np.array([len(each) for each in frames], np.int64)
+        counts = zip(_count_names(info), (sizes, *layout_of(info).counts_of(rows)), strict=True)
+        same = same_bits(
+            store.frames(info.name), (piece for each in frames for piece in pieces(each))
+        ) and all(np.array_equal(store.numbers(info.name, name), each) for name, each in counts)
+        sha256 = expected.streams[info.name].sha256 if same else ""
+        digests[info.name] = StreamDigest(values.n_frames, values.width, values.dtype.name, sha256)
+    return ShardDigest(store.row_ids(streams), digests)
+
+
+def _count_names(info: StreamInfo) -> Sequence[str]:
+    return ("row_size", *layout_of(info).row_counts)
+
+
+class WrittenStore:
+    """A store in a local folder that was just written.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._layout, self._rel = Layout.open(path.parent), path.name
+        root = json.loads((path / ROOT_METADATA).read_text(encoding="utf-8"))
+        self._arrays = root["consolidated_metadata"]["metadata"]
+        sizes = {
+            file.relative_to(path.parent).as_posix(): file.stat().st_size
+            for file in path.rglob("*")
+            if file.is_file()
+        }
+        files = {rel: OutFile(rel, nbytes, "") for rel, nbytes in sizes.items()}
+        self._promise = Promise(rows=0, frames={}, columns={}, files=files)
+
+    def frame_chunks(self, stream: str) -> FrameChunks:
+        """Return the chunks of a stream's frames."""
+        return FrameChunks.of(f"{self._rel}/{stream}", self._arrays[f"{stream}/values"])
+
+    def frames(self, stream: str) -> Iterator[NDArray[Any]]:
+        """Yield all frames of a stream, chunk by chunk."""
+        values = self.frame_chunks(stream)
+        for chunk in range(-(-values.n_frames // values.chunk_frames)):
+            number, place = values.object_of(chunk)
+            if place == 0:
+                rel = f"{self._rel}/{stream}/values/c/{number}/0"
+                named = self._promise.files[rel]
+                file = StoredFile(self._layout, rel, named.bytes, named.sha256)
+                spans = read_index(file, values.object_chunks)
+            low, high = spans[place].tolist()
+            yield values.decode(chunk, file.read(low, high - low))
+
+    def numbers(self, stream: str, name: str) -> NDArray[Any]:
+        """Read a vector of numbers, one for each row."""
+        return read_numbers(*self._place(stream, name))
+
+    def row_ids(self, streams: Sequence[StreamInfo]) -> tuple[str, ...]:
+        """Read the row ids in the order of the rows; the writer gives every stream the same."""
+        if not streams:
+            return ()
+        return tuple(read_strings(*self._place(streams[-1].name, "row_id")))
+
+    def _place(self, stream: str, name: str) -> tuple[Layout, str, Any, Promise]:
+        key = f"{stream}/{name}"
+        return self._layout, f"{self._rel}/{key}", self._arrays[key], self._promise

@@ -19,9 +19,9 @@ from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts
+from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.digest import differences, digest_rows
-from earmill.pipeline.formats.format import Promise, named_damage
+from earmill.pipeline.formats.format import Promise, explain_damage
 from earmill.pipeline.formats.registry import Encoding, format_of, read_back
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.planning.make_plan import make_plan
@@ -96,7 +96,7 @@ class Written:
     def read(self, wanted: Sequence[tuple[str, FrameSpan]], promise: Promise) -> list[np.ndarray]:
         """Read frames as a reader of the dataset does; CommitError for damage."""
         cache = BlockCache(1000, IoCounts())
-        with named_damage("row", self.rel):
+        with explain_damage("row", self.rel):
             reader = format_of(self.name).open(self.layout, self.rel, promise, cache)
             try:
                 return [reader.read(stream, span) for stream, span in wanted]

@@ -13,7 +13,7 @@ import torch
 from earmill import Crop, FeatureLoader, collate, collate_jagged, collate_packed, open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats import frames as lent
-from earmill.pipeline.formats.frames import MOST_OF_A_BLOCK, LentFrames, lending
+from earmill.pipeline.formats.frames import MAX_BLOCK_RATIO, FrameView, frames_of
 from tests.pipeline.reader_data import write_chunked, write_set
 from tests.pipeline.test_shared_batches import flat, forks
 
@@ -61,7 +61,7 @@ def test_frames_are_copied_once(
     def fail(*_: Any) -> None:
         raise AssertionError("put together before they were collated")
 
-    monkeypatch.setattr(lent, "put_together", fail)
+    monkeypatch.setattr(lent, "join_frames", fail)
     stream = open_features(place, format=fmt).iterable(batch_size=4)
     assert sum(len(batch) for batch in FeatureLoader(stream, num_workers=workers)) == 6
 
@@ -86,25 +86,28 @@ def test_normalised_frames_are_not_lent(tmp_path: Path) -> None:
 
 
 def test_a_block_is_not_held_for_a_small_part_of_it() -> None:
-    block = np.zeros((10 * MOST_OF_A_BLOCK, 3), np.float16)
+    block = np.zeros((10 * MAX_BLOCK_RATIO, 3), np.float16)
     for frames, is_held in ((10, True), (9, False)):
-        ((_, piece),) = LentFrames([(0, block[:frames])], (frames, 3), block.dtype)._pieces
+        ((_, piece),) = FrameView([(0, block[:frames])], (frames, 3), block.dtype)._pieces
         assert np.shares_memory(piece, block) == is_held
 
 
-def test_too_few_frames_are_found_when_they_are_lent() -> None:
+def test_too_few_frames_are_found_when_they_are_viewed() -> None:
     piece = np.zeros((4, 3), np.float16)
-    with lending(), pytest.raises(CommitError, match="expected 5 frames, the file gave 4"):
-        lent.given([(0, piece)], (5, 3), piece.dtype)
+    with pytest.raises(CommitError, match="expected 5 frames, the file gave 4"):
+        frames_of([(0, piece)], (5, 3), piece.dtype, copy=False)
 
 
-def test_only_what_is_read_inside_is_lent(place: Path) -> None:
+@pytest.mark.parametrize("span_s", [None, (0.2, 0.5)])
+def test_a_row_is_viewed_only_where_that_is_asked_for(
+    span_s: tuple[float, float] | None, place: Path
+) -> None:
     ds = open_features(place)
-    with lending():
-        inside = ds[0].features["modulation"]
-    assert isinstance(inside, LentFrames)
-    outside = ds[0].features["modulation"]
-    assert isinstance(outside, np.ndarray)
-    into = np.empty(inside.shape, inside.dtype)
-    inside.fill(into)
-    np.testing.assert_array_equal(into, outside)
+    view = ds.read_row(0, span_s, copy=False).features["modulation"]
+    assert isinstance(view, FrameView)
+    row = ds[0] if span_s is None else ds.slice(0, *span_s)
+    for array in (row.features["modulation"], ds.read_row(0, span_s).features["modulation"]):
+        assert isinstance(array, np.ndarray) and array.flags.writeable
+        into = np.empty(view.shape, view.dtype)
+        view.fill(into)
+        np.testing.assert_array_equal(into, array)
