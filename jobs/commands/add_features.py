@@ -42,9 +42,8 @@ def add_features(
             uri,
             job,
             storage_options=options.parse_storage_options(storage_options),
-            overrides=options.run_overrides(set_, log_format, metrics),
+            overrides=options.run_overrides(set_, log_format, metrics, ray_address),
             sink=sink,
-            ray_address=ray_address,
             stop=stop,
         )
     raise typer.Exit(end.exit_code)

@@ -58,7 +58,7 @@ def retry(
 
     rows = RowFilter.of(error=error or (), stage=stage or (), uri=uri or ())
     store_options = options.parse_storage_options(storage_options)
-    overrides = options.run_overrides(set_, log_format, metrics)
+    overrides = options.run_overrides(set_, log_format, metrics, ray_address)
     job_and_rows = find_retry(dataset, store_options, rows=rows, job=job, overrides=overrides)
     if job_and_rows is None:
         _print_no_match(dataset, as_json)
@@ -71,7 +71,6 @@ def retry(
         again=choose,
         as_json=as_json,
         quiet=quiet,
-        ray_address=ray_address,
     )
     raise typer.Exit(end.exit_code)
 

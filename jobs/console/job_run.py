@@ -31,7 +31,6 @@ def run_and_report(
     finish: bool = False,
     as_json: bool = False,
     quiet: bool = False,
-    ray_address: str | None = None,
 ) -> JobFinished:
     """Run a job, report its progress and result, and stop it on a signal.
 
@@ -50,7 +49,6 @@ def run_and_report(
             resume=resume,
             again=again,
             sink=sink,
-            ray_address=ray_address,
             stop=stop,
             join=join,
             finish=finish,

@@ -54,7 +54,6 @@ def add_features(
     storage_options: Mapping[str, Any] | None = None,
     overrides: Iterable[str] = (),
     sink: events.Sink = events.ignore,
-    ray_address: str | None = None,
     stop: StopRequest | None = None,
 ) -> events.JobFinished:
     """Compute other models' streams for the rows of a dataset, or what of them is missing.
@@ -63,7 +62,7 @@ def add_features(
         uri: The dataset. storage_options: Of the place.
         job: Job file or mapping with `extract`; `name` calls the addition, else its models do.
             Also `run`, and `source.storage_options`. What else it says must be the dataset's.
-        overrides, sink, ray_address, stop: As of `run_job`.
+        overrides, sink, stop: As of `run_job`.
     Raises:
         SpecError: No models, or a name that cannot be one.
         OutputError: No finished dataset there.
@@ -79,7 +78,7 @@ def add_features(
     while True:
         _check_unchanged(layout, current)
         _take_changes(place, spec, rows)
-        end = run_job(spec, resume=True, plan=rows, sink=quiet, ray_address=ray_address, stop=stop)
+        end = run_job(spec, resume=True, plan=rows, sink=quiet, stop=stop)
         if end.exit_code == EXIT_FAILED:
             return end
         # One that was cut off is finished as it was planned; then comes what has changed since.

@@ -1,17 +1,16 @@
-"""What a run cost, in CPU seconds by part: its workers, its driver, Ray, and cores that waited.
+"""What a run cost, in CPU seconds by part: its workers, its driver, and cores that waited.
 
 Workers say what they have spent whenever a shard of theirs ends, all in all since they were warm;
-the last word of each process counts. What a process that died had spent since then is lost. Of
-Ray's processes those count that this run has started: in a cluster they serve others too.
+the last word of each process counts. What a process that died had spent since then is lost.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.common.timing import DRIVER, IDLE, RAY, in_order
+from earmill.pipeline.common.timing import DRIVER, IDLE, in_order
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.pool import Slot
@@ -22,19 +21,13 @@ class CpuAccount:
 
     Args:
         slots: The places of the workers, as they are later too.
-        others_cpu_s: CPU seconds of processes beside the workers, whose pids it is told: Ray's.
     """
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        others_cpu_s: Callable[[Collection[int]], Mapping[int, float]],
-    ) -> None:
-        self._slots, self._others_cpu_s = slots, others_cpu_s
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._slots = slots
         self._of_workers: dict[tuple[int, int], Mapping[str, float]] = {}
         self._began_s = time.monotonic()
         self._driver_before_s = time.process_time()
-        self._ray_before_s = self._of_ray()
 
     def heard(self, worker: tuple[int, int], cpu_s: Mapping[str, float]) -> None:
         """What a worker, by slot and generation, has spent so far."""
@@ -48,8 +41,6 @@ class CpuAccount:
             for part, seconds in of_worker.items():
                 spent[part] = spent.get(part, 0.0) + seconds
         spent[DRIVER] = time.process_time() - self._driver_before_s
-        now_s = self._of_ray()
-        spent[RAY] = sum(s - self._ray_before_s.get(pid, 0.0) for pid, s in now_s.items())
         spent[IDLE] = max(0.0, self._cores_s() - sum(spent.values()))
         return in_order(spent)
 
@@ -61,6 +52,3 @@ class CpuAccount:
             for slot in self._slots
             if slot.info is not None
         )
-
-    def _of_ray(self) -> Mapping[int, float]:
-        return self._others_cpu_s({slot.info.pid for slot in self._slots if slot.info is not None})

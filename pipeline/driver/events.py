@@ -237,8 +237,8 @@ class JobFinished(Shown, Event):
         seconds: Audio of good rows that this run committed, as decoded, in seconds.
         wall_s: How long the work took.
         times_real_time: seconds / wall_s, start-up left out.
-        cpu_s: CPU seconds in that time by part: those of `common.timing`, of the driver and of
-            Ray, and `idle`, those of the workers' cores that nobody used.
+        cpu_s: CPU seconds in that time by part: the parts of `common.timing`, the driver, and
+            `idle`, CPU seconds of the workers' cores that the run did not use.
     """
 
     kind: ClassVar[str] = "summary"
@@ -296,7 +296,7 @@ class PoolState(Event):
 
     Args:
         shards: State to shards of this run, see `Ledger.states`.
-        workers: warming, ready, leaving or dead, to workers.
+        workers: warming, ready or dead, to workers.
     """
 
     kind: ClassVar[str] = "pool_state"

@@ -9,8 +9,8 @@ worker does a shard changes neither its rows nor its files.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING
 
@@ -37,12 +37,10 @@ class ClusterView:
     """One look at a cluster that others add nodes to and take them from.
 
     Args:
-        nodes: The live ones that offer CPUs or GPUs.
-        draining: Id of a node that is about to end -> when, in seconds since 1970; may be inf.
+        nodes: The live nodes that offer CPUs or GPUs.
     """
 
     nodes: tuple[Node, ...]
-    draining: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def node_ids(self) -> frozenset[str]:

@@ -18,8 +18,7 @@ from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome, W
 if TYPE_CHECKING:
     from earmill.pipeline.driver.executors.base import Workers
 
-# One that leaves ends with what it has: its node is about to go.
-WARMING, READY, LEAVING, DEAD = "warming", "ready", "leaving", "dead"
+WARMING, READY, DEAD = "warming", "ready", "dead"
 WORK = ("run", "probe")
 
 

@@ -60,7 +60,6 @@ def run_job(
     again: Chooser | None = None,
     plan: Plan | None = None,
     sink: events.Sink = events.ignore,
-    ray_address: str | None = None,
     stop: StopRequest | None = None,
     join: bool = False,
     finish: bool = False,
@@ -72,7 +71,6 @@ def run_job(
         resume: Go on with an output that holds commits of this job.
         again: Chooses committed shards to process once more; see `dataset.recompute`.
         plan: Taken for a new output instead of listing the source.
-        ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
         stop: Ask it to stop from a signal handler or another thread.
         join: Work beside other drivers on this output, and go on with what they leave.
         finish: Compute nothing; write the index if every shard is committed.
@@ -90,7 +88,6 @@ def run_job(
             plan,
             seen,
             observe,
-            ray_address,
             stop or StopRequest(),
             make_runner,
         )
@@ -107,7 +104,6 @@ class _Request:
     plan: Plan | None
     sink: events.Sink
     observe: events.Sink
-    ray_address: str | None
     stop: StopRequest
     make_runner: RunnerFactory
 
@@ -169,7 +165,7 @@ def _check(request: _Request, sharing: Sharing) -> _Checked:
     spec, sink = request.spec, request.sink
     # The cheap checks come first: the models take seconds to import.
     sink(events.Step("checking source, output and models"))
-    executor = executor_of(spec.run, request.ray_address)
+    executor = executor_of(spec.run)
     executor.check(spec.run)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     check_formats(spec.output.formats)

@@ -17,7 +17,7 @@ from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.cpu_account import CpuAccount
 from earmill.pipeline.driver.deadlines import Deadlines
-from earmill.pipeline.driver.pool import DEAD, LEAVING, READY, WARMING, WORK, Call, Pool, Slot
+from earmill.pipeline.driver.pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
 from earmill.pipeline.driver.shard_tracker import Ledger, Result
 from earmill.pipeline.driver.shard_work import Assignment, ShardWork
 from earmill.pipeline.driver.stop_request import StopRequest
@@ -245,7 +245,7 @@ class Scheduler:
         if len(together) > 1:
             for one in together:
                 one.shared_worker = True
-        if slot.state in (READY, LEAVING) and call.generation == slot.generation:
+        if slot.state == READY and call.generation == slot.generation:
             self._sink(events.WorkerLost(slot.index, lost.reason))
             self._pool.restart(slot)
 
@@ -312,7 +312,7 @@ class Scheduler:
         if self._working_since is not None or slot.info is None:
             return
         self._working_since = self._clock()
-        self._cpu = CpuAccount(self._pool.slots, self._pool.workers.others_cpu_s)
+        self._cpu = CpuAccount(self._pool.slots)
         self._sink(
             events.WorkersReady(
                 workers=len(self._pool.slots),

@@ -7,6 +7,7 @@ script, so a script needs no `if __name__ == "__main__"`.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,7 +78,7 @@ def extract(
         progress: True shows the progress of the command. A function is called with every event of
             `earmill.events`, in this thread.
         join: Work beside other drivers on this output, and take over shards that they leave.
-        ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
+        ray_address: Ray cluster to join: `run.ray_address` of the job.
         stop: Call it from another thread to end the run after the shards in flight are committed.
         check: Raise an error if the run failed; else see `exit_code` and `status`.
     Returns:
@@ -97,14 +98,14 @@ def extract(
         raise ValueError("repair needs resume=True: it continues an output")
     if repair and update:
         raise ValueError("expected repair or update, got both: repair first")
-    job = _loaded(spec, overrides)
+    job = _loaded(spec, _with_address(overrides, ray_address))
     again = damaged if repair else None
     if update:
         from earmill.pipeline.driver.update import start_update
 
         with _sink(progress) as sink:
             start_update(job, sink)
-    return _run(job, resume or update, again, progress, ray_address, stop, check, join)
+    return _run(job, resume or update, again, progress, stop, check, join)
 
 
 def plan(
@@ -241,14 +242,14 @@ def retry(
         dict(storage_options or {}),
         rows=rows,
         job=None if job is None else _job(job),
-        overrides=_listed(overrides),
+        overrides=_with_address(overrides, ray_address),
     )
     if found is None:
         return None
     spec, choose = found
     with _sink(progress) as sink:
         start_retry(spec, rows, sink)
-    return _run(spec, True, choose, progress, ray_address, stop, check)
+    return _run(spec, True, choose, progress, stop, check)
 
 
 def add_features(
@@ -290,9 +291,8 @@ def add_features(
             os.fspath(uri),
             additions,
             storage_options=dict(storage_options or {}),
-            overrides=_listed(overrides),
+            overrides=_with_address(overrides, ray_address),
             sink=sink,
-            ray_address=ray_address,
             stop=stop,
         )
     if check and end.exit_code:
@@ -531,12 +531,16 @@ def _listed(overrides: Iterable[str]) -> list[str]:
     return listed
 
 
+def _with_address(overrides: Iterable[str], ray_address: str | None) -> list[str]:
+    address = [] if ray_address is None else [f"run.ray_address={json.dumps(ray_address)}"]
+    return [*_listed(overrides), *address]
+
+
 def _run(
     spec: JobSpec,
     resume: bool,
     again: Chooser | None,
     progress: Progress,
-    ray_address: str | None,
     stop: StopRequest | None,
     check: bool,
     join: bool = False,
@@ -549,7 +553,6 @@ def _run(
             resume=resume,
             again=again,
             sink=sink,
-            ray_address=ray_address,
             stop=stop,
             join=join,
         )

@@ -66,9 +66,6 @@ class Answering:
     def kill(self, worker: int) -> None:
         pass
 
-    def others_cpu_s(self, pids: Collection[int]) -> dict[int, float]:
-        return {}
-
 
 def test_a_few_workers_are_asked_at_a_time_and_each_in_its_turn() -> None:
     workers, seen = Answering(), list[events.Event]()

@@ -19,7 +19,7 @@ from earmill.pipeline.driver.deadlines import (
     WALL_PER_AUDIO_S,
     Deadlines,
 )
-from earmill.pipeline.driver.executors.ray_executor import RayWorkers
+from earmill.pipeline.driver.executors.ray import RayWorkers
 from earmill.pipeline.driver.pool import DEAD, READY, WARMING, Pool, Slot
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
 from tests.pipeline.fake_workers import Clock, FakeWorkers, Worker

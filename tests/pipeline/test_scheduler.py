@@ -21,7 +21,7 @@ from earmill.pipeline.driver import deadlines, events
 from earmill.pipeline.driver.deadlines import Deadlines
 from earmill.pipeline.driver.executors.base import Hire
 from earmill.pipeline.driver.executors.local import LocalWorkers
-from earmill.pipeline.driver.executors.ray_executor import RayWorkers
+from earmill.pipeline.driver.executors.ray import RayWorkers
 from earmill.pipeline.driver.placement import Placement
 from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import Scheduler

@@ -7,7 +7,7 @@ call that no worker answers any more is a `Lost`, whatever the executor's librar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -66,9 +66,6 @@ class Workers(Protocol):
 
     def kill(self, worker: Any) -> None:
         """End a worker at once and for good."""
-
-    def others_cpu_s(self, pids: Collection[int]) -> Mapping[int, float]:
-        """CPU seconds so far of processes that carry the calls; those of workers are `pids`."""
 
 
 class Session(Protocol):

@@ -141,10 +141,6 @@ class LocalWorkers:
         worker.kill()
         self._processes.remove(worker)
 
-    def others_cpu_s(self, pids: Collection[int]) -> dict[int, float]:
-        """Nothing is between driver and workers."""
-        return {}
-
     def _read(self, timeout_s: float) -> bool:
         by_connection = {
             process.connection: process for process in self._processes if process.is_running
