@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from earmill.pipeline.common.counts import Counts
     from earmill.pipeline.worker.messages import ShardNotes
 
+# The end of each message about a run that can go on.
+RESUME = "run the same command with --resume to go on"
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

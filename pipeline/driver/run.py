@@ -23,6 +23,7 @@ from earmill.pipeline.dataset.lease import UNFENCED, Heartbeat, overtaken
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.events import RESUME
 from earmill.pipeline.driver.executors import executor_of
 from earmill.pipeline.driver.executors.base import Executor
 from earmill.pipeline.driver.open_job import OpenJob, committed_of, open_job, stored_dataset
@@ -32,7 +33,7 @@ from earmill.pipeline.driver.sharing import Sharing, Supply, claims_of, close, o
 from earmill.pipeline.driver.source_changes import source_changed
 from earmill.pipeline.driver.staffing import RunnerFactory, scheduler_of
 from earmill.pipeline.driver.stop_request import StopRequest
-from earmill.pipeline.driver.summary import RESUME, summarise
+from earmill.pipeline.driver.summary import summarise
 from earmill.pipeline.driver.telemetry.observers import observed
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from earmill.pipeline.common.text import duration, figure
 from earmill.pipeline.dataset.row_index import STATUS_BAD
 from earmill.pipeline.dataset.snapshot import current_index
-from earmill.pipeline.driver.events import JobFinished
+from earmill.pipeline.driver.events import RESUME, JobFinished
 from earmill.pipeline.driver.shard_tracker import Committed, Result
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
 EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
-RESUME = "run the same command with --resume to go on"
 
 
 def summarise(

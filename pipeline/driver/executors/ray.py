@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from earmill.pipeline.common.errors import ClusterLost, EarmillError, RunStopped, SpecError
 from earmill.pipeline.common.machine import is_interpreted
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
+from earmill.pipeline.driver.events import RESUME
 from earmill.pipeline.driver.executors import is_connected
 from earmill.pipeline.driver.executors.base import KEPT_MEMORY
 from earmill.pipeline.driver.placement import ClusterView, Node, check_seats
-from earmill.pipeline.driver.summary import RESUME
 from earmill.pipeline.storage.owned_folders import sweep
 from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome, Runner
