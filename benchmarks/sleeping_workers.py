@@ -23,9 +23,9 @@ from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executors.base import Hire
 from earmill.pipeline.driver.executors.local import LocalCall, LocalProcess, LocalWorkers
 from earmill.pipeline.driver.placement import Node
-from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.formats.dtypes import as_stored
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.worker.messages import Lost, Outcome, WorkerInfo
@@ -191,5 +191,5 @@ def run_sleeping(
     """
     run = spec.run.model_copy(update={"workers": workers, "threads_per_worker": 1})
     crowd = CrowdExecutor(workers, sleep_s)
-    with mock.patch("earmill.pipeline.driver.run.executor_of", lambda *asked: crowd):
+    with mock.patch("earmill.pipeline.operations.run_job.executor_of", lambda *asked: crowd):
         return run_job(spec.model_copy(update={"run": run}), sink=sink, make_runner=MakeWriting)

@@ -77,7 +77,7 @@ def extract(
     )
     check_submitted(spec)
     from earmill.pipeline.dataset.recompute import damaged
-    from earmill.pipeline.driver.update import start_update
+    from earmill.pipeline.operations.update import start_update
 
     end = run_and_report(
         spec,

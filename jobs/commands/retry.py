@@ -53,8 +53,8 @@ def retry(
     if where is not None:
         raise typer.BadParameter(_GONE)
     from earmill.pipeline.dataset.recompute import RowFilter
-    from earmill.pipeline.driver.stored_job import find_retry
-    from earmill.pipeline.driver.update import start_retry
+    from earmill.pipeline.operations.retry import find_retry
+    from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error or (), stage=stage or (), uri=uri or ())
     store_options = options.parse_storage_options(storage_options)

@@ -17,6 +17,24 @@ if TYPE_CHECKING:
     from earmill.pipeline.common.counts import Counts
     from earmill.pipeline.worker.messages import ShardNotes
 
+
+@dataclass(slots=True)
+class StopRequest:
+    """Set from a signal handler: once to drain, twice to leave at once.
+
+    Attributes:
+        watched: Somebody polls it. Before that a request would only be noticed late.
+    """
+
+    reason: str = ""
+    requests: int = 0
+    watched: bool = False
+
+    def __call__(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.requests += 1
+
+
 # The end of each message about a run that can go on.
 RESUME = "run the same command with --resume to go on"
 

@@ -5,24 +5,125 @@ as many as fill its launches, and never more than its share of what is left. Not
 what a failure means (the ledger does) or knows how calls travel (the executor does). The loop wakes
 a few times a second, so a request to stop, a deadline or a dead worker is noticed whatever the
 shards are doing.
+
+Before any shard is done the limit is generous (a slow model on a slow machine must not be killed);
+with three done it follows the observed rate. Past the limit an idle worker runs a second copy,
+which is safe because only one of them can commit; past twice the limit the worker is called hung.
+
+Workers say what they have spent whenever a shard of theirs ends, all in all since they were warm;
+the last word of each process counts. What a process that died had spent since then is lost.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import OvertakenError
+from earmill.pipeline.common.timing import DRIVER, IDLE, in_order
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.cpu_account import CpuAccount
-from earmill.pipeline.driver.deadlines import Deadlines
-from earmill.pipeline.driver.pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
-from earmill.pipeline.driver.shard_tracker import Ledger, Result
-from earmill.pipeline.driver.shard_work import Assignment, ShardWork
-from earmill.pipeline.driver.stop_request import StopRequest
+from earmill.pipeline.driver.events import StopRequest
+from earmill.pipeline.driver.shard_ledger import Assignment, Ledger, Result, ShardWork
+from earmill.pipeline.driver.worker_pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
 from earmill.pipeline.spec.job import GRACE_S
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
+
+if TYPE_CHECKING:
+    from earmill.pipeline.driver.worker_pool import Slot
+
+# Start-up, compilation and slow storage, whatever the audio.
+BASE_S = 300.0
+# Before any rate was seen: ten times slower than real time still counts as work.
+WALL_PER_AUDIO_S = 10.0
+# With rates seen: this many times the median.
+OVER_MEDIAN = 20.0
+RATES_NEEDED = 3
+HUNG_FACTOR = 2.0
+
+
+class Deadlines:
+    """Limits for shards, learned from the shards before.
+
+    Args:
+        fixed_s: The job's own limit for every shard; None derives it from the audio.
+        row_s: How long a row may take; rows together have as much as each alone.
+    """
+
+    def __init__(self, fixed_s: float | None = None, row_s: float | None = None) -> None:
+        self._fixed_s, self._row_s = fixed_s, row_s
+        # In order, so that asking for each of many workers costs no sorting.
+        self._wall_per_audio: list[float] = []
+
+    @property
+    def least_s(self) -> float:
+        """No shard's time is up before, whatever its audio."""
+        least_s = BASE_S if self._fixed_s is None else self._fixed_s
+        return least_s if self._row_s is None else min(least_s, self._row_s)
+
+    def learn(self, wall_s: float, audio_s: float) -> None:
+        """A shard of `audio_s` took `wall_s`."""
+        if audio_s > 0:
+            insort(self._wall_per_audio, wall_s / audio_s)
+
+    def limit_s(self, audio_s: float) -> float:
+        """When a second copy may be started."""
+        if self._fixed_s is not None:
+            return self._fixed_s
+        per_audio_s = WALL_PER_AUDIO_S
+        if len(self._wall_per_audio) >= RATES_NEEDED:
+            per_audio_s = OVER_MEDIAN * self._median()
+        return BASE_S + per_audio_s * audio_s
+
+    def hung_s(self, audio_s: float, rows: int) -> float:
+        """When the worker is killed; with one row, when that row is at fault."""
+        hung_s = HUNG_FACTOR * self.limit_s(audio_s)
+        return hung_s if self._row_s is None else min(hung_s, self._row_s * rows)
+
+    def _median(self) -> float:
+        rates = self._wall_per_audio
+        return (rates[(len(rates) - 1) // 2] + rates[len(rates) // 2]) / 2
+
+
+class CpuAccount:
+    """One run's CPU time, from the first warm worker on.
+
+    Args:
+        slots: The places of the workers, as they are later too.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._slots = slots
+        self._of_workers: dict[tuple[int, int], Mapping[str, float]] = {}
+        self._began_s = time.monotonic()
+        self._driver_before_s = time.process_time()
+
+    def heard(self, worker: tuple[int, int], cpu_s: Mapping[str, float]) -> None:
+        """What a worker, by slot and generation, has spent so far."""
+        if cpu_s:
+            self._of_workers[worker] = cpu_s
+
+    def seconds(self) -> dict[str, float]:
+        """CPU seconds by part, those that were not used among them."""
+        spent = dict[str, float]()
+        for of_worker in self._of_workers.values():
+            for part, seconds in of_worker.items():
+                spent[part] = spent.get(part, 0.0) + seconds
+        spent[DRIVER] = time.process_time() - self._driver_before_s
+        spent[IDLE] = max(0.0, self._cores_s() - sum(spent.values()))
+        return in_order(spent)
+
+    def _cores_s(self) -> float:
+        """Seconds times cores that the workers had: nodes come and go."""
+        now_s = time.monotonic()
+        return sum(
+            slot.info.threads * max(0.0, min(now_s, slot.left_s) - max(self._began_s, slot.came_s))
+            for slot in self._slots
+            if slot.info is not None
+        )
+
 
 POLL_S = 0.2
 STATUS_EVERY_S = 1.0

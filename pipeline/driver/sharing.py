@@ -22,7 +22,7 @@ from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import UNFENCED, DriverLock, Fence
 from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.snapshot import Attempt, is_closed
-from earmill.pipeline.driver.shard_tracker import Ledger
+from earmill.pipeline.driver.shard_ledger import Ledger
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.job import SLURM_ARRAY, RunSpec
 from earmill.pipeline.storage.layout import Layout

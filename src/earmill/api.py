@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from earmill.pipeline.dataset.recompute import Chooser
     from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.dataset.verify import Report
-    from earmill.pipeline.driver.deep_verify import DeepReport
-    from earmill.pipeline.driver.events import Event, JobFinished
-    from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
     from earmill.pipeline.hub.push import Pushed
+    from earmill.pipeline.operations.deep_verify import DeepReport
     from earmill.pipeline.planning.estimate import JobCost
     from earmill.pipeline.storage.layout import Layout
 
@@ -101,7 +100,7 @@ def extract(
     job = _loaded(spec, _with_address(overrides, ray_address))
     again = damaged if repair else None
     if update:
-        from earmill.pipeline.driver.update import start_update
+        from earmill.pipeline.operations.update import start_update
 
         with _sink(progress) as sink:
             start_update(job, sink)
@@ -138,7 +137,7 @@ def plan(
     if not sample:
         return job_cost(job, measure=measure)
     from earmill.jobs.console.progress import logged_text
-    from earmill.pipeline.driver.sample import sample as process
+    from earmill.pipeline.operations.sample import sample as process
 
     sampler = partial(process, spec=job, rows=sample, seed=seed, on_begin=logged_text())
     return job_cost(job, measure=measure, sampler=sampler)
@@ -188,8 +187,8 @@ def verify_deep(
         SourceError, SourceOutage: The source cannot be read.
     """
     from earmill.jobs.console.progress import logged_text
-    from earmill.pipeline.driver.deep_verify import verify_deep as check
-    from earmill.pipeline.driver.stored_job import stored_job
+    from earmill.pipeline.operations.deep_verify import verify_deep as check
+    from earmill.pipeline.operations.retry import stored_job
 
     options = dict(storage_options or {})
     with _opened_layout(uri, options) as layout:
@@ -233,8 +232,8 @@ def retry(
         EarmillError: See `extract`.
     """
     from earmill.pipeline.dataset.recompute import RowFilter
-    from earmill.pipeline.driver.stored_job import find_retry
-    from earmill.pipeline.driver.update import start_retry
+    from earmill.pipeline.operations.retry import find_retry
+    from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error, stage=stage, uri=uri)
     found = find_retry(
@@ -283,7 +282,7 @@ def add_features(
     Example:
         earmill.add_features("features", {"extract": [{"model": "king2019", "fs_hz": 16000}]})
     """
-    from earmill.pipeline.driver.add_features import add_features as add
+    from earmill.pipeline.operations.add_features import add_features as add
 
     additions = job if isinstance(job, Mapping) else os.fspath(job)
     with _sink(progress) as sink:
@@ -545,7 +544,7 @@ def _run(
     check: bool,
     join: bool = False,
 ) -> JobFinished:
-    from earmill.pipeline.driver.run import run_job
+    from earmill.pipeline.operations.run_job import run_job
 
     with _sink(progress) as sink:
         end = run_job(

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from tests import waiting
 from tests.chaos.faulty_server import Rule

@@ -23,8 +23,8 @@ from tests.chaos.two_nodes import NODE, POLL_S, start_head, tell
 import ray
 
 from earmill.pipeline.driver.events import Event, Note, ShardDone, WorkersReady
-from earmill.pipeline.driver.roster import ID_DIGITS
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.driver.worker_placements import ID_DIGITS
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker.messages import ShardOrder
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob

@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 
 from earmill.pipeline.driver.events import Event
 from earmill.pipeline.driver.executors.ray import OBJECT_STORE_BYTES
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker.messages import ShardOrder, WorkerInfo
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob

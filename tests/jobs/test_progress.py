@@ -17,7 +17,7 @@ from earmill.jobs.console.progress import BAR_WIDTH, Bar, JsonLines, PlainLines,
 from earmill.jobs.console.terminal import console
 from earmill.pipeline.common.text import audio, bytes_text
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.tally import Tally
+from earmill.pipeline.driver.telemetry.run_totals import Tally
 
 
 class Clock:

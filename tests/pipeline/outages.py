@@ -13,7 +13,7 @@ from typing import Any
 from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.circuit_breaker import CircuitBreaker
-from earmill.pipeline.driver.shard_tracker import Committed, Ledger, Result
+from earmill.pipeline.driver.shard_ledger import Committed, Ledger, Result
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.messages import Runner

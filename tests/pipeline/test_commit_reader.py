@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from earmill.pipeline.driver.commit_reader import CommitReader
-from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_tracker import Committed, Ledger
+from earmill.pipeline.driver.shard_ledger import Committed, Ledger
+from earmill.pipeline.driver.worker_pool import Pool
+from earmill.pipeline.operations.job_scheduler import CommitReader
 from tests.pipeline.runners import shard
 from tests.pipeline.test_crowd import Answering
 from tests.waiting import DEADLINE_S

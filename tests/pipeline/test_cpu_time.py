@@ -24,7 +24,7 @@ from earmill.pipeline.common.timing import (
     in_order,
 )
 from earmill.pipeline.dataset.publish import commits
-from earmill.pipeline.driver.cpu_account import CpuAccount
+from earmill.pipeline.driver.scheduler import CpuAccount
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec

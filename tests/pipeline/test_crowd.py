@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import (
     MANY_WORKERS,
     STATUS_AT_ONCE,
@@ -18,7 +17,8 @@ from earmill.pipeline.driver.scheduler import (
     TURN_S,
     Scheduler,
 )
-from earmill.pipeline.driver.shard_tracker import Committed, Ledger
+from earmill.pipeline.driver.shard_ledger import Committed, Ledger
+from earmill.pipeline.driver.worker_pool import Pool
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, WorkerInfo
 from tests.pipeline.runners import shard
 

@@ -13,18 +13,18 @@ import pytest
 from earmill.pipeline.common.errors import CommitError, DeviceError, SpecError
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.deadlines import (
+from earmill.pipeline.driver.placement import CPUS_RESERVED, Node, cpu_note, place_workers
+from earmill.pipeline.driver.scheduler import (
     BASE_S,
     HUNG_FACTOR,
     OVER_MEDIAN,
     WALL_PER_AUDIO_S,
     Deadlines,
+    Scheduler,
 )
-from earmill.pipeline.driver.placement import CPUS_RESERVED, Node, cpu_note, place_workers
-from earmill.pipeline.driver.pool import READY, Pool, Slot
-from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_tracker import Committed, Result
-from earmill.pipeline.driver.summary import summarise
+from earmill.pipeline.driver.shard_ledger import Committed, Result
+from earmill.pipeline.driver.worker_pool import READY, Pool, Slot
+from earmill.pipeline.operations.run_job import summarise
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import Lost, Outcome, PublishError, ShardOrder, WorkerInfo

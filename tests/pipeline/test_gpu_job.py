@@ -15,10 +15,10 @@ import pytest
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.publish import commits, committed_shards
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver import run as driver_module
 from earmill.pipeline.driver.executors import ray as ray_executor
 from earmill.pipeline.driver.placement import Node
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations import run_job as driver_module
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_equal_datasets, driver, write_corpus, write_job

@@ -14,9 +14,9 @@ from amtcore.kernels.warp.driver import device_facts
 from amtcore.kernels.warp.driver.device_facts import DeviceFacts
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.pool import DEAD, READY, Pool
 from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_tracker import Ledger
+from earmill.pipeline.driver.shard_ledger import Ledger
+from earmill.pipeline.driver.worker_pool import DEAD, READY, Pool
 from earmill.pipeline.worker import device
 from earmill.pipeline.worker.device import Gpu, check_gpu, choose_gpu, device_errors, find_gpu
 from earmill.pipeline.worker.launch_batches import DeviceFull

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, WorkerCrashedError
 
-from earmill.pipeline.driver.deadlines import (
+from earmill.pipeline.driver.executors.ray import RayWorkers
+from earmill.pipeline.driver.scheduler import (
     BASE_S,
     HUNG_FACTOR,
     OVER_MEDIAN,
@@ -19,8 +20,7 @@ from earmill.pipeline.driver.deadlines import (
     WALL_PER_AUDIO_S,
     Deadlines,
 )
-from earmill.pipeline.driver.executors.ray import RayWorkers
-from earmill.pipeline.driver.pool import DEAD, READY, WARMING, Pool, Slot
+from earmill.pipeline.driver.worker_pool import DEAD, READY, WARMING, Pool, Slot
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
 from tests.pipeline.fake_workers import Clock, FakeWorkers, Worker
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.placement import ClusterView, Node, place_workers
-from earmill.pipeline.driver.pool import DEAD, READY, Call, Pool, Slot
-from earmill.pipeline.driver.roster import Roster
-from earmill.pipeline.driver.shard_tracker import Ledger
-from earmill.pipeline.driver.shard_work import Assignment
+from earmill.pipeline.driver.shard_ledger import Assignment, Ledger
+from earmill.pipeline.driver.worker_placements import Roster
+from earmill.pipeline.driver.worker_pool import DEAD, READY, Call, Pool, Slot
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.job import RunSpec
 from tests.pipeline.fake_workers import FakeWorkers

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.shard_tracker import Committed, Ledger
-from earmill.pipeline.driver.shard_work import Assignment, ShardWork
+from earmill.pipeline.driver.shard_ledger import Assignment, Committed, Ledger, ShardWork
 from earmill.pipeline.worker.messages import Lost, Outcome
 from tests.pipeline.outages import Clock
 from tests.pipeline.runners import shard

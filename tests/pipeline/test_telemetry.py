@@ -18,10 +18,10 @@ from earmill.pipeline.common.counts import Counts, ProcessCounts, cause_of, coun
 from earmill.pipeline.common.errors import MissingPackageError, OutputError, SpecError
 from earmill.pipeline.common.timing import StageTimes
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.telemetry.figures import Figures
-from earmill.pipeline.driver.telemetry.observers import observed
+from earmill.pipeline.driver.telemetry import observed
+from earmill.pipeline.driver.telemetry.opentelemetry import Spans, traced
 from earmill.pipeline.driver.telemetry.prometheus import exposed
-from earmill.pipeline.driver.telemetry.spans import Spans, traced
+from earmill.pipeline.driver.telemetry.run_totals import Figures
 from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.worker.messages import BadRow, ShardNotes
 from tests.pipeline.outages import Clock

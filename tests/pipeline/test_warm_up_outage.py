@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from earmill.pipeline.driver import pool as pool_module
+from earmill.pipeline.driver import worker_pool as pool_module
 from earmill.pipeline.driver.circuit_breaker import ENOUGH_S
-from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import OUTAGE_WARM_UP_PAUSE_S, OUTAGE_WARM_UP_S, Scheduler
-from earmill.pipeline.driver.shard_tracker import Ledger
+from earmill.pipeline.driver.shard_ledger import Ledger
+from earmill.pipeline.driver.worker_pool import Pool
 from earmill.pipeline.worker.messages import Outcome
 from earmill.pipeline.worker.shard_worker import ShardWorker
 from tests.pipeline.fake_workers import FakeWorkers, Ref

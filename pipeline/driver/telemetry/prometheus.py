@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import MissingPackageError, OutputError
-from earmill.pipeline.driver.telemetry.figures import Figures, Histogram
+from earmill.pipeline.driver.telemetry.run_totals import Figures, Histogram
 from earmill.pipeline.storage.atomic_create import write_local
 
 if TYPE_CHECKING:

@@ -1,29 +1,60 @@
-"""The scheduler of a job: its books, its workers, and what each of them is told."""
+"""The scheduler of a job: its books, its workers, and what each of them is told.
+
+A store takes tens of milliseconds to answer: read one after the other, records would bound a job of
+many workers to some tens of shards a second. Those of shards that ended together are asked for
+together; the more end meanwhile, the more there are the next time.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
+from earmill.pipeline.dataset.commit_record import READ_THREADS
 from earmill.pipeline.dataset.lease import Heartbeat
 from earmill.pipeline.dataset.publish import read_commit
 from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.commit_reader import CommitReader
-from earmill.pipeline.driver.deadlines import Deadlines
+from earmill.pipeline.driver.events import StopRequest
 from earmill.pipeline.driver.executors.base import Hire, Session
-from earmill.pipeline.driver.open_job import OpenJob, committed_of
 from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
-from earmill.pipeline.driver.pool import Pool
-from earmill.pipeline.driver.roster import Roster
-from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_tracker import Committed, Ledger
+from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
+from earmill.pipeline.driver.shard_ledger import Committed, Ledger
 from earmill.pipeline.driver.sharing import Supply
-from earmill.pipeline.driver.stop_request import StopRequest
+from earmill.pipeline.driver.worker_placements import Roster
+from earmill.pipeline.driver.worker_pool import Pool
+from earmill.pipeline.operations.open_job import OpenJob, committed_of
 from earmill.pipeline.worker.launch_batches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
 from earmill.pipeline.worker.shard_runner import WorkerJob
+
+
+class CommitReader:
+    """What `Ledger` asks whether a shard is done.
+
+    Args:
+        read: Reads the record of a shard; None where there is none.
+        side_by_side: Whether several reads at a time are faster than one.
+    """
+
+    def __init__(self, read: Callable[[str], Committed | None], *, side_by_side: bool) -> None:
+        self._read = read
+        self._threads = ThreadPoolExecutor(READ_THREADS, "commits") if side_by_side else None
+        self._begun: dict[str, Future[Committed | None]] = {}
+
+    def look_ahead(self, shards: Sequence[str]) -> None:
+        """Begin to read the records of these; those begun before are out of date."""
+        self._begun = {}
+        if self._threads is not None and len(shards) > 1:
+            self._begun = {shard: self._threads.submit(self._read, shard) for shard in {*shards}}
+
+    def __call__(self, shard_id: str) -> Committed | None:
+        """The record of a shard as it is now, or was when its attempt had ended."""
+        begun = self._begun.pop(shard_id, None)
+        return self._read(shard_id) if begun is None else begun.result()
+
 
 # Builds, for a worker's job, what builds its runner inside the worker's process.
 RunnerFactory = Callable[[WorkerJob], Callable[[], Runner]]

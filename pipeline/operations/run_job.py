@@ -3,17 +3,22 @@
 Everything a user can get wrong is raised before Ray starts. The plan is made once and stored;
 resume is the stored plan minus the commits. The output is the only state: whatever kills this
 process, running it again with `resume` goes on where the commits end.
+
+0: every row of the plan is accounted for and few enough are in quarantine. 3: the same, but too
+many are. 1: shards are missing, because they failed or because the run was asked to stop.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
+from earmill.pipeline.common.text import duration, figure
 from earmill.pipeline.dataset.carry import copy_equal
 from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.crew import CrewMember
@@ -21,22 +26,26 @@ from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import UNFENCED, Heartbeat, overtaken
 from earmill.pipeline.dataset.recompute import Chooser
-from earmill.pipeline.dataset.snapshot import read_current
+from earmill.pipeline.dataset.row_index import STATUS_BAD
+from earmill.pipeline.dataset.snapshot import current_index, read_current
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.events import RESUME
+from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import executor_of
 from earmill.pipeline.driver.executors.base import Executor
-from earmill.pipeline.driver.open_job import OpenJob, committed_of, open_job, stored_dataset
 from earmill.pipeline.driver.placement import has_seats
-from earmill.pipeline.driver.shard_tracker import Committed, Result
+from earmill.pipeline.driver.shard_ledger import Committed, Result
 from earmill.pipeline.driver.sharing import Sharing, Supply, claims_of, close, opening, sharing_of
-from earmill.pipeline.driver.source_changes import source_changed
-from earmill.pipeline.driver.staffing import RunnerFactory, scheduler_of
-from earmill.pipeline.driver.stop_request import StopRequest
-from earmill.pipeline.driver.summary import summarise
-from earmill.pipeline.driver.telemetry.observers import observed
+from earmill.pipeline.driver.telemetry import observed
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
+from earmill.pipeline.operations.job_scheduler import RunnerFactory, scheduler_of
+from earmill.pipeline.operations.open_job import (
+    OpenJob,
+    committed_of,
+    open_job,
+    source_changed,
+    stored_dataset,
+)
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
@@ -45,6 +54,7 @@ from earmill.pipeline.sources import Source
 from earmill.pipeline.sources.listing_cache import KeptListing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 from earmill.pipeline.storage.store_calls import patient
@@ -52,6 +62,115 @@ from earmill.pipeline.worker.kernels import compiling
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
+
+EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
+
+
+def summarise(
+    result: Result,
+    *,
+    before: Sequence[Committed],
+    shards: int,
+    layout: Layout,
+    max_bad_fraction: float,
+    skipped: str = "",
+    closed: bool = False,
+) -> JobFinished:
+    """The closing event.
+
+    Args:
+        result: What this run did. before: Commits of earlier runs. shards: Shards of the plan.
+        layout: The output; its index tells why rows are bad, once there is one.
+        max_bad_fraction: Quarantined rows allowed, as a fraction of all rows.
+        skipped: What the listing left out, in words.
+        closed: The run made the snapshot that counts: of copied rows alone, for one.
+    """
+    records = [*before, *result.done.values()]
+    ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
+    complete = len(records) == shards
+    is_left = not complete and bool(result.left_to_others) and not _went_wrong(result)
+    too_many = complete and bad > max_bad_fraction * (ok + bad)
+    by_class = _bad_by_class(layout) if complete and bad else {}
+    if complete:
+        status = "done" if result.done or closed else "nothing_to_do"
+        message = _complete_message(result, layout, ok, bad, by_class, closed)
+        message += f"; {skipped}" if skipped else ""
+        if too_many:
+            message += (
+                f"; {bad / (ok + bad):.1%} of the rows are in quarantine, more than "
+                f"run.max_bad_fraction {max_bad_fraction:.1%} allows: see `earmill inspect` with "
+                "--quarantine for why"
+            )
+    else:
+        status = "failed" if result.fatal or result.failed else "stopped"
+        status = "left" if is_left else status
+        message = _incomplete_message(result, len(records), shards)
+    if complete:
+        exit_code = EXIT_TOO_MANY_BAD if too_many else EXIT_DONE
+    else:
+        exit_code = EXIT_DONE if is_left else EXIT_FAILED
+    return JobFinished(
+        status=status,
+        exit_code=exit_code,
+        message=message,
+        output=layout.url(),
+        shards=len(records),
+        shards_failed=len(result.failed),
+        rows_ok=ok,
+        rows_bad=bad,
+        seconds=round(result.seconds, 3),
+        wall_s=round(result.worked_s, 3),
+        times_real_time=round(result.seconds / result.worked_s, 2) if result.worked_s else 0.0,
+        bad_by_class=by_class,
+        cpu_s=dict(result.cpu_s),
+    )
+
+
+def _went_wrong(result: Result) -> bool:
+    return bool(result.fatal or result.failed or result.stopped)
+
+
+def _complete_message(
+    result: Result, layout: Layout, ok: int, bad: int, by_class: dict[str, int], closed: bool
+) -> str:
+    reasons = ", ".join(f"{name} {count}" for name, count in by_class.items())
+    rows = f"{ok:,} rows ok, {bad:,} quarantined" + (f" ({reasons})" if reasons else "")
+    if not result.done and closed:
+        return f"done: {rows}, no audio had to be computed -> {layout.url()}"
+    if not result.done:
+        return f"nothing to do, all shards are committed: {rows} -> {layout.url()}"
+    # Audio that went through the models; a run that only found bad rows has no speed.
+    speed = result.seconds / result.worked_s if result.worked_s else 0.0
+    took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
+    return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {layout.url()}"
+
+
+def _incomplete_message(result: Result, committed: int, shards: int) -> str:
+    if result.fatal:
+        why = f"failed: {result.fatal}"
+    elif result.failed:
+        shard_id, reason = next(iter(result.failed.items()))
+        more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
+        why = f"failed: shard {shard_id}: {reason}{more}"
+    elif result.left_to_others and not result.stopped:
+        return (
+            f"nothing left to do here: {committed:,} of {shards:,} shards are committed, other "
+            "drivers have the rest; the last one writes the index, or `earmill extract` with "
+            "--finish"
+        )
+    else:
+        why = "stopped"
+    return f"{why}; {committed:,} of {shards:,} shards are committed: {RESUME}"
+
+
+def _bad_by_class(layout: Layout) -> dict[str, int]:
+    """Quarantined rows by reason, most frequent first, from the index that counts."""
+    name = current_index(layout)
+    if name is None:
+        return {}
+    table = read_table(layout, name, ["status", "error_class"])
+    rows = zip(table["status"].to_pylist(), table["error_class"].to_pylist(), strict=True)
+    return dict(Counter(reason for status, reason in rows if status == STATUS_BAD).most_common())
 
 
 def run_job(

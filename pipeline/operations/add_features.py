@@ -23,18 +23,12 @@ from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import held, overtaken
 from earmill.pipeline.dataset.revision import is_finished
 from earmill.pipeline.dataset.row_index import STATUS_OK
-from earmill.pipeline.dataset.snapshot import (
-    Current,
-    read_checked,
-    read_current,
-    read_snapshot,
-)
+from earmill.pipeline.dataset.snapshot import Current, read_checked, read_current, read_snapshot
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.source_changes import compare
-from earmill.pipeline.driver.stop_request import StopRequest
-from earmill.pipeline.driver.summary import EXIT_FAILED
-from earmill.pipeline.driver.update import UPDATE, Update
+from earmill.pipeline.driver.events import StopRequest
+from earmill.pipeline.operations.open_job import compare
+from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
+from earmill.pipeline.operations.update import UPDATE, Update
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source

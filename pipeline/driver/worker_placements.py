@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from earmill.pipeline.common.errors import DeviceError, SpecError
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.placement import ClusterView, Placement, place_workers
-from earmill.pipeline.driver.pool import DEAD
+from earmill.pipeline.driver.worker_pool import DEAD
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.pool import Pool, Slot
-    from earmill.pipeline.driver.shard_tracker import Ledger
+    from earmill.pipeline.driver.shard_ledger import Ledger
+    from earmill.pipeline.driver.worker_pool import Pool, Slot
     from earmill.pipeline.spec.job import RunSpec
 
 # Digits of a node's id in messages.

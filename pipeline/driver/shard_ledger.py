@@ -11,10 +11,18 @@
 Whether a shard is done is read from its commit record; what a worker returned only says when to
 look. So a worker that dies after its commit, a lost reply and a second copy of a slow shard all
 end well.
+
+The search owns no process. The driver loop asks `next_probe`, runs those rows alone in a worker
+that may die of it, and reports what happened. A row is a culprit when it failed alone twice: once
+may be a lost machine or the late death of a worker that another row had wounded, and no good row
+may be thrown away for that. With k culprits among n it takes about k (2 log2(n) + 1) probes. A
+group that fails while both its halves pass has no culprit (memory, for one, adds up over rows):
+then `culprits` stays empty and the caller decides.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +30,143 @@ from typing import TYPE_CHECKING
 
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.circuit_breaker import CircuitBreaker, OutageState
-from earmill.pipeline.driver.culprit_search import Bisection
-from earmill.pipeline.driver.shard_work import Assignment, ShardWork
-from earmill.pipeline.worker.messages import Lost, Outcome
+from earmill.pipeline.planning.shards import item_seconds
+from earmill.pipeline.worker.messages import Lost, Outcome, ShardOrder
 
 if TYPE_CHECKING:
     from earmill.pipeline.planning.shards import Shard
     from earmill.pipeline.sources.base import Item
+
+
+class Bisection:
+    """State of one search.
+
+    Args:
+        row_ids: The suspects, in planned order, each once.
+    Attributes:
+        culprits: Row id -> why, for every row that failed alone twice; in planned order.
+    Invariants:
+        Every row either passed in some probe, or is a culprit, before `done` turns true.
+    Example:
+        >>> search = Bisection(["a", "b", "c"])
+        >>> while (rows := search.next_probe()) is not None:
+        ...     search.report(failed="b" in rows, reason="killed the worker")
+        >>> search.culprits
+        {'b': 'killed the worker'}
+    """
+
+    def __init__(self, row_ids: Sequence[str]) -> None:
+        if len(set(row_ids)) != len(row_ids):
+            raise ValueError("expected each row id once, got duplicates; plan again")
+        self.culprits: dict[str, str] = {}
+        # A shard of one row has failed alone before the search began.
+        self._failed_once: set[str] = set(row_ids) if len(row_ids) == 1 else set()
+        self._stack: list[tuple[str, ...]] = self._halves(tuple(row_ids))
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to probe."""
+        return not self._stack
+
+    def next_probe(self) -> tuple[str, ...] | None:
+        """The rows to run next, None when the search is over."""
+        return self._stack[-1] if self._stack else None
+
+    def report(self, *, failed: bool, reason: str = "") -> None:
+        """Take the result of the probe that `next_probe` named."""
+        if not self._stack:
+            raise ValueError("expected a running search, got a report after its end")
+        rows = self._stack.pop()
+        if not failed:
+            return
+        if len(rows) > 1:
+            self._stack.extend(self._halves(rows))
+        elif rows[0] in self._failed_once:
+            self.culprits[rows[0]] = reason
+        else:
+            self._failed_once.add(rows[0])
+            self._stack.append(rows)
+
+    @staticmethod
+    def _halves(rows: tuple[str, ...]) -> list[tuple[str, ...]]:
+        # The group as a whole is known to fail, so it is never probed; a row alone has no halves.
+        if len(rows) <= 1:
+            return [rows] if rows else []
+        middle = len(rows) // 2
+        return [rows[middle:], rows[:middle]]
+
+
+@dataclass(eq=False, slots=True)
+class ShardWork:
+    """One shard and its history in this run.
+
+    Attributes:
+        attempts: Failed attempts since the last search that were surely this shard's doing;
+            `failures` counts every attempt that failed.
+        copies: Calls in flight for it; two while a slow shard is tried a second time.
+        worker: The slot where an attempt ended last.
+        outages: How often it met one; the last time at `waits_since`.
+        memory_share: Part of the usual memory that its next attempt may take.
+    """
+
+    shard: Shard
+    attempts: int = 0
+    failures: int = 0
+    fruitless: int = 0
+    copies: int = 0
+    worker: int | None = None
+    outages: int = 0
+    waits_since: float = 0.0
+    memory_share: float = 1.0
+    culprits: dict[str, str] = field(default_factory=dict)
+    search: Bisection | None = None
+
+    @property
+    def shard_id(self) -> str:
+        return self.shard.shard_id
+
+    @property
+    def seconds(self) -> float:
+        """Planned audio."""
+        return self.shard.seconds
+
+    def order(self, witnesses: Sequence[Item] = ()) -> ShardOrder:
+        """The next attempt on the whole shard, under a fresh name."""
+        return ShardOrder(
+            shard=self.shard,
+            attempt=secrets.token_hex(4),
+            attempts=self.failures + 1,
+            culprits=dict(self.culprits),
+            witnesses=tuple(witnesses),
+            memory_share=self.memory_share,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Work for one worker: a whole shard, or some of its rows as a probe.
+
+    Args:
+        probe: The rows to run without publishing; None for the whole shard.
+        alone: No other shard may be on the worker meanwhile.
+    """
+
+    work: ShardWork
+    probe: tuple[Item, ...] | None = None
+    alone: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Planned audio of the rows in question."""
+        if self.probe is None:
+            return self.work.seconds
+        return sum(item_seconds(item) for item in self.probe)
+
+    @property
+    def rows(self) -> int:
+        """Rows in question."""
+        return self.work.shard.rows if self.probe is None else len(self.probe)
+
 
 # Searches that end without a culprit before the shard is given up: the first may have been bad
 # luck (a lost node), the second is not.
@@ -61,7 +199,7 @@ class Result:
         stopped: Ended by request. left_to_others: Shards that other drivers have.
         seconds: Audio of the good rows committed during this run.
         worked_s: Wall seconds from the first warm worker to the end.
-        cpu_s: CPU seconds in that time, by part; see `driver.cpu_account`.
+        cpu_s: CPU seconds in that time, by part; see `driver.scheduler`.
     """
 
     done: dict[str, Committed] = field(default_factory=dict)

@@ -15,19 +15,14 @@ from typing import Any
 
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import RowError, SourceError
-from earmill.pipeline.dataset.commit_record import (
-    CommitRecord,
-    bad_rows,
-    commits,
-    reading_pool,
-)
+from earmill.pipeline.dataset.commit_record import CommitRecord, bad_rows, commits, reading_pool
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.lease import UNFENCED, Fence, held
 from earmill.pipeline.dataset.recompute import RowFilter
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.dataset.row_coverage import plan_row_of
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.source_changes import Changes, compare, listing, other_audio
+from earmill.pipeline.operations.open_job import Changes, compare, listing, other_audio
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, equal_rows
 from earmill.pipeline.planning.make_plan import check_items, known_types
 from earmill.pipeline.planning.plan import Plan, read_row_ids

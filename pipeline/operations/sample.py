@@ -19,8 +19,7 @@ from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits
 from earmill.pipeline.driver.events import RESUME
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.summary import EXIT_DONE
+from earmill.pipeline.operations.run_job import EXIT_DONE, run_job
 from earmill.pipeline.planning.estimate import Range, Sampled, ratio_range
 from earmill.pipeline.planning.make_plan import SHARD_DIGITS
 from earmill.pipeline.planning.plan import Plan, plan_of
