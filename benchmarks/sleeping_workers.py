@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.executors.base import Hire
+from earmill.pipeline.driver.executors.base import WorkerRequest
 from earmill.pipeline.driver.executors.local import LocalCall, LocalProcess, LocalWorkers
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.formats.dtypes import as_stored
@@ -110,7 +110,7 @@ class Crowd(LocalWorkers):
         sleep_s: Mean sleep of a shard.
     """
 
-    def __init__(self, hire: Callable[[int], Hire], sleep_s: float) -> None:
+    def __init__(self, hire: Callable[[int], WorkerRequest], sleep_s: float) -> None:
         super().__init__(lambda index: replace(hire(index), shards=WRITERS))
         self._shared = [super(Crowd, self).start(index) for index in range(PROCESSES)]
         self._sleep_s, self._draw = sleep_s, np.random.default_rng(0)
@@ -170,7 +170,7 @@ class CrowdExecutor:
         """Return the one node."""
         return [Node("here", self._workers, 0)]
 
-    def workers(self, hire: Callable[[int], Hire]) -> Crowd:
+    def workers(self, hire: Callable[[int], WorkerRequest]) -> Crowd:
         """Return all workers."""
         return Crowd(hire, self._sleep_s)
 

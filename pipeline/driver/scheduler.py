@@ -26,13 +26,21 @@ from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.timing import DRIVER, IDLE, in_order
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import StopRequest
-from earmill.pipeline.driver.shard_ledger import Assignment, Ledger, Result, ShardWork
-from earmill.pipeline.driver.worker_pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
+from earmill.pipeline.driver.shard_ledger import Assignment, Result, ShardLedger, ShardWork
+from earmill.pipeline.driver.worker_pool import (
+    DEAD,
+    READY,
+    WARMING,
+    WORK,
+    WorkerCall,
+    WorkerPool,
+    WorkerSlot,
+)
 from earmill.pipeline.spec.job import GRACE_S
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.worker_pool import Slot
+    from earmill.pipeline.driver.worker_pool import WorkerSlot
 
 # Start-up, compilation and slow storage, whatever the audio.
 BASE_S = 300.0
@@ -94,7 +102,7 @@ class CpuAccount:
         slots: The places of the workers, as they are later too.
     """
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[WorkerSlot]) -> None:
         self._slots = slots
         self._of_workers: dict[tuple[int, int], Mapping[str, float]] = {}
         self._began_s = time.monotonic()
@@ -157,8 +165,8 @@ class Scheduler:
 
     def __init__(
         self,
-        ledger: Ledger,
-        pool: Pool,
+        ledger: ShardLedger,
+        pool: WorkerPool,
         *,
         deadlines: Deadlines | None = None,
         sink: events.Sink = events.ignore,
@@ -241,7 +249,7 @@ class Scheduler:
         while with_room and not self._stopping:
             with_room = [slot for slot in self._dispatch_round(with_room, share) if slot.room > 0]
 
-    def _dispatch_round(self, slots: Sequence[Slot], share: int) -> list[Slot]:
+    def _dispatch_round(self, slots: Sequence[WorkerSlot], share: int) -> list[WorkerSlot]:
         """One shard for each of these workers; those that got one.
 
         Args:
@@ -265,7 +273,7 @@ class Scheduler:
         living = sum(slot.state in (WARMING, READY) for slot in self._pool.slots)
         return max(CONCURRENT_SHARDS, -(-self._ledger.unsettled // max(1, living)))
 
-    def _send(self, slot: Slot, assignment: Assignment) -> None:
+    def _send(self, slot: WorkerSlot, assignment: Assignment) -> None:
         assignment.work.copies += 1
         if assignment.probe is None:
             order = assignment.work.order(self._ledger.witnesses)
@@ -275,10 +283,10 @@ class Scheduler:
 
     # -- receiving ----------------------------------------------------------------------------
 
-    def _look_ahead(self, calls: Sequence[Call]) -> None:
+    def _look_ahead(self, calls: Sequence[WorkerCall]) -> None:
         self._ledger.look_ahead([call.payload.work for call in calls if call.kind == "run"])
 
-    def _settle(self, call: Call, outcome: Outcome | Lost) -> None:
+    def _settle(self, call: WorkerCall, outcome: Outcome | Lost) -> None:
         slot = call.slot
         if call.kind == "warm_up":
             self._settle_warm_up(slot, outcome)
@@ -301,7 +309,7 @@ class Scheduler:
         else:
             self._settle_work(call, outcome)
 
-    def _hear(self, call: Call, outcome: Outcome) -> None:
+    def _hear(self, call: WorkerCall, outcome: Outcome) -> None:
         """What a worker says beside its answer."""
         index = call.slot.index
         if self._cpu is not None and call.kind in WORK:
@@ -310,7 +318,7 @@ class Scheduler:
             said = events.WorkerSays(index, call.generation, outcome.cpu_s, outcome.counts)
             self._observe(said)
 
-    def _tell_attempt(self, call: Call, outcome: Outcome | Lost) -> None:
+    def _tell_attempt(self, call: WorkerCall, outcome: Outcome | Lost) -> None:
         """One event for telemetry, and one for each row that the worker names."""
         shard_id, index = call.payload.work.shard_id, call.slot.index
         notes = outcome.notes if isinstance(outcome, Outcome) else None
@@ -325,10 +333,10 @@ class Scheduler:
                 )
             )
 
-    def _settle_device_lost(self, call: Call, reason: str) -> None:
+    def _settle_device_lost(self, call: WorkerCall, reason: str) -> None:
         """A process that lost its device ends, and its shards are lost as if it had died: those
         that were together on it are charged with nothing."""
-        slot, others = call.slot, list[Call]()
+        slot, others = call.slot, list[WorkerCall]()
         if call.generation == slot.generation:
             self._sink(events.WorkerLost(slot.index, reason))
             others = self._pool.replace(slot)
@@ -336,7 +344,7 @@ class Scheduler:
             one.shared_worker = one.shared_worker or bool(others)
             self._settle_work(one, Lost(reason))
 
-    def _settle_lost(self, call: Call, lost: Lost) -> None:
+    def _settle_lost(self, call: WorkerCall, lost: Lost) -> None:
         """A process takes all its calls with it, and they arrive one after another: those that come
         when the next process is up already say nothing of that one."""
         slot = call.slot
@@ -350,7 +358,7 @@ class Scheduler:
             self._sink(events.WorkerLost(slot.index, lost.reason))
             self._pool.restart(slot)
 
-    def _settle_work(self, call: Call, outcome: Outcome | Lost) -> None:
+    def _settle_work(self, call: WorkerCall, outcome: Outcome | Lost) -> None:
         assignment: Assignment = call.payload
         assignment.work.copies -= 1
         assignment.work.worker = call.slot.index
@@ -363,7 +371,7 @@ class Scheduler:
         self._tell_attempt(call, outcome)
         self._ledger.shard_ended(assignment.work, outcome, certain=not call.shared_worker)
 
-    def _settle_warm_up(self, slot: Slot, outcome: Outcome | Lost) -> None:
+    def _settle_warm_up(self, slot: WorkerSlot, outcome: Outcome | Lost) -> None:
         if isinstance(outcome, Outcome) and outcome.ok and outcome.info is not None:
             slot.state, slot.info, slot.failures = READY, outcome.info, 0
             self._announce(slot)
@@ -381,7 +389,7 @@ class Scheduler:
 
     def _warm_up_failed(
         self,
-        slot: Slot,
+        slot: WorkerSlot,
         reason: str,
         *,
         alive: bool = False,
@@ -407,7 +415,7 @@ class Scheduler:
         if all(other.state == DEAD for other in self._pool.slots):
             self._ledger.result.fatal = f"no worker could be started: {reason}"
 
-    def _announce(self, slot: Slot) -> None:
+    def _announce(self, slot: WorkerSlot) -> None:
         if slot.info is not None and slot.info.note and slot.generation == 1:
             self._sink(events.Note(f"worker {slot.index}: {slot.info.note}"))
         if self._working_since is not None or slot.info is None:
@@ -440,7 +448,7 @@ class Scheduler:
             elif slot.work and now - slot.work[0].head_since > early_s:
                 self._check_head(slot, now - slot.work[0].head_since)
 
-    def _check_head(self, slot: Slot, waited_s: float) -> None:
+    def _check_head(self, slot: WorkerSlot, waited_s: float) -> None:
         assignment: Assignment = slot.work[0].payload
         hung_s = self._deadlines.hung_s(assignment.seconds, assignment.rows)
         if waited_s > hung_s:
@@ -448,7 +456,7 @@ class Scheduler:
         elif assignment.probe is None and waited_s > self._deadlines.limit_s(assignment.seconds):
             self._run_second_copy(assignment.work)
 
-    def _replace_hung(self, slot: Slot, hung_s: float) -> None:
+    def _replace_hung(self, slot: WorkerSlot, hung_s: float) -> None:
         reason = f"no result within {hung_s:g} s, the worker was killed"
         outage = slot.waits_for
         if outage:
@@ -485,7 +493,7 @@ class Scheduler:
         )
         self._heard = True
 
-    def _asked_now(self) -> list[Slot]:
+    def _asked_now(self) -> list[WorkerSlot]:
         """The workers whose turn it is."""
         slots = self._pool.slots
         first, count = self._next_asked, min(len(slots), STATUS_AT_ONCE)

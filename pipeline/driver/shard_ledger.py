@@ -212,7 +212,7 @@ class Result:
     cpu_s: dict[str, float] = field(default_factory=dict)
 
 
-class Ledger:
+class ShardLedger:
     """All shards of a run and the rules by which they move.
 
     Args:

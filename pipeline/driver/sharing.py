@@ -22,7 +22,7 @@ from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import UNFENCED, DriverLock, Fence
 from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.snapshot import Attempt, is_closed
-from earmill.pipeline.driver.shard_ledger import Ledger
+from earmill.pipeline.driver.shard_ledger import ShardLedger
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.job import SLURM_ARRAY, RunSpec
 from earmill.pipeline.storage.layout import Layout
@@ -39,7 +39,7 @@ ARRAYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class SharingPolicy:
     """How one driver goes about an output.
 
     Args:
@@ -55,13 +55,13 @@ class Sharing:
     start: float | None = 0.0
 
 
-def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> Sharing:
+def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> SharingPolicy:
     """What the job and the caller say of it."""
     if run.executor == SLURM_ARRAY or run.array is not None:
-        return Sharing(joins=True, stays=join, works=not finish, start=_array_start(run))
+        return SharingPolicy(joins=True, stays=join, works=not finish, start=_array_start(run))
     if join or finish:
-        return Sharing(joins=True, works=not finish, start=None)
-    return Sharing()
+        return SharingPolicy(joins=True, works=not finish, start=None)
+    return SharingPolicy()
 
 
 def _array_start(run: RunSpec) -> float | None:
@@ -76,7 +76,7 @@ def _array_start(run: RunSpec) -> float | None:
 
 
 @contextmanager
-def opening(layout: Layout, sharing: Sharing, *, shares: bool) -> Iterator[DriverLock | None]:
+def opening(layout: Layout, sharing: SharingPolicy, *, shares: bool) -> Iterator[DriverLock | None]:
     """The lock of whoever may write the plan; None for one that joins where there is one.
 
     Args:
@@ -102,7 +102,7 @@ def opening(layout: Layout, sharing: Sharing, *, shares: bool) -> Iterator[Drive
 
 def close(
     layout: Layout,
-    sharing: Sharing,
+    sharing: SharingPolicy,
     commits: Mapping[str, Attempt],
     *,
     anew: bool,
@@ -151,7 +151,7 @@ def close(
     clear_claims(layout)
 
 
-class Supply:
+class ShardClaims:
     """Shards for a ledger, claimed ahead in a thread, because a store takes its time.
 
     Args:
@@ -171,7 +171,7 @@ class Supply:
         self._taken = threading.Condition()
         self._thread = threading.Thread(target=self._claim, name="claims", daemon=True)
 
-    def __enter__(self) -> Supply:
+    def __enter__(self) -> ShardClaims:
         self._thread.start()
         return self
 
@@ -181,7 +181,7 @@ class Supply:
             self._taken.notify_all()
         self._thread.join()
 
-    def feed(self, ledger: Ledger) -> None:
+    def feed(self, ledger: ShardLedger) -> None:
         """Give the ledger what it has room for.
 
         Raises:
@@ -233,7 +233,7 @@ def claims_of(
     done: set[str],
     *,
     run_id: str,
-    sharing: Sharing,
+    sharing: SharingPolicy,
     fence: Fence,
 ) -> Claims:
     """One driver's claims, beginning where it should."""

@@ -19,15 +19,15 @@ from earmill.pipeline.driver.placement import ClusterView, Placement, place_work
 from earmill.pipeline.driver.worker_pool import DEAD
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.shard_ledger import Ledger
-    from earmill.pipeline.driver.worker_pool import Pool, Slot
+    from earmill.pipeline.driver.shard_ledger import ShardLedger
+    from earmill.pipeline.driver.worker_pool import WorkerPool, WorkerSlot
     from earmill.pipeline.spec.job import RunSpec
 
 # Digits of a node's id in messages.
 ID_DIGITS = 8
 
 
-class Roster:
+class WorkerPlacements:
     """The places of a run's workers, by the index of their slots.
 
     Args:
@@ -50,11 +50,11 @@ class Roster:
         self._run, self._seen, self._sink = run, seen, sink
         self._last: ClusterView | None = None
 
-    def of_living(self, pool: Pool) -> list[Placement]:
+    def of_living(self, pool: WorkerPool) -> list[Placement]:
         """Return the places of the workers that are warm or warming."""
         return [self.places[slot.index] for slot in pool.slots if slot.state != DEAD]
 
-    def follow(self, pool: Pool, ledger: Ledger) -> None:
+    def follow(self, pool: WorkerPool, ledger: ShardLedger) -> None:
         """Start and give up workers as the cluster has changed; called at every tick."""
         view = self._seen()
         if view is None or view is self._last:
@@ -67,17 +67,17 @@ class Roster:
             for slot in lost:
                 self._give_up(slot, pool, ledger)
 
-    def _is_gone(self, slot: Slot, view: ClusterView) -> bool:
+    def _is_gone(self, slot: WorkerSlot, view: ClusterView) -> bool:
         return self.places[slot.index].node_id not in view.node_ids
 
-    def _give_up(self, slot: Slot, pool: Pool, ledger: Ledger) -> None:
+    def _give_up(self, slot: WorkerSlot, pool: WorkerPool, ledger: ShardLedger) -> None:
         for call in pool.leave(slot):
             call.payload.work.copies -= 1
             ledger.put_back(call.payload.work)
         node_id = self.places[slot.index].node_id
         self._say(slot, f"node {node_id[:ID_DIGITS]} is gone: given up")
 
-    def _join(self, view: ClusterView, pool: Pool, ledger: Ledger) -> None:
+    def _join(self, view: ClusterView, pool: WorkerPool, ledger: ShardLedger) -> None:
         if ledger.nothing_waits:
             return
         for place in self._new_places(view, pool, ledger.unsettled):
@@ -85,7 +85,7 @@ class Roster:
             slot = pool.grow()
             self._say(slot, f"node {place.node_id[:ID_DIGITS]} has joined: it works there")
 
-    def _new_places(self, view: ClusterView, pool: Pool, shards: int) -> list[Placement]:
+    def _new_places(self, view: ClusterView, pool: WorkerPool, shards: int) -> list[Placement]:
         """Return places on nodes that have fewer workers than they would be given now."""
         stay = sum(slot.state != DEAD and not self._is_gone(slot, view) for slot in pool.slots)
         room = min(shards, self._run.workers or shards) - stay
@@ -106,5 +106,5 @@ class Roster:
                 found.append(place)
         return found[:room]
 
-    def _say(self, slot: Slot, text: str) -> None:
+    def _say(self, slot: WorkerSlot, text: str) -> None:
         self._sink(events.Note(f"worker {slot.index}: {text}"))

@@ -1,6 +1,6 @@
 """The driver's table of workers: who is warm, what each has in flight, and how to replace one.
 
-A `Slot` is a place for a worker; the worker behind it may die and be replaced, the slot stays. The
+A `WorkerSlot` is a place for a worker; the worker behind it may die and be replaced, the slot stays. The
 executor's `Workers` start processes and carry calls; deciding what a loss means is the scheduler's
 business.
 """
@@ -23,7 +23,7 @@ WORK = ("run", "probe")
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class WorkerCall:
     """One remote call in flight.
 
     Args:
@@ -35,7 +35,7 @@ class Call:
     """
 
     kind: str
-    slot: Slot
+    slot: WorkerSlot
     ref: Any
     payload: Any = None
     head_since: float = 0.0
@@ -44,7 +44,7 @@ class Call:
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class WorkerSlot:
     """A place for one worker.
 
     Attributes:
@@ -61,7 +61,7 @@ class Slot:
     worker: Any = None
     state: str = WARMING
     info: WorkerInfo | None = None
-    work: list[Call] = field(default_factory=list)
+    work: list[WorkerCall] = field(default_factory=list)
     warming_since: float = 0.0
     retry_s: float | None = None
     seconds_in_flight: float = 0.0
@@ -97,7 +97,7 @@ class Slot:
         return self.state == READY and not self.work
 
 
-class Pool:
+class WorkerPool:
     """All slots of one run.
 
     Args:
@@ -117,18 +117,20 @@ class Pool:
             raise ValueError(f"expected at least one worker, got {size}")
         self.workers = workers
         self._clock = clock
-        self._calls: dict[Any, Call] = {}
-        self.slots = [Slot(index) for index in range(size)]
+        self._calls: dict[Any, WorkerCall] = {}
+        self.slots = [WorkerSlot(index) for index in range(size)]
 
     def start(self) -> None:
         """Start every worker and ask each to warm up."""
         for slot in self.slots:
             self._start(slot)
 
-    def submit(self, slot: Slot, kind: str, *args: Any, payload: Any = None) -> Call:
+    def submit(self, slot: WorkerSlot, kind: str, *args: Any, payload: Any = None) -> WorkerCall:
         """Send one call to the slot's worker."""
         ref = self.workers.call(slot.worker, kind, *args)
-        call = Call(kind, slot, ref, payload, head_since=self._clock(), generation=slot.generation)
+        call = WorkerCall(
+            kind, slot, ref, payload, head_since=self._clock(), generation=slot.generation
+        )
         self._calls[ref] = call
         if kind in WORK:
             slot.work.append(call)
@@ -137,8 +139,10 @@ class Pool:
         return call
 
     def wait(
-        self, timeout_s: float, heads_up: Callable[[Sequence[Call]], None] = lambda calls: None
-    ) -> Iterator[tuple[Call, Outcome | Lost]]:
+        self,
+        timeout_s: float,
+        heads_up: Callable[[Sequence[WorkerCall]], None] = lambda calls: None,
+    ) -> Iterator[tuple[WorkerCall, Outcome | Lost]]:
         """Calls that ended, with their results; returns after `timeout_s` at the latest.
 
         Args:
@@ -157,7 +161,7 @@ class Pool:
             self._leave(call)
             yield call, result
 
-    def restart(self, slot: Slot) -> None:
+    def restart(self, slot: WorkerSlot) -> None:
         """The worker's process died and is started again; we warm it up again."""
         slot.state, slot.info, slot.seconds_in_flight = WARMING, None, 0.0
         slot.waits_for = ""
@@ -165,33 +169,33 @@ class Pool:
         slot.generation += 1
         self.warm_up(slot)
 
-    def warm_up(self, slot: Slot) -> None:
+    def warm_up(self, slot: WorkerSlot) -> None:
         """Ask the worker to get ready."""
         slot.retry_s = None
         self.submit(slot, "warm_up")
 
-    def replace(self, slot: Slot) -> list[Call]:
+    def replace(self, slot: WorkerSlot) -> list[WorkerCall]:
         """Kill the slot's worker and start a new one; the calls it took with it are returned."""
         lost = self._forget(slot)
         self.workers.kill(slot.worker)
         self._start(slot)
         return lost
 
-    def retire(self, slot: Slot) -> list[Call]:
+    def retire(self, slot: WorkerSlot) -> list[WorkerCall]:
         """Give the slot up; the calls it took with it are returned."""
         lost = self._forget(slot)
         slot.state, slot.retry_s, slot.seconds_in_flight = DEAD, None, 0.0
         self.workers.kill(slot.worker)
         return lost
 
-    def grow(self) -> Slot:
+    def grow(self) -> WorkerSlot:
         """One more slot, whose worker is started and asked to warm up."""
-        slot = Slot(len(self.slots), came_s=self._clock())
+        slot = WorkerSlot(len(self.slots), came_s=self._clock())
         self.slots.append(slot)
         self._start(slot)
         return slot
 
-    def leave(self, slot: Slot) -> list[Call]:
+    def leave(self, slot: WorkerSlot) -> list[WorkerCall]:
         """As `retire`, and its cores are no longer there either."""
         slot.left_s = self._clock()
         return self.retire(slot)
@@ -202,17 +206,17 @@ class Pool:
             if slot.worker is not None and slot.state != DEAD:
                 self.retire(slot)
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: WorkerSlot) -> None:
         slot.worker = self.workers.start(slot.index)
         self.restart(slot)
 
-    def _forget(self, slot: Slot) -> list[Call]:
+    def _forget(self, slot: WorkerSlot) -> list[WorkerCall]:
         for ref in [ref for ref, call in self._calls.items() if call.slot is slot]:
             del self._calls[ref]
         lost, slot.work, slot.asked = slot.work, [], False
         return lost
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: WorkerCall) -> None:
         slot = call.slot
         if call.kind == "status":
             slot.asked = False

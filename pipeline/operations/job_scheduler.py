@@ -18,13 +18,13 @@ from earmill.pipeline.dataset.publish import read_commit
 from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import StopRequest
-from earmill.pipeline.driver.executors.base import Hire, Session
+from earmill.pipeline.driver.executors.base import Session, WorkerRequest
 from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
-from earmill.pipeline.driver.shard_ledger import Committed, Ledger
-from earmill.pipeline.driver.sharing import Supply
-from earmill.pipeline.driver.worker_placements import Roster
-from earmill.pipeline.driver.worker_pool import Pool
+from earmill.pipeline.driver.shard_ledger import Committed, ShardLedger
+from earmill.pipeline.driver.sharing import ShardClaims
+from earmill.pipeline.driver.worker_placements import WorkerPlacements
+from earmill.pipeline.driver.worker_pool import WorkerPool
 from earmill.pipeline.operations.open_job import OpenJob, committed_of
 from earmill.pipeline.worker.launch_batches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
@@ -32,7 +32,7 @@ from earmill.pipeline.worker.shard_runner import WorkerJob
 
 
 class CommitReader:
-    """What `Ledger` asks whether a shard is done.
+    """What `ShardLedger` asks whether a shard is done.
 
     Args:
         read: Reads the record of a shard; None where there is none.
@@ -68,7 +68,7 @@ def scheduler_of(
     stop: StopRequest,
     lease: Heartbeat | None,
     make_runner: RunnerFactory,
-    supply: Callable[[int], Supply | None],
+    supply: Callable[[int], ShardClaims | None],
 ) -> Scheduler:
     """The scheduler of what is pending, with as many workers as the session has places for.
 
@@ -78,13 +78,13 @@ def scheduler_of(
     """
     run, nodes = job.spec.run, session.nodes()
     placements = place_workers(nodes, run, at_most=len(job.pending))
-    roster = Roster(placements, run, seen=session.seen, sink=sink)
+    roster = WorkerPlacements(placements, run, seen=session.seen, sink=sink)
     if note := cpu_note(nodes, run):
         sink(events.Note(note))
 
     committed = CommitReader(partial(_committed, job), side_by_side=not job.layout.is_local)
 
-    def hire(index: int) -> Hire:
+    def hire(index: int) -> WorkerRequest:
         return _hire(job, roster.places[index], make_runner)
 
     feeding = supply(sum(shards_of(job, place) for place in placements))
@@ -103,7 +103,7 @@ def scheduler_of(
             feeding.widen(sum(shards_of(job, place) for place in roster.of_living(pool)))
         feeding.feed(ledger)
 
-    ledger = Ledger(
+    ledger = ShardLedger(
         job.pending if feeding is None else (),
         committed,
         max_attempts=run.max_attempts,
@@ -112,7 +112,7 @@ def scheduler_of(
         look_ahead=committed.look_ahead,
     )
     ledger.more_to_come = feeding is not None
-    pool = Pool(session.workers(hire), len(placements))
+    pool = WorkerPool(session.workers(hire), len(placements))
     return Scheduler(
         ledger,
         pool,
@@ -141,7 +141,7 @@ def shards_of(job: OpenJob, place: Placement) -> int:
     )
 
 
-def _hire(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> Hire:
+def _hire(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> WorkerRequest:
     shards = shards_of(job, place)
     work = WorkerJob(
         spec=job.spec,
@@ -157,4 +157,4 @@ def _hire(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> Hire:
         scratch=job.scratch,
         fence=job.fence,
     )
-    return Hire(make_runner(work), place, shards)
+    return WorkerRequest(make_runner(work), place, shards)

@@ -34,7 +34,14 @@ from earmill.pipeline.driver.executors import executor_of
 from earmill.pipeline.driver.executors.base import Executor
 from earmill.pipeline.driver.placement import has_seats
 from earmill.pipeline.driver.shard_ledger import Committed, Result
-from earmill.pipeline.driver.sharing import Sharing, Supply, claims_of, close, opening, sharing_of
+from earmill.pipeline.driver.sharing import (
+    ShardClaims,
+    SharingPolicy,
+    claims_of,
+    close,
+    opening,
+    sharing_of,
+)
 from earmill.pipeline.driver.telemetry import observed
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
@@ -246,7 +253,7 @@ def _resumable() -> Iterator[None]:
         raise
 
 
-def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
+def _run_job(request: _Request, sharing: SharingPolicy) -> events.JobFinished:
     began_s = time.monotonic()
     checked = _check(request, sharing)
     with ExitStack() as stack:
@@ -280,7 +287,7 @@ class _Checked:
     plan: Plan | None
 
 
-def _check(request: _Request, sharing: Sharing) -> _Checked:
+def _check(request: _Request, sharing: SharingPolicy) -> _Checked:
     """All that a user can get wrong; nothing is written."""
     spec, sink = request.spec, request.sink
     # The cheap checks come first: the models take seconds to import.
@@ -302,7 +309,7 @@ def _check(request: _Request, sharing: Sharing) -> _Checked:
 
 
 def _open(
-    stack: ExitStack, request: _Request, sharing: Sharing, checked: _Checked
+    stack: ExitStack, request: _Request, sharing: SharingPolicy, checked: _Checked
 ) -> tuple[OpenJob, Heartbeat | None]:
     """Take the lock and open the job; beside others the lock is held while the job is opened.
 
@@ -360,7 +367,7 @@ def _opened_plan(request: _Request, checked: _Checked, stored: DatasetFile | Non
 def _work(
     stack: ExitStack,
     request: _Request,
-    sharing: Sharing,
+    sharing: SharingPolicy,
     checked: _Checked,
     job: OpenJob,
     lease: Heartbeat | None,
@@ -416,8 +423,8 @@ def _plan(
 
 
 def _supply(
-    stack: ExitStack, job: OpenJob, sharing: Sharing, lease: Heartbeat | None, *, shares: bool
-) -> Callable[[int], Supply | None]:
+    stack: ExitStack, job: OpenJob, sharing: SharingPolicy, lease: Heartbeat | None, *, shares: bool
+) -> Callable[[int], ShardClaims | None]:
     """What begins to claim shards; nothing is shared of a run that may do shards again."""
     if not shares:
         return lambda ahead: None
@@ -433,14 +440,14 @@ def _supply(
     )
     shards = {shard.shard_id: shard for shard in job.pending}
 
-    def begin(ahead: int) -> Supply:
-        return stack.enter_context(Supply(claims, shards, ahead=ahead, stays=sharing.stays))
+    def begin(ahead: int) -> ShardClaims:
+        return stack.enter_context(ShardClaims(claims, shards, ahead=ahead, stays=sharing.stays))
 
     return begin
 
 
 def _finish(
-    job: OpenJob, result: Result, sharing: Sharing, sink: events.Sink
+    job: OpenJob, result: Result, sharing: SharingPolicy, sink: events.Sink
 ) -> events.JobFinished:
     """Finalise what is complete, and sum up."""
     job.fence.check(job.layout)

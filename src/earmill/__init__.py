@@ -115,9 +115,7 @@ for _module, _names in {
     "earmill.pipeline.dataset.history": "SnapshotDiff",
     "earmill.pipeline.dataset.snapshot": "LogEntry",
     "earmill.pipeline.dataset.verify": "Report",
-    "earmill.pipeline.operations.deep_verify": "DeepReport",
-    "earmill.pipeline.driver.events": "JobFinished",
-    "earmill.pipeline.driver.events": "StopRequest",
+    "earmill.pipeline.driver.events": "JobFinished StopRequest",
     "earmill.pipeline.formats.moments": "StreamStatistics",
     "earmill.pipeline.hub.push": "Pushed",
     "earmill.pipeline.loader.collate": (
@@ -129,6 +127,7 @@ for _module, _names in {
     "earmill.pipeline.loader.statistics": "compute_statistics",
     "earmill.pipeline.loader.stream": "FeatureDataset FeatureStream",
     "earmill.pipeline.planning.estimate": "JobCost",
+    "earmill.pipeline.operations.deep_verify": "DeepReport",
     "earmill.pipeline.reader.concat": "ConcatenatedFeatures",
     "earmill.pipeline.reader.features": "Features",
     "earmill.pipeline.reader.joined": "JoinedFeatures",

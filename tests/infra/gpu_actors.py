@@ -11,7 +11,7 @@ import os
 import ray
 
 from earmill.pipeline.driver.executors import executor_of
-from earmill.pipeline.driver.executors.base import Hire
+from earmill.pipeline.driver.executors.base import WorkerRequest
 from earmill.pipeline.driver.placement import place_workers
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.worker.messages import Outcome, WorkerInfo
@@ -36,7 +36,7 @@ def main() -> None:
     run = RunSpec(device="cuda")
     with executor_of(run).session(run, print) as session:
         places = place_workers(session.nodes(), run, at_most=9)
-        workers = session.workers(lambda index: Hire(Looking, places[index], 1))  # type: ignore[arg-type]
+        workers = session.workers(lambda index: WorkerRequest(Looking, places[index], 1))  # type: ignore[arg-type]
         calls = [workers.call(workers.start(index), "warm_up") for index in range(len(places))]
         found: dict[object, str] = {}
         while len(found) < len(calls):

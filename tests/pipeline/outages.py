@@ -13,7 +13,7 @@ from typing import Any
 from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.circuit_breaker import CircuitBreaker
-from earmill.pipeline.driver.shard_ledger import Committed, Ledger, Result
+from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.messages import Runner
@@ -114,7 +114,7 @@ def drive(
         after: Called with the id of each shard that was tried.
     """
     said: list[events.Event] = []
-    ledger = Ledger(
+    ledger = ShardLedger(
         shards,
         committed,
         max_attempts=2,

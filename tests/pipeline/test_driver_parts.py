@@ -23,7 +23,7 @@ from earmill.pipeline.driver.scheduler import (
     Scheduler,
 )
 from earmill.pipeline.driver.shard_ledger import Committed, Result
-from earmill.pipeline.driver.worker_pool import READY, Pool, Slot
+from earmill.pipeline.driver.worker_pool import READY, WorkerPool, WorkerSlot
 from earmill.pipeline.operations.run_job import summarise
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.layout import Layout
@@ -288,7 +288,7 @@ def test_named_line_names_the_place() -> None:
 
 def test_audio_in_flight_never_falls_until_its_shard_has_ended() -> None:
     """A worker forgets a shard once it is published; the driver hears of that later."""
-    slot, seen = Slot(0), []
+    slot, seen = WorkerSlot(0), []
     for report in (120.0, 300.0, 340.0, 60.0):  # the first shard, of 300 s, is published before 60
         slot.under_way(report)
         seen.append(slot.seconds_in_flight)
@@ -305,7 +305,7 @@ def test_a_late_loss_of_an_earlier_process_does_not_end_the_next_one() -> None:
     """Both calls of a dead process fail, the second one when the next process is warm already."""
     said: list[events.Event] = []
     workers = mock.Mock()
-    pool = Pool(workers, 1)
+    pool = WorkerPool(workers, 1)
     scheduler = Scheduler(mock.Mock(), pool, sink=said.append)
     pool.start()
     (slot,) = pool.slots

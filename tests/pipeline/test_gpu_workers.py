@@ -15,8 +15,8 @@ from amtcore.kernels.warp.driver.device_facts import DeviceFacts
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_ledger import Ledger
-from earmill.pipeline.driver.worker_pool import DEAD, READY, Pool
+from earmill.pipeline.driver.shard_ledger import ShardLedger
+from earmill.pipeline.driver.worker_pool import DEAD, READY, WorkerPool
 from earmill.pipeline.worker import device
 from earmill.pipeline.worker.device import Gpu, check_gpu, choose_gpu, device_errors, find_gpu
 from earmill.pipeline.worker.launch_batches import DeviceFull
@@ -159,14 +159,14 @@ def test_what_a_worker_says_of_its_device() -> None:
     assert "DeviceFull: a launch of one clip" in full.message
 
 
-Started = tuple[Scheduler, Pool, list[events.Event]]
+Started = tuple[Scheduler, WorkerPool, list[events.Event]]
 
 
 @pytest.fixture
 def started() -> Callable[[int], Started]:
     def start(workers: int, shards: int = 9) -> Started:
         said: list[events.Event] = []
-        ledger = Ledger(
+        ledger = ShardLedger(
             [shard(f"{i:05d}", f"ok-{i}") for i in range(shards)],
             lambda shard_id: None,
             max_attempts=3,
@@ -175,7 +175,7 @@ def started() -> Callable[[int], Started]:
         processes = mock.Mock()
         processes.start.side_effect = lambda index: mock.Mock()
         processes.call.side_effect = lambda *_: mock.Mock()
-        pool = Pool(processes, workers)
+        pool = WorkerPool(processes, workers)
         pool.start()
         return Scheduler(ledger, pool, sink=said.append), pool, said
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.placement import ClusterView, Node, place_workers
-from earmill.pipeline.driver.shard_ledger import Assignment, Ledger
-from earmill.pipeline.driver.worker_placements import Roster
-from earmill.pipeline.driver.worker_pool import DEAD, READY, Call, Pool, Slot
+from earmill.pipeline.driver.shard_ledger import Assignment, ShardLedger
+from earmill.pipeline.driver.worker_placements import WorkerPlacements
+from earmill.pipeline.driver.worker_pool import DEAD, READY, WorkerCall, WorkerPool, WorkerSlot
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.job import RunSpec
 from tests.pipeline.fake_workers import FakeWorkers
@@ -30,10 +30,10 @@ class Run:
         self.workers = FakeWorkers()
         self.view: ClusterView | None = None
         self.all: list[Shard] = [shard(f"{i:05d}", "ok") for i in range(shards)]
-        self.ledger = Ledger(self.all, lambda _: None, max_attempts=3)
+        self.ledger = ShardLedger(self.all, lambda _: None, max_attempts=3)
         places = place_workers(list(nodes), spec, at_most=shards)
-        self.roster = Roster(places, spec, seen=lambda: self.view, sink=self._hear)
-        self.pool = Pool(self.workers, len(places))
+        self.roster = WorkerPlacements(places, spec, seen=lambda: self.view, sink=self._hear)
+        self.pool = WorkerPool(self.workers, len(places))
         self.pool.start()
         self.warm()
 
@@ -54,7 +54,7 @@ class Run:
     def follow(self) -> None:
         self.roster.follow(self.pool, self.ledger)
 
-    def send(self, slot: Slot) -> Call:
+    def send(self, slot: WorkerSlot) -> WorkerCall:
         assignment = self.ledger.next(idle=True)
         assert assignment is not None
         assignment.work.copies += 1

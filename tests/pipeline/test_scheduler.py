@@ -19,13 +19,13 @@ import pytest
 
 from earmill.pipeline.driver import events, scheduler
 from earmill.pipeline.driver.events import StopRequest
-from earmill.pipeline.driver.executors.base import Hire
+from earmill.pipeline.driver.executors.base import WorkerRequest
 from earmill.pipeline.driver.executors.local import LocalWorkers
 from earmill.pipeline.driver.executors.ray import RayWorkers
 from earmill.pipeline.driver.placement import Placement
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
-from earmill.pipeline.driver.shard_ledger import Ledger, Result
-from earmill.pipeline.driver.worker_pool import Pool
+from earmill.pipeline.driver.shard_ledger import Result, ShardLedger
+from earmill.pipeline.driver.worker_pool import WorkerPool
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from tests.pipeline.runners import MakeRunner, committed, read_commit, shard
@@ -78,11 +78,11 @@ class Run:
             on_event(event)
 
         make_runner = MakeRunner(str(self.root), broken)
-        ledger = Ledger(
+        ledger = ShardLedger(
             self.shards, partial(committed, self.root), max_attempts=max_attempts, sink=sink
         )
-        hire = Hire(make_runner, Placement("", threads=1, num_cpus=0.0), CONCURRENT_SHARDS)
-        pool = Pool(self.executor(lambda index: hire), workers)
+        hire = WorkerRequest(make_runner, Placement("", threads=1, num_cpus=0.0), CONCURRENT_SHARDS)
+        pool = WorkerPool(self.executor(lambda index: hire), workers)
         limits = Deadlines(deadline_s, row_deadline_s)
         return Scheduler(ledger, pool, deadlines=limits, sink=sink, stop=self.stop).run()
 

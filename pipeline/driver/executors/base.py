@@ -29,7 +29,7 @@ KEPT_MEMORY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Hire:
+class WorkerRequest:
     """A worker to be started.
 
     Args:
@@ -81,7 +81,7 @@ class Session(Protocol):
     def seen(self) -> ClusterView | None:
         """The machines there are now; None where none comes or goes, or nobody has looked yet."""
 
-    def workers(self, hire: Callable[[int], Hire]) -> Workers:
+    def workers(self, hire: Callable[[int], WorkerRequest]) -> Workers:
         """Workers of the places that `hire` describes; none is started yet."""
 
     def check(self) -> None:

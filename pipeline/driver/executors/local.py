@@ -32,7 +32,7 @@ from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import Lost, Outcome, Runner
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors.base import Hire
+    from earmill.pipeline.driver.executors.base import WorkerRequest
     from earmill.pipeline.spec.job import RunSpec
 
 HERE = "this machine"
@@ -92,7 +92,7 @@ class LocalSession:
     def seen(self) -> None:
         """None comes or goes."""
 
-    def workers(self, hire: Callable[[int], Hire]) -> LocalWorkers:
+    def workers(self, hire: Callable[[int], WorkerRequest]) -> LocalWorkers:
         """Processes; see `Session`."""
         return LocalWorkers(hire, self._gpus)
 
@@ -108,7 +108,7 @@ class LocalWorkers:
         gpus: What CUDA_VISIBLE_DEVICES may name; workers on GPUs take turns at them.
     """
 
-    def __init__(self, hire: Callable[[int], Hire], gpus: Sequence[str] = ()) -> None:
+    def __init__(self, hire: Callable[[int], WorkerRequest], gpus: Sequence[str] = ()) -> None:
         self._hire, self._gpus = hire, gpus
         self._processes: list[LocalProcess] = []
         self._ended: list[tuple[LocalCall, Outcome | Lost]] = []

@@ -33,7 +33,7 @@ from earmill.pipeline.worker.shard_worker import ShardWorker
 if TYPE_CHECKING:
     from ray.exceptions import ActorDiedError
 
-    from earmill.pipeline.driver.executors.base import Hire
+    from earmill.pipeline.driver.executors.base import WorkerRequest
     from earmill.pipeline.spec.job import RunSpec
 
 CONNECT_TIMEOUT_S = 5.0
@@ -437,7 +437,7 @@ class RaySession:
         """Return the nodes at the start."""
         return self._nodes
 
-    def workers(self, hire: Callable[[int], Hire]) -> RayWorkers:
+    def workers(self, hire: Callable[[int], WorkerRequest]) -> RayWorkers:
         """Return workers as actors; see `Session`."""
         return RayWorkers(hire)
 
@@ -452,7 +452,7 @@ class RayWorkers:
         hire: Describes the worker of a place.
     """
 
-    def __init__(self, hire: Callable[[int], Hire]) -> None:
+    def __init__(self, hire: Callable[[int], WorkerRequest]) -> None:
         self._hire = hire
 
     def start(self, index: int) -> Any:

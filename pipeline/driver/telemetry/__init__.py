@@ -30,9 +30,9 @@ def observed(run: RunSpec, sink: events.Sink) -> Iterator[tuple[events.Sink, eve
     with ExitStack() as stack:
         if run.metrics is not None:
             from earmill.pipeline.driver.telemetry.prometheus import exposed
-            from earmill.pipeline.driver.telemetry.run_totals import Figures
+            from earmill.pipeline.driver.telemetry.run_totals import RunMetrics
 
-            figures = Figures()
+            figures = RunMetrics()
             sink(events.Note(stack.enter_context(exposed(figures, run.metrics))))
             watchers.append(figures)
         if (spans := stack.enter_context(traced())) is not None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import MissingPackageError, OutputError
-from earmill.pipeline.driver.telemetry.run_totals import Figures, Histogram
+from earmill.pipeline.driver.telemetry.run_totals import Histogram, RunMetrics
 from earmill.pipeline.storage.atomic_create import write_local
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Collector:
             machine end up beside each other and must differ.
     """
 
-    def __init__(self, figures: Figures, process: str = "") -> None:
+    def __init__(self, figures: RunMetrics, process: str = "") -> None:
         self._figures = figures
         self._labels = {"process": process} if process else {}
 
@@ -185,7 +185,7 @@ class Collector:
 
 
 @contextmanager
-def exposed(figures: Figures, where: str) -> Iterator[str]:
+def exposed(figures: RunMetrics, where: str) -> Iterator[str]:
     """Inside, the figures can be had; where, in words.
 
     Args:
@@ -211,7 +211,7 @@ def exposed(figures: Figures, where: str) -> Iterator[str]:
 
 
 @contextmanager
-def _endpoint(figures: Figures, where: str) -> Iterator[str]:
+def _endpoint(figures: RunMetrics, where: str) -> Iterator[str]:
     from prometheus_client import start_http_server
 
     host, _, port = where.rpartition(":")
@@ -233,7 +233,7 @@ def _endpoint(figures: Figures, where: str) -> Iterator[str]:
 
 
 @contextmanager
-def _text_file(figures: Figures, where: str) -> Iterator[str]:
+def _text_file(figures: RunMetrics, where: str) -> Iterator[str]:
     """Written every few seconds and once more at the end; the file stays."""
     from prometheus_client import generate_latest
 

@@ -28,7 +28,7 @@ RATE_AFTER_S = 0.5
 STOPPED_S = 30.0
 
 
-class Tally:
+class RunTotals:
     """Running totals of one run.
 
     Args:
@@ -180,7 +180,7 @@ class State:
     shard_times: Histogram = field(default_factory=lambda: Histogram(SHARD_BUCKETS_S))
 
 
-class Figures:
+class RunMetrics:
     """Takes every event of a run, in the driver's thread; read from any.
 
     Args:
@@ -193,7 +193,7 @@ class Figures:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.lock = threading.Lock()
-        self.state, self.tally, self._now = State(), Tally(clock), now
+        self.state, self.tally, self._now = State(), RunTotals(clock), now
         self._of_workers: dict[tuple[int, int], events.WorkerSays] = {}
         self._shards_done = Counter[str]()
         self._here = counts.snapshot()
