@@ -106,12 +106,12 @@ class Crowd(LocalWorkers):
     """Workers that share a few processes.
 
     Args:
-        hire: Describes a worker.
+        request_of: Describes a worker.
         sleep_s: Mean sleep of a shard.
     """
 
-    def __init__(self, hire: Callable[[int], WorkerRequest], sleep_s: float) -> None:
-        super().__init__(lambda index: replace(hire(index), shards=WRITERS))
+    def __init__(self, request_of: Callable[[int], WorkerRequest], sleep_s: float) -> None:
+        super().__init__(lambda index: replace(request_of(index), shards=WRITERS))
         self._shared = [super(Crowd, self).start(index) for index in range(PROCESSES)]
         self._sleep_s, self._draw = sleep_s, np.random.default_rng(0)
         self._asleep: list[tuple[float, int, LocalProcess, tuple[object, ...], LocalCall]] = []
@@ -170,9 +170,9 @@ class CrowdExecutor:
         """Return the one node."""
         return [Node("here", self._workers, 0)]
 
-    def workers(self, hire: Callable[[int], WorkerRequest]) -> Crowd:
+    def workers(self, request_of: Callable[[int], WorkerRequest]) -> Crowd:
         """Return all workers."""
-        return Crowd(hire, self._sleep_s)
+        return Crowd(request_of, self._sleep_s)
 
     def check(self, run: RunSpec | None = None) -> None:
         """Do nothing, because this process holds the session."""

@@ -1,7 +1,7 @@
 """Reporters of a run: a bar on a terminal, plain lines elsewhere, JSON or log lines on request.
 
 Progress goes to standard error as text, and the result to standard output. Each reporter gets the
-same events and keeps a `RunTotals`. Figures that are only planned are estimates and begin with `about`.
+same events and keeps a `RunTotals`. Planned figures are estimates and begin with `about`.
 
 `logged` sends the messages of a job to Python's `logging`, under the logger `earmill`. Nothing
 is printed unless the script sets a handler.

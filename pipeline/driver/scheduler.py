@@ -1,17 +1,17 @@
 """The driver loop: takes work from the ledger, gives it to the pool, watches the clock.
 
-Each warm worker has as many shards in flight as it takes: on a CPU one and one prefetched, on a GPU
-as many as fill its launches, and never more than its share of what is left. Nothing here decides
-what a failure means (the ledger does) or knows how calls travel (the executor does). The loop wakes
-a few times a second, so a request to stop, a deadline or a dead worker is noticed whatever the
-shards are doing.
+A warm worker has several shards in flight: two on a CPU, one of them prefetched, and as many as
+fill the launches on a GPU. No worker has more than its share of the shards that are left. The
+ledger decides what a failure means, and the executor knows how calls travel. The loop wakes five
+times a second, so it notices a request to stop, a deadline or a dead worker.
 
-Before any shard is done the limit is generous (a slow model on a slow machine must not be killed);
-with three done it follows the observed rate. Past the limit an idle worker runs a second copy,
-which is safe because only one of them can commit; past twice the limit the worker is called hung.
+A shard has a deadline. For the first three shards it is generous, because a slow model on a slow
+machine must not be killed; after that it follows the observed rate. Past the deadline an idle
+worker runs a second copy of the shard, which is safe because only one can commit. Past twice the
+deadline the worker is taken for hung, and killed.
 
-Workers say what they have spent whenever a shard of theirs ends, all in all since they were warm;
-the last word of each process counts. What a process that died had spent since then is lost.
+A worker reports its CPU seconds since it was warm whenever a shard ends. The seconds of a process
+between its last report and its death are lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import time
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.timing import DRIVER, IDLE, in_order
@@ -39,45 +38,42 @@ from earmill.pipeline.driver.worker_pool import (
 from earmill.pipeline.spec.job import GRACE_S
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
 
-if TYPE_CHECKING:
-    from earmill.pipeline.driver.worker_pool import WorkerSlot
-
 # Start-up, compilation and slow storage, whatever the audio.
 BASE_S = 300.0
-# Before any rate was seen: ten times slower than real time still counts as work.
+# Before a rate is known: a shard may take ten times its audio.
 WALL_PER_AUDIO_S = 10.0
-# With rates seen: this many times the median.
+# Once three rates are known: a shard may take 20 times their median.
 OVER_MEDIAN = 20.0
 RATES_NEEDED = 3
 HUNG_FACTOR = 2.0
 
 
 class Deadlines:
-    """Limits for shards, learned from the shards before.
+    """Deadlines of shards, learned from the shards before.
 
     Args:
-        fixed_s: The job's own limit for every shard; None derives it from the audio.
-        row_s: How long a row may take; rows together have as much as each alone.
+        fixed_s: The job's deadline of a shard, in seconds; None derives it from the audio.
+        row_s: The job's deadline of a row, in seconds; a shard has as much for each row.
     """
 
     def __init__(self, fixed_s: float | None = None, row_s: float | None = None) -> None:
         self._fixed_s, self._row_s = fixed_s, row_s
-        # In order, so that asking for each of many workers costs no sorting.
+        # Kept sorted: the median is asked for at every tick and for every worker.
         self._wall_per_audio: list[float] = []
 
     @property
     def least_s(self) -> float:
-        """No shard's time is up before, whatever its audio."""
+        """The shortest deadline that any shard can have, in seconds."""
         least_s = BASE_S if self._fixed_s is None else self._fixed_s
         return least_s if self._row_s is None else min(least_s, self._row_s)
 
     def learn(self, wall_s: float, audio_s: float) -> None:
-        """A shard of `audio_s` took `wall_s`."""
+        """Note that a shard of `audio_s` seconds took `wall_s` seconds."""
         if audio_s > 0:
             insort(self._wall_per_audio, wall_s / audio_s)
 
     def limit_s(self, audio_s: float) -> float:
-        """When a second copy may be started."""
+        """Return the time until a second copy may be started, in seconds."""
         if self._fixed_s is not None:
             return self._fixed_s
         per_audio_s = WALL_PER_AUDIO_S
@@ -86,7 +82,7 @@ class Deadlines:
         return BASE_S + per_audio_s * audio_s
 
     def hung_s(self, audio_s: float, rows: int) -> float:
-        """When the worker is killed; with one row, when that row is at fault."""
+        """Return the time until the worker is killed, in seconds."""
         hung_s = HUNG_FACTOR * self.limit_s(audio_s)
         return hung_s if self._row_s is None else min(hung_s, self._row_s * rows)
 
@@ -96,10 +92,10 @@ class Deadlines:
 
 
 class CpuAccount:
-    """One run's CPU time, from the first warm worker on.
+    """CPU seconds of a run, from the first warm worker on.
 
     Args:
-        slots: The places of the workers, as they are later too.
+        slots: The pool's list of slots, to which the pool adds.
     """
 
     def __init__(self, slots: Sequence[WorkerSlot]) -> None:
@@ -109,12 +105,12 @@ class CpuAccount:
         self._driver_before_s = time.process_time()
 
     def heard(self, worker: tuple[int, int], cpu_s: Mapping[str, float]) -> None:
-        """What a worker, by slot and generation, has spent so far."""
+        """Take the report of a worker, named by slot and generation."""
         if cpu_s:
             self._of_workers[worker] = cpu_s
 
     def seconds(self) -> dict[str, float]:
-        """CPU seconds by part, those that were not used among them."""
+        """Return CPU seconds by part, idle cores among the parts."""
         spent = dict[str, float]()
         for of_worker in self._of_workers.values():
             for part, seconds in of_worker.items():
@@ -124,7 +120,7 @@ class CpuAccount:
         return in_order(spent)
 
     def _cores_s(self) -> float:
-        """Seconds times cores that the workers had: nodes come and go."""
+        """Return the sum over workers of their cores times the seconds they had them."""
         now_s = time.monotonic()
         return sum(
             slot.info.threads * max(0.0, min(now_s, slot.left_s) - max(self._began_s, slot.came_s))
@@ -135,17 +131,18 @@ class CpuAccount:
 
 POLL_S = 0.2
 STATUS_EVERY_S = 1.0
-# Workers that are asked at a time: of very many each has its turn later.
+# Most workers that are asked for their status at a time; the others are asked a second later.
 STATUS_AT_ONCE = 100
-# A turn looks at every worker. Of so many, those that end within a moment share one.
+# Each turn of the loop looks at all workers. From 100 workers on a turn lasts 20 ms at least, so
+# that calls that end together share it.
 MANY_WORKERS, TURN_S = 100, 0.02
 WARM_UP_LIMIT_S = 900.0
 WARM_UP_ATTEMPTS = 3
 WARM_UP_PAUSE_S = 1.0
-# A worker opens the source too: it tries as long as a run bears an outage, however slow a try is.
+# A worker opens the source in its warm-up, so it tries as long as a run bears an outage.
 OUTAGE_WARM_UP_S = 100.0
 OUTAGE_WARM_UP_PAUSE_S = 10.0
-# A dead worker is started again in a second or two; until then calls to it fail at once.
+# Ray starts a dead actor again in a second or two; until then calls to it fail at once.
 RESTART_LIMIT_S = 60.0
 RESTART_POLL_S = 0.2
 
@@ -154,13 +151,15 @@ class Scheduler:
     """Runs a ledger's shards on a pool until each is settled, or until told to stop.
 
     Args:
-        ledger: The books; its `result` is what `run` returns.
-        pool: Workers; started and closed by `run`.
-        deadlines: Limits. sink: Takes events. stop: Polled between waits.
-        observe: Takes those for telemetry.
-        on_tick: Called a few times a second; what it raises ends the run.
-        drain_s: How long shards in flight may go on after a request to stop.
-        clock: Monotonic seconds, the same clock as the pool's.
+        ledger: State of all shards; `run` returns its `result`.
+        pool: Workers; `run` starts and closes them.
+        deadlines: Deadlines of shards.
+        sink: Takes events.
+        observe: Takes events for telemetry.
+        stop: Polled between waits.
+        on_tick: Called at each turn of the loop; an exception in it ends the run.
+        drain_s: Time that shards in flight have after a request to stop, in seconds.
+        clock: Monotonic seconds; also the pool's clock.
     """
 
     def __init__(
@@ -188,7 +187,7 @@ class Scheduler:
         self._turned = clock()
 
     def run(self) -> Result:
-        """Work until nothing is left; the workers are gone when this returns."""
+        """Work until nothing is left, then close the pool."""
         self._stop.watched = True
         try:
             self._pool.start()
@@ -250,9 +249,10 @@ class Scheduler:
             with_room = [slot for slot in self._dispatch_round(with_room, share) if slot.room > 0]
 
     def _dispatch_round(self, slots: Sequence[WorkerSlot], share: int) -> list[WorkerSlot]:
-        """One shard for each of these workers; those that got one.
+        """Send a shard to each of these workers, and return the workers that got one.
 
         Args:
+            slots: Slots with room.
             share: Most shards for one worker.
         """
         got = []
@@ -269,7 +269,7 @@ class Scheduler:
         return got
 
     def _share(self) -> int:
-        """Most shards for one worker: the first one that is warm must not take what all can do."""
+        """Return the most shards for one worker, so that the first warm worker leaves some."""
         living = sum(slot.state in (WARMING, READY) for slot in self._pool.slots)
         return max(CONCURRENT_SHARDS, -(-self._ledger.unsettled // max(1, living)))
 
@@ -310,7 +310,7 @@ class Scheduler:
             self._settle_work(call, outcome)
 
     def _hear(self, call: WorkerCall, outcome: Outcome) -> None:
-        """What a worker says beside its answer."""
+        """Take the worker's counts that came with its answer."""
         index = call.slot.index
         if self._cpu is not None and call.kind in WORK:
             self._cpu.heard((index, call.generation), outcome.cpu_s)
@@ -319,7 +319,7 @@ class Scheduler:
             self._observe(said)
 
     def _tell_attempt(self, call: WorkerCall, outcome: Outcome | Lost) -> None:
-        """One event for telemetry, and one for each row that the worker names."""
+        """Emit an event for telemetry, and one for each quarantined row that the worker names."""
         shard_id, index = call.payload.work.shard_id, call.slot.index
         notes = outcome.notes if isinstance(outcome, Outcome) else None
         ended_s = time.time()
@@ -334,8 +334,10 @@ class Scheduler:
             )
 
     def _settle_device_lost(self, call: WorkerCall, reason: str) -> None:
-        """A process that lost its device ends, and its shards are lost as if it had died: those
-        that were together on it are charged with nothing."""
+        """Replace a process that has lost its device; its shards are lost as if it had died.
+
+        Shards that were together on the device are not charged with a failure.
+        """
         slot, others = call.slot, list[WorkerCall]()
         if call.generation == slot.generation:
             self._sink(events.WorkerLost(slot.index, reason))
@@ -345,8 +347,11 @@ class Scheduler:
             self._settle_work(one, Lost(reason))
 
     def _settle_lost(self, call: WorkerCall, lost: Lost) -> None:
-        """A process takes all its calls with it, and they arrive one after another: those that come
-        when the next process is up already say nothing of that one."""
+        """Handle a lost call, whose process has died with all its calls.
+
+        Lost calls arrive one after another. A call of an earlier generation says nothing of the
+        process that runs now.
+        """
         slot = call.slot
         together = [one for one in slot.work if one.generation == call.generation]
         if call.kind in WORK:
@@ -438,7 +443,7 @@ class Scheduler:
         if now - self._last_check < POLL_S:
             return
         self._last_check = now
-        # Of a thousand workers hardly one is late.
+        # Most workers are early, so their exact deadline is not computed.
         early_s = self._deadlines.least_s
         for slot in self._pool.slots:
             if slot.retry_s is not None and now >= slot.retry_s:
@@ -494,7 +499,7 @@ class Scheduler:
         self._heard = True
 
     def _asked_now(self) -> list[WorkerSlot]:
-        """The workers whose turn it is."""
+        """Return the next workers to ask, 100 at most."""
         slots = self._pool.slots
         first, count = self._next_asked, min(len(slots), STATUS_AT_ONCE)
         self._next_asked = (first + count) % len(slots)

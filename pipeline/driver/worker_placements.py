@@ -94,9 +94,8 @@ class WorkerPlacements:
         try:
             wanted = place_workers(view.nodes, self._run, at_most=shards)
         except (DeviceError, SpecError):
-            return []  # these nodes cannot hold the job, or not yet
-        # Places of workers that were given up count as taken: on a node where no worker gets ready
-        # none is started again.
+            return []  # these nodes cannot hold the job
+        # Places of workers that were given up stay taken: they are not tried again.
         taken = Counter(place.node_id for place in self.places)
         found = []
         for place in wanted:

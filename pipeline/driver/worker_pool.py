@@ -1,8 +1,7 @@
-"""The driver's table of workers: who is warm, what each has in flight, and how to replace one.
+"""Table of the driver's workers: their states, their calls in flight, their replacement.
 
-A `WorkerSlot` is a place for a worker; the worker behind it may die and be replaced, the slot stays. The
-executor's `Workers` start processes and carry calls; deciding what a loss means is the scheduler's
-business.
+A `WorkerSlot` is a place for a worker: its worker may die and be replaced, and the slot stays. The
+executor's `Workers` start processes and carry calls. The scheduler decides what a loss means.
 """
 
 from __future__ import annotations
@@ -24,14 +23,17 @@ WORK = ("run", "probe")
 
 @dataclass(eq=False, slots=True)
 class WorkerCall:
-    """One remote call in flight.
+    """A call to a worker that has not ended.
 
     Args:
-        kind: warm_up, run, probe or status. payload: What the scheduler wants to remember.
+        kind: warm_up, run, probe or status.
+        slot: The slot of its worker.
+        ref: The executor's object for the call.
+        payload: The scheduler's object for the call.
     Attributes:
-        head_since: When it became the oldest work of its slot; deadlines count from here.
+        head_since: When the call became the oldest work of its slot; deadlines count from here.
         shared_worker: Another call was in flight when the worker was lost, so blame is uncertain.
-        generation: Which of the slot's workers it was sent to.
+        generation: Number of the worker in the slot.
     """
 
     kind: str
@@ -49,12 +51,15 @@ class WorkerSlot:
 
     Attributes:
         work: Run and probe calls in flight, oldest first; at most as many as the worker takes.
-        warming_since: When the worker was last started. retry_s: When to ask for warm-up again.
-        generation: How often a worker was started here; a call belongs to that of its time.
+        warming_since: When the worker was last started.
+        retry_s: When to ask for warm-up again.
+        generation: How often a worker was started here.
         asked: A status call is in flight.
-        failures: Warm-ups in a row that failed, the first one at `failing_since`.
-        waits_for: What the worker was waiting for when last asked: `source`, `output`, or nothing.
-        came_s, left_s: From when until when its cores belonged to the run, by the pool's clock.
+        failures: Warm-ups in a row that failed.
+        failing_since: When the first of these failed.
+        waits_for: `source` or `output` if the worker waited for it when last asked, else empty.
+        came_s: When its cores came to the run, by the pool's clock.
+        left_s: When its cores left the run.
     """
 
     index: int
@@ -74,26 +79,26 @@ class WorkerSlot:
     left_s: float = math.inf
 
     def under_way(self, seconds: float) -> None:
-        """The worker says how much audio it is through with in shards not published yet.
+        """Note the audio that the worker has extracted in unpublished shards, in seconds.
 
-        It forgets a shard when it has published it, before this side hears of that: the figure
-        never falls until `ended` takes the shard out, so progress does not go backwards.
+        The worker drops a shard from the sum when it has published it, before the driver knows.
+        So the figure never falls until `ended` subtracts the shard: progress never goes back.
         """
         self.seconds_in_flight = max(self.seconds_in_flight, seconds)
 
     def ended(self, seconds: float) -> None:
-        """A shard of so much audio is no longer in flight."""
+        """Subtract a shard that has ended, of `seconds` seconds."""
         self.seconds_in_flight = max(0.0, self.seconds_in_flight - seconds)
 
     @property
     def room(self) -> int:
-        """How many more shards this worker may be sent."""
+        """Number of shards that the worker may still be sent."""
         takes = CONCURRENT_SHARDS if self.info is None else self.info.shards
         return takes - len(self.work) if self.state == READY else 0
 
     @property
     def idle(self) -> bool:
-        """Warm and without work."""
+        """True if the worker is warm and has no work."""
         return self.state == READY and not self.work
 
 
@@ -101,7 +106,7 @@ class WorkerPool:
     """All slots of one run.
 
     Args:
-        workers: Starts, calls and kills them.
+        workers: Starts, calls and kills the workers.
         size: Number of slots.
         clock: Monotonic seconds; a test may pass its own.
     """
@@ -143,10 +148,10 @@ class WorkerPool:
         timeout_s: float,
         heads_up: Callable[[Sequence[WorkerCall]], None] = lambda calls: None,
     ) -> Iterator[tuple[WorkerCall, Outcome | Lost]]:
-        """Calls that ended, with their results; returns after `timeout_s` at the latest.
+        """Yield calls that ended, with their results; waits for `timeout_s` seconds at most.
 
         Args:
-            heads_up: Told of all of them before the first one.
+            heads_up: Called with all of these calls before the first is yielded.
         """
         if not self._calls:
             time.sleep(timeout_s)
@@ -162,7 +167,7 @@ class WorkerPool:
             yield call, result
 
     def restart(self, slot: WorkerSlot) -> None:
-        """The worker's process died and is started again; we warm it up again."""
+        """Warm up the worker again, whose process died and is started again."""
         slot.state, slot.info, slot.seconds_in_flight = WARMING, None, 0.0
         slot.waits_for = ""
         slot.warming_since = self._clock()
@@ -175,28 +180,28 @@ class WorkerPool:
         self.submit(slot, "warm_up")
 
     def replace(self, slot: WorkerSlot) -> list[WorkerCall]:
-        """Kill the slot's worker and start a new one; the calls it took with it are returned."""
+        """Kill the slot's worker, start another, and return the calls that were in flight."""
         lost = self._forget(slot)
         self.workers.kill(slot.worker)
         self._start(slot)
         return lost
 
     def retire(self, slot: WorkerSlot) -> list[WorkerCall]:
-        """Give the slot up; the calls it took with it are returned."""
+        """Kill the slot's worker for good, and return the calls that were in flight."""
         lost = self._forget(slot)
         slot.state, slot.retry_s, slot.seconds_in_flight = DEAD, None, 0.0
         self.workers.kill(slot.worker)
         return lost
 
     def grow(self) -> WorkerSlot:
-        """One more slot, whose worker is started and asked to warm up."""
+        """Add a slot, start its worker and ask it to warm up."""
         slot = WorkerSlot(len(self.slots), came_s=self._clock())
         self.slots.append(slot)
         self._start(slot)
         return slot
 
     def leave(self, slot: WorkerSlot) -> list[WorkerCall]:
-        """As `retire`, and its cores are no longer there either."""
+        """Retire a slot whose node is gone, and its cores with it."""
         slot.left_s = self._clock()
         return self.retire(slot)
 

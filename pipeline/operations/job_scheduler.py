@@ -1,8 +1,8 @@
-"""The scheduler of a job: its books, its workers, and what each of them is told.
+"""Set up the scheduler of a job: ledger, worker pool, claims on shards, orders to workers.
 
-A store takes tens of milliseconds to answer: read one after the other, records would bound a job of
-many workers to some tens of shards a second. Those of shards that ended together are asked for
-together; the more end meanwhile, the more there are the next time.
+A store takes tens of milliseconds to answer. Read one after the other, commit records would limit a
+job of many workers to some tens of shards a second. So records of shards that ended together are
+read together.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from earmill.pipeline.worker.shard_runner import WorkerJob
 
 
 class CommitReader:
-    """What `ShardLedger` asks whether a shard is done.
+    """Reads commit records for `ShardLedger`.
 
     Args:
-        read: Reads the record of a shard; None where there is none.
-        side_by_side: Whether several reads at a time are faster than one.
+        read: Reads the record of a shard; None if there is none.
+        side_by_side: Several reads at a time are faster than one.
     """
 
     def __init__(self, read: Callable[[str], Committed | None], *, side_by_side: bool) -> None:
@@ -45,18 +45,18 @@ class CommitReader:
         self._begun: dict[str, Future[Committed | None]] = {}
 
     def look_ahead(self, shards: Sequence[str]) -> None:
-        """Begin to read the records of these; those begun before are out of date."""
+        """Begin to read the records of these shards, and drop reads that were begun before."""
         self._begun = {}
         if self._threads is not None and len(shards) > 1:
             self._begun = {shard: self._threads.submit(self._read, shard) for shard in {*shards}}
 
     def __call__(self, shard_id: str) -> Committed | None:
-        """The record of a shard as it is now, or was when its attempt had ended."""
+        """Return the record of a shard as of now, or as of the end of its attempt."""
         begun = self._begun.pop(shard_id, None)
         return self._read(shard_id) if begun is None else begun.result()
 
 
-# Builds, for a worker's job, what builds its runner inside the worker's process.
+# Returns, for a worker's job, the function that builds its runner inside the worker's process.
 RunnerFactory = Callable[[WorkerJob], Callable[[], Runner]]
 
 
@@ -70,49 +70,55 @@ def scheduler_of(
     make_runner: RunnerFactory,
     supply: Callable[[int], ShardClaims | None],
 ) -> Scheduler:
-    """The scheduler of what is pending, with as many workers as the session has places for.
+    """Return the scheduler of the pending shards, with a worker for each place of the session.
 
     Args:
-        lease: What gives the run its right to write; asked at every tick.
-        supply: Begins to claim so many shards ahead; None where there is no need.
+        job: The open job.
+        session: The executor's machines.
+        sink: Takes events.
+        observe: Takes events for telemetry.
+        stop: A request to stop.
+        lease: Gives the run its right to write; checked at every tick.
+        make_runner: Builds the workers' runners.
+        supply: Begins to claim shards, so many ahead; returns None for a run that does not share.
     """
     run, nodes = job.spec.run, session.nodes()
     placements = place_workers(nodes, run, at_most=len(job.pending))
-    roster = WorkerPlacements(placements, run, seen=session.seen, sink=sink)
+    worker_places = WorkerPlacements(placements, run, seen=session.seen, sink=sink)
     if note := cpu_note(nodes, run):
         sink(events.Note(note))
 
     committed = CommitReader(partial(_committed, job), side_by_side=not job.layout.is_local)
 
-    def hire(index: int) -> WorkerRequest:
-        return _hire(job, roster.places[index], make_runner)
+    def request_of(index: int) -> WorkerRequest:
+        return _request_of(job, worker_places.places[index], make_runner)
 
-    feeding = supply(sum(shards_of(job, place) for place in placements))
-    fed = len(placements)
+    claims = supply(sum(shards_of(job, place) for place in placements))
+    placed = len(placements)
 
     def on_tick() -> None:
-        nonlocal fed
+        nonlocal placed
         if lease is not None:
             lease.check()
         session.check()
-        roster.follow(pool, ledger)
-        if feeding is None:
+        worker_places.follow(pool, ledger)
+        if claims is None:
             return
-        if len(roster.places) > fed:
-            fed = len(roster.places)
-            feeding.widen(sum(shards_of(job, place) for place in roster.of_living(pool)))
-        feeding.feed(ledger)
+        if len(worker_places.places) > placed:
+            placed = len(worker_places.places)
+            claims.widen(sum(shards_of(job, place) for place in worker_places.of_living(pool)))
+        claims.feed(ledger)
 
     ledger = ShardLedger(
-        job.pending if feeding is None else (),
+        job.pending if claims is None else (),
         committed,
         max_attempts=run.max_attempts,
         sink=sink,
         witnesses=job.witnesses(),
         look_ahead=committed.look_ahead,
     )
-    ledger.more_to_come = feeding is not None
-    pool = WorkerPool(session.workers(hire), len(placements))
+    ledger.more_to_come = claims is not None
+    pool = WorkerPool(session.workers(request_of), len(placements))
     return Scheduler(
         ledger,
         pool,
@@ -132,7 +138,7 @@ def _committed(job: OpenJob, shard_id: str) -> Committed | None:
 
 
 def shards_of(job: OpenJob, place: Placement) -> int:
-    """Most shards that the worker of a place is sent at a time."""
+    """Return the most shards that the worker of a place is sent at a time."""
     if not place.num_gpus:
         return CONCURRENT_SHARDS
     count = len(job.plan.shards)
@@ -141,7 +147,7 @@ def shards_of(job: OpenJob, place: Placement) -> int:
     )
 
 
-def _hire(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> WorkerRequest:
+def _request_of(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> WorkerRequest:
     shards = shards_of(job, place)
     work = WorkerJob(
         spec=job.spec,

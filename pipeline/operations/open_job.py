@@ -1,9 +1,9 @@
-"""A job that may start: its plan and dataset.json are stored or checked, and it says what is left.
+"""Open a job: store or check its plan and dataset.json, and find the shards that are left.
 
 The output is the only state: resume is the stored plan minus the commits.
 
-A stored plan never changes, so files that were added, removed or touched since are not part of the
-output. That is told whenever a job goes on; no audio is opened for it.
+A stored plan never changes, so files that were added, removed or changed since are not part of the
+output. A job that goes on says so, after a listing of the source that opens no audio.
 """
 
 from __future__ import annotations
@@ -70,11 +70,10 @@ class Changes:
 
 
 def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
-    """How a listing differs from the plan.
+    """Return how a listing differs from the plan.
 
-    A row counts as changed by its place, tag, size or time, or by the columns it carries through.
-    Both go by side by side, as a plan is in the order of its listing: what is held are rows that
-    one of them has and the other has not had yet.
+    A row has changed if its place, tag, size, time or columns have. A plan is in the order of its
+    listing, so both are read side by side. Only rows without a partner so far are held.
     """
     old, new = dict[str, Item](), dict[str, Item]()
     changed = list[str]()
@@ -95,12 +94,12 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
 
 
 def is_other(old: Item, new: Item) -> bool:
-    """Whether a row is to be made anew: its audio, or what else is known of it, is another."""
+    """Return True if a row must be made again, because its audio or columns have changed."""
     return other_audio(old, new) or not same_columns(old, new)
 
 
 def other_audio(old: Item, new: Item) -> bool:
-    """Whether a row's audio may be another, by place, span, and tag, else size and time."""
+    """Return True if the audio may have changed, by place, span, and tag, else size and time."""
     if (old.uri, old.start_s, old.end_s) != (new.uri, new.start_s, new.end_s):
         return True
     if old.etag is not None and new.etag is not None:
@@ -110,7 +109,7 @@ def other_audio(old: Item, new: Item) -> bool:
 
 
 def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
-    """The event that tells of a difference, or of a source that cannot be listed; None if equal."""
+    """Return the event of a source that differs or cannot be listed; None if it is as planned."""
     try:
         found = compare(plan.items(), listing(source))
     except EarmillError as error:
@@ -127,7 +126,7 @@ def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
 
 
 def update_hint(source: Source, plan: Plan) -> str:
-    """What to say to who meets a finished output: how its source has changed since, if it has."""
+    """Return a clause on --update that says how the source has changed; empty if it has not."""
     try:
         found = compare(plan.items(), listing(source))
     except EarmillError:
@@ -136,19 +135,25 @@ def update_hint(source: Source, plan: Plan) -> str:
 
 
 def listing(source: Source) -> Iterator[Item]:
-    """The source's rows; without durations where it can do that, as those open every file."""
+    """Yield the source's rows, without durations if it can, because durations open every file."""
     yield from getattr(source, "listing", source.items)()
 
 
 @dataclass(frozen=True)
 class OpenJob:
-    """A job that may start: everything is checked, the lock is held.
+    """A job that is checked and may start; the lock is held.
 
     Args:
-        before: Commits of earlier runs. pending: Shards that have none, or are done again.
-        again: The latter. copies: Shards without a commit that are copied once all others have one.
+        spec: The job.
+        layout: The output.
+        plan: The plan.
+        dataset: The output's description.
+        before: Commits of earlier runs, by shard id.
+        pending: Shards without a commit, or whose commit is replaced.
+        again: The commits that are replaced, by shard id.
+        copies: Shards without a commit that are copied once all others have one.
         fence: The run's right to write to the output.
-        scratch: The folder of its workers below that of the output's.
+        scratch: The workers' folder below the output's scratch folder.
     """
 
     spec: JobSpec
@@ -163,7 +168,7 @@ class OpenJob:
     scratch: str = field(default_factory=lambda: f"run-{secrets.token_hex(4)}")
 
     def started(self) -> events.JobStarted:
-        """The event that opens the run."""
+        """Return the first event of the run."""
         records = self.before.values()
         total_s = sum(shard.seconds for shard in self.plan.shards)
         return events.JobStarted(
@@ -181,7 +186,7 @@ class OpenJob:
         )
 
     def witnesses(self) -> list[Item]:
-        """Rows that an earlier run could read: those of its best shards."""
+        """Return rows of the best shards of earlier runs, to test the source with."""
         bad = {name: one.rows_bad / one.rows_ok for name, one in self.before.items() if one.rows_ok}
         best = sorted(bad, key=bad.__getitem__)[:WITNESSES]
         shards = {shard.shard_id: shard for shard in self.plan.shards}
@@ -189,7 +194,7 @@ class OpenJob:
 
 
 def committed_of(record: CommitRecord) -> Committed:
-    """What the driver keeps of a commit record, which names every file."""
+    """Return the numbers that the driver keeps of a commit record."""
     return Committed(
         rows_ok=record.rows_ok,
         rows_bad=record.rows_bad,
@@ -202,7 +207,11 @@ def committed_of(record: CommitRecord) -> Committed:
 
 
 def stored_dataset(spec: JobSpec, layout: Layout) -> DatasetFile | None:
-    """The output's own description, None where it is new; OutputError if it is another job's."""
+    """Return the output's description; None if the output is new.
+
+    Raises:
+        OutputError: The output belongs to another job.
+    """
     stored = read_dataset(layout)
     if stored is not None and stored.spec_sha256 != spec.sha256():
         changed = describe_changes(stored.spec, spec.canonical()) or "not visible in the spec"
@@ -226,13 +235,20 @@ def open_job(
     fences: tuple[Fence, Fence] = (UNFENCED, UNFENCED),
     on_step: Callable[[str], None] = lambda text: None,
 ) -> OpenJob:
-    """Write or check plan and dataset.json; refuse to go on unasked.
+    """Write or check plan and dataset.json; refuse to go on with an output unasked.
 
     Args:
-        beside: Without the lock: other drivers may be at work, and it is one of them.
-        stored: The output's description; None where it has none yet.
-        fences: The right to write here, while the job is opened and for the rest of the run.
-        on_step: Told what takes a while.
+        spec: The job.
+        layout: The output.
+        plan: The plan, stored or new.
+        extractors: The job's models.
+        source: The job's source.
+        resume: Go on with an output that holds commits.
+        again: Chooses commits to replace.
+        beside: Other drivers may be at work, and this driver does not hold the lock.
+        stored: The output's description; None if it has none yet.
+        fences: The rights to write here, while the job is opened and for the rest of the run.
+        on_step: Called with a sentence about each long step.
     """
 
     def may_write(layout: Layout) -> None:
@@ -259,7 +275,7 @@ def open_job(
     may_write(layout)
     if not beside:
         clear_scratch(layout)
-    sweep()  # a run without pending shards starts no Ray, which would do it
+    sweep()  # temporary files of drivers and workers that were killed
     if not beside and carry_over(layout, dataset, plan, on_step, opening):
         before = commits_as(layout, committed_of, without=chosen)
     left = [shard for shard in plan.shards if shard.shard_id not in before]
@@ -298,7 +314,7 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
 
 
 def _extensions(spec: JobSpec) -> dict[str, object]:
-    """The distributions that bring the job's source and formats: what a reader may have to get."""
+    """Return the distributions of the job's source and formats, which a reader may need."""
     return {
         "source": SOURCES.owner(spec.source.kind),
         "formats": {name: FORMATS.owner(name) for name in spec.output.formats},
@@ -306,7 +322,7 @@ def _extensions(spec: JobSpec) -> dict[str, object]:
 
 
 def _spans(spec: JobSpec, extractors: Sequence[Extractor]) -> dict[str, object]:
-    """How long recordings were cut, and what the models heard before each span."""
+    """Return the length of spans, and of the audio that models hear before a span."""
     if spec.audio.spans is None:
         return {}
     warm_s = warm_up_s(spec.audio.spans, extractors, [entry.model for entry in spec.extract])
@@ -314,7 +330,7 @@ def _spans(spec: JobSpec, extractors: Sequence[Extractor]) -> dict[str, object]:
 
 
 def _unique(index: int, spec: JobSpec) -> str:
-    """The model's name; a second entry of the same model gets a number."""
+    """Return the model's name, with a number for a second entry of the same model."""
     name = spec.extract[index].model
     earlier = sum(entry.model == name for entry in spec.extract[:index])
     return f"{name}#{earlier}" if earlier else name

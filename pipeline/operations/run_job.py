@@ -1,11 +1,11 @@
 """One job from spec to finished dataset: check, lock, plan, schedule, finalise.
 
-Everything a user can get wrong is raised before Ray starts. The plan is made once and stored;
-resume is the stored plan minus the commits. The output is the only state: whatever kills this
-process, running it again with `resume` goes on where the commits end.
+Mistakes of the user are found before the workers start. The plan is made once and stored; resume is
+the stored plan minus the commits. The output is the only state: after any end of this process a run
+with `resume` goes on where the commits end.
 
-0: every row of the plan is accounted for and few enough are in quarantine. 3: the same, but too
-many are. 1: shards are missing, because they failed or because the run was asked to stop.
+The exit code is 0 if every row of the plan is committed or quarantined. It is 3 if more rows are in
+quarantine than the job allows, and 1 if shards are missing.
 """
 
 from __future__ import annotations
@@ -83,14 +83,16 @@ def summarise(
     skipped: str = "",
     closed: bool = False,
 ) -> JobFinished:
-    """The closing event.
+    """Return the last event of a run.
 
     Args:
-        result: What this run did. before: Commits of earlier runs. shards: Shards of the plan.
-        layout: The output; its index tells why rows are bad, once there is one.
+        result: The commits and failures of this run.
+        before: Commits of earlier runs.
+        shards: Number of shards of the plan.
+        layout: The output; its index holds the reasons of quarantined rows.
         max_bad_fraction: Quarantined rows allowed, as a fraction of all rows.
         skipped: What the listing left out, in words.
-        closed: The run made the snapshot that counts: of copied rows alone, for one.
+        closed: The run made the current snapshot, perhaps of copied rows alone.
     """
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
@@ -146,7 +148,7 @@ def _complete_message(
         return f"done: {rows}, no audio had to be computed -> {layout.url()}"
     if not result.done:
         return f"nothing to do, all shards are committed: {rows} -> {layout.url()}"
-    # Audio that went through the models; a run that only found bad rows has no speed.
+    # Speed is audio that went through the models; a run with bad rows alone has none.
     speed = result.seconds / result.worked_s if result.worked_s else 0.0
     took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
     return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {layout.url()}"
@@ -171,7 +173,7 @@ def _incomplete_message(result: Result, committed: int, shards: int) -> str:
 
 
 def _bad_by_class(layout: Layout) -> dict[str, int]:
-    """Quarantined rows by reason, most frequent first, from the index that counts."""
+    """Return quarantined rows by reason, most frequent first, from the current index."""
     name = current_index(layout)
     if name is None:
         return {}
@@ -192,18 +194,20 @@ def run_job(
     finish: bool = False,
     make_runner: RunnerFactory = lambda job: job,
 ) -> events.JobFinished:
-    """Run a job to its end, or as far as it gets; the last event, which the sink has seen too.
+    """Run a job to its end, or as far as it gets, and return the last event.
 
     Args:
+        spec: The job.
         resume: Go on with an output that holds commits of this job.
         again: Chooses committed shards to process once more; see `dataset.recompute`.
-        plan: Taken for a new output instead of listing the source.
-        stop: Ask it to stop from a signal handler or another thread.
-        join: Work beside other drivers on this output, and go on with what they leave.
+        plan: The plan of a new output; None lists the source.
+        sink: Takes all events, the last one included.
+        stop: Asked to stop by a signal handler or another thread.
+        join: Work beside other drivers on this output, and take over shards that they leave.
         finish: Compute nothing; write the index if every shard is committed.
-        make_runner: What workers run; a caller may extend the row pipeline.
+        make_runner: Builds the workers' runners; a caller may extend the row pipeline.
     Raises:
-        SpecError, SourceError, OutputError, LockedError: Before any work, one clear line.
+        SpecError, SourceError, OutputError, LockedError: Before any work.
         SourceOutage, RunStopped: Source or output are away; the same command may work later.
         OvertakenError: Another command took the output over while this one gave no sign of life.
     """
@@ -223,7 +227,7 @@ def run_job(
 
 @dataclass(frozen=True)
 class _Request:
-    """What `run_job` was called with."""
+    """Arguments of `run_job`."""
 
     spec: JobSpec
     resume: bool
@@ -235,19 +239,19 @@ class _Request:
     make_runner: RunnerFactory
 
     def tell(self, text: str) -> None:
-        """Say what begins."""
+        """Emit that a step begins."""
         self.sink(events.Step(text))
 
 
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """An output that fails ends the run, and nothing else: its line says how to go on."""
+    """Turn a failure of the output into the end of the run, with a line on how to go on."""
     try:
         yield
     except StorageError as error:
         raise RunStopped(f"{error}; {RESUME}") from error
     except OutputError as error:
-        # A store that answers "not now" is there: no mistake in the job.
+        # The store answered "not now", so the job holds no mistake.
         if isinstance(error.__cause__, StorageError) and error.__cause__.is_not_now:
             raise RunStopped(f"{error}; {RESUME}") from error
         raise
@@ -264,7 +268,7 @@ def _run_job(request: _Request, sharing: SharingPolicy) -> events.JobFinished:
             request.sink(changed)
         request.sink(job.started())
         result = Result()
-        # The output is finished before Ray stops: whatever keeps Ray does not keep the dataset.
+        # The dataset is finished before the workers stop, so a slow stop does not delay it.
         if job.pending and sharing.works:
             result = _work(stack, request, sharing, checked, job, lease, began_s)
         return _finish(job, result, sharing, request.sink)
@@ -275,8 +279,12 @@ class _Checked:
     """A job in which no mistake was found.
 
     Args:
-        stored: Its description, where the output has it already.
-        plan: None where that of the output is to be taken or made, once it is open.
+        executor: Runs its workers.
+        layout: The output.
+        source: The source.
+        stored: The output's description; None if it has none yet.
+        extractors: The models.
+        plan: The plan; None if it is read or made once the output is open.
     """
 
     executor: Executor
@@ -288,7 +296,7 @@ class _Checked:
 
 
 def _check(request: _Request, sharing: SharingPolicy) -> _Checked:
-    """All that a user can get wrong; nothing is written."""
+    """Check everything that a user can get wrong; nothing is written."""
     spec, sink = request.spec, request.sink
     # The cheap checks come first: the models take seconds to import.
     sink(events.Step("checking source, output and models"))
@@ -300,7 +308,7 @@ def _check(request: _Request, sharing: SharingPolicy) -> _Checked:
     stored = stored_dataset(spec, layout)
     extractors = validate_models(spec)
     check_stream_names(stream for extractor in extractors for stream in extractor.streams)
-    # A driver alone makes its plan before it takes the lock: a mistake in it leaves no trace.
+    # A driver alone makes its plan before it takes the lock, so a mistake leaves the output empty.
     plan = request.plan if stored is None else None
     if plan is None and not sharing.joins:
         plan = _plan(spec, layout, source, stored, sink)
@@ -311,10 +319,10 @@ def _check(request: _Request, sharing: SharingPolicy) -> _Checked:
 def _open(
     stack: ExitStack, request: _Request, sharing: SharingPolicy, checked: _Checked
 ) -> tuple[OpenJob, Heartbeat | None]:
-    """Take the lock and open the job; beside others the lock is held while the job is opened.
+    """Take the lock and open the job; a driver that joins holds the lock only meanwhile.
 
-    A driver that joins becomes a member of the crew before it reads the plan and the commits. From
-    then on its fence finds out when another command takes the output.
+    A driver that joins registers as a member before it reads the plan and the commits. From then on
+    its fence notices if another command takes the output over.
     """
     spec, layout = request.spec, checked.layout
     member = None
@@ -354,9 +362,10 @@ def _open(
 
 
 def _opened_plan(request: _Request, checked: _Checked, stored: DatasetFile | None) -> Plan:
-    """The plan of an output whose description was read with the right to write there.
+    """Return the plan of an output that was opened.
 
-    Another command may have begun or changed the dataset since the job was checked.
+    Another command may have begun or changed the dataset since the job was checked, so a plan of
+    that time counts only if the description is the same.
     """
     known = checked.plan
     if known is not None and (stored is None or stored == checked.stored):
@@ -373,7 +382,7 @@ def _work(
     lease: Heartbeat | None,
     began_s: float,
 ) -> Result:
-    """Have workers do what is pending; they go with the stack."""
+    """Process the pending shards with workers; the stack stops the workers."""
     spec, executor = request.spec, checked.executor
     request.tell("starting the workers")
     supply = _supply(stack, job, sharing, lease, shares=request.again is None)
@@ -394,13 +403,13 @@ def _work(
     result = scheduler.run()
     if session.is_here and not has_seats(session.nodes(), spec.run):
         start_s = time.monotonic() - began_s - result.worked_s
-        # Once the index is written: nothing there waits for the models' sources to be hashed.
+        # After the index is written, which need not wait for a hash of the models' sources.
         stack.callback(keep_job, spec, result.seconds, result.cpu_s, start_s)
     return result
 
 
 def _clear(job: OpenJob) -> None:
-    """Remove what the workers of this run left; what cannot be removed now is by the next run."""
+    """Remove temporary files of this run's workers; the next run removes the rest."""
     with suppress(OSError):
         clear_scratch(job.layout, job.scratch)
 
@@ -408,7 +417,7 @@ def _clear(job: OpenJob) -> None:
 def _plan(
     spec: JobSpec, layout: Layout, source: Source, stored: DatasetFile | None, sink: events.Sink
 ) -> Plan:
-    """The plan that is stored, or a new one."""
+    """Return the stored plan, or make one."""
     if stored is not None:
         return Plan.read(layout, stored.plan_id)
     sink(events.Step("listing the source"))
@@ -425,7 +434,10 @@ def _plan(
 def _supply(
     stack: ExitStack, job: OpenJob, sharing: SharingPolicy, lease: Heartbeat | None, *, shares: bool
 ) -> Callable[[int], ShardClaims | None]:
-    """What begins to claim shards; nothing is shared of a run that may do shards again."""
+    """Return a function that begins to claim shards.
+
+    A run that replaces commits shares no shards: its function returns None.
+    """
     if not shares:
         return lambda ahead: None
     member = lease if isinstance(lease, CrewMember) else stack.enter_context(CrewMember(job.layout))
@@ -449,7 +461,7 @@ def _supply(
 def _finish(
     job: OpenJob, result: Result, sharing: SharingPolicy, sink: events.Sink
 ) -> events.JobFinished:
-    """Finalise what is complete, and sum up."""
+    """Close a complete dataset, and return the last event."""
     job.fence.check(job.layout)
     before = job.before | _by_others(job, result)
     missing = len(job.plan.shards) - len(before) - len(result.done)
@@ -472,7 +484,7 @@ def _finish(
             fence=job.fence,
         )
     elif job.again and result.done:
-        # What was done again counts, also where the rest of it keeps the commits of before.
+        # Replaced commits count at once; the other shards keep their earlier commits.
         with suppress(CommitError):
             finalise(job.layout, fence=job.fence)
     if sharing.joins and sharing.works and not sharing.stays:
@@ -500,7 +512,7 @@ def _snapshot_path(layout: Layout) -> str | None:
 
 
 def _by_others(job: OpenJob, result: Result) -> dict[str, Committed]:
-    """What other drivers have committed since this one looked."""
+    """Return the commits of other drivers since this driver read the commits."""
     known = job.before.keys() | result.done.keys()
     if job.again or len(known) == len(job.plan.shards):
         return {}

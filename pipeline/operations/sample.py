@@ -57,7 +57,7 @@ def sample(
         spec: The plan's job.
         rows: How many rows to draw; all rows where the plan has fewer.
         seed: Draws the rows; None draws a seed as well.
-        on_begin: Told how many rows are processed, before they are.
+        on_begin: Called with the number of rows before they are processed, in a sentence.
     Raises:
         SourceError: No row of the sample can be used. Else as `run_job`.
     """

@@ -50,6 +50,8 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[s
     """Address of a dashboard, and the environment that may submit to it."""
     port, dashboard, client, agent = free_ports(4)
     auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Despite its name this makes the head listen on loopback.
+    auth["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     # The interpreter of the kernels stands in for both GPUs.
     auth["AMTCORE_GPU"] = "interpreted"
     environment = {**os.environ, **auth, "PATH": f"{BIN}:{os.environ['PATH']}"}

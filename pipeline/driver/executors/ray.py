@@ -242,7 +242,7 @@ class _MutedStream:
         return self._inner.write(text)
 
     def __getattr__(self, name: str) -> Any:
-        # flush, encoding, isatty and so on are those of the real stream.
+        # The real stream answers for flush, encoding, isatty and so on.
         return getattr(self._inner, name)
 
 
@@ -437,9 +437,9 @@ class RaySession:
         """Return the nodes at the start."""
         return self._nodes
 
-    def workers(self, hire: Callable[[int], WorkerRequest]) -> RayWorkers:
+    def workers(self, request_of: Callable[[int], WorkerRequest]) -> RayWorkers:
         """Return workers as actors; see `Session`."""
-        return RayWorkers(hire)
+        return RayWorkers(request_of)
 
 
 # -- workers --------------------------------------------------------------------------------------
@@ -449,22 +449,22 @@ class RayWorkers:
     """Actors as `Workers`; Ray starts an actor again whose process has died.
 
     Args:
-        hire: Describes the worker of a place.
+        request_of: Describes the worker of a place.
     """
 
-    def __init__(self, hire: Callable[[int], WorkerRequest]) -> None:
-        self._hire = hire
+    def __init__(self, request_of: Callable[[int], WorkerRequest]) -> None:
+        self._request_of = request_of
 
     def start(self, index: int) -> Any:
         """Start an actor on the node of its place, or on another one if that node is gone."""
-        hire = self._hire(index)
+        request = self._request_of(index)
         return spawn_worker(
-            hire.make_runner,
-            environment=hire.environment,
-            num_cpus=hire.place.num_cpus,
-            num_gpus=hire.place.num_gpus,
-            shards=hire.shards,
-            node_id=hire.place.node_id or None,
+            request.make_runner,
+            environment=request.environment,
+            num_cpus=request.place.num_cpus,
+            num_gpus=request.place.num_gpus,
+            shards=request.shards,
+            node_id=request.place.node_id or None,
         )
 
     def call(self, worker: Any, kind: str, *args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What a run shows to the machines that watch it: figures for Prometheus, spans for OpenTelemetry.
+"""Telemetry of a run: metrics for Prometheus, spans for OpenTelemetry.
 
-Both are fed the events of the driver and nothing else, so neither can slow or change a run's work;
-where neither is asked for, nothing of this is imported. Workers count and time for them anyway
+Both are made of the driver's events alone, so neither can slow or change a run's work. The
+libraries are imported only when they are asked for. Workers count and time in any case
 (`common.counts`, `common.timing`).
 """
 
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def observed(run: RunSpec, sink: events.Sink) -> Iterator[tuple[events.Sink, events.Sink]]:
-    """Where a run's events go, and where those go that are for telemetry alone.
+    """Give two sinks for the time of a run: of all events, and of the events for telemetry alone.
 
+    Args:
+        run: Says where metrics are shown.
+        sink: Takes the events for people.
     Raises:
-        OutputError: The metrics' address or file is not to be had.
-        MissingPackageError: A package is missing that was asked for.
+        OutputError: The address or file of the metrics cannot be used.
+        MissingPackageError: The package for what was asked for is missing.
     """
     watchers: list[Callable[[events.Event], None]] = []
     with ExitStack() as stack:

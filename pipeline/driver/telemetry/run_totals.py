@@ -1,11 +1,10 @@
-"""What a run's events add up to: the figures behind its metrics. No Prometheus here.
+"""Totals of a run, summed from its events: progress for people, and the numbers behind metrics.
 
-Workers say what they have counted since they began, so a figure of theirs is the sum over all
-processes there were, each by its last word. What a process did between that and its death is lost.
+Workers report their counts since they began, so a total is the sum of the last reports of all
+processes. The counts of a process between its last report and its death are lost.
 
-Progress and time left are counted in the plan's audio seconds, never in rows or shards: rows differ
-in length, and audio is what costs. Hours and speed are those of audio that was decoded and went
-through the models.
+Progress and time left are measured in planned audio seconds, never in rows or shards, because rows
+differ in length. Hours and speed count audio that was decoded and went through the models.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from earmill.pipeline.driver import events
 
 # Below this much work the rate says nothing.
 RATE_AFTER_S = 0.5
-# Events come every second. After so long without one the process was stopped: no time of the work.
+# Events come every second. A longer pause means that the process was stopped; it is not counted.
 STOPPED_S = 30.0
 
 
@@ -34,8 +33,9 @@ class RunTotals:
     Args:
         clock: Monotonic seconds.
     Attributes:
-        audio_s: Audio of good rows, as decoded; committed shards of earlier runs included.
-        planned_s: Estimated audio of all shards, `done_s` of those that are through.
+        audio_s: Audio of good rows as decoded, in seconds; earlier runs included.
+        planned_s: Planned audio of all shards, in seconds.
+        done_s: Planned audio of shards that are done or extracted, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,12 +73,12 @@ class RunTotals:
 
     @property
     def working(self) -> bool:
-        """The workers are ready."""
+        """True once the first worker is ready."""
         return self._work_began is not None
 
     @property
     def done_s(self) -> float:
-        """Planned audio that is through."""
+        """Planned audio that is done or extracted, in seconds."""
         return min(self._planned_done_s + self._in_flight_s, self.planned_s)
 
     @property
@@ -87,12 +87,12 @@ class RunTotals:
 
     @property
     def left_audio_s(self) -> float:
-        """Audio that is left, as planned: an estimate."""
+        """Planned audio that is left, in seconds."""
         return self.planned_s - self.done_s
 
     @property
     def share(self) -> float:
-        """How much is done, 0 to 1."""
+        """Fraction of the planned audio that is done, 0 to 1."""
         return self.done_s / self.planned_s if self.planned_s else 1.0
 
     @property
@@ -102,7 +102,7 @@ class RunTotals:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds of waiting that are left at this rate; None while unknown."""
+        """Time left at this rate, in seconds; None while unknown."""
         rate = self._rate(self.done_s - self._planned_before_s)
         return None if rate is None else self.left_audio_s / rate
 
@@ -111,8 +111,7 @@ class RunTotals:
         return gained_s / worked_s if worked_s >= RATE_AFTER_S and gained_s > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The totals as a JSON progress record; `audio_s_left` and `audio_s_total` are estimates
-        while shards are left."""
+        """Return a JSON progress record; `audio_s_left` and `audio_s_total` are estimates."""
         rate, left_s = self.times_real_time, self.left_s
         return {
             "event": "progress",
@@ -128,7 +127,8 @@ class RunTotals:
         }
 
 
-# Upper ends, s: from a local disk to a store that throttles; and of whole shards.
+# Upper ends of buckets, in seconds: of commits, from a local disk to a store that throttles; and of
+# whole shards.
 COMMIT_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 SHARD_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
 COMMIT_STAGE = "commit"
@@ -138,14 +138,14 @@ class Histogram:
     """Durations in buckets.
 
     Args:
-        ends_s: Upper ends of the buckets, s; one more has no end.
+        ends_s: Upper ends of the buckets, in seconds; a last bucket has no end.
     """
 
     def __init__(self, ends_s: Sequence[float]) -> None:
         self.ends_s, self.counts, self.sum_s = tuple(ends_s), [0] * (len(ends_s) + 1), 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Count a duration."""
         seconds = max(0.0, seconds)
         self.counts[bisect_left(self.ends_s, seconds)] += 1
         self.sum_s += seconds
@@ -153,15 +153,23 @@ class Histogram:
 
 @dataclass
 class State:
-    """All figures of a run.
+    """All totals of a run.
 
     Args:
-        rows, audio_s, nbytes: Of shards that this run committed; rows by ok and quarantined.
-        quarantined: Reason to rows of them.
-        attempts: done, lost_race or failed, to attempts on shards.
-        retries: (what, cause) to tries again; what is source, output, shard or worker.
-        stages_s: Stage of a shard to how often and how long, all in all.
-        exit_code: Once the run is over.
+        started: The run's first event.
+        finished: The run's last event.
+        rows: ok or quarantined to rows that this run committed.
+        quarantined: Reason to quarantined rows that this run committed.
+        attempts: done, lost_race or failed to attempts on shards.
+        retries: (what, cause) to retries; what is source, output, shard or worker.
+        stages_s: Stage of a shard to number and sum of its durations.
+        audio_s: Audio of good rows that this run committed, in seconds.
+        nbytes: Bytes of data files that this run committed.
+        last_commit_s: Time of the last commit, in seconds since 1970.
+        shards: State to shards of this run.
+        workers: State to workers.
+        commits: Durations of commits.
+        shard_times: Durations of shards.
     """
 
     started: events.JobStarted | None = None
@@ -181,10 +189,11 @@ class State:
 
 
 class RunMetrics:
-    """Takes every event of a run, in the driver's thread; read from any.
+    """Sums up the events of a run; fed by the driver's thread, read from any.
 
     Args:
-        clock: Monotonic seconds. now: Seconds since 1970.
+        clock: Monotonic seconds.
+        now: Seconds since 1970.
     """
 
     def __init__(
@@ -200,20 +209,20 @@ class RunMetrics:
         self._driver_before_s = time.process_time()
 
     def __call__(self, event: events.Event) -> None:
-        """Count it."""
+        """Count an event."""
         with self.lock:
             self.tally.take(event)
             self._take(event)
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds of all workers by part, and of this process."""
+        """Return CPU seconds of all workers by part, and of this process."""
         found = Counter[str]()
         for said in self._of_workers.values():
             found.update(said.cpu_s)
         return {**found, DRIVER: time.process_time() - self._driver_before_s}
 
     def counted(self) -> Counts:
-        """What workers and this process have counted since the run began."""
+        """Return the counts of all workers and of this process since the run began."""
         retries, samples, padding, waiting = Counter[tuple[str, str]](self.state.retries), 0, 0, 0
         living = {slot: generation for slot, generation in sorted(self._of_workers)}
         for (slot, generation), said in self._of_workers.items():
@@ -226,7 +235,7 @@ class RunMetrics:
         return Counts({key: n for key, n in retries.items() if n}, samples, padding, waiting)
 
     def shards(self) -> dict[str, int]:
-        """State to shards of the whole job; earlier runs and other drivers included in `done`."""
+        """Return state to shards of the whole job; `done` includes earlier runs."""
         started = self.state.started
         if started is None:
             return {}
@@ -264,7 +273,7 @@ class RunMetrics:
     def _hear(self, said: events.WorkerSays) -> None:
         key = (said.worker, said.generation)
         before = self._of_workers.get(key)
-        # Answers of one process may overtake each other: the later one has counted more.
+        # Answers of a process may overtake each other; the later one has the larger sum.
         if before is None or sum(said.cpu_s.values()) >= sum(before.cpu_s.values()):
             self._of_workers[key] = said
 
