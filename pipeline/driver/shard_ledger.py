@@ -13,10 +13,11 @@ record. So a worker that dies after its commit, a lost answer and a second copy 
 end well.
 
 A row that hangs or crashes its worker is found by bisection of its shard. The driver loop asks
-`next_probe`, runs these rows alone on a worker, and reports the result. A row is a culprit when it has failed alone twice. One failure may be a lost machine, or the
-late crash of a worker that another row has damaged. With k culprits among n rows a search takes
-about k (2 log2(n) + 1) probes. A group may fail although both its halves pass, because memory adds
-up over rows: then `culprits` stays empty and the caller decides.
+`next_probe`, runs these rows alone on a worker, and reports the result. A row is a culprit when it
+has failed alone twice. One failure may be a lost machine, or the late crash of a worker that
+another row has damaged. With k culprits among n rows a search takes about k (2 log2(n) + 1) probes.
+A group may fail although both its halves pass, because memory adds up over rows: then `culprits`
+stays empty and the caller decides.
 """
 
 from __future__ import annotations
