@@ -2,7 +2,7 @@
 
     pending ---> in flight ---> done
        ^            | outage
-       +--waiting---+                      not counted; `patience` ends the run if it lasts
+       +--waiting---+                      not counted; `breaker` ends the run if it lasts
        ^            | lost, hung or failed
        +--suspect---+                      a suspect runs alone, so that the cause is certain
                     | max_attempts times
@@ -237,7 +237,7 @@ class ShardLedger:
         committed: Reads a shard's commit record; None if there is none.
         max_attempts: Failed attempts on a shard before its rows are searched.
         sink: Takes events.
-        patience: Says when to try again after an outage.
+        breaker: Says when to try again after an outage.
         witnesses: Rows that an earlier run could read.
         look_ahead: Called with the shards for which `committed` is called next.
     Attributes:
@@ -324,13 +324,13 @@ class ShardLedger:
                 so that a bad shard does not delay the good ones.
             busy: Some worker has work in flight.
         """
-        if not self._patience.may_start(busy):
+        if not self._breaker.may_start(busy):
             return None
         if self._pending:
             return Assignment(self._pending.popleft())
         for work in self._waiting:
             alone = work.failures > 0
-            if (idle or not alone) and self._patience.is_due(work.waits_since, work.outages):
+            if (idle or not alone) and self._breaker.is_due(work.waits_since, work.outages):
                 self._waiting.remove(work)
                 return Assignment(work, alone=alone)
         if idle and self._suspects:
@@ -411,7 +411,7 @@ class ShardLedger:
         if record is None:
             return False
         self.result.done[work.shard_id] = record
-        self._patience.went_well()
+        self._breaker.went_well()
         if record.rows_ok and not record.rows_bad:
             self._witnesses.append(smallest(work.shard))
         self.result.seconds += record.seconds
@@ -433,7 +433,7 @@ class ShardLedger:
         if work.copies:
             # The result of the other copy decides.
             return
-        work.outages, work.waits_since = work.outages + 1, self._patience.now()
+        work.outages, work.waits_since = work.outages + 1, self._breaker.now()
         self._waiting.append(work)
         self._meet(work, outage)
 
@@ -444,7 +444,7 @@ class ShardLedger:
                 work.shard_id, outage.reason, round(pause_s, 3), work.worker, outage.kind
             )
         )
-        self.result.fatal = self.result.fatal or self._patience.verdict
+        self.result.fatal = self.result.fatal or self._breaker.verdict
 
     def _lower(self, work: ShardWork, reason: str) -> None:
         """Try a shard again, alone and in less memory; it is no failure of its rows yet."""

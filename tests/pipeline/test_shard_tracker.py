@@ -42,7 +42,7 @@ class World:
             self.committed,
             max_attempts=max_attempts,
             sink=self.said.append,
-            patience=self.clock.patience(),
+            breaker=self.clock.breaker(),
         )
 
     def committed(self, shard_id: str) -> Committed | None:

@@ -160,6 +160,8 @@ def ray_session(address: str | None = None) -> Iterator[None]:
     if address is None:
         for name, value in OWN_RAY_ENV.items():
             os.environ.setdefault(name, value)
+    import ray  # noqa: F401  sets its logger's level, so it comes before `_errors_only`
+
     before = set(threading.enumerate())
     with ExitStack() as stack:
         stack.enter_context(_errors_only(logging.getLogger("ray")))
