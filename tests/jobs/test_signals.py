@@ -97,7 +97,7 @@ LONG = {
     "demo": ("demo", "--out", "demo"),
 }
 # The last module that a command imports before its work begins.
-BEGUN = {"doctor": "torch", "kernels": "numba", "demo": "ray.util", "plan": "soxr"}
+BEGUN = {"doctor": "torch", "kernels": "numba", "plan": "soxr"}
 
 
 @pytest.mark.parametrize("command", but(["kernels", "demo", "push", "update"], LONG))
