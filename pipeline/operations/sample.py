@@ -134,7 +134,8 @@ def _beginning(item: Item) -> Item:
 def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
     """The job with another output, and one worker of this machine."""
     output = {"uri": folder, "storage_options": {}}
-    run = {"executor": "local", "array": None, "metrics": None, "max_bad_fraction": 1.0}
+    run = {"executor": "local", "ray_address": None, "array": None, "metrics": None}
+    run |= {"max_bad_fraction": 1.0}
     run |= {"workers": 1, "threads_per_worker": threads}
     return spec.model_copy(
         update={

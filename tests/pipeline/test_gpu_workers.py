@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -14,6 +15,9 @@ from amtcore.kernels.warp.driver import device_facts
 from amtcore.kernels.warp.driver.device_facts import DeviceFacts
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.executors.base import WorkerRequest
+from earmill.pipeline.driver.executors.local import LocalWorkers
+from earmill.pipeline.driver.placement import Placement
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_ledger import ShardLedger
 from earmill.pipeline.driver.worker_pool import DEAD, READY, WorkerPool
@@ -108,6 +112,37 @@ def test_provenance_names_the_gpu_and_its_driver(
     }
     version.unlink()
     assert device.nvidia_driver() is None
+
+
+class Looking:
+    """A runner whose warm-up tells which GPUs its process sees."""
+
+    def warm_up(self) -> WorkerInfo:
+        return WorkerInfo(1, "cuda", 1, note=os.environ["CUDA_VISIBLE_DEVICES"])
+
+    def cpu_s(self) -> dict[str, float]:
+        return {}
+
+    def waits_for(self) -> str:
+        return ""
+
+
+def test_each_local_worker_sees_the_gpu_that_is_dealt_to_it() -> None:
+    place = Placement("", threads=1, num_cpus=0.0, num_gpus=0.5, device="cuda")
+    request = WorkerRequest(Looking, place, 1)  # type: ignore[arg-type]
+    workers = LocalWorkers(lambda index: request, ["4", "GPU-b"])
+    started = [workers.start(index) for index in range(3)]
+    try:
+        calls = {workers.call(worker, "warm_up"): k for k, worker in enumerate(started)}
+        seen: dict[int, str] = {}
+        while len(seen) < len(calls):
+            for call, outcome in workers.ended(calls, 10.0):
+                assert isinstance(outcome, Outcome) and outcome.info is not None, outcome
+                seen[calls[call]] = outcome.info.note
+    finally:
+        for worker in started:
+            workers.kill(worker)
+    assert seen == {0: "4", 1: "GPU-b", 2: "4"}
 
 
 class Raising:
