@@ -115,7 +115,7 @@ def draw(shards: Sequence[Shard], rows: int, seed: int) -> list[Item]:
 
 
 def _shards(plan: Plan, items: Sequence[Item]) -> list[Shard]:
-    """Several shards, no larger than the plan's, then a shard of the shortest row."""
+    """Return several shards, no larger than the plan's, then a shard of the shortest row."""
     rows = [_beginning(item) for item in items]
     shortest = rows.pop(min(range(len(rows)), key=lambda number: item_seconds(rows[number])))
     of_the_plan = sum(shard.rows for shard in plan.computed) // len(plan.computed)
@@ -125,14 +125,14 @@ def _shards(plan: Plan, items: Sequence[Item]) -> list[Shard]:
 
 
 def _beginning(item: Item) -> Item:
-    """The row, or the beginning of a long one."""
+    """Return the row, or the beginning of a long row."""
     if item_seconds(item) <= ROW_S:
         return item
     return replace(item, end_s=(item.start_s or 0.0) + ROW_S, seconds=ROW_S, part_of=None)
 
 
 def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
-    """The job with another output, and one worker of this machine."""
+    """Return the job with another output, and one worker of this machine."""
     output = {"uri": folder, "storage_options": {}}
     run = {"executor": "local", "ray_address": None, "array": None, "metrics": None}
     run |= {"max_bad_fraction": 1.0}
