@@ -1,8 +1,8 @@
 """Compute random rows again from their source, and compare them with the stored rows.
 
 `verify` compares files with their hashes; `verify_deep` compares values with the models. Rows are
-computed in this process by the job's pipeline, and compared in the stored type. On a
-machine and packages like those of the shard they must be equal bit by bit, else within a tolerance.
+computed in this process by the job's pipeline, and compared in the stored type. They
+must be equal bit by bit where device and versions are equal, else within a tolerance.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def extract(job: Path, *options: str) -> tuple[object, ...]:
 
 
 def json_lines(said: str) -> list[dict[str, Any]]:
-    """Lines of JSON among those of `ray job submit`."""
+    """Return the lines of JSON in the output of `ray job submit`."""
     return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
 

@@ -40,7 +40,7 @@ VIEW = ClusterView((CPU_NODE,))
 
 @pytest.fixture
 def unconnected(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
-    """A process without Ray and without RAY_ADDRESS; what is returned stands for Ray."""
+    """Replace Ray by a mock that is not connected, and unset RAY_ADDRESS."""
     module = mock.Mock()
     module.is_initialized.return_value = False
     monkeypatch.setitem(sys.modules, "ray", module)
