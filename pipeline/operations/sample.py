@@ -134,9 +134,8 @@ def _beginning(item: Item) -> Item:
 def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
     """Return the job with another output, and one worker of this machine."""
     output = {"uri": folder, "storage_options": {}}
-    run = {"executor": "local", "ray_address": None, "array": None, "metrics": None}
-    run |= {"max_bad_fraction": 1.0}
-    run |= {"workers": 1, "threads_per_worker": threads}
+    run: dict[str, object] = {"executor": "local", "ray_address": None, "array": None}
+    run |= {"metrics": None, "max_bad_fraction": 1.0, "workers": 1, "threads_per_worker": threads}
     return spec.model_copy(
         update={
             "output": spec.output.model_copy(update=output),
