@@ -254,13 +254,13 @@ class ShardLedger:
         *,
         max_attempts: int,
         sink: events.Sink = events.ignore,
-        patience: CircuitBreaker | None = None,
+        breaker: CircuitBreaker | None = None,
         witnesses: Iterable[Item] = (),
         look_ahead: Callable[[Sequence[str]], None] = lambda shards: None,
     ) -> None:
         self._committed, self._look_ahead = committed, look_ahead
         self._max_attempts, self._sink = max_attempts, sink
-        self._patience = patience or CircuitBreaker()
+        self._breaker = breaker or CircuitBreaker()
         self._witnesses = deque(witnesses, maxlen=WITNESSES)
         self._pending = deque(ShardWork(shard) for shard in shards)
         self._waiting: deque[ShardWork] = deque()
@@ -438,7 +438,7 @@ class ShardLedger:
         self._meet(work, outage)
 
     def _meet(self, work: ShardWork, outage: OutageState) -> None:
-        pause_s = self._patience.met(outage)
+        pause_s = self._breaker.met(outage)
         self._sink(
             events.ShardWaits(
                 work.shard_id, outage.reason, round(pause_s, 3), work.worker, outage.kind

@@ -37,7 +37,7 @@ class Clock:
         """Return a retry policy on this clock, without jitter."""
         return RetryPolicy(budget_s, clock=self, sleep=self.sleep, jitter=lambda: 1.0)
 
-    def patience(self) -> CircuitBreaker:
+    def breaker(self) -> CircuitBreaker:
         return CircuitBreaker(self, jitter=lambda: 1.0)
 
 
@@ -119,7 +119,7 @@ def drive(
         committed,
         max_attempts=2,
         sink=said.append,
-        patience=clock.patience(),
+        breaker=clock.breaker(),
         witnesses=witnesses,
     )
     worker = ShardWorker(lambda: runner)
