@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup lock demo lint test test-long test-gpu test-stores chaos infra browser proof docs docs-serve bench clean
+.PHONY: help setup lock demo demo-ray lint test test-long test-gpu test-stores chaos infra browser proof docs docs-serve bench clean
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | sort | column -t -s '|'
 
@@ -40,6 +40,26 @@ lock:  ## Renew the hashes after a change of constraints.txt
 
 demo: setup  ## Run a whole job on two minutes of generated audio
 	$(BIN)/earmill demo
+
+# A head that listens on loopback: the variable decides that, despite its name. `ray start --block`
+# ends its own processes when it is ended. A head is ready once it has run a job that does nothing.
+demo-ray: export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER = 0
+demo-ray: export RAY_AUTH_MODE = token
+HEAD := --port=26379 --ray-client-server-port=26380 --dashboard-agent-listen-port=26381 \
+	--dashboard-host=127.0.0.1 --dashboard-port=26382 --node-ip-address=127.0.0.1
+HEAD_JOBS := http://127.0.0.1:26382
+demo-ray: setup  ## Run the demo by `ray job submit` on a Ray head of this machine
+	@unset RAY_ADDRESS; export RAY_AUTH_TOKEN=$$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); \
+	folder=$$(mktemp -d /tmp/ray-XXXXXX); export PATH="$(abspath $(BIN)):$$PATH"; \
+	ray start --head --block $(HEAD) --disable-usage-stats --temp-dir=$$folder \
+	  > $$folder/head.log 2>&1 & head=$$!; \
+	trap "kill $$head 2>/dev/null; wait $$head; rm -rf $$folder" EXIT; trap "exit 130" INT TERM; \
+	for try in $$(seq 60); do \
+	  ray job submit --address=$(HEAD_JOBS) -- true > $$folder/ready.log 2>&1 && break; \
+	  kill -0 $$head || { cat $$folder/head.log; exit 1; }; \
+	  test $$try -lt 60 || { cat $$folder/ready.log; exit 1; }; sleep 2; \
+	done; \
+	ray job submit --address=$(HEAD_JOBS) -- earmill demo --out $(abspath demo-ray-out)
 
 # The last two commands refuse private names of dependencies, which change without notice: `_name`,
 # also through getattr, reference counts, and ctypes into a library.
@@ -158,4 +178,4 @@ bench: setup  ## Measure everything again into benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.run
 
 clean:  ## Remove what make has made
-	rm -rf $(VENV) demo-out build *.egg-info
+	rm -rf $(VENV) demo-out demo-ray-out build *.egg-info

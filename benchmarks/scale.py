@@ -33,7 +33,7 @@ from earmill import open_features
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import open_source

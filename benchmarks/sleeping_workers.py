@@ -20,12 +20,12 @@ from unittest import mock
 import numpy as np
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.executors.base import Hire
+from earmill.pipeline.driver.executors.base import WorkerRequest
 from earmill.pipeline.driver.executors.local import LocalCall, LocalProcess, LocalWorkers
 from earmill.pipeline.driver.placement import Node
-from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.formats.dtypes import as_stored
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.worker.messages import LostCall, Outcome, WorkerInfo
@@ -102,12 +102,12 @@ class Crowd(LocalWorkers):
     """Workers that share a few processes.
 
     Args:
-        hire: Describes a worker.
+        request_of: Describes a worker.
         sleep_s: Mean sleep of a shard.
     """
 
-    def __init__(self, hire: Callable[[int], Hire], sleep_s: float) -> None:
-        super().__init__(lambda index: replace(hire(index), shards=WRITERS))
+    def __init__(self, request_of: Callable[[int], WorkerRequest], sleep_s: float) -> None:
+        super().__init__(lambda index: replace(request_of(index), shards=WRITERS))
         self._shared = [super(Crowd, self).start(index) for index in range(PROCESSES)]
         self._sleep_s, self._draw = sleep_s, np.random.default_rng(0)
         self._asleep: list[tuple[float, int, LocalProcess, tuple[object, ...], LocalCall]] = []
@@ -166,9 +166,9 @@ class CrowdExecutor:
         """Return the one node."""
         return [Node("here", self._workers, 0)]
 
-    def workers(self, hire: Callable[[int], Hire]) -> Crowd:
+    def workers(self, request_of: Callable[[int], WorkerRequest]) -> Crowd:
         """Return all workers."""
-        return Crowd(hire, self._sleep_s)
+        return Crowd(request_of, self._sleep_s)
 
     def check(self, run: RunSpec | None = None) -> None:
         """Do nothing, because this process holds the session."""
@@ -187,5 +187,5 @@ def run_sleeping(
     """
     run = spec.run.model_copy(update={"workers": workers, "threads_per_worker": 1})
     crowd = CrowdExecutor(workers, sleep_s)
-    with mock.patch("earmill.pipeline.driver.run.executor_of", lambda *asked: crowd):
+    with mock.patch("earmill.pipeline.operations.run_job.executor_of", lambda *asked: crowd):
         return run_job(spec.model_copy(update={"run": run}), sink=sink, make_runner=MakeWriting)

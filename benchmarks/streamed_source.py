@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.report import table, write_section
 from earmill.pipeline.dataset.commit_record import commits
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import open_source

@@ -1,4 +1,6 @@
-"""The corpus machine: sources, plan, workers, commits, readers; each a folder, lower ones first in
-`common`, `storage`, `audio`, `spec`, `formats` and `sources`, `planning`, `dataset`, `reader` and
-`worker`, `driver`. It may import `amtcore`, never `earmill.jobs`; users import from `earmill`.
+"""The pipeline: sources, plan, workers, commits, readers; each room is a folder.
+
+From the lowest room up: `common`, `storage`, `audio`, `spec`, `formats` and `sources`, `planning`,
+`dataset` and `loader`, `worker`, `reader` and `hub`, `driver`, `operations`. It may import
+`amtcore`, never `earmill.jobs`; users import from `earmill`.
 """

@@ -69,7 +69,7 @@ def test_the_source_archive_holds_what_belongs_to_it(archive: set[str]) -> None:
         "src/earmill/jobs/errors.md",
         "src/earmill/jobs/report/templates/page.css",
         "src/amtcore/tables/middle_ear_goode_1994.json",
-        "src/earmill/pipeline/driver/run.py",
+        "src/earmill/pipeline/operations/run_job.py",
     }
     assert wanted <= archive
     assert [name for name in archive if name.startswith("tests") or name.endswith(".pyc")] == []

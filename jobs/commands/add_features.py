@@ -32,7 +32,7 @@ def add_features(
 
     Run it again after an update to compute the new rows. `extract` has the same exit codes.
     """
-    from earmill.pipeline.driver.add_features import add_features as add
+    from earmill.pipeline.operations.add_features import add_features as add
 
     with reported_run(as_json=as_json, log_format=log_format or "text", quiet=quiet) as (
         sink,
@@ -42,9 +42,8 @@ def add_features(
             uri,
             job,
             storage_options=options.parse_storage_options(storage_options),
-            overrides=options.run_overrides(set_, log_format, metrics),
+            overrides=options.run_overrides(set_, log_format, metrics, ray_address),
             sink=sink,
-            ray_address=ray_address,
             stop=stop,
         )
     raise typer.Exit(end.exit_code)

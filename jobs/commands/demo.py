@@ -1,15 +1,12 @@
 """`earmill demo`: a whole job on two minutes of generated sound, in about half a minute.
 
-The corpus is written as audio files, and the job runs on Ray workers. Two damaged files go to
+The corpus is written as audio files, and the job runs as any other job. Two damaged files go to
 quarantine. The dataset is verified byte by byte, and read back in both formats by a DataLoader.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,35 +58,18 @@ def demo(
     from earmill.jobs.console.job_run import run_and_report
     from earmill.jobs.demo_audio import write_corpus
     from earmill.pipeline.spec.job import JobSpec
-    from earmill.pipeline.spec.models import validate_models
 
     check_local(out)
     console = terminal.console(soft_wrap=True)
     folder = _clean_folder(out)
-    with _ray_in_the_background() as ray_is_up:
-        terminal.teller(quiet=quiet)("generating two minutes of speech-like and music-like audio")
-        paths = write_corpus(folder / "audio")
-        job = folder / "job.yaml"
-        job.write_text(JOB.format(name=NAME, folder=folder))
-        spec = JobSpec.load(job)
-        from earmill.pipeline.worker.models import compiling
-
-        with compiling(validate_models(spec)):
-            ray_is_up()
-            end = run_and_report(spec, quiet=quiet)
+    terminal.teller(quiet=quiet)("generating two minutes of speech-like and music-like audio")
+    paths = write_corpus(folder / "audio")
+    job = folder / "job.yaml"
+    job.write_text(JOB.format(name=NAME, folder=folder))
+    end = run_and_report(JobSpec.load(job), quiet=quiet)
     if end.exit_code:
         raise typer.Exit(end.exit_code)
     _check(console, folder, end, files=len(paths))
-
-
-@contextmanager
-def _ray_in_the_background() -> Iterator[Callable[[], None]]:
-    """Start Ray in a thread, and yield a function that waits for it; the job then uses this Ray."""
-    from earmill.pipeline.driver.executors.ray_session import ray_session
-
-    with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
-        started = thread.submit(stack.enter_context, ray_session())
-        yield lambda: started.result()
 
 
 def _clean_folder(out: Path) -> Path:

@@ -71,11 +71,13 @@ def extract(
         raise typer.BadParameter("--repair and --update need the output for themselves")
     if repair and update:
         raise typer.BadParameter("--repair and --update are two runs: repair first")
-    # A wrong job file is reported before Ray and the rest are imported.
-    spec = JobSpec.load(job, overrides=options.run_overrides(set_, log_format, metrics))
+    # A wrong job file is reported before torch and the rest are imported.
+    spec = JobSpec.load(
+        job, overrides=options.run_overrides(set_, log_format, metrics, ray_address)
+    )
     check_submitted(spec)
     from earmill.pipeline.dataset.recompute import damaged
-    from earmill.pipeline.driver.update import start_update
+    from earmill.pipeline.operations.update import start_update
 
     end = run_and_report(
         spec,
@@ -86,7 +88,6 @@ def extract(
         finish=finish,
         as_json=as_json,
         quiet=quiet,
-        ray_address=ray_address,
     )
     raise typer.Exit(end.exit_code)
 

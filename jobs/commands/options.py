@@ -31,8 +31,8 @@ RayAddress = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Join this running Ray cluster ('auto' finds one here); RAY_ADDRESS does the same. "
-        "Without either a private Ray is started and stopped.",
+        help="Join this running Ray cluster ('auto' finds one here), as RAY_ADDRESS does. Same as "
+        "--set run.ray_address=...",
     ),
 ]
 Quiet = Annotated[
@@ -75,14 +75,19 @@ JobOfDataset = Annotated[
 
 
 def run_overrides(
-    set_: Sequence[str] | None, log_format: str | None, metrics: str | None = None
+    set_: Sequence[str] | None,
+    log_format: str | None,
+    metrics: str | None = None,
+    ray_address: str | None = None,
 ) -> list[str]:
-    """Return the overrides of `--set`, `--log-format` and `--metrics`."""
+    """Return the overrides of `--set`, `--log-format`, `--metrics` and `--ray-address`."""
     overrides = list(set_ or ())
     if log_format is not None:
         overrides.append(f"run.log_format={log_format}")
     if metrics is not None:
         overrides.append(f"run.metrics={json.dumps(metrics)}")
+    if ray_address is not None:
+        overrides.append(f"run.ray_address={json.dumps(ray_address)}")
     return overrides
 
 

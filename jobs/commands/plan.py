@@ -50,7 +50,7 @@ def plan(
 
     sampler = None
     if sample:
-        from earmill.pipeline.driver.sample import sample as run_sample
+        from earmill.pipeline.operations.sample import sample as run_sample
 
         on_begin = teller(quiet=quiet)
         sampler = partial(run_sample, spec=spec, rows=sample, seed=seed, on_begin=on_begin)

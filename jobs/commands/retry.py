@@ -53,12 +53,12 @@ def retry(
     if where is not None:
         raise typer.BadParameter(_GONE)
     from earmill.pipeline.dataset.recompute import RowFilter
-    from earmill.pipeline.driver.stored_job import find_retry
-    from earmill.pipeline.driver.update import start_retry
+    from earmill.pipeline.operations.retry import find_retry
+    from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error or (), stage=stage or (), uri=uri or ())
     store_options = options.parse_storage_options(storage_options)
-    overrides = options.run_overrides(set_, log_format, metrics)
+    overrides = options.run_overrides(set_, log_format, metrics, ray_address)
     job_and_rows = find_retry(dataset, store_options, rows=rows, job=job, overrides=overrides)
     if job_and_rows is None:
         _print_no_match(dataset, as_json)
@@ -71,7 +71,6 @@ def retry(
         again=choose,
         as_json=as_json,
         quiet=quiet,
-        ray_address=ray_address,
     )
     raise typer.Exit(end.exit_code)
 

@@ -13,7 +13,7 @@ from earmill.jobs.console.terminal import console, say, say_json, teller
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.verify import Report
-    from earmill.pipeline.driver.deep_verify import DeepReport
+    from earmill.pipeline.operations.deep_verify import DeepReport
 
 
 def verify(
@@ -56,8 +56,8 @@ def verify(
         removed = remove(layout).parts if remove_orphans else []
         report = check(layout, hashes=hashes)
         if deep is not None:
-            from earmill.pipeline.driver.deep_verify import verify_deep
-            from earmill.pipeline.driver.stored_job import stored_job
+            from earmill.pipeline.operations.deep_verify import verify_deep
+            from earmill.pipeline.operations.retry import stored_job
 
             spec = stored_job(layout, uri, options.parse_storage_options(storage_options), job=job)
             tell = teller(quiet=quiet or as_json)

@@ -16,8 +16,7 @@ from earmill.jobs.console import process
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.recompute import Chooser
-    from earmill.pipeline.driver.events import JobFinished, Sink
-    from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.driver.events import JobFinished, Sink, StopRequest
     from earmill.pipeline.spec.job import JobSpec
 
 
@@ -31,7 +30,6 @@ def run_and_report(
     finish: bool = False,
     as_json: bool = False,
     quiet: bool = False,
-    ray_address: str | None = None,
 ) -> JobFinished:
     """Run a job, report its progress and result, and stop it on a signal.
 
@@ -40,7 +38,7 @@ def run_and_report(
         again: Chooses the shards that are computed again.
         quiet: Report the result alone.
     """
-    from earmill.pipeline.driver.run import run_job
+    from earmill.pipeline.operations.run_job import run_job
 
     with reported_run(as_json=as_json, log_format=spec.run.log_format, quiet=quiet) as (sink, stop):
         if first is not None:
@@ -50,7 +48,6 @@ def run_and_report(
             resume=resume,
             again=again,
             sink=sink,
-            ray_address=ray_address,
             stop=stop,
             join=join,
             finish=finish,
@@ -63,7 +60,7 @@ def reported_run(
 ) -> Iterator[tuple[Sink, StopRequest]]:
     """Yield a sink that reports events, and a stop request that signals set."""
     from earmill.jobs.console.progress import logged, make_reporter
-    from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.driver.events import StopRequest
 
     stop = StopRequest()
     reporter = make_reporter(as_json=as_json, log_format=log_format, quiet=quiet)

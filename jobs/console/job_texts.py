@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from earmill.jobs.console.terminal import ERROR, INFO, WARNING
 from earmill.pipeline.common.text import LEAST, audio, bytes_text, duration, figure, quantity
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.tally import Tally
+from earmill.pipeline.driver.telemetry.run_totals import RunTotals
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress
@@ -29,7 +29,7 @@ LOG_WARNINGS = frozenset(
 )
 
 
-def totals(tally: Tally) -> str:
+def totals(tally: RunTotals) -> str:
     """Return the totals in one line."""
     done_audio = audio(tally.audio_s)
     if tally.left_audio_s > 0:
@@ -44,7 +44,7 @@ def totals(tally: Tally) -> str:
     return ", ".join(parts)
 
 
-def short_totals(tally: Tally, width: int) -> str:
+def short_totals(tally: RunTotals, width: int) -> str:
     """Return the most important totals that fit beside a bar."""
     rate, left_s = tally.times_real_time, tally.left_s
     by_importance = [f"{100 * tally.share:.0f} %"]

@@ -1,7 +1,7 @@
 """Reporters of a run: a bar on a terminal, plain lines elsewhere, JSON or log lines on request.
 
 Progress goes to standard error as text, and the result to standard output. Each reporter gets the
-same events and keeps a `Tally`. Figures that are only planned are estimates and begin with `about`.
+same events and keeps a `RunTotals`. Planned figures are estimates and begin with `about`.
 
 `logged` sends the messages of a job to Python's `logging`, under the logger `earmill`. Nothing
 is printed unless the script sets a handler.
@@ -29,7 +29,7 @@ from earmill.jobs.console.terminal import (
 )
 from earmill.pipeline.common.text import one_line, visible
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.tally import Tally
+from earmill.pipeline.driver.telemetry.run_totals import RunTotals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +74,7 @@ class PlainLines(Reporter):
         self, news: IO[str], result: IO[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._news, self._result, self._clock = news, result, clock
-        self._tally = Tally(clock)
+        self._tally = RunTotals(clock)
         self._last = clock()
         self._done_s = 0.0
 
@@ -103,7 +103,7 @@ class JsonLines(Reporter):
     """One JSON object a line for every event; totals replace `in_flight`."""
 
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._tally = stream, Tally(clock)
+        self._stream, self._tally = stream, RunTotals(clock)
 
     def __call__(self, event: events.Event) -> None:
         self._tally.take(event)
@@ -122,7 +122,7 @@ class LogLines(Reporter):
 
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
-        self._tally = Tally(clock)
+        self._tally = RunTotals(clock)
         self._told_at = clock()
         self._job: dict[str, Any] = {}
 
@@ -168,7 +168,7 @@ class Bar(Reporter):
     ) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        self._tally, self._result = Tally(clock), result
+        self._tally, self._result = RunTotals(clock), result
         self._bar_width = BAR_WIDTH if console.width >= NARROW else BAR_WIDTH // 2
         self._bar = Progress(
             SpinnerColumn(),

@@ -151,15 +151,15 @@ RAY_TASK_WITHIN_S = 60.0
 
 
 def ray_check() -> Check:
-    """Start a private Ray, or use the Ray of this process, and run a task."""
+    """Start a Ray, or use the Ray of this process, and run a task."""
     return checked("Ray", _run_task)
 
 
 def _run_task() -> str:
-    from earmill.pipeline.driver.executors.ray_session import is_joined, live_nodes, ray_session
+    from earmill.pipeline.driver.executors.ray import live_nodes, ray_session
 
-    # "local" ignores RAY_ADDRESS, which may name a cluster elsewhere.
-    with ray_session(None if _has_ray() else "local"):
+    # RAY_ADDRESS may name a cluster elsewhere, so none is joined.
+    with ray_session():
         import ray
         from ray.exceptions import GetTimeoutError
 
@@ -172,14 +172,7 @@ def _run_task() -> str:
                 "programs take this machine's cores or memory"
             ) from error
         cpus = sum(node.cpus for node in live_nodes())
-        how = "joined" if is_joined() else "private, on loopback"
-        return f"runs a task ({how}, {cpus} CPUs, earmill {worker_version} in its worker)"
-
-
-def _has_ray() -> bool:
-    import sys
-
-    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+        return f"runs a task ({cpus} CPUs, earmill {worker_version} in its worker)"
 
 
 def _worker_version() -> str:

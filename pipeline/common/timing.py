@@ -32,8 +32,8 @@ T = TypeVar("T")
 FETCH, DECODE, RESAMPLE, MODEL = "fetch", "decode", "resample", "model"
 ENCODE, CHECK, HASH, COMMIT, OTHER = "encode", "check", "hash", "commit", "other"
 PARTS = (FETCH, DECODE, RESAMPLE, MODEL, ENCODE, CHECK, HASH, COMMIT, OTHER)
-# Parts of a job beside its workers: its own process, Ray's processes, idle cores.
-DRIVER, RAY, IDLE = "driver", "ray", "idle"
+# Parts of a job beside its workers: its own process, idle cores.
+DRIVER, IDLE = "driver", "idle"
 
 # Kinds of parts that the threads of libraries count for.
 FOR_MODELS, FOR_FILES = "models", "files"
@@ -258,7 +258,7 @@ library_threads = LibraryThreads()
 
 def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return seconds by part, rounded to microseconds, in the order of PARTS."""
-    ranks = {part: rank for rank, part in enumerate((*PARTS, DRIVER, RAY, IDLE))}
+    ranks = {part: rank for rank, part in enumerate((*PARTS, DRIVER, IDLE))}
     parts = sorted(seconds, key=lambda part: ranks.get(part, len(ranks)))
     return {part: round(seconds[part], 6) for part in parts}
 

@@ -1,4 +1,4 @@
-"""What runs a job: Ray, workers, who does which shard, what to do when one dies, and its events.
+"""Scheduling of a job: its shards, workers, executors and events.
 
-It may import every other room of the pipeline but `reader`.
+It may import every room of the pipeline below it, but not `reader`.
 """

@@ -1,8 +1,8 @@
-"""What a run tells the outside while it works: small immutable events, one sink.
+"""Events of a run while it works: small, immutable, given to one sink.
 
 The driver loop emits them, the command line turns them into a bar, plain lines or JSON. An event
-holds only plain values, so `to_dict` is JSON as it stands. Worker processes never print: what goes
-wrong in them reaches the sink as an event with one line of text.
+holds only plain values, so `to_dict` is JSON as it stands. Worker processes never print: an error
+in a worker reaches the sink as an event with one line of text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,27 @@ from earmill.pipeline.common.text import Shown, audio, duration, figure
 if TYPE_CHECKING:
     from earmill.pipeline.common.counts import Counts
     from earmill.pipeline.worker.messages import ShardNotes
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """Set from a signal handler: once to drain, twice to leave at once.
+
+    Attributes:
+        watched: Somebody polls it. Before that a request would only be noticed late.
+    """
+
+    reason: str = ""
+    requests: int = 0
+    watched: bool = False
+
+    def __call__(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.requests += 1
+
+
+# The end of each message about a run that can go on.
+RESUME = "run the same command with --resume to go on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +54,7 @@ Sink = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The sink of a caller who wants no news."""
+    """Drop an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +67,7 @@ class Step(Event):
 
 @dataclass(frozen=True, slots=True)
 class Note(Event):
-    """What a user should know of the source, or of the machines it is worked through on."""
+    """A remark for the user, on the source or on the machines of the run."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -54,10 +75,13 @@ class Note(Event):
 
 @dataclass(frozen=True, slots=True)
 class SourceChanged(Event):
-    """The source no longer lists what the plan was made of; `text` says how and what to do.
+    """The source differs from the plan; `text` says how, and what to do.
 
     Args:
-        added, removed, changed: Rows; all 0 where the source could not be listed.
+        added: Rows that only the source has; 0 where the source could not be listed.
+        removed: Rows that only the plan has; 0 likewise.
+        changed: Rows whose file or columns differ; 0 likewise.
+        text: The difference in words.
     """
 
     kind: ClassVar[str] = "source_changed"
@@ -72,8 +96,9 @@ class JobStarted(Event):
     """Plan and output are settled; work begins (or there is none left).
 
     Args:
-        seconds_total: Planned audio in seconds, an estimate; `seconds_done` is the part of it in
-            shards committed earlier. audio_s_done: What those really held in good rows.
+        seconds_total: Planned audio in seconds, an estimate.
+        seconds_done: The part of `seconds_total` in shards that were committed earlier.
+        audio_s_done: Audio of the good rows in those shards, as decoded, in seconds.
     """
 
     kind: ClassVar[str] = "job_started"
@@ -114,8 +139,10 @@ class ShardDone(Event):
     """A shard is committed, by this run or by another attempt of it.
 
     Args:
-        seconds: Planned audio of the shard, an estimate. nbytes: Bytes of its data files.
-        audio_s: Audio behind its good rows, as decoded. worker: Which one this driver had it from.
+        seconds: Planned audio of the shard, an estimate.
+        nbytes: Bytes of its data files.
+        audio_s: Audio of its good rows, as decoded, in seconds.
+        worker: Index of this driver's worker that ended it last.
         bad_by_class: Quarantined rows by reason.
     """
 
@@ -135,7 +162,7 @@ class ShardRetry(Event):
     """An attempt on a shard failed and it was put back; `attempt` counts from 1.
 
     Args:
-        cause: lost (its worker was), memory, rows or publish.
+        cause: lost (its worker was lost), memory, rows or publish.
     """
 
     kind: ClassVar[str] = "shard_retry"
@@ -175,10 +202,10 @@ class ShardFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RowQuarantined(Event):
-    """A row of a shard that was published went to quarantine; told of the first ones of a shard.
+    """A row of a published shard went to quarantine; emitted for the first rows of a shard.
 
     Args:
-        stage, error_class, message: As the quarantine table has them.
+        stage: As in the quarantine table, like `error_class` and `message`.
     """
 
     kind: ClassVar[str] = "row_quarantined"
@@ -237,8 +264,8 @@ class JobFinished(Shown, Event):
         seconds: Audio of good rows that this run committed, as decoded, in seconds.
         wall_s: How long the work took.
         times_real_time: seconds / wall_s, start-up left out.
-        cpu_s: CPU seconds in that time by part: those of `common.timing`, of the driver and of
-            Ray, and `idle`, those of the workers' cores that nobody used.
+        cpu_s: CPU seconds in that time by part: the parts of `common.timing`, the driver, and
+            `idle`, CPU seconds of the workers' cores that the run did not use.
     """
 
     kind: ClassVar[str] = "summary"
@@ -271,16 +298,18 @@ class JobFinished(Shown, Event):
         }
 
 
-# -- for telemetry alone: too many for a person, and nothing that a run's end depends on ----------
+# -- for telemetry alone: too many for a person ---------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSays(Event):
-    """What a worker process has spent and counted since it began.
+    """CPU seconds and counts of a worker process since it began.
 
     Args:
-        worker: Its slot. generation: Which process of the slot.
-        cpu_s: CPU seconds by part. counts: See `common.counts`.
+        worker: Index of its slot.
+        generation: Number of the process in that slot.
+        cpu_s: CPU seconds by part.
+        counts: See `common.counts`.
     """
 
     kind: ClassVar[str] = "worker_says"
@@ -292,11 +321,11 @@ class WorkerSays(Event):
 
 @dataclass(frozen=True, slots=True)
 class PoolState(Event):
-    """What the run's shards and workers are doing now.
+    """How many shards and workers of the run are in each state now.
 
     Args:
-        shards: State to shards of this run, see `Ledger.states`.
-        workers: warming, ready, leaving or dead, to workers.
+        shards: State to number of shards; see `ShardLedger.states`.
+        workers: State (warming, ready or dead) to number of workers.
     """
 
     kind: ClassVar[str] = "pool_state"
@@ -309,9 +338,10 @@ class ShardAttempt(Event):
     """An attempt on a shard ended.
 
     Args:
-        began_s, ended_s: Seconds since 1970; from when it was the oldest work of its worker.
-        error: Why it failed; empty where it did not.
-        notes: What the worker tells of it; None where it failed or there was nothing left to do.
+        began_s: When it became the oldest work of its worker, in seconds since 1970.
+        ended_s: In seconds since 1970.
+        error: Why it failed; empty if it did not.
+        notes: The worker's report; None if the attempt failed or there was nothing left to do.
     """
 
     kind: ClassVar[str] = "shard_attempt"

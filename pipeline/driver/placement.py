@@ -1,16 +1,15 @@
-"""Where workers go and how many threads each gets, from the cluster's nodes and the job's wishes.
+"""Placement of workers on nodes: which node, how many threads, which share of a GPU.
 
-One worker a node uses all its cores; Ray reserves next to nothing for it, because a cluster whose
-CPUs are all reserved can run nothing else and hangs. A node with GPUs has a worker for each, or for
-each share of one; nodes without work beside them on their CPUs. The plan does not know: which
-worker does a shard changes neither its rows nor its files.
+A node without GPUs has one worker that uses all its cores. Ray reserves 0.001 CPUs for it, because
+a cluster whose CPUs are all reserved can run nothing else and hangs. A node with GPUs has a worker
+for each GPU, or for each share of one. Placement changes neither the rows of a shard nor its files.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ CPUS_RESERVED = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One live machine; `cpus` and `gpus` are what it offers to everybody."""
+    """A live machine, and the CPUs and GPUs that it offers."""
 
     node_id: str
     cpus: int
@@ -34,26 +33,31 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterView:
-    """One look at a cluster that others add nodes to and take them from.
+    """The nodes of a cluster at one time; others add nodes and remove them.
 
     Args:
-        nodes: The live ones that offer CPUs or GPUs.
-        draining: Id of a node that is about to end -> when, in seconds since 1970; may be inf.
+        nodes: The live nodes that offer CPUs or GPUs.
     """
 
     nodes: tuple[Node, ...]
-    draining: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def node_ids(self) -> frozenset[str]:
-        """Of the live ones."""
+        """Ids of the live nodes."""
         return frozenset(node.node_id for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One worker: its node (empty is any), kernel threads, what Ray reserves for it, and its
-    `run.device`."""
+    """The place of a worker.
+
+    Args:
+        node_id: Its node; empty for any.
+        threads: Threads of its kernels.
+        num_cpus: CPUs that Ray reserves for it.
+        num_gpus: Share of a GPU that it computes on.
+        device: Its `run.device`.
+    """
 
     node_id: str
     threads: int
@@ -63,10 +67,12 @@ class Placement:
 
 
 def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[Placement]:
-    """Placements for a job.
+    """Return the placements of a job's workers.
 
     Args:
-        nodes: Live nodes. at_most: No more workers than there are shards.
+        nodes: Live nodes.
+        run: Says how many workers, on which device.
+        at_most: Number of shards; more workers would have nothing to do.
     Raises:
         DeviceError: The job wants GPUs and no node has one.
         SpecError: The nodes cannot hold the workers asked for.
@@ -106,22 +112,22 @@ def check_seats(nodes: Sequence[Node], run: RunSpec) -> None:
 
 
 def has_seats(nodes: Sequence[Node], run: RunSpec) -> bool:
-    """Whether a worker of this job computes on a GPU."""
+    """Return True if a worker of this job computes on a GPU."""
     return bool(_seats(nodes, run.gpus_wanted))
 
 
 def cpu_note(nodes: Sequence[Node], run: RunSpec) -> str:
-    """What to tell a user who left the device open and gets none; empty where there is one."""
+    """Return a note for a job that would take GPUs and finds none; else an empty text."""
     if run.device != "auto" or not run.gpus_wanted or has_seats(nodes, run):
         return ""
     return "no GPU among the nodes: the models run on CPU"
 
 
 def _seats(nodes: Sequence[Node], share: float) -> list[Node]:
-    """The node of every GPU worker that fits, each node's first one before any second one."""
+    """Return the node of every GPU worker that fits, first workers of all nodes first."""
     if not share:
         return []
-    # Shares of one GPU: half a GPU and half of another are no GPU.
+    # A worker's share is of one GPU: halves of two GPUs do not add up.
     a_gpu = int(1 / share + 1e-9)
     by_node = [[node] * (node.gpus * a_gpu) for node in nodes]
     return [node for turn in zip_longest(*by_node) for node in turn if node is not None]

@@ -1,42 +1,148 @@
 """The driver loop: takes work from the ledger, gives it to the pool, watches the clock.
 
-Each warm worker has as many shards in flight as it takes: on a CPU one and one prefetched, on a GPU
-as many as fill its launches, and never more than its share of what is left. Nothing here decides
-what a failure means (the ledger does) or knows how calls travel (the executor does). The loop wakes
-a few times a second, so a request to stop, a deadline or a dead worker is noticed whatever the
-shards are doing.
+A warm worker has several shards in flight: two on a CPU, one of them prefetched, and as many as
+fill the launches on a GPU. No worker has more than its share of the shards that are left. The
+ledger decides what a failure means, and the executor knows how calls travel. The loop wakes five
+times a second, so it notices a request to stop, a deadline or a dead worker.
+
+A shard has a deadline. For the first three shards it is generous, because a slow model on a slow
+machine must not be killed; after that it follows the observed rate. Past the deadline an idle
+worker runs a second copy of the shard, which is safe because only one can commit. Past twice the
+deadline the worker is taken for hung, and killed.
+
+A worker reports its CPU seconds since it was warm whenever a shard ends. The seconds of a process
+between its last report and its death are lost.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from earmill.pipeline.common.errors import OvertakenError
+from earmill.pipeline.common.timing import DRIVER, IDLE, in_order
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.cpu_account import CpuAccount
-from earmill.pipeline.driver.deadlines import Deadlines
-from earmill.pipeline.driver.pool import DEAD, LEAVING, READY, WARMING, WORK, Call, Pool, Slot
-from earmill.pipeline.driver.shard_tracker import Ledger, Result
-from earmill.pipeline.driver.shard_work import Assignment, ShardWork
-from earmill.pipeline.driver.stop_request import StopRequest
+from earmill.pipeline.driver.events import StopRequest
+from earmill.pipeline.driver.shard_ledger import Assignment, Result, ShardLedger, ShardWork
+from earmill.pipeline.driver.worker_pool import (
+    DEAD,
+    READY,
+    WARMING,
+    WORK,
+    WorkerCall,
+    WorkerPool,
+    WorkerSlot,
+)
 from earmill.pipeline.spec.job import GRACE_S
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome
 
+# Start-up, compilation and slow storage, whatever the audio.
+BASE_S = 300.0
+# Before a rate is known: a shard may take ten times its audio.
+WALL_PER_AUDIO_S = 10.0
+# Once three rates are known: a shard may take 20 times their median.
+OVER_MEDIAN = 20.0
+RATES_NEEDED = 3
+HUNG_FACTOR = 2.0
+
+
+class Deadlines:
+    """Deadlines of shards, learned from the shards before.
+
+    Args:
+        fixed_s: The job's deadline of a shard, in seconds; None derives it from the audio.
+        row_s: The job's deadline of a row, in seconds; a shard has as much for each row.
+    """
+
+    def __init__(self, fixed_s: float | None = None, row_s: float | None = None) -> None:
+        self._fixed_s, self._row_s = fixed_s, row_s
+        # Kept sorted: the median is asked for at every tick and for every worker.
+        self._wall_per_audio: list[float] = []
+
+    @property
+    def least_s(self) -> float:
+        """The shortest deadline that any shard can have, in seconds."""
+        least_s = BASE_S if self._fixed_s is None else self._fixed_s
+        return least_s if self._row_s is None else min(least_s, self._row_s)
+
+    def learn(self, wall_s: float, audio_s: float) -> None:
+        """Note that a shard of `audio_s` seconds took `wall_s` seconds."""
+        if audio_s > 0:
+            insort(self._wall_per_audio, wall_s / audio_s)
+
+    def limit_s(self, audio_s: float) -> float:
+        """Return the time until a second copy may be started, in seconds."""
+        if self._fixed_s is not None:
+            return self._fixed_s
+        per_audio_s = WALL_PER_AUDIO_S
+        if len(self._wall_per_audio) >= RATES_NEEDED:
+            per_audio_s = OVER_MEDIAN * self._median()
+        return BASE_S + per_audio_s * audio_s
+
+    def hung_s(self, audio_s: float, rows: int) -> float:
+        """Return the time until the worker is killed, in seconds."""
+        hung_s = HUNG_FACTOR * self.limit_s(audio_s)
+        return hung_s if self._row_s is None else min(hung_s, self._row_s * rows)
+
+    def _median(self) -> float:
+        rates = self._wall_per_audio
+        return (rates[(len(rates) - 1) // 2] + rates[len(rates) // 2]) / 2
+
+
+class CpuAccount:
+    """CPU seconds of a run, from the first warm worker on.
+
+    Args:
+        slots: The pool's list of slots, to which the pool adds.
+    """
+
+    def __init__(self, slots: Sequence[WorkerSlot]) -> None:
+        self._slots = slots
+        self._of_workers: dict[tuple[int, int], Mapping[str, float]] = {}
+        self._began_s = time.monotonic()
+        self._driver_before_s = time.process_time()
+
+    def heard(self, worker: tuple[int, int], cpu_s: Mapping[str, float]) -> None:
+        """Take the report of a worker, named by slot and generation."""
+        if cpu_s:
+            self._of_workers[worker] = cpu_s
+
+    def seconds(self) -> dict[str, float]:
+        """Return CPU seconds by part, idle cores among the parts."""
+        spent = dict[str, float]()
+        for of_worker in self._of_workers.values():
+            for part, seconds in of_worker.items():
+                spent[part] = spent.get(part, 0.0) + seconds
+        spent[DRIVER] = time.process_time() - self._driver_before_s
+        spent[IDLE] = max(0.0, self._cores_s() - sum(spent.values()))
+        return in_order(spent)
+
+    def _cores_s(self) -> float:
+        """Return the sum over workers of their cores times the seconds they had them."""
+        now_s = time.monotonic()
+        return sum(
+            slot.info.threads * max(0.0, min(now_s, slot.left_s) - max(self._began_s, slot.came_s))
+            for slot in self._slots
+            if slot.info is not None
+        )
+
+
 POLL_S = 0.2
 STATUS_EVERY_S = 1.0
-# Workers that are asked at a time: of very many each has its turn later.
+# Most workers that are asked for their status at a time; the others are asked a second later.
 STATUS_AT_ONCE = 100
-# A turn looks at every worker. Of so many, those that end within a moment share one.
+# Each turn of the loop looks at all workers. From 100 workers on a turn lasts 20 ms at least, so
+# that calls that end together share it.
 MANY_WORKERS, TURN_S = 100, 0.02
 WARM_UP_LIMIT_S = 900.0
 WARM_UP_ATTEMPTS = 3
 WARM_UP_PAUSE_S = 1.0
-# A worker opens the source too: it tries as long as a run bears an outage, however slow a try is.
+# A worker opens the source in its warm-up, so it tries as long as a run bears an outage.
 OUTAGE_WARM_UP_S = 100.0
 OUTAGE_WARM_UP_PAUSE_S = 10.0
-# A dead worker is started again in a second or two; until then calls to it fail at once.
+# Ray starts a dead actor again in a second or two; until then calls to it fail at once.
 RESTART_LIMIT_S = 60.0
 RESTART_POLL_S = 0.2
 
@@ -45,19 +151,21 @@ class Scheduler:
     """Runs a ledger's shards on a pool until each is settled, or until told to stop.
 
     Args:
-        ledger: The books; its `result` is what `run` returns.
-        pool: Workers; started and closed by `run`.
-        deadlines: Limits. sink: Takes events. stop: Polled between waits.
-        observe: Takes those for telemetry.
-        on_tick: Called a few times a second; what it raises ends the run.
-        drain_s: How long shards in flight may go on after a request to stop.
-        clock: Monotonic seconds, the same clock as the pool's.
+        ledger: State of all shards; `run` returns its `result`.
+        pool: Workers; `run` starts and closes them.
+        deadlines: Deadlines of shards.
+        sink: Takes events.
+        observe: Takes events for telemetry.
+        stop: Polled between waits.
+        on_tick: Called at each turn of the loop; an exception in it ends the run.
+        drain_s: Time that shards in flight have after a request to stop, in seconds.
+        clock: Monotonic seconds; also the pool's clock.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
-        pool: Pool,
+        ledger: ShardLedger,
+        pool: WorkerPool,
         *,
         deadlines: Deadlines | None = None,
         sink: events.Sink = events.ignore,
@@ -79,7 +187,7 @@ class Scheduler:
         self._turned = clock()
 
     def run(self) -> Result:
-        """Work until nothing is left; the workers are gone when this returns."""
+        """Work until nothing is left, then close the pool."""
         self._stop.watched = True
         try:
             self._pool.start()
@@ -140,10 +248,11 @@ class Scheduler:
         while with_room and not self._stopping:
             with_room = [slot for slot in self._dispatch_round(with_room, share) if slot.room > 0]
 
-    def _dispatch_round(self, slots: Sequence[Slot], share: int) -> list[Slot]:
-        """One shard for each of these workers; those that got one.
+    def _dispatch_round(self, slots: Sequence[WorkerSlot], share: int) -> list[WorkerSlot]:
+        """Send a shard to each of these workers, and return the workers that got one.
 
         Args:
+            slots: Slots with room.
             share: Most shards for one worker.
         """
         got = []
@@ -160,11 +269,11 @@ class Scheduler:
         return got
 
     def _share(self) -> int:
-        """Most shards for one worker: the first one that is warm must not take what all can do."""
+        """Return the most shards for one worker, so that the first warm worker leaves some."""
         living = sum(slot.state in (WARMING, READY) for slot in self._pool.slots)
         return max(CONCURRENT_SHARDS, -(-self._ledger.unsettled // max(1, living)))
 
-    def _send(self, slot: Slot, assignment: Assignment) -> None:
+    def _send(self, slot: WorkerSlot, assignment: Assignment) -> None:
         assignment.work.copies += 1
         if assignment.probe is None:
             order = assignment.work.order(self._ledger.witnesses)
@@ -174,10 +283,10 @@ class Scheduler:
 
     # -- receiving ----------------------------------------------------------------------------
 
-    def _look_ahead(self, calls: Sequence[Call]) -> None:
+    def _look_ahead(self, calls: Sequence[WorkerCall]) -> None:
         self._ledger.look_ahead([call.payload.work for call in calls if call.kind == "run"])
 
-    def _settle(self, call: Call, outcome: Outcome | LostCall) -> None:
+    def _settle(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
         slot = call.slot
         if call.kind == "warm_up":
             self._settle_warm_up(slot, outcome)
@@ -200,8 +309,8 @@ class Scheduler:
         else:
             self._settle_work(call, outcome)
 
-    def _hear(self, call: Call, outcome: Outcome) -> None:
-        """What a worker says beside its answer."""
+    def _hear(self, call: WorkerCall, outcome: Outcome) -> None:
+        """Take the worker's counts that came with its answer."""
         index = call.slot.index
         if self._cpu is not None and call.kind in WORK:
             self._cpu.heard((index, call.generation), outcome.cpu_s)
@@ -209,8 +318,8 @@ class Scheduler:
             said = events.WorkerSays(index, call.generation, outcome.cpu_s, outcome.counts)
             self._observe(said)
 
-    def _tell_attempt(self, call: Call, outcome: Outcome | LostCall) -> None:
-        """One event for telemetry, and one for each row that the worker names."""
+    def _tell_attempt(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
+        """Emit an event for telemetry, and one for each quarantined row that the worker names."""
         shard_id, index = call.payload.work.shard_id, call.slot.index
         notes = outcome.notes if isinstance(outcome, Outcome) else None
         ended_s = time.time()
@@ -224,10 +333,12 @@ class Scheduler:
                 )
             )
 
-    def _settle_device_lost(self, call: Call, reason: str) -> None:
-        """A process that lost its device ends, and its shards are lost as if it had died: those
-        that were together on it are charged with nothing."""
-        slot, others = call.slot, list[Call]()
+    def _settle_device_lost(self, call: WorkerCall, reason: str) -> None:
+        """Replace a process that has lost its device; its shards are lost as if it had died.
+
+        Shards that were together on the device are not charged with a failure.
+        """
+        slot, others = call.slot, list[WorkerCall]()
         if call.generation == slot.generation:
             self._sink(events.WorkerLost(slot.index, reason))
             others = self._pool.replace(slot)
@@ -235,9 +346,12 @@ class Scheduler:
             one.shared_worker = one.shared_worker or bool(others)
             self._settle_work(one, LostCall(reason))
 
-    def _settle_lost(self, call: Call, lost: LostCall) -> None:
-        """A process takes all its calls with it, and they arrive one after another: those that come
-        when the next process is up already say nothing of that one."""
+    def _settle_lost(self, call: WorkerCall, lost: LostCall) -> None:
+        """Handle a lost call, whose process has died with all its calls.
+
+        LostCall calls arrive one after another. A call of an earlier generation says nothing of the
+        process that runs now.
+        """
         slot = call.slot
         together = [one for one in slot.work if one.generation == call.generation]
         if call.kind in WORK:
@@ -245,11 +359,11 @@ class Scheduler:
         if len(together) > 1:
             for one in together:
                 one.shared_worker = True
-        if slot.state in (READY, LEAVING) and call.generation == slot.generation:
+        if slot.state == READY and call.generation == slot.generation:
             self._sink(events.WorkerLost(slot.index, lost.reason))
             self._pool.restart(slot)
 
-    def _settle_work(self, call: Call, outcome: Outcome | LostCall) -> None:
+    def _settle_work(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
         assignment: Assignment = call.payload
         assignment.work.copies -= 1
         assignment.work.worker = call.slot.index
@@ -262,7 +376,7 @@ class Scheduler:
         self._tell_attempt(call, outcome)
         self._ledger.shard_ended(assignment.work, outcome, certain=not call.shared_worker)
 
-    def _settle_warm_up(self, slot: Slot, outcome: Outcome | LostCall) -> None:
+    def _settle_warm_up(self, slot: WorkerSlot, outcome: Outcome | LostCall) -> None:
         if isinstance(outcome, Outcome) and outcome.ok and outcome.info is not None:
             slot.state, slot.info, slot.failures = READY, outcome.info, 0
             self._announce(slot)
@@ -280,7 +394,7 @@ class Scheduler:
 
     def _warm_up_failed(
         self,
-        slot: Slot,
+        slot: WorkerSlot,
         reason: str,
         *,
         alive: bool = False,
@@ -306,13 +420,13 @@ class Scheduler:
         if all(other.state == DEAD for other in self._pool.slots):
             self._ledger.result.fatal = f"no worker could be started: {reason}"
 
-    def _announce(self, slot: Slot) -> None:
+    def _announce(self, slot: WorkerSlot) -> None:
         if slot.info is not None and slot.info.note and slot.generation == 1:
             self._sink(events.Note(f"worker {slot.index}: {slot.info.note}"))
         if self._working_since is not None or slot.info is None:
             return
         self._working_since = self._clock()
-        self._cpu = CpuAccount(self._pool.slots, self._pool.workers.others_cpu_s)
+        self._cpu = CpuAccount(self._pool.slots)
         self._sink(
             events.WorkersReady(
                 workers=len(self._pool.slots),
@@ -329,7 +443,7 @@ class Scheduler:
         if now - self._last_check < POLL_S:
             return
         self._last_check = now
-        # Of a thousand workers hardly one is late.
+        # Most workers are early, so their exact deadline is not computed.
         early_s = self._deadlines.least_s
         for slot in self._pool.slots:
             if slot.retry_s is not None and now >= slot.retry_s:
@@ -339,7 +453,7 @@ class Scheduler:
             elif slot.work and now - slot.work[0].head_since > early_s:
                 self._check_head(slot, now - slot.work[0].head_since)
 
-    def _check_head(self, slot: Slot, waited_s: float) -> None:
+    def _check_head(self, slot: WorkerSlot, waited_s: float) -> None:
         assignment: Assignment = slot.work[0].payload
         hung_s = self._deadlines.hung_s(assignment.seconds, assignment.rows)
         if waited_s > hung_s:
@@ -347,7 +461,7 @@ class Scheduler:
         elif assignment.probe is None and waited_s > self._deadlines.limit_s(assignment.seconds):
             self._run_second_copy(assignment.work)
 
-    def _replace_hung(self, slot: Slot, hung_s: float) -> None:
+    def _replace_hung(self, slot: WorkerSlot, hung_s: float) -> None:
         reason = f"no result within {hung_s:g} s, the worker was killed"
         outage = slot.waits_for
         if outage:
@@ -384,8 +498,8 @@ class Scheduler:
         )
         self._heard = True
 
-    def _asked_now(self) -> list[Slot]:
-        """The workers whose turn it is."""
+    def _asked_now(self) -> list[WorkerSlot]:
+        """Return the next workers to ask, 100 at most."""
         slots = self._pool.slots
         first, count = self._next_asked, min(len(slots), STATUS_AT_ONCE)
         self._next_asked = (first + count) % len(slots)

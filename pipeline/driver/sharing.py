@@ -1,8 +1,8 @@
-"""How drivers share an output: who opens it, who does which shards, who closes it.
+"""Sharing of an output by several drivers: opening, claims on shards, closing.
 
-A driver alone holds the lock to its end; one that joins holds it only to make the plan where there
-is none yet, and to write the index at the end. Both do shards that they have claimed, so each of
-several drivers goes on with what one that was preempted had.
+A driver alone holds the lock to its end. A driver that joins holds the lock only to make the plan,
+if there is none, and to write the index at the end. Each driver processes the shards that it has
+claimed, so other drivers go on with the shards of a driver that was preempted.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from earmill.pipeline.dataset.driver_lock import UNFENCED, DriverLock, Fence
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.snapshot import Attempt, is_closed
-from earmill.pipeline.driver.shard_tracker import Ledger
+from earmill.pipeline.driver.shard_ledger import ShardLedger
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.job import SLURM_ARRAY, RunSpec
 from earmill.pipeline.storage.layout import Layout
 
 POLL_S = 0.5
-# Another driver that makes the plan, or writes the index, is waited for.
+# Pause while another driver makes the plan or writes the index, in seconds.
 TURN_S = 2.0
-# Where a batch system says which task of an array this is, and of how many.
+# Variables in which batch systems name the task of an array, and the number of tasks.
 ARRAYS = (
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
     ("SGE_TASK_ID", "SGE_TASK_LAST"),
@@ -39,14 +39,15 @@ ARRAYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
-    """How one driver goes about an output.
+class SharingPolicy:
+    """How a driver shares an output.
 
     Args:
-        joins: Others may be at work, and are not disturbed. stays: Until all is done, also what
-            others have; else until there is nothing left to claim.
-        works: Does shards; else it only closes what is complete.
-        start: Where in the plan to begin, as a fraction; None draws one.
+        joins: Work beside other drivers.
+        stays: Wait until the shards of the others are done, too; else leave when there is nothing
+            to claim.
+        works: Process shards; else only close a complete output.
+        start: Where in the plan to begin, as a fraction of it; None draws one.
     """
 
     joins: bool = False
@@ -55,13 +56,13 @@ class Sharing:
     start: float | None = 0.0
 
 
-def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> Sharing:
-    """What the job and the caller say of it."""
+def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> SharingPolicy:
+    """Return the policy of a job and its caller."""
     if run.executor == SLURM_ARRAY or run.array is not None:
-        return Sharing(joins=True, stays=join, works=not finish, start=_array_start(run))
+        return SharingPolicy(joins=True, stays=join, works=not finish, start=_array_start(run))
     if join or finish:
-        return Sharing(joins=True, works=not finish, start=None)
-    return Sharing()
+        return SharingPolicy(joins=True, works=not finish, start=None)
+    return SharingPolicy()
 
 
 def _array_start(run: RunSpec) -> float | None:
@@ -76,11 +77,13 @@ def _array_start(run: RunSpec) -> float | None:
 
 
 @contextmanager
-def opening(layout: Layout, sharing: Sharing, *, shares: bool) -> Iterator[DriverLock | None]:
-    """The lock of whoever may write the plan; None for one that joins where there is one.
+def opening(layout: Layout, sharing: SharingPolicy, *, shares: bool) -> Iterator[DriverLock | None]:
+    """Hold the lock while the plan may be written; None for a driver that joins and finds a plan.
 
     Args:
-        shares: Whether others may join.
+        layout: The output.
+        sharing: The driver's policy.
+        shares: Other drivers may join.
     Raises:
         LockedError: Another driver is at work, and this one does not join it.
     """
@@ -102,7 +105,7 @@ def opening(layout: Layout, sharing: Sharing, *, shares: bool) -> Iterator[Drive
 
 def close(
     layout: Layout,
-    sharing: Sharing,
+    sharing: SharingPolicy,
     commits: Mapping[str, Attempt],
     *,
     anew: bool,
@@ -113,9 +116,12 @@ def close(
     """Write index and cards of a dataset that is complete, unless another driver does.
 
     Args:
-        anew: Something was committed since it was looked at.
-        licenses: As the job states them now.
-        dataset: The description that the commits are of.
+        layout: The output.
+        sharing: The driver's policy.
+        commits: The commits of all shards.
+        anew: A shard was committed since the index was read.
+        licenses: Licences as the job states them now.
+        dataset: The description that the commits belong to.
         fence: The run's right to write here.
     Raises:
         OvertakenError: Another command has taken the output over, or changed the dataset.
@@ -125,8 +131,8 @@ def close(
             finalise(layout, fence=fence)
         restate_licenses(layout, licenses, fence)
         fence.check(layout)
-        # Also where somebody closed it: he may have been killed before he came to that, and who
-        # has not heard of the end goes on claiming.
+        # Also if another driver closed it: that driver may have been killed before it did this,
+        # and drivers that do not know of the end go on claiming.
         clear_claims(layout)
         return
     while not is_closed(layout, commits):
@@ -140,7 +146,7 @@ def close(
                 return
             time.sleep(TURN_S)
             continue
-        # Closed by another in the middle of it: looked at again.
+        # Another driver may have closed the dataset in the meantime.
         with lock, suppress(LockedError):
             check_same(layout, dataset)
             if not is_closed(layout, commits):
@@ -151,13 +157,14 @@ def close(
     clear_claims(layout)
 
 
-class Supply:
+class ShardClaims:
     """Shards for a ledger, claimed ahead in a thread, because a store takes its time.
 
     Args:
-        claims: Who does what. shards: Those without a commit, by id.
-        ahead: Shards that wait in the ledger and here, each.
-        stays: Wait for what others have.
+        claims: The claims of all drivers.
+        shards: The shards without a commit, by id.
+        ahead: Number of shards to hold here, and to keep pending in the ledger.
+        stays: Wait for the shards of other drivers.
     """
 
     def __init__(
@@ -171,7 +178,7 @@ class Supply:
         self._taken = threading.Condition()
         self._thread = threading.Thread(target=self._claim, name="claims", daemon=True)
 
-    def __enter__(self) -> Supply:
+    def __enter__(self) -> ShardClaims:
         self._thread.start()
         return self
 
@@ -181,8 +188,8 @@ class Supply:
             self._taken.notify_all()
         self._thread.join()
 
-    def feed(self, ledger: Ledger) -> None:
-        """Give the ledger what it has room for.
+    def feed(self, ledger: ShardLedger) -> None:
+        """Add claimed shards to the ledger, as many as it has room for.
 
         Raises:
             StorageError: Claims cannot be read or written.
@@ -197,12 +204,12 @@ class Supply:
         ledger.more_to_come = bool(self._claimed) or not over
 
     def widen(self, ahead: int) -> None:
-        """Claim so many ahead from now on: workers have come."""
+        """Hold more shards from now on, because workers have come."""
         self._ahead = max(self._ahead, ahead)
 
     @property
     def left_to_others(self) -> int:
-        """Shards that others have."""
+        """Number of shards that other drivers have."""
         return self._claims.others
 
     def _claim(self) -> None:
@@ -220,7 +227,7 @@ class Supply:
                     self._claimed.extend(name for name in found if name in self._shards)
                 if not found:
                     self._ended.wait(POLL_S)
-        except Exception as error:  # told by the driver's thread
+        except Exception as error:  # raised in the driver's thread
             self._error = error
         finally:
             self._over.set()
@@ -233,9 +240,9 @@ def claims_of(
     done: set[str],
     *,
     run_id: str,
-    sharing: Sharing,
+    sharing: SharingPolicy,
     fence: Fence,
 ) -> BlockClaims:
-    """One driver's claims, beginning where it should."""
+    """Return the claims of a driver, from its place in the plan on."""
     start = start_of(run_id) if sharing.start is None else sharing.start
     return BlockClaims(layout, plan_id, shards, done, run_id=run_id, start=start, fence=fence)

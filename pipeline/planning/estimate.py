@@ -5,7 +5,7 @@ Bytes are raw feature values: compression makes them fewer, and row scalars add 
 for each row. Policy `each` counts as one channel, because no header is opened.
 
 Times follow from measured or built-in speeds (`planning.speeds`), for the cores of this machine.
-The speed of models alone leaves out decoding and writing, which may be slower. `driver.sample`
+The speed of models alone leaves out decoding and writing, which may be slower. `operations.sample`
 measures rows instead.
 """
 
@@ -101,7 +101,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Expected cost of a job by a sample of its rows; see `driver.sample`.
+    """Expected cost of a job by a sample of its rows; see `operations.sample`.
 
     Args:
         time_s: Wall seconds from the call to the end, on this machine.
@@ -203,7 +203,7 @@ def job_cost(spec: JobSpec, *, measure: bool = False, sampler: Sampler | None = 
         spec: The job.
         measure: Time the job's models on a few seconds of noise, and keep the result. Else no model
             is imported, unless an entry of the job is new to this machine.
-        sampler: Function that samples the plan, see `driver.sample`; None for no sample.
+        sampler: Function that samples the plan, see `operations.sample`; None for no sample.
     Raises:
         SpecError, SourceError: The job itself would raise this error before any work.
     """

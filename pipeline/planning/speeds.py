@@ -1,6 +1,6 @@
 """CPU seconds for a second of audio, from earlier runs on this machine.
 
-Every job on the cores of this machine with a private Ray, and every timing, puts its figure into
+Every job on the cores of this machine, and every timing, puts its figure into
 the user's cache. The key is the machine, the models' sources and their entries in the job. If
 nothing ran yet, there is a built-in reference: the models with default parameters, measured on
 another machine (`python -m benchmarks.reference_speeds`). `Speed.origin` says which it is.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.audio.channels import BINAURAL, EARS
 from earmill.pipeline.common.machine import cores, processor_name
-from earmill.pipeline.common.timing import IDLE, RAY
+from earmill.pipeline.common.timing import IDLE
 from earmill.pipeline.common.user_cache import keep, models_key, read_kept
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import Description
@@ -80,7 +80,7 @@ def keep_job(spec: JobSpec, audio_s: float, cpu_s: Mapping[str, float], start_s:
         cpu_s: CPU seconds by part (`common.timing`): the sum of commit records, and the driver.
         start_s: Seconds until the first worker was warm.
     """
-    spent = sum(seconds for part, seconds in cpu_s.items() if part not in (IDLE, RAY))
+    spent = sum(seconds for part, seconds in cpu_s.items() if part != IDLE)
     if audio_s >= LEAST_AUDIO_S and spent > 0:
         _keep(spec, Speed(spent / audio_s, JOB, round(start_s, 1)))
 

@@ -79,9 +79,13 @@ class RunSpec(SpecModel):
     """How the job runs; nothing here changes the output.
 
     Args:
-        executor: Kind of workers: ray, actors on this machine or on a cluster; local, processes of
-            this machine, which start faster; slurm-array, local processes in each task of an array
-            of batch jobs. The tasks share the shards, and a task ends when no shard is left.
+        executor: Kind of workers: local, processes of this machine; ray, actors of a Ray cluster,
+            or of a Ray that is started for the run; slurm-array, local processes in each task of an
+            array of batch jobs. The tasks share the shards, and a task ends when no shard is left.
+            auto is ray where ray_address or RAY_ADDRESS names a cluster, and in a job that came by
+            `ray job submit`; else local.
+        ray_address: Ray cluster to join, as host:port, or auto for one of this machine. RAY_ADDRESS
+            when null.
         array: Number of this task of an array, and number of all tasks: 3/100. Taken from the batch
             system's environment when null. It only decides with which shards the task begins.
         grace_s: Seconds that shards in flight may go on after a request to stop (SIGTERM, SIGINT,
@@ -111,7 +115,8 @@ class RunSpec(SpecModel):
             structured line for each event.
     """
 
-    executor: Literal["ray", "local", "slurm-array"] = "ray"
+    executor: Literal["auto", "local", "ray", "slurm-array"] = "auto"
+    ray_address: str | None = None
     array: str | None = Field(default=None, pattern=r"^[0-9]+/[1-9][0-9]*$")
     grace_s: float = Field(default=GRACE_S, ge=0, allow_inf_nan=False)
     workers: int | None = Field(default=None, ge=1)
@@ -125,6 +130,15 @@ class RunSpec(SpecModel):
     decode_in_child: bool = False
     metrics: str | None = Field(default=None, pattern=METRICS)
     log_format: Literal["text", "json"] = "text"
+
+    @model_validator(mode="after")
+    def _address_for_ray(self) -> RunSpec:
+        if self.ray_address is not None and self.executor not in ("auto", "ray"):
+            raise ValueError(
+                f"expected executor auto or ray with ray_address, got {self.executor}; leave out "
+                "ray_address or set executor to ray"
+            )
+        return self
 
     @model_validator(mode="after")
     def _gpus_for_the_device(self) -> RunSpec:

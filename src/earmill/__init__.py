@@ -59,9 +59,8 @@ if TYPE_CHECKING:
     from earmill.pipeline.dataset.snapshot import LogEntry as LogEntry
     from earmill.pipeline.dataset.verify import Report as Report
     from earmill.pipeline.driver import events as events
-    from earmill.pipeline.driver.deep_verify import DeepReport as DeepReport
     from earmill.pipeline.driver.events import JobFinished as JobFinished
-    from earmill.pipeline.driver.stop_request import StopRequest as StopRequest
+    from earmill.pipeline.driver.events import StopRequest as StopRequest
     from earmill.pipeline.formats.moments import StreamStatistics as StreamStatistics
     from earmill.pipeline.hub.push import Pushed as Pushed
     from earmill.pipeline.loader.collate import Batch as Batch
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.loader.statistics import compute_statistics as compute_statistics
     from earmill.pipeline.loader.stream import FeatureDataset as FeatureDataset
     from earmill.pipeline.loader.stream import FeatureStream as FeatureStream
+    from earmill.pipeline.operations.deep_verify import DeepReport as DeepReport
     from earmill.pipeline.planning.estimate import JobCost as JobCost
     from earmill.pipeline.reader.concat import ConcatenatedFeatures as ConcatenatedFeatures
     from earmill.pipeline.reader.concat import MixedFeatures as MixedFeatures
@@ -115,9 +115,7 @@ for _module, _names in {
     "earmill.pipeline.dataset.history": "SnapshotDiff",
     "earmill.pipeline.dataset.snapshot": "LogEntry",
     "earmill.pipeline.dataset.verify": "Report",
-    "earmill.pipeline.driver.deep_verify": "DeepReport",
-    "earmill.pipeline.driver.events": "JobFinished",
-    "earmill.pipeline.driver.stop_request": "StopRequest",
+    "earmill.pipeline.driver.events": "JobFinished StopRequest",
     "earmill.pipeline.formats.moments": "StreamStatistics",
     "earmill.pipeline.hub.push": "Pushed",
     "earmill.pipeline.loader.collate": (
@@ -129,6 +127,7 @@ for _module, _names in {
     "earmill.pipeline.loader.statistics": "compute_statistics",
     "earmill.pipeline.loader.stream": "FeatureDataset FeatureStream",
     "earmill.pipeline.planning.estimate": "JobCost",
+    "earmill.pipeline.operations.deep_verify": "DeepReport",
     "earmill.pipeline.reader.concat": "ConcatenatedFeatures",
     "earmill.pipeline.reader.features": "Features",
     "earmill.pipeline.reader.joined": "JoinedFeatures",

@@ -7,6 +7,7 @@ script, so a script needs no `if __name__ == "__main__"`.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,10 +25,9 @@ if TYPE_CHECKING:
     from earmill.pipeline.dataset.recompute import Chooser
     from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.dataset.verify import Report
-    from earmill.pipeline.driver.deep_verify import DeepReport
-    from earmill.pipeline.driver.events import Event, JobFinished
-    from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
     from earmill.pipeline.hub.push import Pushed
+    from earmill.pipeline.operations.deep_verify import DeepReport
     from earmill.pipeline.planning.estimate import JobCost
     from earmill.pipeline.storage.layout import Layout
 
@@ -77,7 +77,7 @@ def extract(
         progress: True shows the progress of the command. A function is called with every event of
             `earmill.events`, in this thread.
         join: Work beside other drivers on this output, and take over shards that they leave.
-        ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
+        ray_address: Ray cluster to join: `run.ray_address` of the job.
         stop: Call it from another thread to end the run after the shards in flight are committed.
         check: Raise an error if the run failed; else see `exit_code` and `status`.
     Returns:
@@ -97,14 +97,14 @@ def extract(
         raise ValueError("repair needs resume=True: it continues an output")
     if repair and update:
         raise ValueError("expected repair or update, got both: repair first")
-    job = _loaded(spec, overrides)
+    job = _loaded(spec, _with_address(overrides, ray_address))
     again = damaged if repair else None
     if update:
-        from earmill.pipeline.driver.update import start_update
+        from earmill.pipeline.operations.update import start_update
 
         with _sink(progress) as sink:
             start_update(job, sink)
-    return _run(job, resume or update, again, progress, ray_address, stop, check, join)
+    return _run(job, resume or update, again, progress, stop, check, join)
 
 
 def plan(
@@ -137,7 +137,7 @@ def plan(
     if not sample:
         return job_cost(job, measure=measure)
     from earmill.jobs.console.progress import logged_text
-    from earmill.pipeline.driver.sample import sample as process
+    from earmill.pipeline.operations.sample import sample as process
 
     sampler = partial(process, spec=job, rows=sample, seed=seed, on_begin=logged_text())
     return job_cost(job, measure=measure, sampler=sampler)
@@ -187,8 +187,8 @@ def verify_deep(
         SourceError, SourceOutage: The source cannot be read.
     """
     from earmill.jobs.console.progress import logged_text
-    from earmill.pipeline.driver.deep_verify import verify_deep as check
-    from earmill.pipeline.driver.stored_job import stored_job
+    from earmill.pipeline.operations.deep_verify import verify_deep as check
+    from earmill.pipeline.operations.retry import stored_job
 
     options = dict(storage_options or {})
     with _opened_layout(uri, options) as layout:
@@ -232,8 +232,8 @@ def retry(
         EarmillError: See `extract`.
     """
     from earmill.pipeline.dataset.recompute import RowFilter
-    from earmill.pipeline.driver.stored_job import find_retry
-    from earmill.pipeline.driver.update import start_retry
+    from earmill.pipeline.operations.retry import find_retry
+    from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error, stage=stage, uri=uri)
     found = find_retry(
@@ -241,14 +241,14 @@ def retry(
         dict(storage_options or {}),
         rows=rows,
         job=None if job is None else _job(job),
-        overrides=_listed(overrides),
+        overrides=_with_address(overrides, ray_address),
     )
     if found is None:
         return None
     spec, choose = found
     with _sink(progress) as sink:
         start_retry(spec, rows, sink)
-    return _run(spec, True, choose, progress, ray_address, stop, check)
+    return _run(spec, True, choose, progress, stop, check)
 
 
 def add_features(
@@ -282,7 +282,7 @@ def add_features(
     Example:
         earmill.add_features("features", {"extract": [{"model": "king2019", "fs_hz": 16000}]})
     """
-    from earmill.pipeline.driver.add_features import add_features as add
+    from earmill.pipeline.operations.add_features import add_features as add
 
     additions = job if isinstance(job, Mapping) else os.fspath(job)
     with _sink(progress) as sink:
@@ -290,9 +290,8 @@ def add_features(
             os.fspath(uri),
             additions,
             storage_options=dict(storage_options or {}),
-            overrides=_listed(overrides),
+            overrides=_with_address(overrides, ray_address),
             sink=sink,
-            ray_address=ray_address,
             stop=stop,
         )
     if check and end.exit_code:
@@ -531,17 +530,21 @@ def _listed(overrides: Iterable[str]) -> list[str]:
     return listed
 
 
+def _with_address(overrides: Iterable[str], ray_address: str | None) -> list[str]:
+    address = [] if ray_address is None else [f"run.ray_address={json.dumps(ray_address)}"]
+    return [*_listed(overrides), *address]
+
+
 def _run(
     spec: JobSpec,
     resume: bool,
     again: Chooser | None,
     progress: Progress,
-    ray_address: str | None,
     stop: StopRequest | None,
     check: bool,
     join: bool = False,
 ) -> JobFinished:
-    from earmill.pipeline.driver.run import run_job
+    from earmill.pipeline.operations.run_job import run_job
 
     with _sink(progress) as sink:
         end = run_job(
@@ -549,7 +552,6 @@ def _run(
             resume=resume,
             again=again,
             sink=sink,
-            ray_address=ray_address,
             stop=stop,
             join=join,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.jobs import write_corpus, write_job
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker.prepare import Clip, LongClip

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from earmill.pipeline.dataset.commit_record import committed_shards
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.conftest import Reference

@@ -15,7 +15,7 @@ import yaml
 
 from earmill import Recordings, open_features
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits, committed_shards
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_equal_datasets, driver

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.stop_request import StopRequest
+from earmill.pipeline.driver.events import StopRequest
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.conftest import Reference
 from tests.chaos.jobs import assert_equal_datasets, write_job

@@ -21,8 +21,8 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 from ray.cluster_utils import Cluster
 
 from earmill.pipeline.driver.events import Event
-from earmill.pipeline.driver.executors.private_ray import OBJECT_STORE_BYTES
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.driver.executors.ray import OBJECT_STORE_BYTES
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker.messages import ShardOrder, WorkerInfo
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
@@ -77,9 +77,8 @@ def main(job: str, meeting: Path) -> int:
         cluster.add_node(**NODE)
         cluster.wait_for_nodes()
         end = run_job(
-            JobSpec.load(job),
+            JobSpec.load(job, [f"run.ray_address={cluster.address}"]),
             sink=tell,
-            ray_address=cluster.address,
             make_runner=lambda work: MakeMeeting(work, meeting),
         )
         return end.exit_code

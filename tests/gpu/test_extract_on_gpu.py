@@ -15,7 +15,7 @@ from amtcore.features.registry import BUILT_IN
 from earmill.jobs.doctor.models import WITH_TRANSFORMS, as_array, noise
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.commit_record import commits
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.device import DeviceInput, check_resampler, find_gpu

@@ -1,7 +1,8 @@
-"""`ray job submit` to a head with a token, as infra/README.md says it."""
+"""`ray job submit` to a head with a token and two GPUs, as infra/README.md says it."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -13,10 +14,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import earmill
+from earmill.pipeline.dataset.commit_record import commits
+from earmill.pipeline.storage.layout import Layout
+from tests.chaos.jobs import write_corpus, write_job
+from tests.infra import gpu_actors
 from tests.pipeline.audio_factory import clip
 
 BIN = Path(sys.executable).parent
@@ -44,11 +50,16 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[s
     """Address of a dashboard, and the environment that may submit to it."""
     port, dashboard, client, agent = free_ports(4)
     auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Despite its name this makes the head listen on loopback.
+    auth["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    # The interpreter of the kernels stands in for both GPUs.
+    auth["AMTCORE_GPU"] = "interpreted"
     environment = {**os.environ, **auth, "PATH": f"{BIN}:{os.environ['PATH']}"}
     environment.pop("RAY_ADDRESS", None)
-    options = f"--head --port={port} --dashboard-host=127.0.0.1 --dashboard-port={dashboard}"
+    options = f"--head --node-ip-address=127.0.0.1 --port={port} --dashboard-host=127.0.0.1"
+    options += f" --dashboard-port={dashboard}"
     options += f" --ray-client-server-port={client} --dashboard-agent-listen-port={agent}"
-    options += " --num-cpus=2 --disable-usage-stats --block"
+    options += " --num-cpus=2 --num-gpus=2 --disable-usage-stats --block"
     # A path short enough for the names of sockets.
     folder = f"/tmp/earmill-submit-{os.getpid()}"
     log = tmp_path_factory.mktemp("ray") / "head.log"
@@ -62,7 +73,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[s
         )
     address = f"http://127.0.0.1:{dashboard}"
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 150
         while not answers(f"{address}/api/version"):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.5)
@@ -85,22 +96,24 @@ def answers(url: str) -> bool:
     return True
 
 
-def submit(head: str, environment: dict[str, str], job: Path) -> tuple[int, str]:
-    """As a user would, from a folder of his own, and again while the head has no agent yet."""
+def submit(head: str, environment: dict[str, str], folder: Path, *entry: object) -> tuple[int, str]:
+    """Submit from a folder of the user's own, and again while the head has no agent yet."""
     deadline = time.monotonic() + 120
-    while "No available agent" in (end := submit_once(head, environment, job))[1]:
+    while "No available agent" in (end := submit_once(head, environment, folder, entry))[1]:
         assert time.monotonic() < deadline, end[1]
         time.sleep(2)
     return end
 
 
-def submit_once(head: str, environment: dict[str, str], job: Path) -> tuple[int, str]:
-    """Exit code of `ray job submit` and what it says."""
+def submit_once(
+    head: str, environment: dict[str, str], folder: Path, entry: tuple[object, ...]
+) -> tuple[int, str]:
+    """Return the exit code of `ray job submit` and what it says."""
     command = [BIN / "ray", "job", "submit", "--address", head, "--"]
     done = subprocess.run(
-        [*command, "earmill", "extract", str(job), "--resume"],
+        [*command, *map(str, entry)],
         env=environment,
-        cwd=job.parent,
+        cwd=folder,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -120,15 +133,46 @@ def job_file(root: Path, output: str) -> Path:
     return path
 
 
+def extract(job: Path, *options: str) -> tuple[object, ...]:
+    return ("earmill", "extract", job, "--resume", *options)
+
+
+def json_lines(said: str) -> list[dict[str, Any]]:
+    """Return the lines of JSON in the output of `ray job submit`."""
+    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+
+
+def test_a_submitted_job_runs_on_both_gpus_of_the_head(
+    head: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus", 2, seconds=0.12)
+    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_rows=1)
+    code, said = submit(*head, tmp_path, *extract(job, "--json", "--set", "run.device=cuda"))
+    assert code == 0 and "succeeded" in said, said
+    by_kind = {event["event"]: event for event in json_lines(said)}
+    assert (by_kind["workers_ready"]["workers"], by_kind["summary"]["rows_ok"]) == (2, 2)
+    assert by_kind["workers_ready"]["device"] == "interpreted"
+    assert earmill.verify(f"{tmp_path}/out").ok
+    for record in commits(Layout.open(str(tmp_path / "out"))).values():
+        assert record.info["worker"]["ray_node"]
+        assert record.info["device"]["backends"] == {"dau1997": "interpreted"}
+
+
+def test_each_actor_has_a_gpu_of_its_own(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    code, said = submit(*head, tmp_path, sys.executable, Path(gpu_actors.__file__))
+    assert code == 0, said
+    assert json_lines(said)[-1] == {"gpus": ["0", "1"]}
+
+
 @pytest.mark.long
-def test_a_submitted_job_runs_on_the_head_and_again(
+def test_a_submitted_job_is_verified_and_then_has_nothing_to_do(
     head: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
     job = job_file(tmp_path, f"{tmp_path}/out")
-    code, said = submit(*head, job)
+    code, said = submit(*head, tmp_path, *extract(job))
     assert code == 0 and "succeeded" in said, said
     assert earmill.verify(f"{tmp_path}/out").ok
-    code, said = submit(*head, job)
+    code, said = submit(*head, tmp_path, *extract(job))
     assert code == 0 and "nothing to do" in said, said
 
 
@@ -136,7 +180,9 @@ def test_a_submitted_job_runs_on_the_head_and_again(
 def test_who_has_no_token_submits_nothing(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     address, environment = head
     stranger = {**environment, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    code, said = submit(address, stranger, job_file(tmp_path, f"{tmp_path}/out"))
+    code, said = submit(
+        address, stranger, tmp_path, *extract(job_file(tmp_path, f"{tmp_path}/out"))
+    )
     assert code != 0 and not (tmp_path / "out").exists(), said
 
 
@@ -144,5 +190,5 @@ def test_who_has_no_token_submits_nothing(head: tuple[str, dict[str, str]], tmp_
 def test_a_submitted_job_with_a_relative_output_says_why_not(
     head: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    code, said = submit(*head, job_file(tmp_path, "out"))
+    code, said = submit(*head, tmp_path, *extract(job_file(tmp_path, "out")))
     assert code != 0 and "output.uri" in said, said

@@ -21,7 +21,7 @@ from amtcore.units import Calibration
 from earmill import open_features
 from earmill.jobs.cli import run
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.reader.features import Features
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

@@ -15,7 +15,7 @@ from earmill.jobs import cli
 from earmill.jobs.commands.explain import REASON, explanation, page_text
 from earmill.jobs.console.terminal import EXPLAIN
 from earmill.pipeline.common import errors
-from earmill.pipeline.driver.executors.ray_session import ClusterError
+from earmill.pipeline.driver.executors.ray import ClusterError
 
 # The title of the page, for errors of no family.
 WHOLE = "when-something-fails"

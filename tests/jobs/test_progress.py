@@ -17,7 +17,7 @@ from earmill.jobs.console.progress import BAR_WIDTH, Bar, JsonLines, PlainLines,
 from earmill.jobs.console.terminal import console
 from earmill.pipeline.common.text import audio, bytes_text
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.tally import Tally
+from earmill.pipeline.driver.telemetry.run_totals import RunTotals
 
 
 class Clock:
@@ -48,9 +48,9 @@ DONE = events.ShardDone(
 )
 
 
-def tally_at(clock: Clock) -> Tally:
+def tally_at(clock: Clock) -> RunTotals:
     """100 s committed and 60 s in flight, 4 s after the workers were ready."""
-    tally = Tally(clock)
+    tally = RunTotals(clock)
     tally.take(STARTED)
     tally.take(READY)
     clock.now += 4.0
@@ -82,7 +82,7 @@ def test_a_driver_that_was_stopped_does_not_count_the_pause() -> None:
 
 def test_nothing_is_claimed_before_there_is_work() -> None:
     clock = Clock()
-    tally = Tally(clock)
+    tally = RunTotals(clock)
     tally.take(STARTED)
     clock.now += 50.0
     assert tally.times_real_time is None and tally.left_s is None
@@ -113,7 +113,7 @@ def test_totals_in_one_line() -> None:
 
 def test_rows_in_quarantine_count_no_audio() -> None:
     clock = Clock()
-    tally = Tally(clock)
+    tally = RunTotals(clock)
     tally.take(dataclasses.replace(STARTED, shards_done=0, seconds_done=0.0, audio_s_done=0.0))
     tally.take(READY)
     clock.now += 2.0
@@ -125,7 +125,7 @@ def test_rows_in_quarantine_count_no_audio() -> None:
 def test_a_finished_run_is_no_estimate() -> None:
     """60 s of audio that the plan took for 83 s."""
     clock = Clock()
-    tally = Tally(clock)
+    tally = RunTotals(clock)
     tally.take(dataclasses.replace(STARTED, seconds_total=83.0, seconds_done=0.0, audio_s_done=0.0))
     tally.take(READY)
     clock.now += 2.0

@@ -24,7 +24,7 @@ from datasets import Audio, Dataset, load_dataset
 from amtcore.features.build import build_extractor
 from earmill import open_features
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.short import only

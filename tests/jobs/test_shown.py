@@ -14,9 +14,9 @@ from earmill.pipeline.dataset.garbage import Collected
 from earmill.pipeline.dataset.history import SnapshotDiff
 from earmill.pipeline.dataset.snapshot import LogEntry
 from earmill.pipeline.dataset.verify import Report
-from earmill.pipeline.driver.deep_verify import DeepReport
 from earmill.pipeline.driver.events import JobFinished
 from earmill.pipeline.hub.push import Progress, Pushed
+from earmill.pipeline.operations.deep_verify import DeepReport
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline.again_jobs import module_without_ray  # noqa: F401
 from tests.short import but

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import write_corpus, write_job
@@ -97,7 +97,7 @@ LONG = {
     "demo": ("demo", "--out", "demo"),
 }
 # The last module that a command imports before its work begins.
-BEGUN = {"doctor": "torch", "kernels": "numba", "demo": "ray.util", "plan": "soxr"}
+BEGUN = {"doctor": "torch", "kernels": "numba", "plan": "soxr"}
 
 
 @pytest.mark.parametrize("command", but(["kernels", "demo", "push", "update"], LONG))

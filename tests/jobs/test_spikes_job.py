@@ -17,8 +17,8 @@ from amtcore.features.spike_events import SpikeEvents
 from earmill import open_features
 from earmill.jobs.cli import run
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.loader.collate import collate_padded
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 

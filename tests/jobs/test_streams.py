@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from earmill.jobs.console import process
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.jobs import assert_whole, write_corpus, write_job
 from tests.pipeline.again_jobs import shards_run_here

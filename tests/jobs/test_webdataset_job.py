@@ -11,8 +11,8 @@ import webdataset
 
 from earmill import open_features
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.formats.webdataset import row_id_of
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip

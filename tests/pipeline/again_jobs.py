@@ -23,10 +23,10 @@ from earmill.pipeline.dataset.commit_record import commits, read_commit
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver import run as driver
-from earmill.pipeline.driver.open_job import committed_of
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.shard_tracker import Ledger, Result
+from earmill.pipeline.driver.shard_ledger import Result, ShardLedger
+from earmill.pipeline.operations import run_job as driver
+from earmill.pipeline.operations.open_job import committed_of
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import Outcome
@@ -84,7 +84,7 @@ class OneByOne:
             record = read_commit(job.layout, shard_id, generation)
             return None if record is None else committed_of(record)
 
-        ledger = Ledger(job.pending, committed, max_attempts=1)
+        ledger = ShardLedger(job.pending, committed, max_attempts=1)
         done = 0
         while not ledger.all_settled:
             assignment = ledger.next(idle=True)

@@ -15,8 +15,8 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.update import start_update
+from earmill.pipeline.operations.run_job import run_job
+from earmill.pipeline.operations.update import start_update
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, DRIVER_FILE

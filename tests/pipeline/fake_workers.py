@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,9 +43,6 @@ class FakeWorkers:
 
     def kill(self, worker: Worker) -> None:
         self.killed.append(worker)
-
-    def others_cpu_s(self, pids: Collection[int]) -> dict[int, float]:
-        return {}
 
 
 class Clock:

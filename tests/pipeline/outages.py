@@ -13,7 +13,7 @@ from typing import Any
 from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.circuit_breaker import CircuitBreaker
-from earmill.pipeline.driver.shard_tracker import Committed, Ledger, Result
+from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.messages import Runner
@@ -37,7 +37,7 @@ class Clock:
         """Return a retry policy on this clock, without jitter."""
         return RetryPolicy(budget_s, clock=self, sleep=self.sleep, jitter=lambda: 1.0)
 
-    def patience(self) -> CircuitBreaker:
+    def breaker(self) -> CircuitBreaker:
         return CircuitBreaker(self, jitter=lambda: 1.0)
 
 
@@ -114,12 +114,12 @@ def drive(
         after: Called with the id of each shard that was tried.
     """
     said: list[events.Event] = []
-    ledger = Ledger(
+    ledger = ShardLedger(
         shards,
         committed,
         max_attempts=2,
         sink=said.append,
-        patience=clock.patience(),
+        breaker=clock.breaker(),
         witnesses=witnesses,
     )
     worker = ShardWorker(lambda: runner)

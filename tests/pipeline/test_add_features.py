@@ -43,7 +43,7 @@ def test_rows_have_the_streams_of_both(changing: Changing, tmp_path: Path) -> No
     assert changing.values() == before
     # The same as from a job of its own.
     spec = changing.spec(tmp_path / "own").model_dump(mode="json") | {"extract": MEL["extract"]}
-    earmill.pipeline.driver.run.run_job(earmill.JobSpec.load(spec))
+    earmill.pipeline.operations.run_job.run_job(earmill.JobSpec.load(spec))
     alone = values_of(tmp_path / "own")
     assert joined(changing) == {row_id: before[row_id] | alone[row_id] for row_id in before}
     assert joined(changing, format="parquet") == joined(changing)

@@ -18,8 +18,8 @@ from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.recompute import RowFilter, quarantined
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import events, sharing
-from earmill.pipeline.driver import run as driver
-from earmill.pipeline.driver.stored_job import stored_job
+from earmill.pipeline.operations import run_job as driver
+from earmill.pipeline.operations.retry import stored_job
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import OwnedFolder
 from tests.chaos.jobs import committed_files

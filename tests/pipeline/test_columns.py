@@ -22,7 +22,7 @@ from earmill.pipeline.common.arrow_types import arrow_type, kept_type, type_json
 from earmill.pipeline.common.errors import CommitError, SpecError
 from earmill.pipeline.dataset.description import open_dataset, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.planning.estimate import job_cost
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan

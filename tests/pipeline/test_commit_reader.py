@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from earmill.pipeline.driver.commit_reader import CommitReader
-from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_tracker import Committed, Ledger
+from earmill.pipeline.driver.shard_ledger import Committed, ShardLedger
+from earmill.pipeline.driver.worker_pool import WorkerPool
+from earmill.pipeline.operations.job_scheduler import CommitReader
 from tests.pipeline.runners import shard
 from tests.pipeline.test_crowd import Answering
 from tests.waiting import DEADLINE_S
@@ -55,12 +55,14 @@ def test_a_store_that_fails_says_so_where_it_is_asked() -> None:
 def test_the_driver_looks_ahead_to_all_that_ended_in_a_round() -> None:
     workers, told = Answering(), list[list[str]]()
     names = [f"{n:05d}" for n in range(6)]
-    ledger = Ledger(
+    ledger = ShardLedger(
         [shard(name, name) for name in names],
         lambda name: RECORD,
         max_attempts=1,
         look_ahead=lambda shards: told.append(list(shards)),
     )
-    result = Scheduler(ledger, Pool(workers, 3, clock=workers.clock), clock=workers.clock).run()
+    result = Scheduler(
+        ledger, WorkerPool(workers, 3, clock=workers.clock), clock=workers.clock
+    ).run()
     assert set(result.done) == {*names}
     assert sorted(max(told, key=len)) == names

@@ -159,7 +159,7 @@ def test_claims_of_a_member_that_was_killed_at_the_end_go_with_the_next_run(
     layout.write_bytes(
         f"{CREW}/killed.json", as_seen_now(replace(LockHolder.here("killed"), pid=0))
     )
-    mode = sharing.Sharing(joins=joins)
+    mode = sharing.SharingPolicy(joins=joins)
     dataset = read_dataset(layout)
     assert dataset is not None
     sharing.close(layout, mode, commits(layout), anew=False, licenses={}, dataset=dataset)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import (
     MANY_WORKERS,
     STATUS_AT_ONCE,
@@ -18,7 +17,8 @@ from earmill.pipeline.driver.scheduler import (
     TURN_S,
     Scheduler,
 )
-from earmill.pipeline.driver.shard_tracker import Committed, Ledger
+from earmill.pipeline.driver.shard_ledger import Committed, ShardLedger
+from earmill.pipeline.driver.worker_pool import WorkerPool
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, WorkerInfo
 from tests.pipeline.runners import shard
 
@@ -66,15 +66,12 @@ class Answering:
     def kill(self, worker: int) -> None:
         pass
 
-    def others_cpu_s(self, pids: Collection[int]) -> dict[int, float]:
-        return {}
-
 
 def test_a_few_workers_are_asked_at_a_time_and_each_in_its_turn() -> None:
     workers, seen = Answering(), list[events.Event]()
     shards = [shard(f"{n:05d}", f"{n}") for n in range(CONCURRENT_SHARDS * WORKERS)]
-    ledger = Ledger(shards, lambda name: Committed(1, 0, 10, 1.5), max_attempts=1)
-    pool = Pool(workers, WORKERS, clock=workers.clock)
+    ledger = ShardLedger(shards, lambda name: Committed(1, 0, 10, 1.5), max_attempts=1)
+    pool = WorkerPool(workers, WORKERS, clock=workers.clock)
     result = Scheduler(ledger, pool, sink=seen.append, clock=workers.clock).run()
     assert len(result.done) == len(shards)
     # As many rounds of questions as time allows, none of them to more than some.
@@ -122,8 +119,8 @@ def test_shards_of_very_many_workers_that_end_within_a_moment_share_a_turn(
     workers, turns = Trickling(), itertools.count()
     monkeypatch.setattr("earmill.pipeline.driver.scheduler.time.sleep", workers.sleep)
     shards = [shard(f"{n:05d}", f"{n}") for n in range(1000)]
-    ledger = Ledger(shards, lambda name: Committed(1, 0, 10, 1.5), max_attempts=1)
-    pool = Pool(workers, count, clock=workers.clock)
+    ledger = ShardLedger(shards, lambda name: Committed(1, 0, 10, 1.5), max_attempts=1)
+    pool = WorkerPool(workers, count, clock=workers.clock)
     scheduler = Scheduler(ledger, pool, clock=workers.clock, on_tick=lambda: next(turns))
     assert len(scheduler.run().done) == len(shards)
     if count < MANY_WORKERS:

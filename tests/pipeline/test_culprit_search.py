@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earmill.pipeline.driver.culprit_search import Bisection
+from earmill.pipeline.driver.shard_ledger import Bisection
 
 
 def search(rows: list[str], culprits: set[str]) -> tuple[dict[str, str], list[tuple[str, ...]]]:

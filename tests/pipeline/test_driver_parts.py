@@ -1,15 +1,10 @@
-"""Deadlines, placements, summaries, events and the borders to Ray, each against hand arithmetic."""
+"""Deadlines, placements, summaries and events, each against hand arithmetic."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
-import io
 import json
-import signal
-import socket
-import sys
-import threading
 from pathlib import Path
 from unittest import mock
 
@@ -18,25 +13,18 @@ import pytest
 from earmill.pipeline.common.errors import CommitError, DeviceError, SpecError
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.deadlines import (
+from earmill.pipeline.driver.placement import CPUS_RESERVED, Node, cpu_note, place_workers
+from earmill.pipeline.driver.scheduler import (
     BASE_S,
     HUNG_FACTOR,
     OVER_MEDIAN,
     WALL_PER_AUDIO_S,
     Deadlines,
+    Scheduler,
 )
-from earmill.pipeline.driver.executors.ray_session import (
-    ClusterError,
-    check_address,
-    live_nodes,
-    quiet_streams,
-)
-from earmill.pipeline.driver.executors.ray_session import ray_session as session
-from earmill.pipeline.driver.placement import CPUS_RESERVED, Node, cpu_note, place_workers
-from earmill.pipeline.driver.pool import READY, Pool, Slot
-from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_tracker import Committed, Result
-from earmill.pipeline.driver.summary import summarise
+from earmill.pipeline.driver.shard_ledger import Committed, Result
+from earmill.pipeline.driver.worker_pool import READY, WorkerPool, WorkerSlot
+from earmill.pipeline.operations.run_job import summarise
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import LostCall, Outcome, PublishError, ShardOrder, WorkerInfo
@@ -298,29 +286,9 @@ def test_named_line_names_the_place() -> None:
         assert "test_named_line_names_the_place" in named_line(error, where=True)
 
 
-def test_rays_printer_threads_are_kept_off_the_output(capsys: pytest.CaptureFixture[str]) -> None:
-    with quiet_streams():
-        noisy = threading.Thread(target=print, args=("a worker died",), name="ray_print_logs")
-        noisy.start()
-        noisy.join()
-        print("progress")
-        print("trouble", file=sys.stderr)
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("progress\n", "trouble\n")
-
-
-def test_quiet_streams_pass_on_what_the_real_one_can_do() -> None:
-    before, sys.stdout = sys.stdout, io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
-    try:
-        with quiet_streams():
-            assert sys.stdout.encoding == "latin-1" and not sys.stdout.isatty()
-    finally:
-        sys.stdout = before
-
-
 def test_audio_in_flight_never_falls_until_its_shard_has_ended() -> None:
     """A worker forgets a shard once it is published; the driver hears of that later."""
-    slot, seen = Slot(0), []
+    slot, seen = WorkerSlot(0), []
     for report in (120.0, 300.0, 340.0, 60.0):  # the first shard, of 300 s, is published before 60
         slot.under_way(report)
         seen.append(slot.seconds_in_flight)
@@ -337,7 +305,7 @@ def test_a_late_loss_of_an_earlier_process_does_not_end_the_next_one() -> None:
     """Both calls of a dead process fail, the second one when the next process is warm already."""
     said: list[events.Event] = []
     workers = mock.Mock()
-    pool = Pool(workers, 1)
+    pool = WorkerPool(workers, 1)
     scheduler = Scheduler(mock.Mock(), pool, sink=said.append)
     pool.start()
     (slot,) = pool.slots
@@ -355,44 +323,3 @@ def test_a_late_loss_of_an_earlier_process_does_not_end_the_next_one() -> None:
     fresh = pool.submit(slot, "run", payload=None)
     scheduler._settle_lost(fresh, LostCall("the worker process died"))
     assert [event.kind for event in said] == ["worker_lost", "worker_lost"]
-
-
-def test_an_initialised_ray_is_used_and_left_alone(ray_session: None) -> None:
-    import ray
-
-    handler = signal.getsignal(signal.SIGTERM)
-    with session():
-        (node,) = live_nodes()
-        assert node.cpus == 3
-    assert ray.is_initialized() and signal.getsignal(signal.SIGTERM) is handler
-    with pytest.raises(SpecError, match="already connected"), session("10.9.8.7:6379"):
-        pass
-
-
-def test_an_address_nobody_listens_at_is_refused_at_once() -> None:
-    with socket.socket() as taken:
-        # Bound but not listening: connecting is refused, and nobody else can take the port.
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ClusterError, match=f"{address}.*refused") as error:
-            check_address(address)
-    assert error.value.exit_code == 2
-
-
-@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "ray://head:10001", "head", ":1"])
-def test_an_address_of_something_else_is_refused(address: str) -> None:
-    with pytest.raises(ClusterError, match="host:port or auto"):
-        check_address(address)
-
-
-def test_the_address_of_a_live_cluster_is_fine(
-    ray_session: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ray
-
-    check_address(ray.get_runtime_context().gcs_address)
-    monkeypatch.setenv("RAY_ADDRESS", "head")
-    with pytest.raises(ClusterError):
-        check_address()
-    monkeypatch.delenv("RAY_ADDRESS")
-    check_address()

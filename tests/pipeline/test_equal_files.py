@@ -15,8 +15,8 @@ from earmill import open_features
 from earmill.pipeline.dataset import revision
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.update import start_update
+from earmill.pipeline.operations.run_job import run_job
+from earmill.pipeline.operations.update import start_update
 from earmill.pipeline.planning import equal_rows as module
 from earmill.pipeline.planning import parts
 from earmill.pipeline.planning.estimate import estimate

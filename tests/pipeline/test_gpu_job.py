@@ -15,13 +15,12 @@ import pytest
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.commit_record import commits, committed_shards
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver import run as driver_module
-from earmill.pipeline.driver.executors import ray_executor
+from earmill.pipeline.driver.executors import ray as ray_executor
 from earmill.pipeline.driver.placement import Node
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations import run_job as driver_module
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker import actor
 from tests.chaos.jobs import assert_equal_datasets, driver, write_corpus, write_job
 from tests.pipeline.again_jobs import NoWorkers, OneByOne
 
@@ -45,12 +44,12 @@ def a_gpu_in_the_session_s_ray(ray_session: None, monkeypatch: pytest.MonkeyPatc
     nodes = [Node(ray.get_runtime_context().get_node_id(), cpus=2, gpus=1)]
     monkeypatch.setattr(ray_executor, "live_nodes", lambda: nodes)
     monkeypatch.setattr(ray_executor, "wait_for_nodes", lambda *_, **__: nodes)
-    spawn = actor.spawn_worker
+    spawn = ray_executor.spawn_worker
 
     def spawn_worker(make_runner: Any, *, num_gpus: float, **options: Any) -> Any:
         return spawn(make_runner, **options)
 
-    monkeypatch.setattr(actor, "spawn_worker", spawn_worker)
+    monkeypatch.setattr(ray_executor, "spawn_worker", spawn_worker)
 
 
 def run_and_kill(job: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -9,22 +10,18 @@ from unittest import mock
 import pytest
 import torch
 
-import earmill.pipeline.driver.executors.ray_session as session
 from amtcore.errors import BackendError, DeviceLostError, DeviceMemoryError
 from amtcore.kernels.warp.driver import device_facts
 from amtcore.kernels.warp.driver.device_facts import DeviceFacts
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.executors import ray_executor
-from earmill.pipeline.driver.executors.ray_executor import RayExecutor
-from earmill.pipeline.driver.executors.ray_session import is_private
-from earmill.pipeline.driver.placement import Node
-from earmill.pipeline.driver.pool import DEAD, READY, Pool
+from earmill.pipeline.driver.executors.base import WorkerRequest
+from earmill.pipeline.driver.executors.local import LocalWorkers
+from earmill.pipeline.driver.placement import Placement
 from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_tracker import Ledger
-from earmill.pipeline.spec.job import RunSpec
-from earmill.pipeline.worker import actor, device
-from earmill.pipeline.worker.actor import spawn_worker
+from earmill.pipeline.driver.shard_ledger import ShardLedger
+from earmill.pipeline.driver.worker_pool import DEAD, READY, WorkerPool
+from earmill.pipeline.worker import device
 from earmill.pipeline.worker.batches import DeviceFull
 from earmill.pipeline.worker.device import Gpu, check_gpu, choose_gpu, device_errors, find_gpu
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, ShardOrder, WorkerInfo
@@ -80,9 +77,6 @@ def test_the_interpreter_stands_in_for_a_gpu_and_says_so(monkeypatch: pytest.Mon
     described = gpu.describe()
     assert described["backend"] == "interpreted" and described["driver"] is None
     assert described["name"].startswith("interpreter on ")
-    assert session._stand_in_gpus() == {"num_gpus": 1}
-    monkeypatch.delenv("AMTCORE_GPU")
-    assert session._stand_in_gpus() == {}
 
 
 def test_a_device_s_errors_are_a_launch_too_large_or_a_worker_lost() -> None:
@@ -120,63 +114,35 @@ def test_provenance_names_the_gpu_and_its_driver(
     assert device.nvidia_driver() is None
 
 
-def test_ray_is_given_the_share_and_room_for_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-    remote = mock.MagicMock()
-    monkeypatch.setattr(actor.ray, "remote", lambda **options: asked.update(options) or remote)
-    spawn_worker(mock.Mock(), num_cpus=0.001, num_gpus=0.5, shards=32)
-    assert (asked["num_cpus"], asked["num_gpus"]) == (0.001, 0.5)
-    assert asked["concurrency_groups"]["shards"] == 32
+class Looking:
+    """A runner whose warm-up tells which GPUs its process sees."""
+
+    def warm_up(self) -> WorkerInfo:
+        return WorkerInfo(1, "cuda", 1, note=os.environ["CUDA_VISIBLE_DEVICES"])
+
+    def cpu_s(self) -> dict[str, float]:
+        return {}
+
+    def waits_for(self) -> str:
+        return ""
 
 
-def test_nodes_with_gpus_are_waited_for_where_only_they_will_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cpu, gpu = Node("a", cpus=4, gpus=0), Node("b", cpus=4, gpus=1)
-    nodes = iter([[cpu], [cpu], [cpu, gpu]])
-    monkeypatch.setattr(session, "live_nodes", lambda: next(nodes))
-    wishes: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        session, "_ask_for", lambda run, times: wishes.append((session._wish(run), times))
-    )
-    said: list[str] = []
-    wait = {"joined": True, "sleep": lambda seconds: None}
-    on_gpu = RunSpec(device="cuda", gpus_per_worker=0.5)
-    assert session.wait_for_nodes(on_gpu, said.append, **wait) == [gpu]
-    assert wishes == [("GPUs", 1), ("GPUs", 0)] and "offer GPUs" in said[0]
-    monkeypatch.setattr(session, "live_nodes", lambda: [cpu, gpu])
-    assert session.wait_for_nodes(RunSpec(), said.append, **wait) == [cpu, gpu]
-
-
-def test_a_ray_of_our_own_is_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    connected = mock.Mock()
-    monkeypatch.setitem(session.sys.modules, "ray", connected)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    connected.is_initialized.return_value = False
-    assert is_private() and is_private("local")
-    assert not is_private("10.0.0.1:6379")
-    connected.is_initialized.return_value = True
-    assert not is_private()
-
-
-def test_a_gpu_is_looked_for_before_anything_else_where_none_can_come_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    on_gpu = RunSpec(device="cuda")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray_executor, "check_gpu", mock.Mock(side_effect=DeviceError("none here")))
-    monkeypatch.setattr(ray_executor, "is_private", lambda address: True)
-    with pytest.raises(DeviceError, match="none here"):
-        RayExecutor().check(on_gpu)
-    RayExecutor().check(RunSpec())
-    monkeypatch.setattr(ray_executor, "is_private", lambda address: False)
-    monkeypatch.setattr(ray_executor, "live_nodes", lambda: [Node("a", cpus=4, gpus=0)])
-    with pytest.raises(DeviceError, match="a Ray cluster that offers none"):
-        RayExecutor().check(on_gpu)
-    monkeypatch.setattr(ray_executor, "check_address", lambda address: None)
-    RayExecutor("10.0.0.1:6379").check(on_gpu)
-    monkeypatch.setattr(ray_executor, "live_nodes", lambda: [Node("a", cpus=4, gpus=1)])
-    RayExecutor().check(on_gpu)
+def test_each_local_worker_sees_the_gpu_that_is_dealt_to_it() -> None:
+    place = Placement("", threads=1, num_cpus=0.0, num_gpus=0.5, device="cuda")
+    request = WorkerRequest(Looking, place, 1)  # type: ignore[arg-type]
+    workers = LocalWorkers(lambda index: request, ["4", "GPU-b"])
+    started = [workers.start(index) for index in range(3)]
+    try:
+        calls = {workers.call(worker, "warm_up"): k for k, worker in enumerate(started)}
+        seen: dict[int, str] = {}
+        while len(seen) < len(calls):
+            for call, outcome in workers.ended(calls, 10.0):
+                assert isinstance(outcome, Outcome) and outcome.info is not None, outcome
+                seen[calls[call]] = outcome.info.note
+    finally:
+        for worker in started:
+            workers.kill(worker)
+    assert seen == {0: "4", 1: "GPU-b", 2: "4"}
 
 
 class Raising:
@@ -228,14 +194,14 @@ def test_what_a_worker_says_of_its_device() -> None:
     assert "DeviceFull: a launch of one clip" in full.message
 
 
-Started = tuple[Scheduler, Pool, list[events.Event]]
+Started = tuple[Scheduler, WorkerPool, list[events.Event]]
 
 
 @pytest.fixture
 def started() -> Callable[[int], Started]:
     def start(workers: int, shards: int = 9) -> Started:
         said: list[events.Event] = []
-        ledger = Ledger(
+        ledger = ShardLedger(
             [shard(f"{i:05d}", f"ok-{i}") for i in range(shards)],
             lambda shard_id: None,
             max_attempts=3,
@@ -244,7 +210,7 @@ def started() -> Callable[[int], Started]:
         processes = mock.Mock()
         processes.start.side_effect = lambda index: mock.Mock()
         processes.call.side_effect = lambda *_: mock.Mock()
-        pool = Pool(processes, workers)
+        pool = WorkerPool(processes, workers)
         pool.start()
         return Scheduler(ledger, pool, sink=said.append), pool, said
 

@@ -25,7 +25,6 @@ from earmill.pipeline.common.errors import (
     SpecError,
 )
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver.deep_verify import differences
 from earmill.pipeline.formats.dtypes import (
     BLOCK_FRAMES,
     BLOCK_ROWS,
@@ -37,6 +36,7 @@ from earmill.pipeline.formats.dtypes import (
     stored_rows,
 )
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.operations.deep_verify import differences
 from earmill.pipeline.planning.estimate import estimate
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.spec.job import JobSpec

@@ -9,9 +9,9 @@ import pytest
 
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.driver.events import JobFinished
-from earmill.pipeline.driver.shard_tracker import Result
-from earmill.pipeline.driver.summary import summarise
+from earmill.pipeline.driver.shard_ledger import Result
 from earmill.pipeline.formats.row_table import quarantine_table, write_table
+from earmill.pipeline.operations.run_job import summarise
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.sources import Item

@@ -17,7 +17,7 @@ from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import OutputError, StorageError
 from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
@@ -113,7 +113,7 @@ def prepare(job: Path) -> None:
     """Begin the dataset as the driver does, then commit every shard."""
     spec = JobSpec.load(job)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
-    from earmill.pipeline.driver.open_job import open_job
+    from earmill.pipeline.operations.open_job import open_job
     from earmill.pipeline.spec.models import validate_models
 
     source = open_source(spec.source)

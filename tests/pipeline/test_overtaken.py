@@ -22,8 +22,8 @@ from earmill.pipeline.dataset.compact import compact as merge
 from earmill.pipeline.dataset.garbage import collect_garbage
 from earmill.pipeline.dataset.orphans import remove_orphans
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.update import start_update
+from earmill.pipeline.operations.run_job import run_job
+from earmill.pipeline.operations.update import start_update
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, DRIVER_FILE

@@ -27,11 +27,11 @@ import earmill
 import earmill.pipeline.formats.parquet.cells as long_rows
 from earmill import FeatureLoader, compute_statistics, open_features
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver import open_job
 from earmill.pipeline.formats import stream_layout
 from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.dtypes import as_stored, dequantised
 from earmill.pipeline.formats.registry import read_back, stored_streams
+from earmill.pipeline.operations import open_job
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole
 from tests.pipeline.again_jobs import module_without_ray  # noqa: F401

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, WorkerCrashedError
 
-from earmill.pipeline.driver.deadlines import (
+from earmill.pipeline.driver.executors.ray import RayWorkers
+from earmill.pipeline.driver.scheduler import (
     BASE_S,
     HUNG_FACTOR,
     OVER_MEDIAN,
@@ -19,8 +20,7 @@ from earmill.pipeline.driver.deadlines import (
     WALL_PER_AUDIO_S,
     Deadlines,
 )
-from earmill.pipeline.driver.executors.ray_executor import RayWorkers
-from earmill.pipeline.driver.pool import DEAD, READY, WARMING, Pool, Slot
+from earmill.pipeline.driver.worker_pool import DEAD, READY, WARMING, WorkerPool, WorkerSlot
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome
 from tests.pipeline.fake_workers import Clock, FakeWorkers, Worker
 
@@ -78,13 +78,13 @@ def workers() -> FakeWorkers:
     return FakeWorkers()
 
 
-def started(workers: FakeWorkers, size: int = 1) -> tuple[Pool, list[Worker]]:
-    pool = Pool(workers, size, clock=Clock())
+def started(workers: FakeWorkers, size: int = 1) -> tuple[WorkerPool, list[Worker]]:
+    pool = WorkerPool(workers, size, clock=Clock())
     pool.start()
     return pool, workers.started
 
 
-def answers(pool: Pool, workers: FakeWorkers, kind: str, answer: Any) -> list[Any]:
+def answers(pool: WorkerPool, workers: FakeWorkers, kind: str, answer: Any) -> list[Any]:
     """What the pool makes of this answer to every call of this kind."""
     workers.answers |= {ref: answer for ref in pool._calls if ref.kind == kind}
     return [result for _, result in pool.wait(0.0)]
@@ -104,7 +104,7 @@ class TestPool:
 
     def test_at_least_one(self) -> None:
         with pytest.raises(ValueError, match="expected at least one worker, got 0"):
-            Pool(FakeWorkers(), 0)
+            WorkerPool(FakeWorkers(), 0)
 
     def test_room_is_what_is_not_in_flight(self, workers: FakeWorkers) -> None:
         pool, _ = started(workers)
@@ -227,7 +227,7 @@ def test_audio_in_flight_is_never_negative_and_never_forgotten(
     steps: list[tuple[bool, float]],
 ) -> None:
     """A worker's report only raises the figure; a shard that ends lowers it by its audio."""
-    slot = Slot(0)
+    slot = WorkerSlot(0)
     for ended, amount in steps:
         before = slot.seconds_in_flight
         (slot.ended if ended else slot.under_way)(amount)

@@ -1,4 +1,4 @@
-"""Nodes that come, drain and go: scripted looks at a cluster, no processes."""
+"""Nodes that come and go: scripted looks at a cluster, no processes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import pytest
-
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.placement import ClusterView, Node, place_workers
-from earmill.pipeline.driver.pool import DEAD, LEAVING, READY, Call, Pool, Slot
-from earmill.pipeline.driver.roster import LAST_S, Roster
-from earmill.pipeline.driver.shard_tracker import Ledger
-from earmill.pipeline.driver.shard_work import Assignment
+from earmill.pipeline.driver.shard_ledger import Assignment, ShardLedger
+from earmill.pipeline.driver.worker_placements import WorkerPlacements
+from earmill.pipeline.driver.worker_pool import DEAD, READY, WorkerCall, WorkerPool, WorkerSlot
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.job import RunSpec
 from tests.pipeline.fake_workers import FakeWorkers
 from tests.pipeline.runners import shard
-
-NOW_S = 1_000_000.0
 
 
 def node(name: str, cpus: int = 2, gpus: int = 0) -> Node:
@@ -31,17 +26,14 @@ class Run:
 
     def __init__(self, nodes: Sequence[Node], shards: int = 40, **run: object) -> None:
         spec = RunSpec.model_validate({"device": "cpu"} | run)
-        self.now_s = NOW_S
         self.said: list[str] = []
         self.workers = FakeWorkers()
         self.view: ClusterView | None = None
         self.all: list[Shard] = [shard(f"{i:05d}", "ok") for i in range(shards)]
-        self.ledger = Ledger(self.all, lambda _: None, max_attempts=3)
+        self.ledger = ShardLedger(self.all, lambda _: None, max_attempts=3)
         places = place_workers(list(nodes), spec, at_most=shards)
-        self.roster = Roster(
-            places, spec, seen=lambda: self.view, sink=self._hear, clock=lambda: self.now_s
-        )
-        self.pool = Pool(self.workers, len(places))
+        self.roster = WorkerPlacements(places, spec, seen=lambda: self.view, sink=self._hear)
+        self.pool = WorkerPool(self.workers, len(places))
         self.pool.start()
         self.warm()
 
@@ -54,15 +46,15 @@ class Run:
             if slot.state != DEAD:
                 slot.state = READY
 
-    def sees(self, *nodes: Node, **draining: float) -> None:
+    def sees(self, *nodes: Node) -> None:
         """The cluster's next look."""
-        self.view = ClusterView(nodes, draining)
+        self.view = ClusterView(nodes)
         self.follow()
 
     def follow(self) -> None:
         self.roster.follow(self.pool, self.ledger)
 
-    def send(self, slot: Slot) -> Call:
+    def send(self, slot: WorkerSlot) -> WorkerCall:
         assignment = self.ledger.next(idle=True)
         assert assignment is not None
         assignment.work.copies += 1
@@ -131,71 +123,22 @@ def test_what_a_gone_node_had_goes_back_and_is_charged_to_nobody() -> None:
     assert run.said == ["worker 1: node b is gone: given up"]
 
 
-@pytest.mark.parametrize("deadline_s", [NOW_S + 60.0, math.inf], ids=["deadline", "none"])
-def test_a_draining_worker_ends_with_what_it_has_and_takes_no_more(deadline_s: float) -> None:
-    run = Run([A, B])
-    leaving = run.pool.slots[1]
-    call = run.send(leaving)
-    run.sees(A, B, b=deadline_s)
-    assert leaving.state == LEAVING and leaving.room == 0 and leaving.work == [call]
-    assert run.workers.killed == []
-    run.follow()
-    assert len(run.said) == 1
-    leaving.work.clear()
-    run.follow()
-    assert leaving.state == DEAD and run.at == {"a": 1}
-
-
-def test_a_shard_that_would_outlast_its_node_goes_back_just_before() -> None:
-    run = Run([A, B])
-    leaving = run.pool.slots[1]
-    work = run.send(leaving).payload.work
-    run.sees(A, B, b=NOW_S + 60.0)
-    run.now_s = NOW_S + 60.0 - LAST_S - 0.1
-    run.follow()
-    assert leaving.state == LEAVING
-    run.now_s += 0.2
-    run.follow()
-    assert leaving.state == DEAD and (work.failures, work.copies) == (0, 0)
-
-
-def test_one_that_gets_ready_on_a_draining_node_is_given_up_at_once() -> None:
+def test_the_last_workers_stay_although_their_node_is_gone() -> None:
     run = Run([A])
-    run.sees(A, B)
-    run.sees(A, B, b=math.inf)
-    assert run.pool.slots[1].state == DEAD
-    run.sees(A, B)
-    assert run.at == {"a": 1}, "a node where a worker was given up is not tried again"
-
-
-def test_the_last_ones_work_on_whatever_their_node_does() -> None:
-    run = Run([A])
-    run.sees(A, a=NOW_S + 5.0)
-    assert run.pool.slots[0].state == READY and run.said == []
     run.sees()
     assert run.pool.slots[0].state == READY, "it waits for whatever node comes next"
+    assert run.said == []
     run.sees(C)
     assert run.at == {"c": 1} and run.pool.slots[0].state == DEAD
 
 
-def test_one_that_leaves_stays_when_nobody_else_is_left() -> None:
-    run = Run([A, B])
-    leaving = run.pool.slots[1]
-    run.send(leaving)
-    run.sees(A, B, b=math.inf)
-    assert leaving.state == LEAVING
-    run.pool.retire(run.pool.slots[0])
-    run.follow()
-    assert leaving.state == READY
-
-
-def test_a_drain_that_is_taken_back() -> None:
-    run = Run([A, B])
-    slot = run.pool.slots[1]
-    run.send(slot)
-    run.sees(A, B, b=math.inf)
+def test_a_node_where_a_worker_was_given_up_is_not_tried_again() -> None:
+    run = Run([A])
     run.sees(A, B)
-    assert slot.state == READY
+    run.sees(A)
+    assert run.pool.slots[1].state == DEAD
+    run.sees(A, B)
+    assert run.at == {"a": 1}
 
 
 def test_nodes_that_cannot_hold_the_job_change_nothing() -> None:

@@ -16,8 +16,8 @@ from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.dataset.garbage import collect_garbage
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.sample import ROW_S, draw, fixed_cost, sample
+from earmill.pipeline.operations.run_job import run_job
+from earmill.pipeline.operations.sample import ROW_S, draw, fixed_cost, sample
 from earmill.pipeline.planning.estimate import JobCost, Range, job_cost, ratio_range
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
@@ -153,7 +153,7 @@ def test_of_a_long_row_the_beginning_is_processed(
         small.append(options["plan"])
         return run_job(job, **options)
 
-    monkeypatch.setattr("earmill.pipeline.driver.sample.run_job", seen)
+    monkeypatch.setattr("earmill.pipeline.operations.sample.run_job", seen)
     found = costed(spec).sample
     ((item,),) = [shard.items for plan in small for shard in plan.shards]
     assert (item.start_s, item.end_s, item.seconds) == (None, ROW_S, ROW_S)

@@ -17,16 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from earmill.pipeline.driver import deadlines, events
-from earmill.pipeline.driver.deadlines import Deadlines
-from earmill.pipeline.driver.executors.base import Hire
+from earmill.pipeline.driver import events, scheduler
+from earmill.pipeline.driver.events import StopRequest
+from earmill.pipeline.driver.executors.base import WorkerRequest
 from earmill.pipeline.driver.executors.local import LocalWorkers
-from earmill.pipeline.driver.executors.ray_executor import RayWorkers
+from earmill.pipeline.driver.executors.ray import RayWorkers
 from earmill.pipeline.driver.placement import Placement
-from earmill.pipeline.driver.pool import Pool
-from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_tracker import Ledger, Result
-from earmill.pipeline.driver.stop_request import StopRequest
+from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
+from earmill.pipeline.driver.shard_ledger import Result, ShardLedger
+from earmill.pipeline.driver.worker_pool import WorkerPool
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from tests.pipeline.runners import MakeRunner, committed, read_commit, shard
@@ -79,11 +78,11 @@ class Run:
             on_event(event)
 
         make_runner = MakeRunner(str(self.root), broken)
-        ledger = Ledger(
+        ledger = ShardLedger(
             self.shards, partial(committed, self.root), max_attempts=max_attempts, sink=sink
         )
-        hire = Hire(make_runner, Placement("", threads=1, num_cpus=0.0), CONCURRENT_SHARDS)
-        pool = Pool(self.executor(lambda index: hire), workers)
+        hire = WorkerRequest(make_runner, Placement("", threads=1, num_cpus=0.0), CONCURRENT_SHARDS)
+        pool = WorkerPool(self.executor(lambda index: hire), workers)
         limits = Deadlines(deadline_s, row_deadline_s)
         return Scheduler(ledger, pool, deadlines=limits, sink=sink, stop=self.stop).run()
 
@@ -232,7 +231,7 @@ def test_a_worker_that_was_frozen_and_wakes_does_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker has committed its shard meanwhile: it comes too late, and works on."""
-    monkeypatch.setattr(deadlines, "HUNG_FACTOR", 100.0)
+    monkeypatch.setattr(scheduler, "HUNG_FACTOR", 100.0)
     run = Run(tmp_path, [shard("00000", "freeze-a")])
     late = []
 
@@ -253,7 +252,7 @@ def test_a_worker_that_was_frozen_and_wakes_does_no_harm(
 def test_a_straggler_is_overtaken_by_a_second_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadlines, "HUNG_FACTOR", 100.0)
+    monkeypatch.setattr(scheduler, "HUNG_FACTOR", 100.0)
     # The first call of slow-a waits for a commit that only another attempt can make.
     run = Run(tmp_path, [shard("00000", "slow-a")])
     result = run(workers=2, deadline_s=1.0)

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.shard_tracker import Committed, Ledger
-from earmill.pipeline.driver.shard_work import Assignment, ShardWork
+from earmill.pipeline.driver.shard_ledger import Assignment, Committed, ShardLedger, ShardWork
 from earmill.pipeline.worker.messages import LostCall, Outcome
 from tests.pipeline.outages import Clock
 from tests.pipeline.runners import shard
@@ -38,12 +37,12 @@ class World:
         ids = [[f"{s}-{r}" for r in range(rows)] for s in range(shards)]
         planned = [shard(f"{s:05d}", *rows) for s, rows in enumerate(ids)]
         self.clock = Clock()
-        self.ledger = Ledger(
+        self.ledger = ShardLedger(
             planned,
             self.committed,
             max_attempts=max_attempts,
             sink=self.said.append,
-            patience=self.clock.patience(),
+            breaker=self.clock.breaker(),
         )
 
     def committed(self, shard_id: str) -> Committed | None:

@@ -19,7 +19,7 @@ from earmill.pipeline.dataset.description import open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import current_index, is_closed
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver.open_job import committed_of
+from earmill.pipeline.operations.open_job import committed_of
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import (
     contents,

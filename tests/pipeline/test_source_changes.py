@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from earmill.pipeline.driver.source_changes import compare
+from earmill.pipeline.operations.open_job import compare
 from earmill.pipeline.sources.base import Item
 
 

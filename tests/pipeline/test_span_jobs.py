@@ -20,8 +20,8 @@ from earmill.pipeline.dataset.commit_record import commits, committed_shards
 from earmill.pipeline.dataset.compact import compact
 from earmill.pipeline.dataset.recompute import RowFilter, damaged, quarantined
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.update import start_retry, start_update
+from earmill.pipeline.operations.run_job import run_job
+from earmill.pipeline.operations.update import start_retry, start_update
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.spans import planned_source

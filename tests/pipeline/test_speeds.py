@@ -26,7 +26,7 @@ from earmill.pipeline.spec.models import describe_models, validate_models
 
 DAU = {"model": "dau1997", "fs_hz": 16000}
 MEL = {"model": "melspectrogram"}
-CPU_S = {"model": 3.0, "decode": 1.0, "ray": 9.0, "idle": 9.0}
+CPU_S = {"model": 3.0, "decode": 1.0, "idle": 9.0}
 
 
 class Columns(torch.nn.Module):
@@ -144,7 +144,7 @@ class TestSpeeds:
         keep_timing(job(MEL), 0.01)
         assert found(job(DAU, MEL)) == Speed(pytest.approx(0.03), TIMING)
 
-    def test_a_job_counts_with_all_but_ray_and_waiting(self) -> None:
+    def test_a_job_counts_with_all_but_waiting(self) -> None:
         keep_job(job(DAU), 100.0, CPU_S, 7.04)
         assert found(job(DAU)) == Speed(0.04, JOB, 7.0)
 

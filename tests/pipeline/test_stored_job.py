@@ -9,7 +9,7 @@ import pytest
 
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.dataset.description import open_dataset
-from earmill.pipeline.driver.stored_job import stored_job
+from earmill.pipeline.operations.retry import stored_job
 from earmill.pipeline.storage.layout import Layout
 
 from .outputs import dataset_file

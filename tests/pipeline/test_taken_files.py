@@ -13,8 +13,8 @@ from earmill import open_features
 from earmill.pipeline.audio.decode import Limits
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.common.errors import RowError
-from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.formats.row_table import FACT_TYPES, row_table
+from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from tests.pipeline.audio_factory import clip, with_data_size
 from tests.pipeline.mpeg_bytes import id3

@@ -18,10 +18,10 @@ from earmill.pipeline.common.counts import Counts, ProcessCounts, cause_of, coun
 from earmill.pipeline.common.errors import MissingPackageError, OutputError, SpecError
 from earmill.pipeline.common.timing import StageTimes
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.telemetry.figures import Figures
-from earmill.pipeline.driver.telemetry.observers import observed
+from earmill.pipeline.driver.telemetry import observed
+from earmill.pipeline.driver.telemetry.opentelemetry import Spans, traced
 from earmill.pipeline.driver.telemetry.prometheus import exposed
-from earmill.pipeline.driver.telemetry.spans import Spans, traced
+from earmill.pipeline.driver.telemetry.run_totals import RunMetrics
 from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.worker.messages import BadRow, ShardNotes
 from tests.pipeline.outages import Clock
@@ -50,8 +50,8 @@ RUN: list[events.Event] = [
 END = events.JobFinished("stopped", 1, "stopped", "out", 2, 0, 18, 2, 90.0, 9.0, 10.0)
 
 
-def fed(*more: events.Event) -> Figures:
-    figures = Figures(Clock(), now=lambda: 1234.0)
+def fed(*more: events.Event) -> RunMetrics:
+    figures = RunMetrics(Clock(), now=lambda: 1234.0)
     for event in (*RUN, *more):
         figures(event)
     return figures
@@ -66,7 +66,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     }
 
 
-def scraped(figures: Figures) -> str:
+def scraped(figures: RunMetrics) -> str:
     with exposed(figures, "127.0.0.1:0") as told:
         address = told.removeprefix("metrics are at ")
         with urllib.request.urlopen(address) as answer:
@@ -125,14 +125,14 @@ def test_a_text_file_is_whole_and_its_process_can_be_told(tmp_path: Path) -> Non
 
 
 def test_a_place_that_is_not_to_be_had_is_told_before_any_work(tmp_path: Path) -> None:
-    with exposed(Figures(), "127.0.0.1:0") as told:
+    with exposed(RunMetrics(), "127.0.0.1:0") as told:
         taken = told.removeprefix("metrics are at http://").removesuffix("/metrics")
         with pytest.raises(OutputError, match=r"cannot listen at .*; another driver"):
-            with exposed(Figures(), taken):
+            with exposed(RunMetrics(), taken):
                 pass
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot be written"):
-        with exposed(Figures(), str(tmp_path / "file" / "x.prom")):
+        with exposed(RunMetrics(), str(tmp_path / "file" / "x.prom")):
             pass
 
 

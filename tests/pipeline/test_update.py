@@ -15,8 +15,8 @@ from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.update import start_update
+from earmill.pipeline.operations.run_job import run_job
+from earmill.pipeline.operations.update import start_update
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole, committed_files

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from earmill.pipeline.driver import pool as pool_module
+from earmill.pipeline.driver import worker_pool as pool_module
 from earmill.pipeline.driver.circuit_breaker import ENOUGH_S
-from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import OUTAGE_WARM_UP_PAUSE_S, OUTAGE_WARM_UP_S, Scheduler
-from earmill.pipeline.driver.shard_tracker import Ledger
+from earmill.pipeline.driver.shard_ledger import ShardLedger
+from earmill.pipeline.driver.worker_pool import WorkerPool
 from earmill.pipeline.worker.messages import Outcome
 from earmill.pipeline.worker.worker_process import ShardWorker
 from tests.pipeline.fake_workers import FakeWorkers, Ref
@@ -46,10 +46,10 @@ def test_a_slow_failure_is_no_longer_borne_than_a_fast_one(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(pool_module.time, "sleep", clock.sleep)
-    ledger = Ledger([shard("00000", "ok")], lambda _: None, max_attempts=3)
+    ledger = ShardLedger([shard("00000", "ok")], lambda _: None, max_attempts=3)
     workers = FullDisk(clock=clock, takes_s=takes_s)
     began_s = clock()
-    result = Scheduler(ledger, Pool(workers, 1, clock=clock), clock=clock).run()
+    result = Scheduler(ledger, WorkerPool(workers, 1, clock=clock), clock=clock).run()
     took_s = clock() - began_s
     one_try_s = takes_s + OUTAGE_WARM_UP_PAUSE_S + 1.0
     assert ENOUGH_S < OUTAGE_WARM_UP_S <= took_s <= OUTAGE_WARM_UP_S + 2 * one_try_s

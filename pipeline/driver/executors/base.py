@@ -1,13 +1,13 @@
-"""Where a job's workers run: what the driver asks of an executor.
+"""The contract of an executor, which runs a job's workers.
 
 An executor opens a session: machines with cores and GPUs, and workers on them that are started,
-called and killed. It knows nothing of shards, and the scheduler nothing of how a call travels: a
-call that no worker answers any more is a `LostCall`, whatever the executor's library makes of it.
+called and killed. An executor knows no shards. The scheduler does not know how a call travels: the
+result of a call whose worker died is `LostCall`, whatever error the executor's library raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from earmill.pipeline.spec.job import RunSpec
     from earmill.pipeline.worker.messages import LostCall, Outcome, Runner
 
-# glibc reads these when a process starts. Clips and features are megabytes that come and go:
-# memory that goes back to the system each time costs more in page faults than it holds.
+# glibc reads these when a process starts. Clips and features are megabytes that are allocated and
+# freed again and again: to return them to the system each time costs more in page faults.
 KEPT_MEMORY = {
     "MALLOC_ARENA_MAX": "2",
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
@@ -29,12 +29,13 @@ KEPT_MEMORY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Hire:
-    """A worker to be started.
+class WorkerRequest:
+    """A request for a worker.
 
     Args:
-        make_runner: Builds its work inside the process. place: Where, with how many threads.
-        shards: Most shards that it is sent at a time.
+        make_runner: Builds the worker's runner inside its process.
+        place: Node, threads and device of the worker.
+        shards: Most shards that the worker is sent at a time.
     """
 
     make_runner: Callable[[], Runner]
@@ -43,32 +44,30 @@ class Hire:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables to set before anything heavy is imported."""
+        """Variables to set before anything large is imported."""
         return {"OMP_NUM_THREADS": str(self.place.threads)} | gpu_environment()
 
 
 class Workers(Protocol):
-    """The processes of one run; a worker and a call are whatever the executor has for them.
+    """The worker processes of one run.
 
-    The kinds of call are the methods of `ShardWorker`.
+    Each executor has its own objects for a worker and a call. The kinds of call are the methods of
+    `ShardWorker`.
     """
 
     def start(self, index: int) -> Any:
-        """Start the worker of a place; it is not warm yet."""
+        """Start the worker of a place, and return it; it is not warm yet."""
 
     def call(self, worker: Any, kind: str, *args: Any) -> Any:
-        """Call a worker; what names the call. One whose process has died is started again."""
+        """Call a worker, and return the call. A worker whose process has died is started again."""
 
     def ended(
         self, calls: Collection[Any], timeout_s: float
     ) -> Iterable[tuple[Any, Outcome | LostCall]]:
-        """Calls that ended, with their results; returns after `timeout_s` at the latest."""
+        """Return calls that ended, with their results, after `timeout_s` seconds at the latest."""
 
     def kill(self, worker: Any) -> None:
         """End a worker at once and for good."""
-
-    def others_cpu_s(self, pids: Collection[int]) -> Mapping[int, float]:
-        """CPU seconds so far of processes that carry the calls; those of workers are `pids`."""
 
 
 class Session(Protocol):
@@ -76,38 +75,39 @@ class Session(Protocol):
 
     @property
     def is_here(self) -> bool:
-        """Whether its machines are this one, and no other."""
+        """True if its only machine is this one."""
 
     def nodes(self) -> list[Node]:
-        """The machines there were at the start."""
+        """Return the machines at the start."""
 
     def seen(self) -> ClusterView | None:
-        """The machines there are now; None where none comes or goes, or nobody has looked yet."""
+        """Return the machines now; None if machines never come or go, or before the first look."""
 
-    def workers(self, hire: Callable[[int], Hire]) -> Workers:
-        """Workers of the places that `hire` describes; none is started yet."""
+    def workers(self, request_of: Callable[[int], WorkerRequest]) -> Workers:
+        """Return the workers that `request_of` describes by index; none is started yet."""
 
     def check(self) -> None:
-        """Asked at every tick of the driver loop.
+        """Check that the machines are there; called at every tick of the driver loop.
 
         Raises:
-            ClusterLost: What carries the workers is gone.
+            ClusterLost: The cluster of the workers is gone.
         """
 
 
 class Executor(Protocol):
-    """See the module."""
+    """Where the workers of a job run."""
 
     @property
     def is_private(self) -> bool:
-        """Whether workers are on this machine, and nobody else's."""
+        """True if the workers run on this machine alone, in processes of this run."""
 
     def check(self, run: RunSpec) -> None:
-        """What can be told at once: an address nobody listens at, a GPU that is not there."""
+        """Refuse at once an address that nobody listens at, or a GPU that is missing."""
 
     def session(self, run: RunSpec, say: Callable[[str], None]) -> AbstractContextManager[Session]:
-        """Start it, or join it; what was started is gone after the block.
+        """Start or join the machines; what was started is stopped after the block.
 
         Args:
-            say: Told what is waited for.
+            run: The job's section `run`.
+            say: Called with a sentence about what is waited for.
         """

@@ -1,8 +1,8 @@
-"""Workers as plain processes of this machine: nothing else is started, nothing else can be lost.
+"""Workers as processes of this machine.
 
-A process is a fresh Python that is told what to import: no copy of the driver, whose threads and
-locks it would inherit, and none of its main module. Calls go out by a thread of their own, because
-a worker that is frozen reads nothing, and the driver must not wait for it.
+A worker is a new Python process. A fork of the driver would inherit locks that threads of the
+driver hold. A thread for each worker sends its calls, because a frozen worker reads nothing, and
+the driver must not wait for it.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import LostCall, Outcome, Runner
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors.base import Hire
+    from earmill.pipeline.driver.executors.base import WorkerRequest
     from earmill.pipeline.spec.job import RunSpec
 
 HERE = "this machine"
-# The child's own command line: where to look for modules, then what to run. Garbage is looked for
-# once the worker is warm.
+# Arguments are the file descriptor of the pipe and the module search path. Garbage collection
+# begins once the worker is warm.
 COMMAND = (
     "import gc, sys; gc.disable(); sys.path[:] = sys.argv[2:]; "
     "from earmill.pipeline.worker.worker_process import serve; serve(int(sys.argv[1]))"
 )
-# What a process says on standard error is kept for its last words only.
+# The end of a process's standard error is quoted when the process dies; the rest is dropped.
 LAST_WORDS_BYTES = 4096
 MOST_SAID_BYTES = 2**20
-# From the end of what a process sends to its own end.
+# Time between the closing of a worker's pipe and the end of its process, in seconds.
 ENDS_WITHIN_S = 5.0
 
 
 class LocalExecutor:
-    """See the module."""
+    """Runs workers as processes of this machine."""
 
     is_private = True
 
@@ -58,17 +58,16 @@ class LocalExecutor:
         """Refuse `cuda` on a machine without a GPU.
 
         Raises:
-            DeviceError: It has none that works.
+            DeviceError: No GPU works here.
         """
         if run.device == "cuda":
             check_gpu()
 
     @contextmanager
     def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[LocalSession]:
-        """This machine; its workers are killed by whoever started them."""
-        sweep()  # what drivers and workers that were killed have left
+        """This machine as a session; `WorkerPool` kills the workers it has started."""
         yield LocalSession(run)
-        sweep()
+        sweep()  # temporary files of killed workers
 
 
 class LocalSession:
@@ -86,51 +85,53 @@ class LocalSession:
         self._node = Node(HERE, cores(), len(gpus) or stand_ins)
 
     def nodes(self) -> list[Node]:
-        """One."""
+        """Return this machine."""
         return [self._node]
 
     def seen(self) -> None:
-        """None comes or goes."""
+        """Return None: no machine comes or goes."""
 
-    def workers(self, hire: Callable[[int], Hire]) -> LocalWorkers:
-        """Processes; see `Session`."""
-        return LocalWorkers(hire, self._gpus)
+    def workers(self, request_of: Callable[[int], WorkerRequest]) -> LocalWorkers:
+        """Return workers as processes; see `Session`."""
+        return LocalWorkers(request_of, self._gpus)
 
     def check(self) -> None:
-        """This machine is there as long as this process is."""
+        """Do nothing: this machine is there as long as this process is."""
 
 
 class LocalWorkers:
     """Processes as `Workers`.
 
     Args:
-        hire: Describes the worker of a place.
-        gpus: What CUDA_VISIBLE_DEVICES may name; workers on GPUs take turns at them.
+        request_of: Describes the worker of a place.
+        gpus: GPUs as CUDA_VISIBLE_DEVICES names them, dealt to the workers in turn.
     """
 
-    def __init__(self, hire: Callable[[int], Hire], gpus: Sequence[str] = ()) -> None:
-        self._hire, self._gpus = hire, gpus
+    def __init__(
+        self, request_of: Callable[[int], WorkerRequest], gpus: Sequence[str] = ()
+    ) -> None:
+        self._request_of, self._gpus = request_of, gpus
         self._processes: list[LocalProcess] = []
         self._ended: list[tuple[LocalCall, Outcome | LostCall]] = []
 
     def start(self, index: int) -> LocalProcess:
-        """A process; on a GPU it sees no other."""
-        hire = self._hire(index)
-        environment = hire.environment
-        if hire.place.num_gpus and self._gpus:
+        """Return a worker of a place; a worker on a GPU sees no other GPU."""
+        request = self._request_of(index)
+        environment = request.environment
+        if request.place.num_gpus and self._gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self._gpus[index % len(self._gpus)]
-        process = LocalProcess(hire.make_runner, environment, hire.shards)
+        process = LocalProcess(request.make_runner, environment, request.shards)
         self._processes.append(process)
         return process
 
     def call(self, worker: LocalProcess, kind: str, *args: object) -> LocalCall:
-        """The call, which is on its way."""
+        """Send a call, and return it."""
         return worker.call(kind, args)
 
     def ended(
         self, calls: Collection[LocalCall], timeout_s: float
     ) -> Iterator[tuple[LocalCall, Outcome | LostCall]]:
-        """Calls whose answers have come, and all calls of processes that died."""
+        """Yield calls whose answers have come, and all calls of processes that died."""
         if not self._read(timeout_s):
             return
         ended, self._ended = self._ended, []
@@ -140,10 +141,6 @@ class LocalWorkers:
         """Kill the process; its calls are forgotten."""
         worker.kill()
         self._processes.remove(worker)
-
-    def others_cpu_s(self, pids: Collection[int]) -> dict[int, float]:
-        """Nothing is between driver and workers."""
-        return {}
 
     def _read(self, timeout_s: float) -> bool:
         by_connection = {
@@ -158,16 +155,17 @@ class LocalWorkers:
 
 @dataclass(eq=False, slots=True)
 class LocalCall:
-    """A call on its way to a process, or there."""
+    """A call to a worker process that has not ended."""
 
     number: int
 
 
 class LocalProcess:
-    """A worker; its process is started by the first call, and by the next one where it has died.
+    """A worker; a call starts its process, if there is none or it has died.
 
     Args:
-        make_runner: Builds its work; must pickle. environment: Variables of the process.
+        make_runner: Builds the worker's runner; must pickle.
+        environment: Variables of the process, beside those of this one.
         shards: Calls that run at a time.
     """
 
@@ -183,16 +181,16 @@ class LocalProcess:
 
     @property
     def is_running(self) -> bool:
-        """Started, and not known to be dead."""
+        """True if the process was started and is not known to be dead."""
         return self._process is not None
 
     @property
     def pid(self) -> int | None:
-        """Of the process."""
+        """Process id; None without a process."""
         return None if self._process is None else self._process.pid
 
     def call(self, kind: str, args: tuple[object, ...]) -> LocalCall:
-        """Send a call; where the process has died meanwhile, `read` says so."""
+        """Send a call; if the process has died meanwhile, `read` returns the call as lost."""
         if self._process is None:
             self._start()
         self._number += 1
@@ -202,7 +200,10 @@ class LocalProcess:
         return call
 
     def read(self) -> list[tuple[LocalCall, Outcome | LostCall]]:
-        """What has come: answers, or the loss of all calls. Call it when there is something."""
+        """Return the answers that have come, and all calls as lost if the process has died.
+
+        Call it when the connection is ready.
+        """
         ended: list[tuple[LocalCall, Outcome | LostCall]] = []
         try:
             while self.connection.poll():
@@ -238,7 +239,7 @@ class LocalProcess:
         self._send(self._begin)
 
     def _send(self, message: Any) -> None:
-        # What the process no longer reads is lost with it.
+        # A process that died reads nothing; `read` reports the call as lost.
         def send(connection: Connection[Any, Any]) -> None:
             with suppress(OSError):
                 connection.send(message)
@@ -247,7 +248,7 @@ class LocalProcess:
 
     def _lost(self) -> list[tuple[LocalCall, Outcome | LostCall]]:
         why = self._end()
-        # Nobody else kills a worker without a word.
+        # The system kills for memory, and writes nothing to standard error.
         memory = why.startswith("SIGKILL") or speaks_of_memory(why)
         hint = f" ({TOO_LITTLE})" if memory else ""
         lost = LostCall(f"the worker process died: {why}{hint}", memory=memory)
@@ -255,11 +256,11 @@ class LocalProcess:
         return [(call, lost) for call in calls]
 
     def _end(self) -> str:
-        """Make sure that it is gone; why it was."""
+        """End the process, and return how it ended."""
         process, self._process = self._process, None
         if process is None:
             return ""
-        # One that closed its side is on its way out; killed, it would not tell how.
+        # A process that closed its pipe is about to end; a kill would hide its exit code.
         with suppress(subprocess.TimeoutExpired):
             process.wait(ENDS_WITHIN_S if self._calls else 0)
         process.kill()
@@ -279,7 +280,7 @@ class LocalProcess:
 
 
 def visible_gpus() -> list[str]:
-    """Names of this machine's GPUs for CUDA_VISIBLE_DEVICES, those that are hidden left out."""
+    """Return this process's GPUs as CUDA_VISIBLE_DEVICES names them, hidden GPUs left out."""
     import torch
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")

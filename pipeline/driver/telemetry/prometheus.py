@@ -1,7 +1,7 @@
-"""The figures of a run as Prometheus metrics: over HTTP, or as a text file for node_exporter.
+"""Metrics of a run for Prometheus: over HTTP, or as a text file for node_exporter.
 
 Names and labels are part of the interface (docs/watching.md lists them, a test compares). Counters
-begin at zero with the process, as Prometheus wants them; gauges named `earmill_job_...` speak of
+begin at zero with the process, as Prometheus wants them. Gauges named `earmill_job_...` are about
 the whole job, earlier runs included. No label takes its values from the corpus.
 """
 
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import MissingPackageError, OutputError
-from earmill.pipeline.driver.telemetry.figures import Figures, Histogram
+from earmill.pipeline.driver.telemetry.run_totals import Histogram, RunMetrics
 from earmill.pipeline.storage.atomic_create import write_local
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
 TEXT_FILE = ".prom"
-# How often a text file is written anew, s.
+# Time between two versions of a text file, in seconds.
 WRITE_EVERY_S = 5.0
-# What a file's name may hold, so that several processes of a machine write several files.
+# Placeholders in a file's name, so that each process of a machine writes a file of its own.
 PLACES = {"{pid}": lambda: str(os.getpid()), "{host}": socket.gethostname}
 
 # Label to value, and the value of the metric.
@@ -33,19 +33,20 @@ Samples = list[tuple[dict[str, str], float]]
 
 
 class Collector:
-    """Asked for all metrics whenever somebody scrapes.
+    """Makes the metrics at each scrape.
 
     Args:
-        process: Value of the label `process` on every metric; none without it. Text files of one
-            machine end up beside each other and must differ.
+        figures: The run's totals.
+        process: Value of a label `process` on every metric; empty for no such label. Metrics in
+            text files of one machine must differ.
     """
 
-    def __init__(self, figures: Figures, process: str = "") -> None:
+    def __init__(self, figures: RunMetrics, process: str = "") -> None:
         self._figures = figures
         self._labels = {"process": process} if process else {}
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics now."""
+        """Return all metrics as of now."""
         with self._figures.lock:
             return [*self._job(), *self._work(), *self._workers()]
 
@@ -185,15 +186,16 @@ class Collector:
 
 
 @contextmanager
-def exposed(figures: Figures, where: str) -> Iterator[str]:
-    """Inside, the figures can be had; where, in words.
+def exposed(figures: RunMetrics, where: str) -> Iterator[str]:
+    """Show the metrics for the time of the block; gives a sentence that says where.
 
     Args:
-        where: HOST:PORT to listen at, port 0 for any that is free; or the path of a text file that
-            ends in .prom, where `{pid}` and `{host}` are put in.
+        figures: The run's totals.
+        where: HOST:PORT to listen at, with port 0 for any free port; or the path of a text file
+            that ends in .prom, in which `{pid}` and `{host}` are replaced.
     Raises:
-        MissingPackageError: No prometheus_client here. OutputError: The address or file is not to
-            be had.
+        MissingPackageError: prometheus_client is not installed.
+        OutputError: The address or file cannot be used.
     """
     try:
         import prometheus_client  # noqa: F401
@@ -211,7 +213,7 @@ def exposed(figures: Figures, where: str) -> Iterator[str]:
 
 
 @contextmanager
-def _endpoint(figures: Figures, where: str) -> Iterator[str]:
+def _endpoint(figures: RunMetrics, where: str) -> Iterator[str]:
     from prometheus_client import start_http_server
 
     host, _, port = where.rpartition(":")
@@ -233,8 +235,8 @@ def _endpoint(figures: Figures, where: str) -> Iterator[str]:
 
 
 @contextmanager
-def _text_file(figures: Figures, where: str) -> Iterator[str]:
-    """Written every few seconds and once more at the end; the file stays."""
+def _text_file(figures: RunMetrics, where: str) -> Iterator[str]:
+    """Write the file every 5 seconds and once more at the end; the file stays."""
     from prometheus_client import generate_latest
 
     path = where
@@ -250,7 +252,7 @@ def _text_file(figures: Figures, where: str) -> Iterator[str]:
         while not over.wait(WRITE_EVERY_S):
             try:
                 write()
-            except OSError:  # a full disk is no reason to stop; the next one may be written
+            except OSError:  # a full disk does not stop the run; try again in 5 seconds
                 continue
 
     try:
@@ -269,7 +271,7 @@ def _text_file(figures: Figures, where: str) -> Iterator[str]:
         thread.join()
         try:
             write()
-        except OSError:  # the run's own end says more
+        except OSError:  # the last event of the run holds the totals, too
             pass
 
 

@@ -1,8 +1,7 @@
-"""The driver's table of workers: who is warm, what each has in flight, and how to replace one.
+"""Table of the driver's workers: their states, their calls in flight, their replacement.
 
-A `Slot` is a place for a worker; the worker behind it may die and be replaced, the slot stays. The
-executor's `Workers` start processes and carry calls; deciding what a loss means is the scheduler's
-business.
+A `WorkerSlot` is a place for a worker: its worker may die and be replaced, and the slot stays. The
+executor's `Workers` start processes and carry calls. The scheduler decides what a loss means.
 """
 
 from __future__ import annotations
@@ -18,25 +17,27 @@ from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcom
 if TYPE_CHECKING:
     from earmill.pipeline.driver.executors.base import Workers
 
-# One that leaves ends with what it has: its node is about to go.
-WARMING, READY, LEAVING, DEAD = "warming", "ready", "leaving", "dead"
+WARMING, READY, DEAD = "warming", "ready", "dead"
 WORK = ("run", "probe")
 
 
 @dataclass(eq=False, slots=True)
-class Call:
-    """One remote call in flight.
+class WorkerCall:
+    """A call to a worker that has not ended.
 
     Args:
-        kind: warm_up, run, probe or status. payload: What the scheduler wants to remember.
+        kind: warm_up, run, probe or status.
+        slot: The slot of its worker.
+        ref: The executor's object for the call.
+        payload: The scheduler's object for the call.
     Attributes:
-        head_since: When it became the oldest work of its slot; deadlines count from here.
+        head_since: When the call became the oldest work of its slot; deadlines count from here.
         shared_worker: Another call was in flight when the worker was lost, so blame is uncertain.
-        generation: Which of the slot's workers it was sent to.
+        generation: Number of the worker in the slot.
     """
 
     kind: str
-    slot: Slot
+    slot: WorkerSlot
     ref: Any
     payload: Any = None
     head_since: float = 0.0
@@ -45,24 +46,27 @@ class Call:
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class WorkerSlot:
     """A place for one worker.
 
     Attributes:
         work: Run and probe calls in flight, oldest first; at most as many as the worker takes.
-        warming_since: When the worker was last started. retry_s: When to ask for warm-up again.
-        generation: How often a worker was started here; a call belongs to that of its time.
+        warming_since: When the worker was last started.
+        retry_s: When to ask for warm-up again.
+        generation: How often a worker was started here.
         asked: A status call is in flight.
-        failures: Warm-ups in a row that failed, the first one at `failing_since`.
-        waits_for: What the worker was waiting for when last asked: `source`, `output`, or nothing.
-        came_s, left_s: From when until when its cores belonged to the run, by the pool's clock.
+        failures: Warm-ups in a row that failed.
+        failing_since: When the first of these failed.
+        waits_for: `source` or `output` if the worker waited for it when last asked, else empty.
+        came_s: When its cores came to the run, by the pool's clock.
+        left_s: When its cores left the run.
     """
 
     index: int
     worker: Any = None
     state: str = WARMING
     info: WorkerInfo | None = None
-    work: list[Call] = field(default_factory=list)
+    work: list[WorkerCall] = field(default_factory=list)
     warming_since: float = 0.0
     retry_s: float | None = None
     seconds_in_flight: float = 0.0
@@ -75,34 +79,34 @@ class Slot:
     left_s: float = math.inf
 
     def under_way(self, seconds: float) -> None:
-        """The worker says how much audio it is through with in shards not published yet.
+        """Note the audio that the worker has extracted in unpublished shards, in seconds.
 
-        It forgets a shard when it has published it, before this side hears of that: the figure
-        never falls until `ended` takes the shard out, so progress does not go backwards.
+        The worker drops a shard from the sum when it has published it, before the driver knows.
+        So the figure never falls until `ended` subtracts the shard: progress never goes back.
         """
         self.seconds_in_flight = max(self.seconds_in_flight, seconds)
 
     def ended(self, seconds: float) -> None:
-        """A shard of so much audio is no longer in flight."""
+        """Subtract a shard that has ended, of `seconds` seconds."""
         self.seconds_in_flight = max(0.0, self.seconds_in_flight - seconds)
 
     @property
     def room(self) -> int:
-        """How many more shards this worker may be sent."""
+        """Number of shards that the worker may still be sent."""
         takes = CONCURRENT_SHARDS if self.info is None else self.info.shards
         return takes - len(self.work) if self.state == READY else 0
 
     @property
     def idle(self) -> bool:
-        """Warm and without work."""
+        """True if the worker is warm and has no work."""
         return self.state == READY and not self.work
 
 
-class Pool:
+class WorkerPool:
     """All slots of one run.
 
     Args:
-        workers: Starts, calls and kills them.
+        workers: Starts, calls and kills the workers.
         size: Number of slots.
         clock: Monotonic seconds; a test may pass its own.
     """
@@ -118,18 +122,20 @@ class Pool:
             raise ValueError(f"expected at least one worker, got {size}")
         self.workers = workers
         self._clock = clock
-        self._calls: dict[Any, Call] = {}
-        self.slots = [Slot(index) for index in range(size)]
+        self._calls: dict[Any, WorkerCall] = {}
+        self.slots = [WorkerSlot(index) for index in range(size)]
 
     def start(self) -> None:
         """Start every worker and ask each to warm up."""
         for slot in self.slots:
             self._start(slot)
 
-    def submit(self, slot: Slot, kind: str, *args: Any, payload: Any = None) -> Call:
+    def submit(self, slot: WorkerSlot, kind: str, *args: Any, payload: Any = None) -> WorkerCall:
         """Send one call to the slot's worker."""
         ref = self.workers.call(slot.worker, kind, *args)
-        call = Call(kind, slot, ref, payload, head_since=self._clock(), generation=slot.generation)
+        call = WorkerCall(
+            kind, slot, ref, payload, head_since=self._clock(), generation=slot.generation
+        )
         self._calls[ref] = call
         if kind in WORK:
             slot.work.append(call)
@@ -138,12 +144,14 @@ class Pool:
         return call
 
     def wait(
-        self, timeout_s: float, heads_up: Callable[[Sequence[Call]], None] = lambda calls: None
-    ) -> Iterator[tuple[Call, Outcome | LostCall]]:
-        """Calls that ended, with their results; returns after `timeout_s` at the latest.
+        self,
+        timeout_s: float,
+        heads_up: Callable[[Sequence[WorkerCall]], None] = lambda calls: None,
+    ) -> Iterator[tuple[WorkerCall, Outcome | LostCall]]:
+        """Yield calls that ended, with their results; waits for `timeout_s` seconds at most.
 
         Args:
-            heads_up: Told of all of them before the first one.
+            heads_up: Called with all of these calls before the first is yielded.
         """
         if not self._calls:
             time.sleep(timeout_s)
@@ -158,42 +166,42 @@ class Pool:
             self._leave(call)
             yield call, result
 
-    def restart(self, slot: Slot) -> None:
-        """The worker's process died and is started again; we warm it up again."""
+    def restart(self, slot: WorkerSlot) -> None:
+        """Warm up the worker again, whose process died and is started again."""
         slot.state, slot.info, slot.seconds_in_flight = WARMING, None, 0.0
         slot.waits_for = ""
         slot.warming_since = self._clock()
         slot.generation += 1
         self.warm_up(slot)
 
-    def warm_up(self, slot: Slot) -> None:
+    def warm_up(self, slot: WorkerSlot) -> None:
         """Ask the worker to get ready."""
         slot.retry_s = None
         self.submit(slot, "warm_up")
 
-    def replace(self, slot: Slot) -> list[Call]:
-        """Kill the slot's worker and start a new one; the calls it took with it are returned."""
+    def replace(self, slot: WorkerSlot) -> list[WorkerCall]:
+        """Kill the slot's worker, start another, and return the calls that were in flight."""
         lost = self._forget(slot)
         self.workers.kill(slot.worker)
         self._start(slot)
         return lost
 
-    def retire(self, slot: Slot) -> list[Call]:
-        """Give the slot up; the calls it took with it are returned."""
+    def retire(self, slot: WorkerSlot) -> list[WorkerCall]:
+        """Kill the slot's worker for good, and return the calls that were in flight."""
         lost = self._forget(slot)
         slot.state, slot.retry_s, slot.seconds_in_flight = DEAD, None, 0.0
         self.workers.kill(slot.worker)
         return lost
 
-    def grow(self) -> Slot:
-        """One more slot, whose worker is started and asked to warm up."""
-        slot = Slot(len(self.slots), came_s=self._clock())
+    def grow(self) -> WorkerSlot:
+        """Add a slot, start its worker and ask it to warm up."""
+        slot = WorkerSlot(len(self.slots), came_s=self._clock())
         self.slots.append(slot)
         self._start(slot)
         return slot
 
-    def leave(self, slot: Slot) -> list[Call]:
-        """As `retire`, and its cores are no longer there either."""
+    def leave(self, slot: WorkerSlot) -> list[WorkerCall]:
+        """Retire a slot whose node is gone, and its cores with it."""
         slot.left_s = self._clock()
         return self.retire(slot)
 
@@ -203,17 +211,17 @@ class Pool:
             if slot.worker is not None and slot.state != DEAD:
                 self.retire(slot)
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: WorkerSlot) -> None:
         slot.worker = self.workers.start(slot.index)
         self.restart(slot)
 
-    def _forget(self, slot: Slot) -> list[Call]:
+    def _forget(self, slot: WorkerSlot) -> list[WorkerCall]:
         for ref in [ref for ref, call in self._calls.items() if call.slot is slot]:
             del self._calls[ref]
         lost, slot.work, slot.asked = slot.work, [], False
         return lost
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: WorkerCall) -> None:
         slot = call.slot
         if call.kind == "status":
             slot.asked = False

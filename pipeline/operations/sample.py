@@ -18,8 +18,8 @@ from itertools import accumulate
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.summary import EXIT_DONE, RESUME
+from earmill.pipeline.driver.events import RESUME
+from earmill.pipeline.operations.run_job import EXIT_DONE, run_job
 from earmill.pipeline.planning.estimate import Range, Sampled, ratio_range
 from earmill.pipeline.planning.make_plan import SHARD_DIGITS
 from earmill.pipeline.planning.plan import Plan, plan_of
@@ -57,7 +57,7 @@ def sample(
         spec: The plan's job.
         rows: How many rows to draw; all rows where the plan has fewer.
         seed: Draws the rows; None draws a seed as well.
-        on_begin: Told how many rows are processed, before they are.
+        on_begin: Called with the number of rows before they are processed, in a sentence.
     Raises:
         SourceError: No row of the sample can be used. Else as `run_job`.
     """
@@ -115,7 +115,7 @@ def draw(shards: Sequence[Shard], rows: int, seed: int) -> list[Item]:
 
 
 def _shards(plan: Plan, items: Sequence[Item]) -> list[Shard]:
-    """Several shards, no larger than the plan's, then a shard of the shortest row."""
+    """Return several shards, no larger than the plan's, then a shard of the shortest row."""
     rows = [_beginning(item) for item in items]
     shortest = rows.pop(min(range(len(rows)), key=lambda number: item_seconds(rows[number])))
     of_the_plan = sum(shard.rows for shard in plan.computed) // len(plan.computed)
@@ -125,17 +125,17 @@ def _shards(plan: Plan, items: Sequence[Item]) -> list[Shard]:
 
 
 def _beginning(item: Item) -> Item:
-    """The row, or the beginning of a long one."""
+    """Return the row, or the beginning of a long row."""
     if item_seconds(item) <= ROW_S:
         return item
     return replace(item, end_s=(item.start_s or 0.0) + ROW_S, seconds=ROW_S, part_of=None)
 
 
 def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
-    """The job with another output, and one worker of this machine."""
+    """Return the job with another output, and one worker of this machine."""
     output = {"uri": folder, "storage_options": {}}
-    run = {"executor": "local", "array": None, "metrics": None, "max_bad_fraction": 1.0}
-    run |= {"workers": 1, "threads_per_worker": threads}
+    run: dict[str, object] = {"executor": "local", "ray_address": None, "array": None}
+    run |= {"metrics": None, "max_bad_fraction": 1.0, "workers": 1, "threads_per_worker": threads}
     return spec.model_copy(
         update={
             "output": spec.output.model_copy(update=output),

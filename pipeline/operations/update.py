@@ -1,9 +1,9 @@
-"""Take what has changed in a source into its dataset: only those rows are computed.
+"""Take changes of a source into its dataset; only new and changed rows are computed.
 
-The source is listed and compared with the plan. Shards without a changed or removed row stay as
-they are; of the others the rows that are the same are copied, which costs reading and writing. New
-and changed rows make new shards, for the run that follows. Files that were moved or copied have the
-bytes of a row that is committed: it is told by size, then by sha256, and its features are copied.
+The source is listed and compared with the plan. A shard without a changed or removed row stays as
+it is. From every other shard the unchanged rows are copied, which costs reading and writing. New
+and changed rows make new shards, for the run that follows. The features of a file that was moved or
+copied are copied from the committed row with the same bytes, found by size, then by sha256.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from typing import Any
 
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import RowError, SourceError
-from earmill.pipeline.dataset.commit_record import (
-    CommitRecord,
-    bad_rows,
-    commits,
-    reading_pool,
-)
+from earmill.pipeline.dataset.commit_record import CommitRecord, bad_rows, commits, reading_pool
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, held
 from earmill.pipeline.dataset.recompute import RowFilter
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.dataset.row_coverage import plan_row_of
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.source_changes import Changes, compare, listing, other_audio
+from earmill.pipeline.operations.open_job import Changes, compare, listing, other_audio
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, equal_rows
 from earmill.pipeline.planning.make_plan import check_items, known_types
 from earmill.pipeline.planning.plan import Plan, read_row_ids
@@ -39,22 +34,25 @@ from earmill.pipeline.spec.spans import recording_of
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
-# As the log says it.
+# Why a revision was begun, in the dataset's history.
 UPDATE, RETRY = "update", "retry"
-# Shard and row id of a committed row that has the features of another.
+# Shard and row id of a committed row whose features are copied.
 Place = tuple[str, str]
 SPAN = ("start_s", "end_s")
 
 
 def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
-    """Begin a revision if the source has changed; `run_job` with `resume` then carries it out.
+    """Begin a revision if the source has changed; `run_job` with `resume` carries it out.
 
-    Nothing happens where there is no dataset of this job yet, or one that is not finished: that
-    comes first.
+    Nothing happens without a dataset of this job, or if the dataset is not finished: the run
+    finishes it first.
 
+    Args:
+        spec: The job.
+        sink: Takes events.
     Raises:
         SourceError, SourceOutage: The source cannot be listed or read.
-        OutputError, LockedError: As of `run_job`.
+        OutputError, LockedError: As `run_job`.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, sink) as found:
@@ -75,7 +73,7 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
 def _finished(
     spec: JobSpec, layout: Layout, sink: events.Sink
 ) -> Iterator[tuple[DatasetFile, Plan, Fence] | None]:
-    """Hold the output for a change of its plan; None where there is no finished dataset of the job.
+    """Hold the lock for a change of the plan; None without a finished dataset of the job.
 
     Raises:
         OvertakenError: Another command took the output over inside.
@@ -101,16 +99,18 @@ def _is_of(spec: JobSpec, dataset: DatasetFile | None) -> bool:
 
 
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
-    """Begin a revision for quarantined rows whose file is another now; those whose file is as it
-    was are `run_job`'s, which replaces their commits.
+    """Begin a revision that retries quarantined rows whose source file has changed.
 
-    A commit keeps to the files of its plan: one of another size or tag is never taken for the
-    planned one, so such a row needs a new plan to be tried with.
+    `run_job` retries the rows whose file is unchanged, and replaces their commits. A commit must
+    have the files of its plan, by size and tag, so a row whose file has changed needs a new plan.
+    A source that cannot be listed is left to the run.
 
     Args:
-        chosen: Which quarantined rows, as of `find_retry`.
+        spec: The job.
+        chosen: Which quarantined rows; see `find_retry`.
+        sink: Takes events.
     Raises:
-        As `start_update`; a source that cannot be listed is left to the run.
+        SourceError, SourceOutage, OutputError, LockedError: As `start_update`.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, events.ignore) as found:
@@ -127,7 +127,7 @@ def _retry_changed(
     plan: Plan,
     fence: Fence,
 ) -> None:
-    """Begin the revision of `start_retry` on a finished dataset, with the lock."""
+    """Begin the revision of `start_retry` on a finished dataset; the lock is held."""
     by_shard = _matching(layout, plan, chosen)
     source = planned_source(spec)
     try:
@@ -143,7 +143,7 @@ def _retry_changed(
         and item.row_id in listed
         and other_audio(item, listed[item.row_id])
     }
-    # A shard that is made anew has no commit to replace, so all its matching rows are tried.
+    # A new shard has no commit to replace, so all its matching rows are tried.
     rows = frozenset(row_id for shard in others for row_id in by_shard[shard])
     if not rows:
         return
@@ -157,8 +157,10 @@ def _retry_changed(
 
 
 def _other_spans(plan: Plan, listed: Mapping[str, Item], rows: Collection[str]) -> frozenset[str]:
-    """All spans of the recordings of which these rows have another file now, and the others would
-    still be of the one before."""
+    """Return all spans of recordings whose file has changed for one of these rows.
+
+    Otherwise the other spans of the recording would still be of the earlier file.
+    """
     changed = {
         recording_of(item.row_id)
         for item in plan.items()
@@ -188,7 +190,7 @@ def _matching(layout: Layout, plan: Plan, chosen: RowFilter) -> dict[str, set[st
 
 @dataclass(frozen=True)
 class Update:
-    """One update: what is there, and what is listed now."""
+    """An update of a dataset to a new listing of its source."""
 
     spec: JobSpec
     layout: Layout
@@ -201,7 +203,9 @@ class Update:
         """Store the revision.
 
         Args:
-            fence: The right of the command to write to the output.
+            dataset: The dataset's description.
+            why: UPDATE or RETRY.
+            fence: The command's right to write to the output.
         """
         gone = {*self.changes.removed, *self.changes.changed}
         touched = {
@@ -249,7 +253,7 @@ class Update:
         return (tuple(rows) for rows in cut(items, output.shard_seconds, output.shard_rows))
 
     def _relabelled(self, listed: Mapping[str, Item]) -> dict[str, Place]:
-        """Good rows of which only the carried-through columns are others."""
+        """Return good rows of which only carried-through columns have changed."""
         changed = frozenset(self.changes.changed)
         found = {
             item.row_id: (shard.shard_id, item.row_id)
@@ -261,7 +265,7 @@ class Update:
         return {row_id: place for row_id, place in found.items() if place in good}
 
     def _moved(self, fresh: Sequence[Item]) -> dict[str, Place]:
-        """Rows whose bytes and span are those of a committed row; read where sizes are equal."""
+        """Return new rows with the bytes and span of a committed row; reads files of equal size."""
         sizes = {item.size for item in fresh if item.size is not None}
         there = committed_bytes(self.layout, sizes, self._parts())
         alike = {key[:-1] for key in there}
@@ -269,7 +273,7 @@ class Update:
         found = {}
         for item, stream in self.source.fetch(suspects) if suspects else ():
             if isinstance(stream, RowError):
-                continue  # told when it is extracted
+                continue  # the run quarantines it
             with stream:
                 key = (*_stretch(item), sha256_of(stream))
             if key in there:
@@ -277,26 +281,28 @@ class Update:
         return found
 
     def _equal(self, computed: Sequence[Item]) -> Equal:
-        """Of the rows that no committed one has the bytes of, those that are equal to another."""
+        """Return computed rows with the same bytes as another computed row."""
         if not computes_equal_once(self.spec):
             return {}
         return equal_rows(self.source, lambda: computed)
 
     def _parts(self) -> dict[str, tuple[float, float | None]]:
-        """Planned rows that are a span of a recording, to what they are a part of: it decides what
-        the models hear before them."""
+        """Return the recordings of planned spans, by row id.
+
+        The audio before a span, which the models hear, depends on its recording.
+        """
         if self.spec.audio.spans is None:
             return {}
         return {item.row_id: item.part_of for item in self.plan.items() if item.part_of}
 
 
 def _stretch(item: Item) -> tuple[Any, ...]:
-    """What of a file's bytes makes the features of a row."""
+    """Return the size of a row's file and its span, which with its bytes decide the features."""
     return (item.size, item.start_s, item.end_s, item.part_of)
 
 
 def good_rows(layout: Layout, shards: Collection[str]) -> set[Place]:
-    """Planned rows of some shards that came out good."""
+    """Return the planned rows of some shards that are good."""
     records = {k: record for k, record in commits(layout).items() if k in shards}
     tables = _row_tables(layout, records, ["plan_row_id"])
     return {(shard, row["plan_row_id"]) for shard, rows in tables for row in rows}
@@ -305,11 +311,12 @@ def good_rows(layout: Layout, shards: Collection[str]) -> set[Place]:
 def committed_bytes(
     layout: Layout, sizes: Collection[int], parts: Mapping[str, tuple[float, float | None]]
 ) -> dict[tuple[Any, ...], Place]:
-    """(bytes, start, end, part of, sha256) of the files behind good rows of these sizes, to the
-    row.
+    """Return (bytes, start, end, recording, sha256) to the good row with such a file.
 
     Args:
-        parts: Rows that are a part of a longer one, to that.
+        layout: The output.
+        sizes: Sizes of files to look for, in bytes.
+        parts: Row id of a span to its recording.
     """
     if not sizes:
         return {}
@@ -327,7 +334,7 @@ def committed_bytes(
 def _row_tables(
     layout: Layout, records: Mapping[str, CommitRecord], columns: list[str]
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Columns of the tables of rows, shard by shard."""
+    """Yield columns of the tables of rows, shard by shard."""
 
     def read(record: CommitRecord) -> list[dict[str, Any]]:
         return read_table(layout, str(record.path("rows")), columns).to_pylist()

@@ -1,20 +1,28 @@
-"""The driver's books: what is pending, waiting, suspect, searched, done or given up. No Ray here.
+"""State of every shard of a run: pending, waiting, suspect, searched, done or given up.
 
     pending ---> in flight ---> done
        ^            | outage
-       +--waiting---+                      blamed on nobody; `patience` says when it is enough
+       +--waiting---+                      not counted; `breaker` ends the run if it lasts
        ^            | lost, hung or failed
-       +--suspect---+                      a suspect runs alone, so that blame is certain
+       +--suspect---+                      a suspect runs alone, so that the cause is certain
                     | max_attempts times
                  search ---> suspect, its culprits marked ---> done, they in quarantine
 
-Whether a shard is done is read from its commit record; what a worker returned only says when to
-look. So a worker that dies after its commit, a lost reply and a second copy of a slow shard all
+A shard is done when it has a commit record. A worker's answer only says when to look for the
+record. So a worker that dies after its commit, a lost answer and a second copy of a slow shard all
 end well.
+
+A row that hangs or crashes its worker is found by bisection of its shard. The driver loop asks
+`next_probe`, runs these rows alone on a worker, and reports the result. A row is a culprit when it
+has failed alone twice. One failure may be a lost machine, or the late crash of a worker that
+another row has damaged. With k culprits among n rows a search takes about k (2 log2(n) + 1) probes.
+A group may fail although both its halves pass, because memory adds up over rows: then `culprits`
+stays empty and the caller decides.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,26 +30,170 @@ from typing import TYPE_CHECKING
 
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.circuit_breaker import CircuitBreaker, OutageState
-from earmill.pipeline.driver.culprit_search import Bisection
-from earmill.pipeline.driver.shard_work import Assignment, ShardWork
-from earmill.pipeline.worker.messages import LostCall, Outcome
+from earmill.pipeline.planning.shards import item_seconds
+from earmill.pipeline.worker.messages import LostCall, Outcome, ShardOrder
 
 if TYPE_CHECKING:
     from earmill.pipeline.planning.shards import Shard
     from earmill.pipeline.sources.base import Item
 
-# Searches that end without a culprit before the shard is given up: the first may have been bad
-# luck (a lost node), the second is not.
+
+class Bisection:
+    """A search for the rows that crash or hang their worker.
+
+    Args:
+        row_ids: The rows of a shard, in planned order, each once.
+    Attributes:
+        culprits: Row id to reason of every row that failed alone twice, in planned order.
+    Invariants:
+        When `done` turns true, every row has passed in a probe or is a culprit.
+    Example:
+        >>> search = Bisection(["a", "b", "c"])
+        >>> while (rows := search.next_probe()) is not None:
+        ...     search.report(failed="b" in rows, reason="killed the worker")
+        >>> search.culprits
+        {'b': 'killed the worker'}
+    """
+
+    def __init__(self, row_ids: Sequence[str]) -> None:
+        if len(set(row_ids)) != len(row_ids):
+            raise ValueError("expected each row id once, got duplicates; plan again")
+        self.culprits: dict[str, str] = {}
+        # The row of a shard of one row has failed alone before the search.
+        self._failed_once: set[str] = set(row_ids) if len(row_ids) == 1 else set()
+        self._stack: list[tuple[str, ...]] = self._halves(tuple(row_ids))
+
+    @property
+    def done(self) -> bool:
+        """True if no probe is left."""
+        return not self._stack
+
+    def next_probe(self) -> tuple[str, ...] | None:
+        """Return the rows to run next; None when the search is over."""
+        return self._stack[-1] if self._stack else None
+
+    def report(self, *, failed: bool, reason: str = "") -> None:
+        """Take the result of the probe that `next_probe` named."""
+        if not self._stack:
+            raise ValueError("expected a running search, got a report after its end")
+        rows = self._stack.pop()
+        if not failed:
+            return
+        if len(rows) > 1:
+            self._stack.extend(self._halves(rows))
+        elif rows[0] in self._failed_once:
+            self.culprits[rows[0]] = reason
+        else:
+            self._failed_once.add(rows[0])
+            self._stack.append(rows)
+
+    @staticmethod
+    def _halves(rows: tuple[str, ...]) -> list[tuple[str, ...]]:
+        # The group as a whole is known to fail, so only its halves are probed.
+        if len(rows) <= 1:
+            return [rows] if rows else []
+        middle = len(rows) // 2
+        return [rows[middle:], rows[:middle]]
+
+
+@dataclass(eq=False, slots=True)
+class ShardWork:
+    """A shard and its history in this run.
+
+    Attributes:
+        attempts: Failed attempts since the last search that the shard has certainly caused.
+        failures: All failed attempts.
+        fruitless: Searches that found no culprit, and probes that found no room to write.
+        copies: Calls in flight for it; two while a slow shard is tried a second time.
+        worker: Index of the slot where an attempt ended last.
+        outages: Number of outages that the shard met.
+        waits_since: Time of the last outage.
+        memory_share: Part of the usual memory that its next attempt may take.
+        culprits: Row id to reason of the rows that go to quarantine.
+        search: The bisection that runs.
+    """
+
+    shard: Shard
+    attempts: int = 0
+    failures: int = 0
+    fruitless: int = 0
+    copies: int = 0
+    worker: int | None = None
+    outages: int = 0
+    waits_since: float = 0.0
+    memory_share: float = 1.0
+    culprits: dict[str, str] = field(default_factory=dict)
+    search: Bisection | None = None
+
+    @property
+    def shard_id(self) -> str:
+        return self.shard.shard_id
+
+    @property
+    def seconds(self) -> float:
+        """Planned audio, in seconds."""
+        return self.shard.seconds
+
+    def order(self, witnesses: Sequence[Item] = ()) -> ShardOrder:
+        """Return the order for the next attempt on the whole shard, with a new name."""
+        return ShardOrder(
+            shard=self.shard,
+            attempt=secrets.token_hex(4),
+            attempts=self.failures + 1,
+            culprits=dict(self.culprits),
+            witnesses=tuple(witnesses),
+            memory_share=self.memory_share,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Work for a worker: a whole shard, or some of its rows as a probe.
+
+    Args:
+        work: The shard.
+        probe: The rows to run without publishing; None for the whole shard.
+        alone: No other shard may be on the worker meanwhile.
+    """
+
+    work: ShardWork
+    probe: tuple[Item, ...] | None = None
+    alone: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Planned audio of the rows, in seconds."""
+        if self.probe is None:
+            return self.work.seconds
+        return sum(item_seconds(item) for item in self.probe)
+
+    @property
+    def rows(self) -> int:
+        """Rows in question."""
+        return self.work.shard.rows if self.probe is None else len(self.probe)
+
+
+# A shard is given up after two searches without a culprit: the first may have met a lost node.
 FRUITLESS_SEARCHES = 2
-# A shard that met too little memory is tried with less, down to this part of the usual.
+# A shard that ran out of memory is tried with a quarter of it, down to a sixteenth of the usual.
 LESS_MEMORY, LEAST_MEMORY = 1 / 4, 1 / 16
-# Rows known to be readable that travel with an order.
+# Readable rows that travel with an order, to test the source.
 WITNESSES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What the driver keeps of a commit record; `seconds` of audio behind its good rows."""
+    """The numbers that the driver keeps of a commit record.
+
+    Args:
+        rows_ok: Good rows.
+        rows_bad: Quarantined rows.
+        nbytes: Bytes of its data files.
+        seconds: Audio of its good rows, in seconds.
+        bad_by_class: Error class to quarantined rows.
+        generation: How often the shard was committed again.
+        attempt: The name of the attempt.
+    """
 
     rows_ok: int
     rows_bad: int
@@ -54,14 +206,17 @@ class Committed:
 
 @dataclass(slots=True)
 class Result:
-    """How the run ended, shard by shard.
+    """How a run ended, shard by shard.
 
     Args:
-        failed: Shard id -> reason. fatal: Why nothing more was tried.
-        stopped: Ended by request. left_to_others: Shards that other drivers have.
-        seconds: Audio of the good rows committed during this run.
-        worked_s: Wall seconds from the first warm worker to the end.
-        cpu_s: CPU seconds in that time, by part; see `driver.cpu_account`.
+        done: Shard id to its commit.
+        failed: Shard id to the reason why it was given up.
+        fatal: Why nothing more was tried; empty if everything was.
+        stopped: The run was asked to stop.
+        left_to_others: Shards that other drivers have.
+        seconds: Audio of the good rows that this run committed, in seconds.
+        worked_s: Time from the first warm worker to the end, in seconds.
+        cpu_s: CPU seconds in that time, by part; see `driver.scheduler`.
     """
 
     done: dict[str, Committed] = field(default_factory=dict)
@@ -74,22 +229,22 @@ class Result:
     cpu_s: dict[str, float] = field(default_factory=dict)
 
 
-class Ledger:
+class ShardLedger:
     """All shards of a run and the rules by which they move.
 
     Args:
-        shards: What is left to do, in order.
-        committed: Reads a shard's commit record; None when there is none.
+        shards: The shards to do, in order.
+        committed: Reads a shard's commit record; None if there is none.
         max_attempts: Failed attempts on a shard before its rows are searched.
         sink: Takes events.
-        patience: Says when to try again after an outage.
+        breaker: Says when to try again after an outage.
         witnesses: Rows that an earlier run could read.
-        look_ahead: Told for which shards `committed` will be asked next.
+        look_ahead: Called with the shards for which `committed` is called next.
     Attributes:
         more_to_come: Shards may still be added.
     Invariants:
-        Each shard ends in `result.done` or `result.failed`, unless the caller stops asking; a row
-        is called a culprit only after it failed alone, twice, and never for an outage.
+        Each shard ends in `result.done` or `result.failed`, unless the caller stops asking. A row
+        is a culprit only after it has failed alone twice, and never for an outage.
     """
 
     def __init__(
@@ -99,13 +254,13 @@ class Ledger:
         *,
         max_attempts: int,
         sink: events.Sink = events.ignore,
-        patience: CircuitBreaker | None = None,
+        breaker: CircuitBreaker | None = None,
         witnesses: Iterable[Item] = (),
         look_ahead: Callable[[Sequence[str]], None] = lambda shards: None,
     ) -> None:
         self._committed, self._look_ahead = committed, look_ahead
         self._max_attempts, self._sink = max_attempts, sink
-        self._patience = patience or CircuitBreaker()
+        self._breaker = breaker or CircuitBreaker()
         self._witnesses = deque(witnesses, maxlen=WITNESSES)
         self._pending = deque(ShardWork(shard) for shard in shards)
         self._waiting: deque[ShardWork] = deque()
@@ -116,18 +271,21 @@ class Ledger:
         self.result = Result()
 
     def add(self, shard: Shard) -> None:
-        """One more shard to do, after the others."""
+        """Add a shard behind the others."""
         self._pending.append(ShardWork(shard))
         self._n_shards += 1
 
     @property
     def pending(self) -> int:
-        """Shards that nobody has begun."""
+        """Number of shards that no worker has begun."""
         return len(self._pending)
 
     def states(self) -> dict[str, int]:
-        """How many shards of this run nobody has begun, wait out an outage, are suspects, are
-        searched, are done, were given up, or are in flight."""
+        """Return state to number of shards of this run.
+
+        States are pending, waiting (for the end of an outage), suspect, searched, done, failed
+        (given up) and in_flight.
+        """
         found = {
             "pending": len(self._pending),
             "waiting": len(self._waiting),
@@ -140,39 +298,39 @@ class Ledger:
 
     @property
     def all_settled(self) -> bool:
-        """Every shard is done or given up, and no more come."""
+        """True if every shard is done or given up, and no more come."""
         return self.unsettled == 0 and not self.more_to_come
 
     @property
     def unsettled(self) -> int:
-        """Shards that are neither done nor given up."""
+        """Number of shards that are neither done nor given up."""
         return self._n_shards - len(self.result.done) - len(self.result.failed)
 
     @property
     def nothing_waits(self) -> bool:
-        """All that is left is in flight."""
+        """True if every shard that is left is in flight."""
         return not (self._pending or self._waiting or self._suspects or self._searches)
 
     @property
     def witnesses(self) -> tuple[Item, ...]:
-        """Rows of the source that are known to have been readable."""
+        """Rows of the source that could be read."""
         return tuple(self._witnesses)
 
     def next(self, *, idle: bool, busy: bool = False) -> Assignment | None:
-        """Take the next piece of work; None while there is none, or an outage is waited out.
+        """Take the next work; None while there is none, or during an outage.
 
         Args:
-            idle: The asking worker has nothing in flight; suspects and probes need that. They come
-                last, so that one bad shard does not hold up the good ones.
-            busy: Something is in flight on some worker.
+            idle: The worker has nothing in flight, as suspects and probes need it. They come last,
+                so that a bad shard does not delay the good ones.
+            busy: Some worker has work in flight.
         """
-        if not self._patience.may_start(busy):
+        if not self._breaker.may_start(busy):
             return None
         if self._pending:
             return Assignment(self._pending.popleft())
         for work in self._waiting:
             alone = work.failures > 0
-            if (idle or not alone) and self._patience.is_due(work.waits_since, work.outages):
+            if (idle or not alone) and self._breaker.is_due(work.waits_since, work.outages):
                 self._waiting.remove(work)
                 return Assignment(work, alone=alone)
         if idle and self._suspects:
@@ -185,22 +343,27 @@ class Ledger:
         return None
 
     def put_back(self, work: ShardWork) -> None:
-        """A shard lost through no fault of its own goes to the head of the queue, uncharged."""
+        """Put a shard at the head of the queue that was lost with its node or a hung neighbour.
+
+        The loss does not count as a failure of the shard.
+        """
         if not self._is_settled(work) and not work.copies:
             (self._suspects if work.failures else self._pending).appendleft(work)
 
     def look_ahead(self, works: Iterable[ShardWork]) -> None:
-        """Attempts on these ended; `shard_ended` will be told of each."""
+        """Begin to read the commit records of shards for which `shard_ended` is called next."""
         self._look_ahead([work.shard_id for work in works if not self._is_settled(work)])
 
     def shard_ended(
         self, work: ShardWork, outcome: Outcome | LostCall, *, certain: bool = True
     ) -> None:
-        """An attempt on a whole shard ended; `work.copies` no longer counts it.
+        """Take the result of an attempt on a whole shard; `work.copies` no longer counts it.
 
         Args:
-            certain: The shard was alone on its worker, or the worker itself named it. A worker lost
-                with two shards on it makes both suspects and counts against neither.
+            work: The shard.
+            outcome: The result.
+            certain: The shard was alone on its worker, or the worker named it. A worker that is
+                lost with two shards makes both suspects, and counts as a failure of neither.
         """
         if self._is_settled(work) or self._complete(work):
             return
@@ -216,7 +379,7 @@ class Ledger:
             self._charge(work, outcome.message or "its commit record is missing", True)
 
     def probe_ended(self, work: ShardWork, outcome: Outcome | LostCall) -> None:
-        """A probe ended; a lost or failed one incriminates its rows."""
+        """Take the result of a probe; if it was lost or failed, a culprit is among its rows."""
         search = work.search
         if search is None or self._is_settled(work):
             return
@@ -248,7 +411,7 @@ class Ledger:
         if record is None:
             return False
         self.result.done[work.shard_id] = record
-        self._patience.went_well()
+        self._breaker.went_well()
         if record.rows_ok and not record.rows_bad:
             self._witnesses.append(smallest(work.shard))
         self.result.seconds += record.seconds
@@ -268,23 +431,23 @@ class Ledger:
 
     def _wait(self, work: ShardWork, outage: OutageState) -> None:
         if work.copies:
-            # Another copy is still running; its end decides.
+            # The result of the other copy decides.
             return
-        work.outages, work.waits_since = work.outages + 1, self._patience.now()
+        work.outages, work.waits_since = work.outages + 1, self._breaker.now()
         self._waiting.append(work)
         self._meet(work, outage)
 
     def _meet(self, work: ShardWork, outage: OutageState) -> None:
-        pause_s = self._patience.met(outage)
+        pause_s = self._breaker.met(outage)
         self._sink(
             events.ShardWaits(
                 work.shard_id, outage.reason, round(pause_s, 3), work.worker, outage.kind
             )
         )
-        self.result.fatal = self.result.fatal or self._patience.verdict
+        self.result.fatal = self.result.fatal or self._breaker.verdict
 
     def _lower(self, work: ShardWork, reason: str) -> None:
-        """Again, alone and in less memory; that is no fault of its rows yet."""
+        """Try a shard again, alone and in less memory; it is no failure of its rows yet."""
         work.memory_share *= LESS_MEMORY
         work.failures += 1
         if not work.copies:
@@ -296,7 +459,7 @@ class Ledger:
         work.attempts += certain
         work.failures += 1
         if work.copies:
-            # Another copy is still running; its end decides.
+            # The result of the other copy decides.
             return
         self._tell_retry(work, reason, cause)
         if work.attempts < self._max_attempts:
@@ -315,7 +478,7 @@ class Ledger:
     def _start_search(self, work: ShardWork) -> None:
         rows = [item.row_id for item in work.shard.items if item.row_id not in work.culprits]
         if not rows:
-            # Without a row to blame it was bad luck, or it will be so again.
+            # No row is left to search: the failure may not come again.
             work.fruitless, work.attempts = work.fruitless + 1, 0
             self._suspects.append(work)
             return
@@ -324,7 +487,7 @@ class Ledger:
         self._sink(events.BisectStarted(work.shard_id, len(rows)))
 
     def _probe_unwritten(self, work: ShardWork, outcome: Outcome) -> None:
-        """A probe found no room to write: that says nothing of its rows."""
+        """Handle a probe that found no room to write, which says nothing about its rows."""
         work.fruitless += 1
         if outcome.permanent:
             self._publish_failed(work, outcome)
@@ -353,7 +516,7 @@ class Ledger:
 
 
 def smallest(shard: Shard) -> Item:
-    """The row of a shard that is read fastest."""
+    """Return the smallest row of a shard, which is read fastest."""
     return min(shard.items, key=lambda item: float("inf") if item.size is None else item.size)
 
 

@@ -1,9 +1,9 @@
-"""Another model's streams beside rows that are there: same rows, same shards, new features.
+"""Add another model's streams to the rows of a dataset.
 
-They are a dataset of their own below `additions/<name>`, made by an ordinary job over exactly the
-good rows of the snapshot that counts; when it is finished, a new snapshot of the dataset names it,
-and readers see both. Once rows have changed, the next snapshot names it no more, until the same
-command has taken the change in: it computes what is new.
+An addition is a dataset below `additions/<name>`, with the good rows of the current snapshot in the
+same shards. An ordinary job makes it. When the job is finished, a new snapshot of the dataset names
+the addition, and readers see both. After rows have changed, the next snapshot does not name the
+addition, until the same command has computed the new rows.
 """
 
 from __future__ import annotations
@@ -23,18 +23,12 @@ from earmill.pipeline.dataset.driver_lock import held, overtaken
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.revision import is_finished
 from earmill.pipeline.dataset.row_index import STATUS_OK
-from earmill.pipeline.dataset.snapshot import (
-    Current,
-    read_checked,
-    read_current,
-    read_snapshot,
-)
+from earmill.pipeline.dataset.snapshot import Current, read_checked, read_current, read_snapshot
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.source_changes import compare
-from earmill.pipeline.driver.stop_request import StopRequest
-from earmill.pipeline.driver.summary import EXIT_FAILED
-from earmill.pipeline.driver.update import UPDATE, Update
+from earmill.pipeline.driver.events import StopRequest
+from earmill.pipeline.operations.open_job import compare
+from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
+from earmill.pipeline.operations.update import UPDATE, Update
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
@@ -43,7 +37,7 @@ from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
-# What a job file may say here: the rest is the dataset's.
+# Sections of the job file that count here; the dataset has the others.
 SECTIONS = ("name", "extract", "run", "source")
 
 
@@ -54,20 +48,22 @@ def add_features(
     storage_options: Mapping[str, Any] | None = None,
     overrides: Iterable[str] = (),
     sink: events.Sink = events.ignore,
-    ray_address: str | None = None,
     stop: StopRequest | None = None,
 ) -> events.JobFinished:
-    """Compute other models' streams for the rows of a dataset, or what of them is missing.
+    """Compute other models' streams for the rows of a dataset that lack them.
 
     Args:
-        uri: The dataset. storage_options: Of the place.
-        job: Job file or mapping with `extract`; `name` calls the addition, else its models do.
-            Also `run`, and `source.storage_options`. What else it says must be the dataset's.
-        overrides, sink, ray_address, stop: As of `run_job`.
+        uri: The dataset.
+        job: Job file or mapping with `extract`. `name` names the addition, else its models do. It
+            may hold `run` and `source.storage_options`; the other sections are the dataset's.
+        storage_options: Storage options of the place.
+        overrides: `a.b=c` strings.
+        sink: Takes events.
+        stop: See `run_job`.
     Raises:
-        SpecError: No models, or a name that cannot be one.
-        OutputError: No finished dataset there.
-        OvertakenError: It changed meanwhile. Else as `run_job`.
+        SpecError: No models, or a name that cannot be a folder.
+        OutputError: There is no finished dataset.
+        OvertakenError: The dataset changed meanwhile. Else as `run_job`.
     """
     layout = Layout.open(uri, storage_options)
     dataset, plan = _finished(layout)
@@ -79,10 +75,10 @@ def add_features(
     while True:
         _check_unchanged(layout, current)
         _take_changes(place, spec, rows)
-        end = run_job(spec, resume=True, plan=rows, sink=quiet, ray_address=ray_address, stop=stop)
+        end = run_job(spec, resume=True, plan=rows, sink=quiet, stop=stop)
         if end.exit_code == EXIT_FAILED:
             return end
-        # One that was cut off is finished as it was planned; then comes what has changed since.
+        # An addition that was cut off is finished as planned, before changes are taken in.
         if not compare(_finished(place)[1].items(), rows.items()):
             break
     made = read_current(place)
@@ -96,10 +92,10 @@ def add_features(
 
 
 def _check_unchanged(layout: Layout, current: Current | None) -> None:
-    """Check that the snapshot whose rows the features belong to still counts.
+    """Check that the snapshot whose rows the features belong to is still the current one.
 
     Raises:
-        OvertakenError: Another one does, or the dataset is gone.
+        OvertakenError: It is not, or the dataset is gone.
     """
     if current is None or read_current(layout) != current:
         raise OvertakenError(
@@ -125,7 +121,7 @@ def _spec_of(
     storage_options: Mapping[str, Any],
     overrides: Iterable[str],
 ) -> tuple[JobSpec, str]:
-    """The addition's job, and its name."""
+    """Return the addition's job, and its name."""
     where, given = ("job", job) if isinstance(job, Mapping) else read_mapping(job)
     if not isinstance(given, Mapping) or not given.get("extract"):
         raise SpecError(f"{where}: expected a mapping with extract: the models to add")
@@ -150,7 +146,7 @@ def _spec_of(
 
 
 def _good_plan(layout: Layout, plan: Plan, spec: JobSpec) -> Plan:
-    """The rows of the snapshot that counts that came out good, in the shards they are in."""
+    """Return a plan of the good rows of the current snapshot, in their shards."""
     current = read_current(layout)
     if current is None:
         raise OutputError(f"{layout.url()}: expected a closed dataset; run the job to its end")
@@ -169,7 +165,7 @@ def _good_plan(layout: Layout, plan: Plan, spec: JobSpec) -> Plan:
 
 
 def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
-    """Plan rows anew that have changed since the addition was finished."""
+    """Begin a revision for rows that have changed since the addition was finished."""
     stored = read_dataset(place)
     if stored is None or stored.spec_sha256 != spec.sha256():
         return
@@ -193,7 +189,7 @@ def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
 
 
 def _without_source(sink: events.Sink) -> events.Sink:
-    """News without those of the source: the rows are the dataset's, whatever that lists now."""
+    """Return a sink without `SourceChanged`: the rows are the dataset's, not the listing's."""
 
     def told(event: events.Event) -> None:
         if not isinstance(event, events.SourceChanged):

@@ -1,4 +1,4 @@
-"""The job that made a dataset, out of the dataset itself; and what of it is tried again."""
+"""The job of a stored dataset, and the shards whose quarantined rows are tried again."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ def stored_job(
     job: Job | None = None,
     overrides: Iterable[str] = (),
 ) -> JobSpec:
-    """The job of a dataset, with this place as output.
+    """Return the job of a dataset, with this place as output.
 
     Args:
-        storage_options: Of the place.
-        job: The job file, where dataset.json does not say all: credentials of the source, `run`.
+        layout: The dataset's place.
+        uri: The same place as the caller wrote it.
+        storage_options: Storage options of the place.
+        job: The job file, for keys that dataset.json does not hold: credentials, `run`.
         overrides: `a.b=c` strings.
     Raises:
-        OutputError: No dataset there. SpecError: The job is wrong, or names code to import, which
-            is taken from its author's file only.
+        OutputError: There is no dataset.
+        SpecError: The job is wrong, or dataset.json names code to import; such code is taken from
+            the author's job file only.
     """
     dataset = require_dataset(layout)
     known: Mapping[str, Any] = {}
@@ -56,13 +59,18 @@ def find_retry(
     job: Job | None,
     overrides: Iterable[str],
 ) -> tuple[JobSpec, Chooser] | None:
-    """The job that tries quarantined rows again, and what chooses their shards; None for no work.
+    """Return the job that retries quarantined rows, and the chooser of their shards.
 
     Args:
+        uri: The dataset.
+        storage_options: Storage options of its place.
         rows: Which quarantined rows.
-        storage_options, job, overrides: As of `stored_job`.
+        job: See `stored_job`.
+        overrides: `a.b=c` strings.
+    Returns:
+        None if no row matches and no earlier retry was cut off.
     Raises:
-        As `stored_job`.
+        OutputError, SpecError: As `stored_job`.
     """
     choose = quarantined(rows)
     layout = Layout.open(uri, storage_options)
@@ -73,7 +81,7 @@ def find_retry(
 
 
 def _check_no_code(spec: JobSpec, layout: Layout) -> None:
-    """A dataset may come from anyone: code that it names is not imported."""
+    """Refuse a dataset that names code to import, because it may come from anyone."""
     from amtcore.features.registry import get_model  # loads torch, which only such a job needs
 
     for index, entry in enumerate(spec.extract):

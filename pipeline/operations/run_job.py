@@ -1,19 +1,24 @@
 """One job from spec to finished dataset: check, lock, plan, schedule, finalise.
 
-Everything a user can get wrong is raised before Ray starts. The plan is made once and stored;
-resume is the stored plan minus the commits. The output is the only state: whatever kills this
-process, running it again with `resume` goes on where the commits end.
+Mistakes of the user are found before the workers start. The plan is made once and stored; resume is
+the stored plan minus the commits. The output is the only state: after any end of this process a run
+with `resume` goes on where the commits end.
+
+The exit code is 0 if every row of the plan is committed or quarantined. It is 3 if more rows are in
+quarantine than the job allows, and 1 if shards are missing.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
+from earmill.pipeline.common.text import duration, figure
 from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.crew import DriverMembership
 from earmill.pipeline.dataset.description import DatasetFile
@@ -21,21 +26,33 @@ from earmill.pipeline.dataset.driver_lock import UNFENCED, Heartbeat, overtaken
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.dataset.revision import copy_equal
-from earmill.pipeline.dataset.snapshot import read_current
+from earmill.pipeline.dataset.row_index import STATUS_BAD
+from earmill.pipeline.dataset.snapshot import current_index, read_current
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import executor_of
 from earmill.pipeline.driver.executors.base import Executor
-from earmill.pipeline.driver.open_job import OpenJob, committed_of, open_job, stored_dataset
 from earmill.pipeline.driver.placement import has_seats
-from earmill.pipeline.driver.shard_tracker import Committed, Result
-from earmill.pipeline.driver.sharing import Sharing, Supply, claims_of, close, opening, sharing_of
-from earmill.pipeline.driver.source_changes import source_changed
-from earmill.pipeline.driver.staffing import RunnerFactory, scheduler_of
-from earmill.pipeline.driver.stop_request import StopRequest
-from earmill.pipeline.driver.summary import RESUME, summarise
-from earmill.pipeline.driver.telemetry.observers import observed
+from earmill.pipeline.driver.shard_ledger import Committed, Result
+from earmill.pipeline.driver.sharing import (
+    ShardClaims,
+    SharingPolicy,
+    claims_of,
+    close,
+    opening,
+    sharing_of,
+)
+from earmill.pipeline.driver.telemetry import observed
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
+from earmill.pipeline.operations.job_scheduler import RunnerFactory, scheduler_of
+from earmill.pipeline.operations.open_job import (
+    OpenJob,
+    committed_of,
+    open_job,
+    source_changed,
+    stored_dataset,
+)
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
@@ -44,6 +61,7 @@ from earmill.pipeline.sources import Source
 from earmill.pipeline.sources.listing_cache import KeptListing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 from earmill.pipeline.storage.store_calls import patient
@@ -51,6 +69,117 @@ from earmill.pipeline.worker.models import compiling
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
+
+EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
+
+
+def summarise(
+    result: Result,
+    *,
+    before: Sequence[Committed],
+    shards: int,
+    layout: Layout,
+    max_bad_fraction: float,
+    skipped: str = "",
+    closed: bool = False,
+) -> JobFinished:
+    """Return the last event of a run.
+
+    Args:
+        result: The commits and failures of this run.
+        before: Commits of earlier runs.
+        shards: Number of shards of the plan.
+        layout: The output; its index holds the reasons of quarantined rows.
+        max_bad_fraction: Quarantined rows allowed, as a fraction of all rows.
+        skipped: What the listing left out, in words.
+        closed: The run made the current snapshot, perhaps of copied rows alone.
+    """
+    records = [*before, *result.done.values()]
+    ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
+    complete = len(records) == shards
+    is_left = not complete and bool(result.left_to_others) and not _went_wrong(result)
+    too_many = complete and bad > max_bad_fraction * (ok + bad)
+    by_class = _bad_by_class(layout) if complete and bad else {}
+    if complete:
+        status = "done" if result.done or closed else "nothing_to_do"
+        message = _complete_message(result, layout, ok, bad, by_class, closed)
+        message += f"; {skipped}" if skipped else ""
+        if too_many:
+            message += (
+                f"; {bad / (ok + bad):.1%} of the rows are in quarantine, more than "
+                f"run.max_bad_fraction {max_bad_fraction:.1%} allows: see `earmill inspect` with "
+                "--quarantine for why"
+            )
+    else:
+        status = "failed" if result.fatal or result.failed else "stopped"
+        status = "left" if is_left else status
+        message = _incomplete_message(result, len(records), shards)
+    if complete:
+        exit_code = EXIT_TOO_MANY_BAD if too_many else EXIT_DONE
+    else:
+        exit_code = EXIT_DONE if is_left else EXIT_FAILED
+    return JobFinished(
+        status=status,
+        exit_code=exit_code,
+        message=message,
+        output=layout.url(),
+        shards=len(records),
+        shards_failed=len(result.failed),
+        rows_ok=ok,
+        rows_bad=bad,
+        seconds=round(result.seconds, 3),
+        wall_s=round(result.worked_s, 3),
+        times_real_time=round(result.seconds / result.worked_s, 2) if result.worked_s else 0.0,
+        bad_by_class=by_class,
+        cpu_s=dict(result.cpu_s),
+    )
+
+
+def _went_wrong(result: Result) -> bool:
+    return bool(result.fatal or result.failed or result.stopped)
+
+
+def _complete_message(
+    result: Result, layout: Layout, ok: int, bad: int, by_class: dict[str, int], closed: bool
+) -> str:
+    reasons = ", ".join(f"{name} {count}" for name, count in by_class.items())
+    rows = f"{ok:,} rows ok, {bad:,} quarantined" + (f" ({reasons})" if reasons else "")
+    if not result.done and closed:
+        return f"done: {rows}, no audio had to be computed -> {layout.url()}"
+    if not result.done:
+        return f"nothing to do, all shards are committed: {rows} -> {layout.url()}"
+    # Speed is audio that went through the models; a run with bad rows alone has none.
+    speed = result.seconds / result.worked_s if result.worked_s else 0.0
+    took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
+    return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {layout.url()}"
+
+
+def _incomplete_message(result: Result, committed: int, shards: int) -> str:
+    if result.fatal:
+        why = f"failed: {result.fatal}"
+    elif result.failed:
+        shard_id, reason = next(iter(result.failed.items()))
+        more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
+        why = f"failed: shard {shard_id}: {reason}{more}"
+    elif result.left_to_others and not result.stopped:
+        return (
+            f"nothing left to do here: {committed:,} of {shards:,} shards are committed, other "
+            "drivers have the rest; the last one writes the index, or `earmill extract` with "
+            "--finish"
+        )
+    else:
+        why = "stopped"
+    return f"{why}; {committed:,} of {shards:,} shards are committed: {RESUME}"
+
+
+def _bad_by_class(layout: Layout) -> dict[str, int]:
+    """Return quarantined rows by reason, most frequent first, from the current index."""
+    name = current_index(layout)
+    if name is None:
+        return {}
+    table = read_table(layout, name, ["status", "error_class"])
+    rows = zip(table["status"].to_pylist(), table["error_class"].to_pylist(), strict=True)
+    return dict(Counter(reason for status, reason in rows if status == STATUS_BAD).most_common())
 
 
 def run_job(
@@ -60,25 +189,25 @@ def run_job(
     again: Chooser | None = None,
     plan: Plan | None = None,
     sink: events.Sink = events.ignore,
-    ray_address: str | None = None,
     stop: StopRequest | None = None,
     join: bool = False,
     finish: bool = False,
     make_runner: RunnerFactory = lambda job: job,
 ) -> events.JobFinished:
-    """Run a job to its end, or as far as it gets; the last event, which the sink has seen too.
+    """Run a job to its end, or as far as it gets, and return the last event.
 
     Args:
+        spec: The job.
         resume: Go on with an output that holds commits of this job.
         again: Chooses committed shards to process once more; see `dataset.recompute`.
-        plan: Taken for a new output instead of listing the source.
-        ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
-        stop: Ask it to stop from a signal handler or another thread.
-        join: Work beside other drivers on this output, and go on with what they leave.
+        plan: The plan of a new output; None lists the source.
+        sink: Takes all events, the last one included.
+        stop: Asked to stop by a signal handler or another thread.
+        join: Work beside other drivers on this output, and take over shards that they leave.
         finish: Compute nothing; write the index if every shard is committed.
-        make_runner: What workers run; a caller may extend the row pipeline.
+        make_runner: Builds the workers' runners; a caller may extend the row pipeline.
     Raises:
-        SpecError, SourceError, OutputError, LockedError: Before any work, one clear line.
+        SpecError, SourceError, OutputError, LockedError: Before any work.
         SourceOutage, RunStopped: Source or output are away; the same command may work later.
         OvertakenError: Another command took the output over while this one gave no sign of life.
     """
@@ -90,7 +219,6 @@ def run_job(
             plan,
             seen,
             observe,
-            ray_address,
             stop or StopRequest(),
             make_runner,
         )
@@ -99,7 +227,7 @@ def run_job(
 
 @dataclass(frozen=True)
 class _Request:
-    """What `run_job` was called with."""
+    """Arguments of `run_job`."""
 
     spec: JobSpec
     resume: bool
@@ -107,30 +235,29 @@ class _Request:
     plan: Plan | None
     sink: events.Sink
     observe: events.Sink
-    ray_address: str | None
     stop: StopRequest
     make_runner: RunnerFactory
 
     def tell(self, text: str) -> None:
-        """Say what begins."""
+        """Emit that a step begins."""
         self.sink(events.Step(text))
 
 
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """An output that fails ends the run, and nothing else: its line says how to go on."""
+    """Turn a failure of the output into the end of the run, with a line on how to go on."""
     try:
         yield
     except StorageError as error:
         raise RunStopped(f"{error}; {RESUME}") from error
     except OutputError as error:
-        # A store that answers "not now" is there: no mistake in the job.
+        # The store answered "not now", so the job holds no mistake.
         if isinstance(error.__cause__, StorageError) and error.__cause__.is_not_now:
             raise RunStopped(f"{error}; {RESUME}") from error
         raise
 
 
-def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
+def _run_job(request: _Request, sharing: SharingPolicy) -> events.JobFinished:
     began_s = time.monotonic()
     checked = _check(request, sharing)
     with ExitStack() as stack:
@@ -141,7 +268,7 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
             request.sink(changed)
         request.sink(job.started())
         result = Result()
-        # The output is finished before Ray stops: whatever keeps Ray does not keep the dataset.
+        # The dataset is finished before the workers stop, so a slow stop does not delay it.
         if job.pending and sharing.works:
             result = _work(stack, request, sharing, checked, job, lease, began_s)
         return _finish(job, result, sharing, request.sink)
@@ -152,8 +279,12 @@ class _Checked:
     """A job in which no mistake was found.
 
     Args:
-        stored: Its description, where the output has it already.
-        plan: None where that of the output is to be taken or made, once it is open.
+        executor: Runs its workers.
+        layout: The output.
+        source: The source.
+        stored: The output's description; None if it has none yet.
+        extractors: The models.
+        plan: The plan; None if it is read or made once the output is open.
     """
 
     executor: Executor
@@ -164,12 +295,12 @@ class _Checked:
     plan: Plan | None
 
 
-def _check(request: _Request, sharing: Sharing) -> _Checked:
-    """All that a user can get wrong; nothing is written."""
+def _check(request: _Request, sharing: SharingPolicy) -> _Checked:
+    """Check everything that a user can get wrong; nothing is written."""
     spec, sink = request.spec, request.sink
     # The cheap checks come first: the models take seconds to import.
     sink(events.Step("checking source, output and models"))
-    executor = executor_of(spec.run, request.ray_address)
+    executor = executor_of(spec.run)
     executor.check(spec.run)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     check_formats(spec.output.formats)
@@ -177,7 +308,7 @@ def _check(request: _Request, sharing: Sharing) -> _Checked:
     stored = stored_dataset(spec, layout)
     extractors = validate_models(spec)
     check_stream_names(stream for extractor in extractors for stream in extractor.streams)
-    # A driver alone makes its plan before it takes the lock: a mistake in it leaves no trace.
+    # A driver alone makes its plan before it takes the lock, so a mistake leaves the output empty.
     plan = request.plan if stored is None else None
     if plan is None and not sharing.joins:
         plan = _plan(spec, layout, source, stored, sink)
@@ -186,12 +317,12 @@ def _check(request: _Request, sharing: Sharing) -> _Checked:
 
 
 def _open(
-    stack: ExitStack, request: _Request, sharing: Sharing, checked: _Checked
+    stack: ExitStack, request: _Request, sharing: SharingPolicy, checked: _Checked
 ) -> tuple[OpenJob, Heartbeat | None]:
-    """Take the lock and open the job; beside others the lock is held while the job is opened.
+    """Take the lock and open the job; a driver that joins holds the lock only meanwhile.
 
-    A driver that joins becomes a member of the crew before it reads the plan and the commits. From
-    then on its fence finds out when another command takes the output.
+    A driver that joins registers as a member before it reads the plan and the commits. From then on
+    its fence notices if another command takes the output over.
     """
     spec, layout = request.spec, checked.layout
     member = None
@@ -231,9 +362,10 @@ def _open(
 
 
 def _opened_plan(request: _Request, checked: _Checked, stored: DatasetFile | None) -> Plan:
-    """The plan of an output whose description was read with the right to write there.
+    """Return the plan of an output that was opened.
 
-    Another command may have begun or changed the dataset since the job was checked.
+    Another command may have begun or changed the dataset since the job was checked, so a plan of
+    that time counts only if the description is the same.
     """
     known = checked.plan
     if known is not None and (stored is None or stored == checked.stored):
@@ -244,13 +376,13 @@ def _opened_plan(request: _Request, checked: _Checked, stored: DatasetFile | Non
 def _work(
     stack: ExitStack,
     request: _Request,
-    sharing: Sharing,
+    sharing: SharingPolicy,
     checked: _Checked,
     job: OpenJob,
     lease: Heartbeat | None,
     began_s: float,
 ) -> Result:
-    """Have workers do what is pending; they go with the stack."""
+    """Process the pending shards with workers; the stack stops the workers."""
     spec, executor = request.spec, checked.executor
     request.tell("starting the workers")
     supply = _supply(stack, job, sharing, lease, shares=request.again is None)
@@ -271,13 +403,13 @@ def _work(
     result = scheduler.run()
     if session.is_here and not has_seats(session.nodes(), spec.run):
         start_s = time.monotonic() - began_s - result.worked_s
-        # Once the index is written: nothing there waits for the models' sources to be hashed.
+        # After the index is written, which need not wait for a hash of the models' sources.
         stack.callback(keep_job, spec, result.seconds, result.cpu_s, start_s)
     return result
 
 
 def _clear(job: OpenJob) -> None:
-    """Remove what the workers of this run left; what cannot be removed now is by the next run."""
+    """Remove temporary files of this run's workers; the next run removes the rest."""
     with suppress(OSError):
         clear_scratch(job.layout, job.scratch)
 
@@ -285,7 +417,7 @@ def _clear(job: OpenJob) -> None:
 def _plan(
     spec: JobSpec, layout: Layout, source: Source, stored: DatasetFile | None, sink: events.Sink
 ) -> Plan:
-    """The plan that is stored, or a new one."""
+    """Return the stored plan, or make one."""
     if stored is not None:
         return Plan.read(layout, stored.plan_id)
     sink(events.Step("listing the source"))
@@ -300,9 +432,12 @@ def _plan(
 
 
 def _supply(
-    stack: ExitStack, job: OpenJob, sharing: Sharing, lease: Heartbeat | None, *, shares: bool
-) -> Callable[[int], Supply | None]:
-    """What begins to claim shards; nothing is shared of a run that may do shards again."""
+    stack: ExitStack, job: OpenJob, sharing: SharingPolicy, lease: Heartbeat | None, *, shares: bool
+) -> Callable[[int], ShardClaims | None]:
+    """Return a function that begins to claim shards.
+
+    A run that replaces commits shares no shards: its function returns None.
+    """
     if not shares:
         return lambda ahead: None
     member = (
@@ -321,16 +456,16 @@ def _supply(
     )
     shards = {shard.shard_id: shard for shard in job.pending}
 
-    def begin(ahead: int) -> Supply:
-        return stack.enter_context(Supply(claims, shards, ahead=ahead, stays=sharing.stays))
+    def begin(ahead: int) -> ShardClaims:
+        return stack.enter_context(ShardClaims(claims, shards, ahead=ahead, stays=sharing.stays))
 
     return begin
 
 
 def _finish(
-    job: OpenJob, result: Result, sharing: Sharing, sink: events.Sink
+    job: OpenJob, result: Result, sharing: SharingPolicy, sink: events.Sink
 ) -> events.JobFinished:
-    """Finalise what is complete, and sum up."""
+    """Close a complete dataset, and return the last event."""
     job.fence.check(job.layout)
     before = job.before | _by_others(job, result)
     missing = len(job.plan.shards) - len(before) - len(result.done)
@@ -353,7 +488,7 @@ def _finish(
             fence=job.fence,
         )
     elif job.again and result.done:
-        # What was done again counts, also where the rest of it keeps the commits of before.
+        # Replaced commits count at once; the other shards keep their earlier commits.
         with suppress(CommitError):
             finalise(job.layout, fence=job.fence)
     if sharing.joins and sharing.works and not sharing.stays:
@@ -381,7 +516,7 @@ def _snapshot_path(layout: Layout) -> str | None:
 
 
 def _by_others(job: OpenJob, result: Result) -> dict[str, Committed]:
-    """What other drivers have committed since this one looked."""
+    """Return the commits of other drivers since this driver read the commits."""
     known = job.before.keys() | result.done.keys()
     if job.again or len(known) == len(job.plan.shards):
         return {}

@@ -1,8 +1,8 @@
-"""Compute rows again from their source, and compare with what is stored.
+"""Compute random rows again from their source, and compare them with the stored rows.
 
-`verify` holds files against their hashes; this holds values against the models. Rows are drawn at
-random, computed in this process by the job's own pipeline, and compared in the stored type: bit by
-bit where machine and packages are those that made the shard, else within a tolerance.
+`verify` compares files with their hashes; `verify_deep` compares values with the models. Rows are
+computed in this process by the job's pipeline, and compared in the stored type. They
+must be equal bit by bit where device and versions are equal, else within a tolerance.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ from earmill.pipeline.worker.models import WarmModels, warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor
 from earmill.pipeline.worker.shard_runner import value_versions
 
-# Of values made elsewhere: the largest difference, over the value or the RMS of its column in the
-# row, whichever is larger. Two steps of float16, and what other instructions make of float32; in
-# int8, where a value may be rounded to the next step, over the largest of its column.
+# Tolerances for values that were made on another machine. A difference is divided by the value or
+# by the RMS of its column in the row, whichever is larger. The bound is two steps of float16, and
+# rounding by other instructions in float32. In int8 a value may be rounded to the next step, so its
+# difference is divided by the largest value of its column.
 TOLERANCE = {"float16": 2e-3, "float32": 1e-4, INT8: 1e-2}
-# Of events made elsewhere, this share of a row's may be others.
+# Share of a row's events that may differ if they were made on another machine.
 EVENT_SHARE = 0.01
 
 
 @dataclass(frozen=True, repr=False)
 class DeepReport(Shown):
-    """Rows that were computed again.
+    """Result of computing rows again.
 
     Args:
-        seed: With it the same rows are drawn. rows: How many were.
-        equal: Rows whose every value is equal bit for bit.
-        close: Rows made elsewhere whose values are within the tolerance.
-        worst: Largest difference among these, as `TOLERANCE` measures it.
-        problems: One line for each of the others: it differs, or cannot be computed any more.
+        seed: Draws the same rows again.
+        rows: Number of rows.
+        equal: Rows whose values are all equal bit for bit.
+        close: Rows made on another machine whose values are within the tolerance.
+        worst: Largest difference of these rows, as in `TOLERANCE`.
+        problems: One line for each other row: it differs, or cannot be computed any more.
     """
 
     seed: int
@@ -64,7 +66,7 @@ class DeepReport(Shown):
 
     @property
     def ok(self) -> bool:
-        """Every row was computed, and none differs."""
+        """True if every row was computed, and none differs."""
         return not self.problems
 
     def shown(self) -> dict[str, str]:
@@ -86,14 +88,17 @@ def verify_deep(
     threads: int | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> DeepReport:
-    """Compute so many random rows of the snapshot that counts again, and compare.
+    """Compute random rows of the current snapshot again, and compare them with the stored rows.
 
     Args:
-        spec: The dataset's job, see `stored_job`. rows: All if there are not so many.
-        seed: Draws the rows; None draws a seed, too. threads: For kernels; None takes all cores.
-        on_begin: Told what takes a while.
+        layout: The dataset.
+        spec: The dataset's job; see `stored_job`.
+        rows: Number of rows; all rows if there are fewer.
+        seed: Draws the rows; None draws a seed, too.
+        threads: Threads of kernels; None takes all cores.
+        on_begin: Called with a sentence about each long step.
     Raises:
-        OutputError: No closed dataset there.
+        OutputError: There is no closed dataset.
         SourceError, SourceOutage: The source cannot be opened, or is away.
         CommitError: A file of the dataset is damaged.
     """
@@ -111,7 +116,7 @@ def verify_deep(
     source = open_source(spec.source, spec.audio.array_rate_hz)
     on_begin(f"computing {len(drawn):,} rows")
     counts = _Counts()
-    # In children: a decoder may crash on the bytes, and libmpg123 prints what it thinks of them.
+    # In child processes, because a decoder may crash, and libmpg123 prints warnings.
     apart = spec.run.model_copy(update={"decode_in_child": True})
     spec = spec.model_copy(update={"run": apart})
     processor = RowProcessor(
@@ -130,7 +135,7 @@ def verify_deep(
 def _stored(
     layout: Layout, snapshot: Snapshot, drawn: Sequence[str]
 ) -> Iterator[tuple[list[FeatureRow], Item, CommitRecord]]:
-    """What is stored of each planned row (channels may be rows), the row, and its commit."""
+    """Yield the stored rows of each drawn row (one a channel, perhaps), its item, its commit."""
     dataset = read_description(layout, snapshot.dataset.path)
     if dataset is None:
         raise OutputError(f"{layout.url(snapshot.dataset.path)} is missing; restore it from a copy")
@@ -147,10 +152,10 @@ def _stored(
 
 
 def _computed(processor: RowProcessor, item: Item) -> tuple[dict[str, FeatureRow], str]:
-    """Rows as they come out now, and why others do not."""
+    """Return the rows by id as they are computed now, and the reasons of bad rows."""
     try:
         found = processor.process([item])
-    except SourceOutage as error:  # it cannot be told from a file that is gone
+    except SourceOutage as error:  # a missing file looks like an outage
         return {}, str(error)
     return {row.row_id: row for row in found.good}, "; ".join(row.message for row in found.bad)
 
@@ -163,7 +168,7 @@ class _Counts:
     problems: list[str] = field(default_factory=list)
 
     def take(self, stored: FeatureRow, now: FeatureRow | None, reason: str, exact: bool) -> None:
-        """Compare one row with what it is now, or count why it is not there."""
+        """Compare a stored row with the row computed now, or note why there is none."""
         named = f"row {stored.row_id!r}"
         if now is None:
             self.problems.append(f"{named} cannot be computed again: {reason or 'it is gone'}")
@@ -189,8 +194,10 @@ class _Counts:
 
 
 def differences(stored: FeatureRow, now: FeatureRow) -> dict[str, tuple[float, float]]:
-    """Stream name to how far two rows are apart, 0 where they are equal bit for bit, and the
-    tolerance that holds for the stream; infinite where shapes differ."""
+    """Return stream name to the difference of two rows, and the stream's tolerance.
+
+    The difference is 0 if the rows are equal bit for bit, and infinite if their shapes differ.
+    """
     return {
         name: _difference(np.asarray(values), np.asarray(now.streams[name]))
         for name, values in stored.streams.items()
@@ -211,18 +218,18 @@ def _difference(stored: Any, now: Any) -> tuple[float, float]:
         one, other = stored.astype(np.float64), now.astype(np.float64)
         scale = np.maximum(np.abs(one), np.sqrt(np.mean(one**2, axis=0, keepdims=True)))
     apart = np.abs(one - other) / np.where(scale > 0, scale, 1.0)
-    # Equal numbers of other bits (-0.0) are not equal bit for bit.
+    # 0.0 and -0.0 differ in their bits, so the difference must not be 0.
     return max(float(apart.max()), float(np.finfo(np.float64).tiny)), most
 
 
 def _moved(stored: Any, now: Any) -> float:
-    """Share of events that are others; a moved one is one that went and one that came."""
+    """Return the share of events that differ; a moved event counts once."""
     others = {tuple(row) for row in stored.tolist()} ^ {tuple(row) for row in now.tolist()}
     return max(1.0, len(others) / 2) / max(1, len(stored), len(now))
 
 
 def _drawn(layout: Layout, snapshot: Snapshot, rows: int, seed: int) -> list[str]:
-    """Planned rows that came out good, drawn without repetition; sorted, so by shard."""
+    """Return good planned rows, drawn without repetition, in order of their ids."""
     table = table_of(read_checked(layout, snapshot.index))
     columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
     good = sorted({row_id for row_id, status in zip(*columns, strict=True) if status == "ok"})
@@ -232,8 +239,8 @@ def _drawn(layout: Layout, snapshot: Snapshot, rows: int, seed: int) -> list[str
 
 
 def _same_machine(record: CommitRecord, models: WarmModels) -> bool:
-    """Whether what made a shard would make the same bits here."""
+    """Return True if device and versions are the same as when the shard was made."""
     here = {"device": models.device, "versions": value_versions()}
-    # As it stands in JSON.
+    # Compared as JSON, in which the record was stored.
     made_with = {name: record.info.get(name) for name in here}
     return bool(made_with == json.loads(json.dumps(here)))

@@ -1,12 +1,12 @@
 """A run as OpenTelemetry spans: one for the job, below it one a shard with a child a stage.
 
-They are made in the driver, afterwards, of the times that workers report: a worker knows nothing of
+The driver makes a shard's spans of the times that its worker reports. Workers do not import
 OpenTelemetry, and no row has a span. Rows that go to quarantine are events of their shard's span
 (`row_quarantined`, with the row's id), and so is every reason for trying a shard again.
 
-Spans go where the program says that uses earmill (`trace.set_tracer_provider`, or the command
-`opentelemetry-instrument`). Where it says nothing but OTEL_TRACES_EXPORTER is set, or an OTLP
-endpoint, the exporter of that name is set up for the run. Without either nothing is imported.
+Spans go to the tracer provider of the calling program (`trace.set_tracer_provider`, or the command
+`opentelemetry-instrument`). Without one, but with OTEL_TRACES_EXPORTER or an OTLP endpoint set, the
+exporter of that name is set up for the run. Without either nothing is imported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Spans:
         self._job: Span | None = None
 
     def __call__(self, event: events.Event) -> None:
-        """Make of it what it is: the job's span, a shard's, an event of either."""
+        """Turn an event into the job's span, a shard's span, or an event of the job's span."""
         match event:
             case events.JobStarted():
                 names = {"job": event.job, "plan_id": event.plan_id, "output": event.output}
@@ -111,7 +111,7 @@ class Spans:
             self._job.set_status(Status(StatusCode.ERROR, one_line(event.message)))
 
     def _below(self, span: Span | None) -> Any:
-        """The context whose spans are children of this one."""
+        """Return the context whose spans are children of this span."""
         from opentelemetry.trace import set_span_in_context
 
         return None if span is None else set_span_in_context(span)
@@ -119,11 +119,11 @@ class Spans:
 
 @contextmanager
 def traced() -> Iterator[Spans | None]:
-    """Inside, events may be given to what makes spans of them; None where nobody wants any.
+    """Give a maker of spans for the time of a run; None where no tracing is set up.
 
     Raises:
-        MissingPackageError: The environment asks for an exporter that is not installed.
-        SpecError: It asks for one that is not known here.
+        MissingPackageError: The environment names an exporter that is not installed.
+        SpecError: The environment names an unknown exporter.
     """
     provider, ours = _provider()
     if provider is None:
@@ -139,7 +139,7 @@ def traced() -> Iterator[Spans | None]:
 
 
 def _provider() -> tuple[Any, bool]:
-    """Who makes tracers, and whether it was made here."""
+    """Return the tracer provider or None, and True if it was made here."""
     api = sys.modules.get("opentelemetry.trace")
     if api is not None and hasattr(api.get_tracer_provider(), "add_span_processor"):
         return api.get_tracer_provider(), False
@@ -181,7 +181,7 @@ def _made(wanted: str) -> Any:
 
 
 def _named(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Under a name of our own: `shard` alone may be anybody's."""
+    """Prefix the names of attributes, because other programs may use `shard`, too."""
     return {f"earmill.{name}": value for name, value in attributes.items()}
 
 

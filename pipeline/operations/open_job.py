@@ -1,17 +1,21 @@
-"""A job that may start: its plan and dataset.json are stored or checked, and it says what is left.
+"""Open a job: store or check its plan and dataset.json, and find the shards that are left.
 
 The output is the only state: resume is the stored plan minus the commits.
+
+A stored plan never changes, so files that were added, removed or changed since are not part of the
+output. A job that goes on says so, after a listing of the source that opens no audio.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
 from earmill.pipeline.dataset.commit_record import BAD_BY_CLASS, CommitRecord, Recommit, commits_as
 from earmill.pipeline.dataset.description import (
@@ -24,14 +28,15 @@ from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import run_provenance
 from earmill.pipeline.dataset.recompute import Chooser, open_again
 from earmill.pipeline.dataset.revision import carry_over, look_again
+from earmill.pipeline.dataset.row_coverage import some
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.shard_tracker import WITNESSES, Committed, smallest
-from earmill.pipeline.driver.source_changes import update_hint
+from earmill.pipeline.driver.events import SourceChanged
+from earmill.pipeline.driver.shard_ledger import WITNESSES, Committed, smallest
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import stored_streams
-from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.planning.plan import Plan, same_columns
 from earmill.pipeline.planning.shards import Shard
-from earmill.pipeline.sources import Item, Source
+from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.spec.spans import warm_up_s
@@ -42,16 +47,112 @@ from earmill.pipeline.storage.scratch import clear_scratch
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
 
+WHAT_TO_DO = "this output keeps to its plan: `earmill extract` with --update takes them in"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Row ids that differ between a plan and a listing."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+    def __str__(self) -> str:
+        """`rows: 2 added ('a.wav', 'b.wav'), 1 changed ('c.wav')`."""
+        kinds = (("added", self.added), ("removed", self.removed), ("changed", self.changed))
+        parts = [f"{len(names):,} {what} ({some(names)})" for what, names in kinds if names]
+        return f"rows: {', '.join(parts)}"
+
+
+def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
+    """Return how a listing differs from the plan.
+
+    A row has changed if its place, tag, size, time or columns have. A plan is in the order of its
+    listing, so both are read side by side. Only rows without a partner so far are held.
+    """
+    old, new = dict[str, Item](), dict[str, Item]()
+    changed = list[str]()
+    for was, now in zip_longest(planned, listed):
+        met = list[tuple[Item, Item]]()
+        if now is not None:
+            if (found := old.pop(now.row_id, None)) is None:
+                new[now.row_id] = now
+            else:
+                met.append((found, now))
+        if was is not None:
+            if (found := new.pop(was.row_id, None)) is None:
+                old[was.row_id] = was
+            else:
+                met.append((was, found))
+        changed += [before.row_id for before, after in met if is_other(before, after)]
+    return Changes(tuple(sorted(new)), tuple(sorted(old)), tuple(sorted(changed)))
+
+
+def is_other(old: Item, new: Item) -> bool:
+    """Return True if a row must be made again, because its audio or columns have changed."""
+    return other_audio(old, new) or not same_columns(old, new)
+
+
+def other_audio(old: Item, new: Item) -> bool:
+    """Return True if the audio may have changed, by place, span, and tag, else size and time."""
+    if (old.uri, old.start_s, old.end_s) != (new.uri, new.start_s, new.end_s):
+        return True
+    if old.etag is not None and new.etag is not None:
+        return old.etag != new.etag
+    pairs = ((old.size, new.size), (old.mtime, new.mtime))
+    return any(was is not None and now is not None and was != now for was, now in pairs)
+
+
+def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
+    """Return the event of a source that differs or cannot be listed; None if it is as planned."""
+    try:
+        found = compare(plan.items(), listing(source))
+    except EarmillError as error:
+        text = f"the source could not be listed again, so changes in it would not show: {error}"
+        return SourceChanged(added=0, removed=0, changed=0, text=text)
+    if not found:
+        return None
+    return SourceChanged(
+        added=len(found.added),
+        removed=len(found.removed),
+        changed=len(found.changed),
+        text=f"the source differs from the plan, {found}; {WHAT_TO_DO}",
+    )
+
+
+def update_hint(source: Source, plan: Plan) -> str:
+    """Return a clause on --update that says how the source has changed; empty if it has not."""
+    try:
+        found = compare(plan.items(), listing(source))
+    except EarmillError:
+        return ""
+    return f", --update to take in what has changed in the source ({found})" if found else ""
+
+
+def listing(source: Source) -> Iterator[Item]:
+    """Yield the source's rows, without durations if it can, because durations open every file."""
+    yield from getattr(source, "listing", source.items)()
+
 
 @dataclass(frozen=True)
 class OpenJob:
-    """A job that may start: everything is checked, the lock is held.
+    """A job that is checked and may start; the lock is held.
 
     Args:
-        before: Commits of earlier runs. pending: Shards that have none, or are done again.
-        again: The latter. copies: Shards without a commit that are copied once all others have one.
+        spec: The job.
+        layout: The output.
+        plan: The plan.
+        dataset: The output's description.
+        before: Commits of earlier runs, by shard id.
+        pending: Shards without a commit, or whose commit is replaced.
+        again: The commits that are replaced, by shard id.
+        copies: Shards without a commit that are copied once all others have one.
         fence: The run's right to write to the output.
-        scratch: The folder of its workers below that of the output's.
+        scratch: The workers' folder below the output's scratch folder.
     """
 
     spec: JobSpec
@@ -66,7 +167,7 @@ class OpenJob:
     scratch: str = field(default_factory=lambda: f"run-{secrets.token_hex(4)}")
 
     def started(self) -> events.JobStarted:
-        """The event that opens the run."""
+        """Return the first event of the run."""
         records = self.before.values()
         total_s = sum(shard.seconds for shard in self.plan.shards)
         return events.JobStarted(
@@ -84,7 +185,7 @@ class OpenJob:
         )
 
     def witnesses(self) -> list[Item]:
-        """Rows that an earlier run could read: those of its best shards."""
+        """Return rows of the best shards of earlier runs, to test the source with."""
         bad = {name: one.rows_bad / one.rows_ok for name, one in self.before.items() if one.rows_ok}
         best = sorted(bad, key=bad.__getitem__)[:WITNESSES]
         shards = {shard.shard_id: shard for shard in self.plan.shards}
@@ -92,7 +193,7 @@ class OpenJob:
 
 
 def committed_of(record: CommitRecord) -> Committed:
-    """What the driver keeps of a commit record, which names every file."""
+    """Return the numbers that the driver keeps of a commit record."""
     return Committed(
         rows_ok=record.rows_ok,
         rows_bad=record.rows_bad,
@@ -105,7 +206,11 @@ def committed_of(record: CommitRecord) -> Committed:
 
 
 def stored_dataset(spec: JobSpec, layout: Layout) -> DatasetFile | None:
-    """The output's own description, None where it is new; OutputError if it is another job's."""
+    """Return the output's description; None if the output is new.
+
+    Raises:
+        OutputError: The output belongs to another job.
+    """
     stored = read_dataset(layout)
     if stored is not None and stored.spec_sha256 != spec.sha256():
         changed = describe_changes(stored.spec, spec.canonical()) or "not visible in the spec"
@@ -129,13 +234,20 @@ def open_job(
     fences: tuple[Fence, Fence] = (UNFENCED, UNFENCED),
     on_step: Callable[[str], None] = lambda text: None,
 ) -> OpenJob:
-    """Write or check plan and dataset.json; refuse to go on unasked.
+    """Write or check plan and dataset.json; refuse to go on with an output unasked.
 
     Args:
-        beside: Without the lock: other drivers may be at work, and it is one of them.
-        stored: The output's description; None where it has none yet.
-        fences: The right to write here, while the job is opened and for the rest of the run.
-        on_step: Told what takes a while.
+        spec: The job.
+        layout: The output.
+        plan: The plan, stored or new.
+        extractors: The job's models.
+        source: The job's source.
+        resume: Go on with an output that holds commits.
+        again: Chooses commits to replace.
+        beside: Other drivers may be at work, and this driver does not hold the lock.
+        stored: The output's description; None if it has none yet.
+        fences: The rights to write here, while the job is opened and for the rest of the run.
+        on_step: Called with a sentence about each long step.
     """
 
     def may_write(layout: Layout) -> None:
@@ -162,7 +274,7 @@ def open_job(
     may_write(layout)
     if not beside:
         clear_scratch(layout)
-    sweep()  # a run without pending shards starts no Ray, which would do it
+    sweep()  # temporary files of drivers and workers that were killed
     if not beside and carry_over(layout, dataset, plan, on_step, opening):
         before = commits_as(layout, committed_of, without=chosen)
     left = [shard for shard in plan.shards if shard.shard_id not in before]
@@ -201,7 +313,7 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
 
 
 def _extensions(spec: JobSpec) -> dict[str, object]:
-    """The distributions that bring the job's source and formats: what a reader may have to get."""
+    """Return the distributions of the job's source and formats, which a reader may need."""
     return {
         "source": SOURCES.owner(spec.source.kind),
         "formats": {name: FORMATS.owner(name) for name in spec.output.formats},
@@ -209,7 +321,7 @@ def _extensions(spec: JobSpec) -> dict[str, object]:
 
 
 def _spans(spec: JobSpec, extractors: Sequence[Extractor]) -> dict[str, object]:
-    """How long recordings were cut, and what the models heard before each span."""
+    """Return the length of spans, and of the audio that models hear before a span."""
     if spec.audio.spans is None:
         return {}
     warm_s = warm_up_s(spec.audio.spans, extractors, [entry.model for entry in spec.extract])
@@ -217,7 +329,7 @@ def _spans(spec: JobSpec, extractors: Sequence[Extractor]) -> dict[str, object]:
 
 
 def _unique(index: int, spec: JobSpec) -> str:
-    """The model's name; a second entry of the same model gets a number."""
+    """Return the model's name, with a number for a second entry of the same model."""
     name = spec.extract[index].model
     earlier = sum(entry.model == name for entry in spec.extract[:index])
     return f"{name}#{earlier}" if earlier else name

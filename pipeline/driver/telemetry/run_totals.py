@@ -1,0 +1,305 @@
+"""Totals of a run, summed from its events: progress for people, and the numbers behind metrics.
+
+Workers report their counts since they began, so a total is the sum of the last reports of all
+processes. The counts of a process between its last report and its death are lost.
+
+Progress and time left are measured in planned audio seconds, never in rows or shards, because rows
+differ in length. Hours and speed count audio that was decoded and went through the models.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from earmill.pipeline.common.counts import Counts, counts
+from earmill.pipeline.common.timing import DRIVER
+from earmill.pipeline.driver import events
+
+# Below this much work the rate says nothing.
+RATE_AFTER_S = 0.5
+# Events come every second. A longer pause means that the process was stopped; it is not counted.
+STOPPED_S = 30.0
+
+
+class RunTotals:
+    """Running totals of one run.
+
+    Args:
+        clock: Monotonic seconds.
+    Attributes:
+        audio_s: Audio of good rows as decoded, in seconds; earlier runs included.
+        planned_s: Planned audio of all shards, in seconds.
+        done_s: Planned audio of shards that are done or extracted, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._work_began: float | None = None
+        self._last_event = clock()
+        self._planned_before_s = self._audio_before_s = 0.0
+        self._planned_done_s = self._audio_done_s = 0.0
+        self._in_flight_s = 0.0
+        self.job = ""
+        self.planned_s = 0.0
+        self.rows_ok = self.rows_bad = self.rows_total = 0
+
+    def take(self, event: events.Event) -> None:
+        """Update the totals."""
+        before, self._last_event = self._last_event, self._clock()
+        if self._work_began is not None and self._last_event - before > STOPPED_S:
+            self._work_began += self._last_event - before
+        if isinstance(event, events.JobStarted):
+            self.job, self.planned_s = event.job, event.seconds_total
+            self._planned_before_s = self._planned_done_s = event.seconds_done
+            self._audio_before_s = self._audio_done_s = event.audio_s_done
+            self.rows_ok, self.rows_bad = event.rows_ok, event.rows_bad
+            self.rows_total = event.rows_total
+        elif isinstance(event, events.WorkersReady):
+            self._work_began = self._clock()
+        elif isinstance(event, events.InFlight):
+            self._in_flight_s = event.seconds
+        elif isinstance(event, events.ShardDone):
+            self._planned_done_s += event.seconds
+            self._audio_done_s += event.audio_s
+            self._in_flight_s = max(0.0, self._in_flight_s - event.seconds)
+            self.rows_ok += event.rows_ok
+            self.rows_bad += event.rows_bad
+
+    @property
+    def working(self) -> bool:
+        """True once the first worker is ready."""
+        return self._work_began is not None
+
+    @property
+    def done_s(self) -> float:
+        """Planned audio that is done or extracted, in seconds."""
+        return min(self._planned_done_s + self._in_flight_s, self.planned_s)
+
+    @property
+    def audio_s(self) -> float:
+        return self._audio_done_s + self._in_flight_s
+
+    @property
+    def left_audio_s(self) -> float:
+        """Planned audio that is left, in seconds."""
+        return self.planned_s - self.done_s
+
+    @property
+    def share(self) -> float:
+        """Fraction of the planned audio that is done, 0 to 1."""
+        return self.done_s / self.planned_s if self.planned_s else 1.0
+
+    @property
+    def times_real_time(self) -> float | None:
+        """Decoded audio seconds per second since the workers were ready; None while unknown."""
+        return self._rate(self.audio_s - self._audio_before_s)
+
+    @property
+    def left_s(self) -> float | None:
+        """Time left at this rate, in seconds; None while unknown."""
+        rate = self._rate(self.done_s - self._planned_before_s)
+        return None if rate is None else self.left_audio_s / rate
+
+    def _rate(self, gained_s: float) -> float | None:
+        worked_s = 0.0 if self._work_began is None else self._clock() - self._work_began
+        return gained_s / worked_s if worked_s >= RATE_AFTER_S and gained_s > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON progress record; `audio_s_left` and `audio_s_total` are estimates."""
+        rate, left_s = self.times_real_time, self.left_s
+        return {
+            "event": "progress",
+            "share_done": round(self.share, 4),
+            "audio_s_done": round(self.audio_s, 3),
+            "audio_s_total": round(self.audio_s + self.left_audio_s, 3),
+            "audio_s_left": round(self.left_audio_s, 3),
+            "times_real_time": None if rate is None else round(rate, 2),
+            "eta_s": None if left_s is None else round(left_s, 1),
+            "rows_ok": self.rows_ok,
+            "rows_bad": self.rows_bad,
+            "rows_total": self.rows_total,
+        }
+
+
+# Upper ends of buckets, in seconds: of commits, from a local disk to a store that throttles; and of
+# whole shards.
+COMMIT_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+SHARD_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
+COMMIT_STAGE = "commit"
+
+
+class Histogram:
+    """Durations in buckets.
+
+    Args:
+        ends_s: Upper ends of the buckets, in seconds; a last bucket has no end.
+    """
+
+    def __init__(self, ends_s: Sequence[float]) -> None:
+        self.ends_s, self.counts, self.sum_s = tuple(ends_s), [0] * (len(ends_s) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        seconds = max(0.0, seconds)
+        self.counts[bisect_left(self.ends_s, seconds)] += 1
+        self.sum_s += seconds
+
+
+@dataclass
+class State:
+    """All totals of a run.
+
+    Args:
+        started: The run's first event.
+        finished: The run's last event.
+        rows: ok or quarantined to rows that this run committed.
+        quarantined: Reason to quarantined rows that this run committed.
+        attempts: done, lost_race or failed to attempts on shards.
+        retries: (what, cause) to retries; what is source, output, shard or worker.
+        stages_s: Stage of a shard to number and sum of its durations.
+        audio_s: Audio of good rows that this run committed, in seconds.
+        nbytes: Bytes of data files that this run committed.
+        last_commit_s: Time of the last commit, in seconds since 1970.
+        shards: State to shards of this run.
+        workers: State to workers.
+        commits: Durations of commits.
+        shard_times: Durations of shards.
+    """
+
+    started: events.JobStarted | None = None
+    finished: events.JobFinished | None = None
+    rows: Counter[str] = field(default_factory=Counter)
+    quarantined: Counter[str] = field(default_factory=Counter)
+    attempts: Counter[str] = field(default_factory=Counter)
+    retries: Counter[tuple[str, str]] = field(default_factory=Counter)
+    stages_s: dict[str, tuple[int, float]] = field(default_factory=dict)
+    audio_s: float = 0.0
+    nbytes: int = 0
+    last_commit_s: float | None = None
+    shards: Mapping[str, int] = field(default_factory=dict)
+    workers: Mapping[str, int] = field(default_factory=dict)
+    commits: Histogram = field(default_factory=lambda: Histogram(COMMIT_BUCKETS_S))
+    shard_times: Histogram = field(default_factory=lambda: Histogram(SHARD_BUCKETS_S))
+
+
+class RunMetrics:
+    """Sums up the events of a run; fed by the driver's thread, read from any.
+
+    Args:
+        clock: Monotonic seconds.
+        now: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.state, self.tally, self._now = State(), RunTotals(clock), now
+        self._of_workers: dict[tuple[int, int], events.WorkerSays] = {}
+        self._shards_done = Counter[str]()
+        self._here = counts.snapshot()
+        self._driver_before_s = time.process_time()
+
+    def __call__(self, event: events.Event) -> None:
+        """Count an event."""
+        with self.lock:
+            self.tally.take(event)
+            self._take(event)
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return CPU seconds of all workers by part, and of this process."""
+        found = Counter[str]()
+        for said in self._of_workers.values():
+            found.update(said.cpu_s)
+        return {**found, DRIVER: time.process_time() - self._driver_before_s}
+
+    def counted(self) -> Counts:
+        """Return the counts of all workers and of this process since the run began."""
+        retries, samples, padding, waiting = Counter[tuple[str, str]](self.state.retries), 0, 0, 0
+        living = {slot: generation for slot, generation in sorted(self._of_workers)}
+        for (slot, generation), said in self._of_workers.items():
+            retries.update(said.counts.retries)
+            samples, padding = samples + said.counts.samples, padding + said.counts.padding
+            waiting += said.counts.queue_bytes if living[slot] == generation else 0
+        here = Counter[tuple[str, str]](counts.snapshot().retries)
+        here.subtract(self._here.retries)
+        retries.update(here)
+        return Counts({key: n for key, n in retries.items() if n}, samples, padding, waiting)
+
+    def shards(self) -> dict[str, int]:
+        """Return state to shards of the whole job; `done` includes earlier runs."""
+        started = self.state.started
+        if started is None:
+            return {}
+        found = dict(self.state.shards)
+        done = started.shards_done + self._shards_done["done"]
+        found["done"], found["failed"] = done, self._shards_done["failed"]
+        open_now = ("waiting", "suspect", "searched", "in_flight")
+        busy = {name: found.get(name, 0) for name in open_now}
+        left = started.shards_total - done - found["failed"] - sum(busy.values())
+        return {"pending": max(0, left), **busy, "done": done, "failed": found["failed"]}
+
+    def _take(self, event: events.Event) -> None:
+        state = self.state
+        match event:
+            case events.JobStarted():
+                state.started = event
+            case events.JobFinished():
+                state.finished = event
+                state.shards = state.workers = {}
+            case events.PoolState():
+                state.shards, state.workers = event.shards, event.workers
+            case events.WorkerSays():
+                self._hear(event)
+            case events.ShardDone():
+                self._done(event)
+            case events.ShardFailed():
+                self._shards_done["failed"] += 1
+            case events.ShardRetry() | events.ShardWaits():
+                state.retries["shard", event.cause or "other"] += 1
+            case events.WorkerLost():
+                state.retries["worker", "lost"] += 1
+            case events.ShardAttempt():
+                self._attempt(event)
+
+    def _hear(self, said: events.WorkerSays) -> None:
+        key = (said.worker, said.generation)
+        before = self._of_workers.get(key)
+        # Answers of a process may overtake each other; the later one has the larger sum.
+        if before is None or sum(said.cpu_s.values()) >= sum(before.cpu_s.values()):
+            self._of_workers[key] = said
+
+    def _done(self, event: events.ShardDone) -> None:
+        state = self.state
+        self._shards_done["done"] += 1
+        state.rows["ok"] += event.rows_ok
+        state.rows["quarantined"] += event.rows_bad
+        state.quarantined.update(event.bad_by_class)
+        state.audio_s += event.audio_s
+        state.nbytes += event.nbytes
+        state.last_commit_s = self._now()
+
+    def _attempt(self, event: events.ShardAttempt) -> None:
+        state, notes = self.state, event.notes
+        if event.error:
+            state.attempts["failed"] += 1
+            return
+        state.attempts["lost_race" if notes is None or not notes.won else "done"] += 1
+        if notes is None:
+            return
+        for stage, (began_s, ended_s) in notes.stages.items():
+            times, total_s = state.stages_s.get(stage, (0, 0.0))
+            state.stages_s[stage] = (times + 1, total_s + max(0.0, ended_s - began_s))
+        if notes.won and COMMIT_STAGE in notes.stages:
+            began_s, ended_s = notes.stages[COMMIT_STAGE]
+            state.commits.add(ended_s - began_s)
+            first_s = min(began for began, _ in notes.stages.values())
+            state.shard_times.add(ended_s - first_s)
