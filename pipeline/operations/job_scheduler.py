@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from earmill.pipeline.dataset.commit_record import READ_THREADS, read_commit
+from earmill.pipeline.dataset.commit_record import READ_THREADS, Recommit, read_commit
 from earmill.pipeline.dataset.driver_lock import Heartbeat
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import StopRequest
