@@ -79,8 +79,7 @@ def _watch(
 ) -> None:
     """Show progress on the terminal until the job is finished."""
     from earmill.pipeline.dataset.watch import wait_for_job
-    from earmill.pipeline.storage.store_calls import patient
-    from earmill.pipeline.storage.store_errors import store_errors
+    from earmill.pipeline.storage.retrying import patient, store_errors
 
     with store_errors(layout.url()), patient():
         progress = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
@@ -108,8 +107,7 @@ def _serve(
     from earmill.jobs.report.server import PageServer, parse_place
     from earmill.pipeline.common.errors import EarmillError
     from earmill.pipeline.dataset.watch import wait_for_job
-    from earmill.pipeline.storage.store_calls import patient
-    from earmill.pipeline.storage.store_errors import store_errors
+    from earmill.pipeline.storage.retrying import patient, store_errors
 
     try:
         where = parse_place(place)

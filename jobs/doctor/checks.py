@@ -195,7 +195,7 @@ def storage_check(uri: str, options: Mapping[str, Any]) -> Check:
 
 def _use_storage(uri: str, options: Mapping[str, Any]) -> str:
     from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
+    from earmill.pipeline.storage.retrying import store_errors
 
     with store_errors(redact(uri)):
         layout = Layout.open(uri, options)

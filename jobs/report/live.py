@@ -16,7 +16,7 @@ from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.common.text import bytes_text, duration, figure, quantity
 from earmill.pipeline.dataset.shard_facts import ShardFacts
 from earmill.pipeline.dataset.watch import JobProgress, JobWatch
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
 # Most tables of quarantined rows that one look reads.

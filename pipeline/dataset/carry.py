@@ -29,7 +29,7 @@ from earmill.pipeline.formats.rows import CastError, FeatureRow, OutFile, Quaran
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import carried_path, new_attempt
 

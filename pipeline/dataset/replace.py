@@ -16,7 +16,7 @@ from earmill.pipeline.dataset.commit_record import CommitRecord, generations, re
 from earmill.pipeline.dataset.row_coverage import some
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.storage import paths
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
 AUDIO = "pcm_sha256"

@@ -21,6 +21,7 @@ from earmill.pipeline.dataset.commit_record import StoredCommit, parsed_json
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.storage.documents import Strict
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     CROISSANT_FILE,
@@ -28,7 +29,6 @@ from earmill.pipeline.storage.paths import (
     LAYOUT_VERSION,
     README_FILE,
 )
-from earmill.pipeline.storage.typed_json import Strict
 
 CONTENT_CHARS = 16
 # Those that every closed dataset has.

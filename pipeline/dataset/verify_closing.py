@@ -26,7 +26,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE, commit_path
 

@@ -45,8 +45,8 @@ from earmill.pipeline.sources.listing_cache import KeptListing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.retrying import patient
 from earmill.pipeline.storage.scratch import clear_scratch
-from earmill.pipeline.storage.store_calls import patient
 from earmill.pipeline.worker.kernels import compiling
 
 if TYPE_CHECKING:

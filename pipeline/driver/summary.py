@@ -14,7 +14,7 @@ from earmill.pipeline.dataset.row_index import STATUS_BAD
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver.events import JobFinished
 from earmill.pipeline.driver.shard_tracker import Committed, Result
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
 EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3

@@ -50,7 +50,7 @@ from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.index_rows import check_rows, good_rows, shown_columns
 from earmill.pipeline.reader.shard_paths import ShardPaths, paths_of
-from earmill.pipeline.storage.arrow_tables import read_table, table_of
+from earmill.pipeline.storage.documents import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     DATASET_FILE,

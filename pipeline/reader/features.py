@@ -41,7 +41,7 @@ from earmill.pipeline.reader.process import Process, needed, prepare
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead
 from earmill.pipeline.reader.row_places import RowPlaces
 from earmill.pipeline.reader.shard_paths import ShardPaths
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_cache import LocalCache
 

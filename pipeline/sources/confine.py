@@ -25,7 +25,7 @@ from earmill.pipeline.sources.places import (
     Place,
     is_public,
 )
-from earmill.pipeline.storage.filesystems import is_chain, is_web, local_path
+from earmill.pipeline.storage.fsspec_store import is_chain, is_web, local_path
 
 # fsspec protocols that only unpack or keep what the link behind them names.
 WRAPPERS = frozenset({"zip", "tar", "simplecache"})

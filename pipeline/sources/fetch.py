@@ -29,7 +29,7 @@ from fsspec import AbstractFileSystem
 from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.byte_streams import sha256_of
+from earmill.pipeline.common.byte_streams import open_regular, sha256_of
 from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.errors import (
     AbsentError,
@@ -44,8 +44,7 @@ from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.common.timing import FETCH, carried
 from earmill.pipeline.sources.base import Fetched, Item, object_of
-from earmill.pipeline.storage.owned_folders import own_folder
-from earmill.pipeline.storage.regular import open_regular
+from earmill.pipeline.storage.scratch import own_folder
 
 MEMORY_BYTES = 64 << 20  # objects above this are not held in memory
 MOST_BYTES = 64 << 30  # of an object whose size nobody says

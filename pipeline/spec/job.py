@@ -40,8 +40,8 @@ from earmill.pipeline.spec.section import Options, PositiveFloat, SpecModel, pla
 from earmill.pipeline.spec.source import SourceSpec, stored_extensions
 from earmill.pipeline.spec.spans import SpansSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
-from earmill.pipeline.storage.filesystems import filesystem_of
-from earmill.pipeline.storage.store_errors import is_store_error, store_line
+from earmill.pipeline.storage.fsspec_store import filesystem_of
+from earmill.pipeline.storage.retrying import is_store_error, store_line
 
 if TYPE_CHECKING:
     from earmill.pipeline.audio.decode import Limits

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import NotRegularError, OutputError, http_status
 from earmill.pipeline.storage.atomic_create import MEMORY_LOCK, put_on_condition, write_local
-from earmill.pipeline.storage.regular import open_regular
 from earmill.pipeline.storage.uploads import protocols
 
 # Whoever holds the folder's lock needs milliseconds; one that is frozen there must be ended.

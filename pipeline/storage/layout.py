@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
 
+from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import (
     MissingPackageError,
     NotRegularError,
@@ -31,7 +32,7 @@ from earmill.pipeline.storage.atomic_replace import (
     replace_local,
     replace_remote,
 )
-from earmill.pipeline.storage.filesystems import (
+from earmill.pipeline.storage.fsspec_store import (
     MAGIC_CHARACTERS,
     ONE_REQUEST_BYTES,
     filesystem_of,
@@ -40,8 +41,7 @@ from earmill.pipeline.storage.filesystems import (
 )
 from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.local_files import move_in, sync_names
-from earmill.pipeline.storage.regular import open_regular
-from earmill.pipeline.storage.store_calls import store_call
+from earmill.pipeline.storage.retrying import store_call
 from earmill.pipeline.storage.straight_ranges import (
     Bytes,
     parts_straight,

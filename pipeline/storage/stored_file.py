@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from earmill.pipeline.common.byte_streams import open_descriptor
 from earmill.pipeline.common.errors import CommitError, NotRegularError
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.regular import open_descriptor
 
 Bytes = NDArray[np.uint8]
 

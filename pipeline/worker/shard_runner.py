@@ -53,10 +53,9 @@ from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, total
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.fetch import longest_wait_s
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.owned_folders import own_folder, sweep
 from earmill.pipeline.storage.paths import commit_path
-from earmill.pipeline.storage.scratch import private_scratch, shared_scratch
-from earmill.pipeline.storage.store_calls import longest_call_s, patient
+from earmill.pipeline.storage.retrying import longest_call_s, patient
+from earmill.pipeline.storage.scratch import own_folder, private_scratch, shared_scratch, sweep
 from earmill.pipeline.worker.feature_values import stored
 from earmill.pipeline.worker.messages import (
     CONCURRENT_SHARDS,

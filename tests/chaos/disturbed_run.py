@@ -333,7 +333,7 @@ class DisturbedRun:
         """Nothing of the run is left: no process, and no temporary file that the next would not
         remove."""
         from earmill.pipeline.driver.executors import private_ray
-        from earmill.pipeline.storage.owned_folders import sweep
+        from earmill.pipeline.storage.scratch import sweep
 
         until = time.monotonic() + GONE_WITHIN_S
         while (alive := marked(self.mark)) and time.monotonic() < until:

@@ -13,7 +13,7 @@ from earmill.pipeline.dataset.orphans import remove_orphans
 from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
 ATTEMPT = re.compile(r"-[0-9a-f]{8}(?=\.)")

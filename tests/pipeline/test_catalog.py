@@ -23,7 +23,7 @@ from earmill.pipeline.dataset.snapshot import CommitRef, Current, Snapshot
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.reader.catalog import Catalog, load_catalog, read_quarantine
 from earmill.pipeline.reader.index_rows import SHOWN, fact_names, is_extra
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
     LOUDNESS_HZ,

@@ -20,8 +20,8 @@ from earmill.pipeline.driver.executors.cluster_watch import SILENT_S, ClusterWat
 from earmill.pipeline.driver.executors.ray_session import ClusterError, wait_for_nodes
 from earmill.pipeline.driver.placement import ClusterView, Node
 from earmill.pipeline.spec.job import RunSpec
-from earmill.pipeline.storage import owned_folders
-from earmill.pipeline.storage.owned_folders import OwnedFolder, own_folder, sweep
+from earmill.pipeline.storage import scratch
+from earmill.pipeline.storage.scratch import OwnedFolder, own_folder, sweep
 from tests.pipeline.outages import Clock
 from tests.waiting import processes_end
 
@@ -29,7 +29,7 @@ VIEW = ClusterView((Node("a", cpus=4, gpus=0),))
 
 OWNER = """
 import sys, time
-from earmill.pipeline.storage.owned_folders import OwnedFolder
+from earmill.pipeline.storage.scratch import OwnedFolder
 print(OwnedFolder(parent=sys.argv[1]).path, flush=True)
 time.sleep(600)
 """
@@ -38,7 +38,7 @@ time.sleep(600)
 DRIVER = """
 import os, subprocess, sys, time
 from earmill.pipeline.driver.executors import private_ray, ray_reaper
-from earmill.pipeline.storage.owned_folders import OwnedFolder
+from earmill.pipeline.storage.scratch import OwnedFolder
 folder = OwnedFolder(private_ray.PREFIX, sys.argv[1])
 reaper = private_ray._start_reaper(folder.path)
 agent = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -78,13 +78,13 @@ def test_a_folder_goes_with_the_next_run_once_its_owner_is_dead(tmp_path: Path) 
 
 
 def test_a_folder_without_our_lock_is_somebody_elses(tmp_path: Path) -> None:
-    (tmp_path / f"{owned_folders.PREFIX}mine").mkdir()
+    (tmp_path / f"{scratch.PREFIX}mine").mkdir()
     mine = OwnedFolder(parent=str(tmp_path))
     sweep(parent=str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 2
     mine.remove()
     mine.remove()
-    assert [path.name for path in tmp_path.iterdir()] == [f"{owned_folders.PREFIX}mine"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{scratch.PREFIX}mine"]
 
 
 def test_a_process_has_one_folder_that_nobody_takes() -> None:

@@ -27,8 +27,8 @@ from earmill.pipeline.common.errors import (
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.sources.base import filesystem, source_errors
-from earmill.pipeline.storage import filesystems, uploads
-from earmill.pipeline.storage.filesystems import GCSFS_KINDS_OF_BUCKET
+from earmill.pipeline.storage import fsspec_store, uploads
+from earmill.pipeline.storage.fsspec_store import GCSFS_KINDS_OF_BUCKET
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.azure_stand_in import refused
 from tests.pipeline.commit_data import all_files
@@ -195,7 +195,7 @@ def test_a_kind_of_store_that_nobody_reads_names_its_package() -> None:
 
 def test_google_is_not_asked_for_the_kind_of_bucket() -> None:
     """A second service per call, which may not be reachable; who needs it says so."""
-    code = "import os, earmill.pipeline.storage.filesystems as f\nf.filesystem_of('file:///tmp')\n"
+    code = "import os, earmill.pipeline.storage.fsspec_store as f\nf.filesystem_of('file:///tmp')\n"
     code += f"print(os.environ[{GCSFS_KINDS_OF_BUCKET!r}])"
     env = {k: v for k, v in os.environ.items() if k != GCSFS_KINDS_OF_BUCKET}
     for given in ({}, {GCSFS_KINDS_OF_BUCKET: "true"}):
@@ -210,7 +210,7 @@ STALL_S = 2.0
 
 
 def test_an_answer_of_the_web_may_take_long_but_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystems, "HTTP_STALL_S", STALL_S)
+    monkeypatch.setattr(fsspec_store, "HTTP_STALL_S", STALL_S)
     asked = threading.Event()
 
     def drip(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:

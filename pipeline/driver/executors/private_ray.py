@@ -19,8 +19,8 @@ from typing import Any
 from earmill.pipeline.common.errors import RunStopped
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line
 from earmill.pipeline.driver.executors import ray_reaper
-from earmill.pipeline.storage.owned_folders import OwnedFolder, abandoned, sweep
-from earmill.pipeline.storage.store_errors import store_line
+from earmill.pipeline.storage.retrying import store_line
+from earmill.pipeline.storage.scratch import OwnedFolder, abandoned, sweep
 
 # Features never enter the object store; Ray's own minimum is 75 MiB.
 OBJECT_STORE_BYTES = 128 * 2**20

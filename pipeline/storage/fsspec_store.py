@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 
 from earmill.pipeline.common.errors import MissingPackageError
-from earmill.pipeline.storage.store_errors import is_store_error
+from earmill.pipeline.storage.retrying import is_store_error
 
 if TYPE_CHECKING:
     import asyncio
