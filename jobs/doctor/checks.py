@@ -61,7 +61,7 @@ def _line(error: Exception) -> str:
 _FEATURES = ("avx2", "fma", "avx512f", "neon", "sve")
 _PACKAGES = (
     *("earmill", "torch", "torchaudio", "numpy", "scipy", "numba", "llvmlite"),
-    *("ray", "numcodecs", "pyarrow", "fsspec", "s3fs", "av", "soundfile", "soxr"),
+    *("ray", "numcodecs", "pyarrow", "fsspec", "s3fs", "obstore", "av", "soundfile", "soxr"),
 )
 
 

@@ -1,11 +1,9 @@
-"""Read-only binary streams: the base class of seekable ones, and their sha256.
+"""Read-only binary streams: regular files alone, the base class of seekable ones, their sha256.
 
-Opening a local file, and nothing else that may stand under its name.
-
-A pipe waits for a writer, a device may never end, a socket cannot be read: none of them is a
-recording, nor a file of a dataset. The kind is asked before opening, because opening alone can do
-something to a device. It is asked again afterwards, because a name can be given to something else
-in between.
+`open_regular` opens a local file, and nothing else that may stand under its name. A pipe waits for
+a writer, a device may never end, a socket cannot be read: none of them is a recording, nor a file
+of a dataset. The kind is asked before opening, because opening alone can do something to a device.
+It is asked again afterwards, because a name can be given to something else in between.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def read_checked(layout: Layout, file: OutFile) -> bytes:
         CommitError: It is missing, cannot be read, or holds something else.
     """
     try:
-        content = layout.read_bytes(file.path, file.bytes)
+        content = layout.read_bytes(file.path)
     except (OSError, ValueError) as err:  # a ValueError: the path leads out of the dataset
         raise CommitError(
             f"{layout.url()}, {file.path}: {type(err).__name__}: {err}; {CLOSE_AGAIN}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
+from earmill.pipeline.common.retries import patient
 from earmill.pipeline.dataset.carry import copy_equal
 from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.crew import CrewMember
@@ -45,7 +46,6 @@ from earmill.pipeline.sources.listing_cache import KeptListing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.retrying import patient
 from earmill.pipeline.storage.scratch import clear_scratch
 from earmill.pipeline.worker.kernels import compiling
 
@@ -82,7 +82,7 @@ def run_job(
         SourceOutage, RunStopped: Source or output are away; the same command may work later.
         OvertakenError: Another command took the output over while this one gave no sign of life.
     """
-    with _resumable(), patient(), observed(spec.run, sink) as (seen, observe):
+    with _resumable(), patient(spec.run.retry_s), observed(spec.run, sink) as (seen, observe):
         request = _Request(
             spec,
             resume,

@@ -1,12 +1,10 @@
-"""JSON of the output as the dataclass that wrote it: every field of its type, or one error.
+"""Small documents of a dataset: JSON as a dataclass, Parquet as a table.
 
-What lies in an output may have been damaged or made by others. A value of the wrong type or an
-unknown format must be found where the file is read, not where the value is used.
+Files of an output may have been damaged or made by others. A JSON value of the wrong type or an
+unknown format is found where the file is read, not where the value is used.
 
-Small Parquet tables out of bytes in memory, read by the calling thread alone.
-
-Arrow's own threads may let go of a Python buffer late, even while the interpreter shuts down, and
-that ends the process with SIGABRT ("terminate called without an active exception"). Both
+Tables are read by the calling thread alone. Arrow's own threads may release a Python buffer late,
+even while the interpreter shuts down, and that ends the process with SIGABRT. Both
 `pyarrow.parquet.read_table` and a pre-buffered `ParquetFile` hand the buffer to such threads; a
 linter rule keeps the former out of the code.
 """
@@ -28,7 +26,7 @@ T = TypeVar("T")
 
 
 class UnreadableVersionError(Exception):
-    """A file of another layout version than those that this release reads."""
+    """A file has a layout version that this release does not read."""
 
 
 class Strict:
@@ -39,25 +37,26 @@ class Strict:
 
 
 def typed_json(kind: type[T], text: str | bytes) -> T:
-    """The object of a dataclass that the JSON text describes.
+    """Return the object of a dataclass that a JSON text describes.
 
     Raises:
-        ValueError: In one line, which value is wrong: not JSON, a field missing, unknown or of
-            another type.
+        ValueError: The text is not JSON, or a field is missing, unknown or of another type; one
+            line names the value.
     """
     try:
         return _adapter(kind).validate_json(text)  # type: ignore[arg-type]
-    except ValidationError as err:
-        first = err.errors(include_url=False, include_context=False, include_input=False)[0]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise ValueError(f"{where}: {first['msg']}") from None
 
 
 def versioned_json(kind: type[T], text: str | bytes) -> T:
-    """The same of a dataclass with a `layout_version`, which must be one that is read here.
+    """Return the object of a dataclass that has a `layout_version`, as `typed_json` does.
 
     Raises:
-        ValueError: As above. UnreadableVersionError: It is of another version.
+        ValueError: As `typed_json`.
+        UnreadableVersionError: This release does not read the version.
     """
     try:
         found = typed_json(kind, text)
@@ -74,7 +73,7 @@ def versioned_json(kind: type[T], text: str | bytes) -> T:
 
 
 def _version(text: str | bytes) -> object:
-    """What a text that is no such object says of its version; None where it says nothing."""
+    """Return `layout_version` of a JSON text that failed validation, or None."""
     try:
         data = loads_json(text, max_chars=None)
     except ValueError:
@@ -88,29 +87,30 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 class Readable(Protocol):
-    """Where tables lie; `earmill.pipeline.storage.layout.Layout` is one."""
+    """A place of tables, such as a `Layout`."""
 
     def read_bytes(self, rel: str) -> bytes: ...
 
 
 def read_table(layout: Readable, rel: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """A small table of a dataset (rows, quarantine, index, plan), or some of its columns."""
+    """Return a small table of a dataset (rows, quarantine, index, plan), or some of its columns."""
     return table_of(layout.read_bytes(rel), columns)
 
 
 def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """A whole Parquet file that is in memory, or some of its columns.
+    """Return the table of a Parquet file in memory, or some of its columns.
 
     Invariants:
         No other thread ever holds `content`.
+
     Raises:
-        MemoryError: There is too little for the table.
+        MemoryError: There is too little memory for the table.
     """
     try:
         with pq.ParquetFile(
             pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True
         ) as file:
             return file.read(columns=None if columns is None else list(columns), use_threads=False)
-    # Arrow's class is one of its errors about files as well; too little memory is no damage.
+    # Arrow's class is also one of its errors about files; too little memory is no damage.
     except pa.ArrowMemoryError as error:
         raise MemoryError(str(error)) from error

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
+from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.timing import (
     ENCODE,
     FOR_FILES,
@@ -54,7 +55,7 @@ from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.fetch import longest_wait_s
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import commit_path
-from earmill.pipeline.storage.retrying import longest_call_s, patient
+from earmill.pipeline.storage.retrying import longest_call_s
 from earmill.pipeline.storage.scratch import own_folder, private_scratch, shared_scratch, sweep
 from earmill.pipeline.worker.feature_values import stored
 from earmill.pipeline.worker.messages import (
@@ -172,7 +173,7 @@ class ShardRunner:
 
     def run(self, order: ShardOrder) -> ShardNotes | None:
         """Process the shard and publish it, unless another attempt has done so already."""
-        with patient(), doing(OTHER, CpuSeconds(self._cpu)):
+        with patient(self._spec.run.retry_s), doing(OTHER, CpuSeconds(self._cpu)):
             return self._run(order)
 
     def _run(self, order: ShardOrder) -> ShardNotes | None:

@@ -62,8 +62,7 @@ def _committed(layout: Layout) -> dict[str, tuple[int, str]]:
 
 def _every_name(layout: Layout) -> set[str]:
     """All files, hidden ones too; which attempt won, how often and when is no difference."""
-    start = len(layout.root) + 1
-    names = {str(path)[start:] for path in layout.fs.find(layout.root)}
+    names = {*layout.everything()}
     return {ATTEMPT.sub("", CONTENT.sub(r"\1", name)) for name in names}
 
 

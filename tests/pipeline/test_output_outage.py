@@ -21,8 +21,7 @@ from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage import atomic_create as putonce
-from earmill.pipeline.storage import retrying
+from earmill.pipeline.storage import local_store, retrying
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import ShardOrder
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
@@ -63,14 +62,14 @@ def fail(
     monkeypatch: pytest.MonkeyPatch, name: str, number: int, *, on: Callable[[], bool]
 ) -> None:
     """Let the disk refuse to write files of a name."""
-    write = putonce._write_new
+    write = local_store._write_new
 
     def failing(path: str, data: bytes) -> None:
         if name.rstrip("/") in path.rsplit("/out/", 1)[-1] and on():
             raise OSError(number, "injected", path)
         write(path, data)
 
-    monkeypatch.setattr(putonce, "_write_new", failing)
+    monkeypatch.setattr(local_store, "_write_new", failing)
 
 
 @pytest.mark.parametrize(
