@@ -3,8 +3,8 @@
 Client, server and reader share the cores, and reading from the disk keeps both cores busy. So the
 share of the disk's rate is a share of CPU time. `CPU share` is the CPU time of reading from the
 disk, divided by the CPU time of reader and server with the bucket. `at most` is its bound. For the
-bound a client only moves the same files from sockets into one MB of memory, in requests of 8 MB,
-sixteen at once; the rest costs as much as with the disk. Round trips before the first row reduce
+bound the storage layer only fetches the same files, in requests of 8 MB, sixteen at once; the rest
+costs as much as with the disk. Round trips before the first row reduce
 the rate further: three to open a set and two to its first values. They take half as long as reading
 an hour from the disk, so longer sets are read too. A real store is another machine. So for `apart`
 the reader has one core, with the disk and with the store, and the store has the other core. All
@@ -26,14 +26,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
 
 from benchmarks.cores import apart_from
 from benchmarks.feature_sets import STREAMS, features, write_set
 from benchmarks.report import table, write_section
-from benchmarks.slow_store import BUCKET, SlowStore, slow_store
+from benchmarks.slow_store import SlowStore, slow_store
 from earmill import open_features
-from earmill.pipeline.storage.http_get import ask, connect
 from earmill.pipeline.storage.layout import Layout
 
 HOURS, ROUNDS = (1.0, 8.0, 16.0), 5
@@ -41,7 +39,7 @@ LATENCY_S, WANTED = 0.02, "80 %"
 REQUEST_BYTES, REQUESTS = 8 * 2**20, 16
 # Files with the values of a format; the other files of a shard have a thousandth of the bytes.
 VALUES = {"zarr": "/values/c/", "parquet": ".parquet"}
-# Bytes of memory into which the bare client reads again and again.
+# Bytes of memory into which files of the disk are read again and again.
 KEPT_BYTES = 2**20
 HEAD = ("hours", "format", "disk MB/s", "store MB/s", "share", "after opening", "wanted")
 HEAD += ("apart: disk MB/s", "apart: store MB/s", "apart: share", "apart: after opening")
@@ -135,22 +133,14 @@ def moved(store: SlowStore, parts: Sequence[tuple[str, int, int]], mover: Mover)
 
 
 @contextmanager
-def from_store(url: str) -> Iterator[Move]:
-    """Yield a function that reads from the store over its own connection."""
-    connection = connect("http", urlsplit(url).netloc, stall_s=60.0, certificates=None)
+def from_store(layout: Layout) -> Iterator[Move]:
+    """Yield a function that reads through the storage layer, which has its own memory."""
 
     def move(name: str, start: int, nbytes: int, memory: memoryview) -> None:
-        fields = {"Range": f"bytes={start}-{start + nbytes - 1}"}
-        answer = ask(connection, "bucket", f"/{BUCKET}/{name}", fields)
-        with answer.receiving() as fill:
-            for done in range(0, nbytes, KEPT_BYTES):
-                if not fill(memory[: min(KEPT_BYTES, nbytes - done)]):
-                    raise RuntimeError("bytes are missing")
+        if len(layout.read_range(name, start, nbytes)) != nbytes:
+            raise RuntimeError("bytes are missing")
 
-    try:
-        yield move
-    finally:
-        connection.close()
+    yield move
 
 
 @contextmanager
@@ -187,7 +177,7 @@ def line(place: Path, store: SlowStore, hours: float, fmt: str) -> tuple[str, ..
     """Return the line of one set in one format."""
     nbytes = open_features(place, format=fmt).nbytes / 1e6
     parts = values_of(store, fmt)
-    movers = [partial(from_store, store.options["endpoint_url"]), partial(from_disk, place)]
+    movers = [partial(from_store, Layout.open(store.uri, store.options)), partial(from_disk, place)]
 
     def both() -> tuple[Taken, Taken]:
         far = {"format": fmt, "storage_options": store.options}
@@ -263,8 +253,8 @@ def main() -> None:
         "range. `share` counts opening, `after opening` does not. `apart`: the reader has one core "
         "with disk and store alike, the store the other. `CPU share`: CPU seconds of "
         "reading from the disk, to those of reader and server with the bucket. `client alone` "
-        "receives the files that hold values, in requests of 8 MB, sixteen at once, into the same "
-        "MB of memory; `files alone` reads them so from the disk. `at most` is the `CPU share` of "
+        "is the storage layer: it fetches the files that hold values, in requests of 8 MB, sixteen "
+        "at once; `files alone` reads them so from the disk. `at most` is the `CPU share` of "
         "a reader that costs as much as the disk's, with the first in place of the second. Where "
         "both cores are busy a share can be no larger, but by using them better than the disk's "
         "reader does. The last column reads again what is in the local cache."

@@ -54,7 +54,7 @@ from earmill.jobs.console.terminal import (
 from earmill.pipeline.common.errors import EarmillError, StorageError, is_out_of_memory, memory_text
 from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.text import one_line
-from earmill.pipeline.storage.store_errors import is_store_error, store_line
+from earmill.pipeline.storage.retrying import is_store_error, store_line
 
 DEBUG = "--debug"
 # Help topics of errors that are no `EarmillError`.

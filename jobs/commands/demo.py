@@ -142,7 +142,7 @@ def _summary(uri: str, end: JobFinished, shapes: dict[str, dict[str, tuple[int, 
     """Return a table of the files, and one of the whole job."""
     from earmill.jobs.demo_report import markdown_table
     from earmill.pipeline.dataset.snapshot import current_index
-    from earmill.pipeline.storage.arrow_tables import read_table
+    from earmill.pipeline.storage.documents import read_table
     from earmill.pipeline.storage.layout import Layout
 
     layout = Layout.open(uri)

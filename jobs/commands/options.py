@@ -117,7 +117,7 @@ def parse_storage_options(text: str | None) -> dict[str, Any]:
 def open_output(uri: str, storage_options: str | None) -> Iterator[Layout]:
     """Open the output of a job; errors of its store become one line."""
     from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
+    from earmill.pipeline.storage.retrying import store_errors
 
     layout = Layout.open(uri, parse_storage_options(storage_options))
     with store_errors(layout.url()):

@@ -30,7 +30,7 @@ def plot(
     from earmill.jobs.stream_plots import draw_row
     from earmill.pipeline.common.errors import OutputError, SourceError
     from earmill.pipeline.reader.open import open_features
-    from earmill.pipeline.storage.store_errors import is_store_error, store_errors
+    from earmill.pipeline.storage.retrying import is_store_error, store_errors
 
     check_local(out)
     store_options = options.parse_storage_options(storage_options)

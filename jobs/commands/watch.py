@@ -78,9 +78,9 @@ def _watch(
     layout: Layout, job: JobWatch, show: _Lines, *, once: bool, wait: bool, every: float
 ) -> None:
     """Show progress on the terminal until the job is finished."""
+    from earmill.pipeline.common.retries import patient
     from earmill.pipeline.dataset.watch import wait_for_job
-    from earmill.pipeline.storage.store_calls import patient
-    from earmill.pipeline.storage.store_errors import store_errors
+    from earmill.pipeline.storage.retrying import store_errors
 
     with store_errors(layout.url()), patient():
         progress = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
@@ -107,9 +107,9 @@ def _serve(
     from earmill.jobs.report.live import LivePage
     from earmill.jobs.report.server import PageServer, parse_place
     from earmill.pipeline.common.errors import EarmillError
+    from earmill.pipeline.common.retries import patient
     from earmill.pipeline.dataset.watch import wait_for_job
-    from earmill.pipeline.storage.store_calls import patient
-    from earmill.pipeline.storage.store_errors import store_errors
+    from earmill.pipeline.storage.retrying import store_errors
 
     try:
         where = parse_place(place)

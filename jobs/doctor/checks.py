@@ -61,7 +61,7 @@ def _line(error: Exception) -> str:
 _FEATURES = ("avx2", "fma", "avx512f", "neon", "sve")
 _PACKAGES = (
     *("earmill", "torch", "torchaudio", "numpy", "scipy", "numba", "llvmlite"),
-    *("ray", "numcodecs", "pyarrow", "fsspec", "s3fs", "av", "soundfile", "soxr"),
+    *("ray", "numcodecs", "pyarrow", "fsspec", "s3fs", "obstore", "av", "soundfile", "soxr"),
 )
 
 
@@ -188,7 +188,7 @@ def storage_check(uri: str, options: Mapping[str, Any]) -> Check:
 
 def _use_storage(uri: str, options: Mapping[str, Any]) -> str:
     from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
+    from earmill.pipeline.storage.retrying import store_errors
 
     with store_errors(redact(uri)):
         layout = Layout.open(uri, options)

@@ -23,8 +23,8 @@ from earmill.pipeline.common.text import quantity
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.watch import count_reasons
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.atomic_create import write_local
-from earmill.pipeline.storage.store_errors import store_errors
+from earmill.pipeline.storage.local_store import write_local
+from earmill.pipeline.storage.retrying import store_errors
 
 # Most rows with features; least and most seconds of each.
 MOST_EXAMPLES = 50

@@ -32,7 +32,7 @@ from earmill.pipeline.common.text import bytes_text
 from earmill.pipeline.dataset.commit_record import READ_THREADS
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX, FACT_TYPES
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo

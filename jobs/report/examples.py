@@ -29,7 +29,7 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.text import named_line, one_line
 from earmill.pipeline.planning.plan import Plan
-from earmill.pipeline.storage.store_errors import is_store_error
+from earmill.pipeline.storage.retrying import is_store_error
 
 if TYPE_CHECKING:
     from earmill.jobs.report.stored import Stored

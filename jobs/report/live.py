@@ -15,7 +15,7 @@ from earmill.jobs.report.work import stamp, work_of
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.common.text import bytes_text, duration, figure, quantity
 from earmill.pipeline.dataset.watch import JobProgress, JobWatch, ShardFacts
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
 # Most tables of quarantined rows that one look reads.

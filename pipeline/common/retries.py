@@ -3,13 +3,16 @@
 The caller says which errors are worth a retry. A budget is in seconds, not in tries, because
 backends retry themselves and one call may take a millisecond or a minute. If a store says when to
 come back (Retry-After), the next try waits until then; if that is past the budget, there is none.
+
+A job may set the budget of all policies, see `patient`.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +20,28 @@ from earmill.pipeline.common.counts import OTHER, counts
 from earmill.pipeline.common.errors import retry_after_s
 
 T = TypeVar("T")
+# The budget of each job that is under way in this process.
+_jobs: dict[object, float | None] = {}
+
+
+@contextmanager
+def patient(budget_s: float | None = None) -> Iterator[None]:
+    """Let calls in this process belong to a job.
+
+    Args:
+        budget_s: Budget of every policy in place of its own; None leaves each its own.
+    """
+    me = object()
+    _jobs[me] = budget_s
+    try:
+        yield
+    finally:
+        del _jobs[me]
+
+
+def in_a_job() -> bool:
+    """Return True if calls in this process belong to a job."""
+    return bool(_jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +69,8 @@ class RetryPolicy:
     def run(self, work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
         """Return the value of `work`; raise its last exception if it is not tried again."""
         began, pause_s = self.clock(), self.first_s
+        budgets = [budget_s for budget_s in [*_jobs.values()] if budget_s is not None]
+        budget_s = max(budgets, default=self.budget_s)
         while True:
             try:
                 return work()
@@ -51,7 +78,7 @@ class RetryPolicy:
                 # Half of the pause is random, so that many readers do not come back at once.
                 wait_s = pause_s * (0.5 + self.jitter() / 2)
                 wait_s += retry_after_s(error)
-                out_of_time = self.clock() + wait_s - began > self.budget_s
+                out_of_time = self.clock() + wait_s - began > budget_s
                 if out_of_time or not worth_it(error):
                     raise
                 counts.retried(self.what, error)

@@ -25,10 +25,14 @@ from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import OutFile, QuarantineRow
 from earmill.pipeline.storage import paths
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import (
+    Strict,
+    UnreadableVersionError,
+    read_table,
+    versioned_json,
+)
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import LAYOUT_VERSION
-from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
 
 T = TypeVar("T")
 

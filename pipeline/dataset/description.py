@@ -20,6 +20,7 @@ from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.licenses import stored_licenses
 from earmill.pipeline.spec.messages import describe_changes
+from earmill.pipeline.storage.documents import Strict, UnreadableVersionError, versioned_json
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     CROISSANT_FILE,
@@ -30,8 +31,7 @@ from earmill.pipeline.storage.paths import (
     parse_revision_path,
     revision_path,
 )
-from earmill.pipeline.storage.store_errors import store_errors
-from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
+from earmill.pipeline.storage.retrying import store_errors
 
 # Parts that only a dataset has: finding one without dataset.json means the place is taken.
 _OURS = ("data", "rows", "quarantine", "commits", "index")

@@ -32,9 +32,9 @@ import psutil
 
 from earmill.pipeline.common.errors import LockedError, OvertakenError, StorageError
 from earmill.pipeline.common.text import duration
+from earmill.pipeline.storage.documents import Strict, typed_json
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
-from earmill.pipeline.storage.typed_json import Strict, typed_json
 
 HEARTBEAT_S = 15.0
 STALE_S = 60.0

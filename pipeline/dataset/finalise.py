@@ -50,7 +50,7 @@ from earmill.pipeline.dataset.verify import (
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE
 

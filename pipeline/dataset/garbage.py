@@ -32,6 +32,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.storage import paths
+from earmill.pipeline.storage.backend import Entry
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE
 
@@ -75,15 +76,14 @@ class _Unnamed:
     bytes: int = 0
     young: int = 0
 
-    def add(self, path: str, files: Sequence[tuple[int, float | None]], until_s: float) -> None:
-        """A part and its files, each with its bytes and when it was last changed; it stays where
-        one of them is younger than `until_s`."""
-        if any(changed_s is None or changed_s > until_s for _, changed_s in files):
+    def add(self, path: str, files: Sequence[Entry], until_s: float) -> None:
+        """Add a part with its files, unless one of them is younger than `until_s`."""
+        if any(file.modified is None or file.modified > until_s for file in files):
             self.young += len(files)
             return
         self.parts.append(path)
         self.files += len(files)
-        self.bytes += sum(nbytes for nbytes, _ in files)
+        self.bytes += sum(file.nbytes for file in files)
 
 
 def collect_garbage(
@@ -194,24 +194,23 @@ def _unnamed(layout: Layout, named: set[str], known: Collection[str], until_s: f
     """
     found = _Unnamed()
     for folder in FOLDERS:
-        sizes, parts = layout.sizes(folder), dict[str, list[str]]()
-        times = layout.modified(folder)
-        for name in sizes.keys() - named:
+        entries, parts = layout.entries(folder), dict[str, list[str]]()
+        for name in entries.keys() - named:
             if paths.plan_of_part(name) in named:
                 continue
             part = part_of(name) if folder in PUBLISHED else None
             if folder not in PUBLISHED or (part is not None and part.shard in known):
                 parts.setdefault(part.path if part else name, []).append(name)
         for path, names in sorted(parts.items()):
-            found.add(path, [(sizes[name], times.get(name)) for name in names], until_s)
+            found.add(path, [entries[name] for name in names], until_s)
     return found
 
 
 def _add_unfinished(found: _Unnamed, layout: Layout, until_s: float) -> None:
     """Find unfinished parts of processes that are gone, and locks of takeovers."""
-    parts: dict[str, list[tuple[int, float | None]]] = {}
-    for name, file in layout.everything().items():
+    parts: dict[str, list[Entry]] = {}
+    for name, entry in layout.everything().items():
         if (part := _UNFINISHED.match(name)) is not None:
-            parts.setdefault(part[0], []).append(file)
+            parts.setdefault(part[0], []).append(entry)
     for path, files in sorted(parts.items()):
         found.add(path, files, until_s)

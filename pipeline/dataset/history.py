@@ -31,7 +31,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.storage.arrow_tables import read_table, table_of
+from earmill.pipeline.storage.documents import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
 
 Which = int | str | date

@@ -61,9 +61,9 @@ from earmill.pipeline.formats.registry import Encoding, format_of, row_table, wr
 from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
 from earmill.pipeline.storage import paths
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.local_files import files_below, remove
+from earmill.pipeline.storage.local_store import files_below, remove
 from earmill.pipeline.storage.scratch import private_scratch
 
 if TYPE_CHECKING:

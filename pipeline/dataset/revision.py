@@ -45,7 +45,7 @@ from earmill.pipeline.planning.make_plan import SHARD_DIGITS
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import LAYOUT_VERSION, carried_path, new_attempt, plan_path
 

@@ -20,6 +20,7 @@ from earmill.pipeline.dataset.commit_record import StoredCommit, parsed_json
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.storage.documents import Strict
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     CROISSANT_FILE,
@@ -27,7 +28,6 @@ from earmill.pipeline.storage.paths import (
     LAYOUT_VERSION,
     README_FILE,
 )
-from earmill.pipeline.storage.typed_json import Strict
 
 CONTENT_CHARS = 16
 # Cards that every closed dataset has.
@@ -201,7 +201,7 @@ def read_checked(layout: Layout, file: OutFile) -> bytes:
         CommitError: It is missing, cannot be read, or holds something else.
     """
     try:
-        content = layout.read_bytes(file.path, file.bytes)
+        content = layout.read_bytes(file.path)
     except (OSError, ValueError) as err:  # a ValueError: the path leads out of the dataset
         raise CommitError(
             f"{layout.url()}, {file.path}: {type(err).__name__}: {err}; {CLOSE_AGAIN}"

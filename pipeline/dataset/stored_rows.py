@@ -24,7 +24,7 @@ from earmill.pipeline.formats.row_table import (
 )
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Spilled, Values
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from earmill.pipeline.formats.dtypes import Int8Frames
 from earmill.pipeline.formats.frames import converted
 from earmill.pipeline.formats.rows import FeatureRow, Values
 from earmill.pipeline.formats.stream_layout import FrameLayout, layout_of
-from earmill.pipeline.storage.typed_json import Strict
+from earmill.pipeline.storage.documents import Strict
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earmill.pipeline.common.errors import SpillError
-from earmill.pipeline.storage.typed_json import Strict
+from earmill.pipeline.storage.documents import Strict
 
 if TYPE_CHECKING:
     pass

@@ -43,7 +43,7 @@ from earmill.pipeline.formats.row_table import scalars_of
 from earmill.pipeline.formats.rows import FeatureRow, pieces
 from earmill.pipeline.formats.stream_layout import StreamLayout, in_values, layout_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.owned_folders import own_folder
+from earmill.pipeline.storage.scratch import own_folder
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo

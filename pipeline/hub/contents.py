@@ -87,7 +87,7 @@ def _whole(layout: Layout, hashes: bool) -> Report:
 
 def _beside(layout: Layout, name: str) -> Layout:
     """Where a set of features beside the rows is."""
-    return Layout(layout.fs, layout.path(addition_path(name)))
+    return layout.below(addition_path(name))
 
 
 def _files(layout: Layout, current: Current) -> Iterator[OutFile]:

@@ -27,8 +27,8 @@ from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.hub.contents import Contents
 from earmill.pipeline.hub.repo import HubRepo, Stored
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE
+from earmill.pipeline.storage.scratch import own_folder
 
 # What is fetched, hashed and uploaded together.
 GROUP_FILES, GROUP_BYTES = 256, 256 * 2**20

@@ -33,7 +33,7 @@ from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec, read_mapping
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 

@@ -29,7 +29,7 @@ from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.models import WarmModels, warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor

@@ -41,8 +41,7 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.owned_folders import sweep
-from earmill.pipeline.storage.scratch import clear_scratch
+from earmill.pipeline.storage.scratch import clear_scratch, sweep
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor

@@ -10,7 +10,7 @@ from earmill.pipeline.dataset.description import require_dataset
 from earmill.pipeline.dataset.recompute import Chooser, RowFilter, quarantined, was_cut_off
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.store_errors import store_errors
+from earmill.pipeline.storage.retrying import store_errors
 
 Job = str | Mapping[str, Any] | JobSpec
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
+from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.text import duration, figure
 from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.crew import DriverMembership
@@ -61,10 +62,9 @@ from earmill.pipeline.sources import Source
 from earmill.pipeline.sources.listing_cache import KeptListing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
-from earmill.pipeline.storage.store_calls import patient
 from earmill.pipeline.worker.models import compiling
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def run_job(
         SourceOutage, RunStopped: Source or output are away; the same command may work later.
         OvertakenError: Another command took the output over while this one gave no sign of life.
     """
-    with _resumable(), patient(), observed(spec.run, sink) as (seen, observe):
+    with _resumable(), patient(spec.run.retry_s), observed(spec.run, sink) as (seen, observe):
         request = _Request(
             spec,
             resume,

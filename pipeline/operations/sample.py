@@ -27,7 +27,7 @@ from earmill.pipeline.planning.shards import Shard, item_seconds
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.owned_folders import own_folder
+from earmill.pipeline.storage.scratch import own_folder
 
 # A longer row costs the same from beginning to end, so only its first seconds are processed.
 ROW_S = 150.0

@@ -31,7 +31,7 @@ from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import recording_of
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
 # Why a revision was begun, in the dataset's history.

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from earmill.pipeline.common.byte_streams import sha256_of
+from earmill.pipeline.common.byte_streams import open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.sources.base import EqualRow, Item, Source, is_local
-from earmill.pipeline.storage.regular import open_regular
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec

@@ -24,10 +24,10 @@ import pyarrow as pa
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.planning.shards import Shard, encoded, items_of, rows_table
 from earmill.pipeline.sources.base import Item
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.paths import part_path
+from earmill.pipeline.storage.scratch import own_folder
 
 # Rows of a part. A plan of fewer rows has no parts.
 PART_ROWS = 8192

@@ -47,7 +47,7 @@ from earmill.pipeline.planning.shards import (
 )
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.files import BLANK_ROW
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import is_plan_path, plan_path
 

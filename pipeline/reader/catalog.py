@@ -55,7 +55,7 @@ from earmill.pipeline.formats.row_table import (
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.read_ahead import Span, Spans, Wanted
-from earmill.pipeline.storage.arrow_tables import read_table, table_of
+from earmill.pipeline.storage.documents import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     DATASET_FILE,

@@ -47,7 +47,7 @@ from earmill.pipeline.reader.catalog import (
 )
 from earmill.pipeline.reader.open_shards import OpenShards, ProcessHandles
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead, Span
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.paths import rows_path

@@ -37,7 +37,7 @@ from earmill.pipeline.common.errors import (
 from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.places import CheckedClient, Place
-from earmill.pipeline.storage.filesystems import (
+from earmill.pipeline.storage.fsspec_store import (
     asks_for_another,
     filesystem_of,
     is_chain,

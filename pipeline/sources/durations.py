@@ -24,9 +24,9 @@ from earmill.pipeline.audio.decoders import (
     SndFile,
     open_decoder,
 )
+from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import NotRegularError
 from earmill.pipeline.sources.range_reads import Range, SparseFile
-from earmill.pipeline.storage.regular import open_regular
 
 # Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for others.
 BYTES_PER_SECOND = {"wav": 32000, "flac": 18000, "mp3": 8000, "ogg": 8000, "opus": 4000}

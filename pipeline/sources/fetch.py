@@ -28,7 +28,7 @@ from fsspec import AbstractFileSystem
 from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.byte_streams import sha256_of
+from earmill.pipeline.common.byte_streams import open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.common.timing import FETCH, carried
@@ -43,8 +43,7 @@ from earmill.pipeline.sources.base import (
     row_error_of,
     source_wait,
 )
-from earmill.pipeline.storage.owned_folders import own_folder
-from earmill.pipeline.storage.regular import open_regular
+from earmill.pipeline.storage.scratch import own_folder
 
 MEMORY_BYTES = 64 << 20  # larger objects are not held in memory
 MOST_BYTES = 64 << 30  # limit for an object of unknown size

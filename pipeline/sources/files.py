@@ -41,7 +41,7 @@ from earmill.pipeline.sources.base import (
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.range_reads import fetch_rows, open_ranged
 from earmill.pipeline.spec.source import FilesSpec
-from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS
+from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
 
 HIDDEN = "hidden"
 NO_EXTENSION = "no extension"

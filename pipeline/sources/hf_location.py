@@ -21,6 +21,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
+from earmill.pipeline.common.byte_streams import check_regular
 from earmill.pipeline.common.errors import (
     MissingPackageError,
     NotRegularError,
@@ -33,8 +34,7 @@ from earmill.pipeline.sources.base import Item, filesystem, is_local, public_uri
 from earmill.pipeline.sources.confinement import Confinement, store_of
 from earmill.pipeline.sources.files import Walk
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
-from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS, is_web
-from earmill.pipeline.storage.regular import check_regular
+from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS, is_web
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_TIMEOUT_S = 10.0

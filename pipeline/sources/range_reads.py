@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.byte_streams import SeekableFile
+from earmill.pipeline.common.byte_streams import SeekableFile, open_regular
 from earmill.pipeline.common.errors import RowError, UnreadableError
 from earmill.pipeline.sources.base import (
     Fetched,
@@ -49,8 +49,7 @@ from earmill.pipeline.sources.fetch import (
     may_go_on,
     temporary_file,
 )
-from earmill.pipeline.storage.filesystems import is_web
-from earmill.pipeline.storage.regular import open_regular
+from earmill.pipeline.storage.fsspec_store import is_web
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -32,7 +32,7 @@ from earmill.pipeline.common.arrow_types import Columns, kept_type
 from earmill.pipeline.common.redact import redact_uris
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.sources.base import Scalar
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.documents import table_of
 
 INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")

@@ -31,6 +31,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import field_validator
 
 from earmill.pipeline.common.arrow_types import Columns
+from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.common.untrusted import (
@@ -66,8 +67,7 @@ from earmill.pipeline.spec.source import (
     SourceSection,
     normal_extensions,
 )
-from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS
-from earmill.pipeline.storage.regular import open_regular
+from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
 
 METADATA = re.compile(r"__[^/]*__($|/)")
 COLUMN_MEMBERS = ("json", "cls", "txt")

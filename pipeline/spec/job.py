@@ -40,8 +40,8 @@ from earmill.pipeline.spec.section import Options, PositiveFloat, SpecModel, pla
 from earmill.pipeline.spec.source import SourceSpec, stored_extensions
 from earmill.pipeline.spec.spans import SpansSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
-from earmill.pipeline.storage.filesystems import filesystem_of
-from earmill.pipeline.storage.store_errors import is_store_error, store_line
+from earmill.pipeline.storage.fsspec_store import filesystem_of
+from earmill.pipeline.storage.retrying import is_store_error, store_line
 
 if TYPE_CHECKING:
     from earmill.pipeline.audio.decode import Limits
@@ -113,6 +113,9 @@ class RunSpec(SpecModel):
             {pid} and {host} are replaced. No metrics when null.
         log_format: Form of the command's output about a run: text, for people, or json, one
             structured line for each event.
+        retry_s: Seconds for which a request to a store is made again while the store is away or
+            answers "not now"; then its shard waits. 75 for the output and 45 for the source when
+            null.
     """
 
     executor: Literal["auto", "local", "ray", "slurm-array"] = "auto"
@@ -130,6 +133,7 @@ class RunSpec(SpecModel):
     decode_in_child: bool = False
     metrics: str | None = Field(default=None, pattern=METRICS)
     log_format: Literal["text", "json"] = "text"
+    retry_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _address_for_ray(self) -> RunSpec:
@@ -329,7 +333,7 @@ class OutputSpec(SpecModel):
             a row with its own id and columns, and copies come after all computed rows. Planning
             then reads pieces of files of equal size, and whole files if their pieces are equal.
             For sources of kind files and manifest, whole files.
-        storage_options: Passed to fsspec; never stored.
+        storage_options: As fsspec's client of the store has them; never stored.
     """
 
     uri: str

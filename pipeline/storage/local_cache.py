@@ -1,18 +1,17 @@
-"""Parts of remote files, kept on a local disk: fetched once, by whichever process needs them first.
+"""Parts of remote files on a local disk, each fetched once by the process that needs it first.
 
-    folder/lock                 held by who counts files, or gives one a name
-    folder/used                 bytes set aside so far, as text; counted anew where it is missing
+    folder/lock                 locked while files are counted or renamed
+    folder/used                 bytes reserved so far, as text; counted anew where it is missing
     folder/ab/abcd...-12        part 12 of the file whose sha256 is abcd...
 
     part = mark size crc*16 crc content      size, crc: four bytes, little endian; a CRC-32C of each
-                                             page of content, then one of what stands before it
+                                             page of content, then one of the header before it
 
-Files of a dataset never change and a commit names the sha256 of each, so a part is looked up by
-what its file holds: it cannot be stale, and two copies of a set share it. A part gets its name when
-it is whole; what is read of it is held against its checksums, and a damaged part is fetched again.
-Bytes are set aside before they are written, so the parts never take more than the limit, however
-many processes write; those used longest ago go first. A disk that is full costs a warning and the
-cache, never a row.
+Files of a dataset never change and a commit names the sha256 of each. So a part is looked up by
+content: it cannot be stale, and two copies of a dataset share it. A part gets its name when it is
+complete. What is read is checked, and a damaged part is fetched again. Bytes are reserved before
+they are written, so the parts never exceed the limit, however many processes write; the parts used
+longest ago are removed first. A full disk costs a warning and the cache, never a row.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ import struct
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Condition
+from threading import Lock
 
 import google_crc32c
 import numpy as np
@@ -36,7 +35,7 @@ from numpy.typing import NDArray
 from earmill.pipeline.common.errors import OutputError
 
 Bytes = NDArray[np.uint8]
-# First byte of a stretch of a file, and how many.
+# Takes the first byte of a range and its length.
 Fetch = Callable[[int, int], Bytes]
 
 MARK = b"EMLC"
@@ -44,9 +43,11 @@ PAGE_BYTES, PAGES = 2**18, 16
 PART_BYTES = PAGES * PAGE_BYTES
 HEAD = struct.Struct(f"<4sI{PAGES}I")
 HEAD_BYTES = HEAD.size + 4
-# Room is made for more than the next part, so that files are listed now and then only.
+# Threads that need the same part wait for one to fetch it; parts share this many locks.
+LOCKS = 64
+# Room is made for more than the next part, so that files are not listed for each part.
 LEAVE = 0.9
-# A name that a killed process left: nobody writes a part for so long.
+# A temporary file older than this was left by a killed process.
 ABANDONED_S = 3600.0
 UNFINISHED = ".tmp"
 
@@ -55,41 +56,40 @@ class LocalCache:
     """A folder with parts of remote files; any number of threads and processes share it.
 
     Args:
-        folder: Made if it is missing; ours alone, or it is refused: who can write there could
-            give us other features.
-        max_bytes: Of all files in it.
+        folder: The folder, made if it is missing. A folder that others can write to is refused:
+            they could give us other features.
+        max_bytes: Most bytes of all files in it.
+
     Raises:
-        OutputError: The folder is somebody else's, or others may write into it.
+        OutputError: Another user owns the folder, or others may write to it.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
-        self._changed = Condition()
-        self._under_way: set[tuple[str, int]] = set()
+        self._locks = [Lock() for _ in range(LOCKS)]
+        self._giving_up = Lock()
         self._off = False
         _make_private(folder)
 
     def read(self, sha256: str, nbytes: int, start: int, length: int, fetch: Fetch) -> Bytes:
-        """Bytes [start, start + length) of a file.
+        """Return bytes [start, start + length) of a file.
 
         Args:
-            sha256: Of the file. nbytes: Of the file.
-            fetch: Gives what is not kept; it may give less, and then less comes out.
+            sha256: Hash of the file.
+            nbytes: Size of the file.
+            fetch: Returns bytes that are not in the cache, or fewer; then fewer are returned.
         """
         if self._off or not length:
             return fetch(start, length)
         found = np.empty(length, np.uint8)
-        todo = [*range(start // PART_BYTES, -(-(start + length) // PART_BYTES))]
-        while todo:
-            mine, theirs = self._claim(sha256, todo)
-            try:
-                missing = [n for n in mine if not self._load(sha256, n, start, found)]
-                for run in _runs(missing):
-                    if not self._fetch(sha256, nbytes, run, start, found, fetch):
-                        return fetch(start, length)
-            finally:
-                self._release(sha256, mine)
-            todo = theirs
+        needed = range(start // PART_BYTES, -(-(start + length) // PART_BYTES))
+        with ExitStack() as stack:
+            for index in sorted({hash((sha256, number)) % LOCKS for number in needed}):
+                stack.enter_context(self._locks[index])
+            missing = [n for n in needed if not self._load(sha256, n, start, found)]
+            for run in _runs(missing):
+                if not self._fetch(sha256, nbytes, run, start, found, fetch):
+                    return fetch(start, length)
         return found
 
     def _fetch(
@@ -101,7 +101,7 @@ class LocalCache:
         into: Bytes,
         fetch: Fetch,
     ) -> bool:
-        """Fetch neighbouring parts and keep them; False where the file is shorter than it was."""
+        """Fetch neighbouring parts and store them; False where the file is shorter than it was."""
         first = run[0] * PART_BYTES
         wanted = min(nbytes, (run[-1] + 1) * PART_BYTES) - first
         content = fetch(first, wanted)
@@ -117,28 +117,11 @@ class LocalCache:
                 self._give_up(error)
         return True
 
-    def _claim(self, sha256: str, parts: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Parts that are ours to look for now, and those that another thread fetches; waits while
-        there are only those."""
-        with self._changed:
-            while True:
-                mine = [n for n in parts if (sha256, n) not in self._under_way]
-                if mine:
-                    break
-                self._changed.wait()
-            self._under_way.update((sha256, n) for n in mine)
-            return mine, [n for n in parts if n not in mine]
-
-    def _release(self, sha256: str, parts: Sequence[int]) -> None:
-        with self._changed:
-            self._under_way.difference_update((sha256, n) for n in parts)
-            self._changed.notify_all()
-
     def _path(self, sha256: str, number: int) -> Path:
         return self.folder / sha256[:2] / f"{sha256}-{number}"
 
     def _load(self, sha256: str, number: int, start: int, into: Bytes) -> bool:
-        """Copy what is wanted of a part; False where it is not kept, or damaged."""
+        """Copy the bytes needed of a part; return False where it is missing or damaged."""
         path, begin = self._path(sha256, number), number * PART_BYTES
         low, high = max(start, begin), min(start + len(into), begin + PART_BYTES)
         try:
@@ -167,20 +150,20 @@ class LocalCache:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}{UNFINISHED}")
         try:
-            if self._set_aside(aside, nbytes):
+            if self._reserve(aside, nbytes):
                 with aside.open("r+b") as file:
                     file.write(_head(part))
                     file.write(part.data)
-                with self._locked():  # whoever counts files could miss it between its names
+                with self._locked():  # a count could miss the file between its names
                     aside.rename(path)
         except OSError:
             with suppress(OSError):
                 aside.unlink()
             raise
 
-    def _set_aside(self, path: Path, nbytes: int) -> bool:
-        """Make a file of so many bytes, after making room for it: whoever counts files counts it
-        from now on. False where others are about to fill the cache."""
+    def _reserve(self, path: Path, nbytes: int) -> bool:
+        """Reserve bytes by a file of this size; return False where others are about to fill the
+        cache."""
         with self._locked():
             counted = self.folder / "used"
             try:
@@ -197,7 +180,7 @@ class LocalCache:
         return True
 
     def _make_room(self, most: int) -> int:
-        """Throw parts away until no more than so many bytes are left, or none; returns them."""
+        """Remove parts until at most `most` bytes are left; return the bytes that are left."""
         files = sorted(self._files())
         used = sum(size for _, size, _ in files)
         for _, size, path in files:
@@ -210,7 +193,7 @@ class LocalCache:
         return used
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
-        """When each part was used last, its bytes and its place."""
+        """Yield when each part was used last, its bytes and its path."""
         for path in self.folder.glob("??/*"):
             with suppress(OSError):
                 known = path.stat()
@@ -230,7 +213,7 @@ class LocalCache:
 
     def _give_up(self, error: OSError) -> None:
         """Go on without the cache."""
-        with self._changed:
+        with self._giving_up:
             told, self._off = self._off, True
         if not told:
             warnings.warn(
@@ -252,7 +235,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Neighbours together."""
+    """Yield sorted numbers in groups of neighbours."""
     run: list[int] = []
     for number in numbers:
         if run and number != run[-1] + 1:
@@ -270,7 +253,7 @@ def _head(part: Bytes) -> bytes:
 
 
 def _checked(handle: int, low: int, high: int) -> Bytes | None:
-    """Bytes [low, high) of the content of a part; None where they are not what was written."""
+    """Return bytes [low, high) of the content of a part; None where the part is damaged."""
     head = os.pread(handle, HEAD_BYTES, 0)
     if len(head) < HEAD_BYTES or google_crc32c.value(head[:-4]) != int.from_bytes(
         head[-4:], "little"

@@ -36,18 +36,20 @@ Paths are relative to the root of a dataset and use `/`::
     number     = 00001, 00002, ...; the highest one counts
 
 A revision changes which rows there are (an update) or which shard has them (a compaction). Its plan
-keeps the shards that stay as they are under their ids, and gives new ids, never used before, to all
-others; commits of shards that it drops belong to older snapshots only.
+keeps the ids of unchanged shards and gives new ids, never used before, to all others. Commits of
+shards that it drops belong to older snapshots only.
 
-`rows/` stands beside `data/`, not in it, so that `data/` holds feature files only; which of them
-are part of the dataset the commits say, and the cards list them one by one. Names that start with
-a dot are unfinished work: no listing shows them and no reader trusts them. A file that no commit
-names is garbage of a crashed attempt. Nothing is edited or renamed later but `current.json` and the
-cards, which are replaced whole, and the version in dataset.json, which is raised before a commit of
-an earlier version is replaced. Version 1 has neither snapshots nor current.json nor generations;
-versions 1 and 2 have zstd instead of blosc in their Zarr stores, and no statistics in commits and
-snapshots. Streams of frames in int8 have scales between them, see `formats/dtypes.py`, and say
-`layout: int8` in dataset.json, which a release that knows no such layout refuses.
+`rows/` stands beside `data/`, not in it, so that `data/` holds feature files only. Commits name the
+files that are part of the dataset, and the cards list them. A file that no commit names is garbage
+of a crashed attempt. Names that start with a dot are unfinished work: no listing shows them and no
+reader trusts them. Nothing is edited or renamed later but `current.json` and the cards, which are
+replaced whole, and the version in dataset.json, which is raised before a commit of an earlier
+version is replaced.
+
+Version 1 has neither snapshots nor current.json nor generations. Versions 1 and 2 have zstd instead
+of blosc in their Zarr stores, and no statistics in commits and snapshots. Streams of frames in int8
+have scales between them, see `formats/dtypes.py`, and say `layout: int8` in dataset.json; a release
+that does not know this layout refuses it.
 """
 
 from __future__ import annotations
@@ -97,23 +99,23 @@ def claim_path(plan_id: str, block: int, number: int) -> str:
 
 
 def is_readable(version: object) -> bool:
-    """Whether this release reads a file that states this layout version."""
+    """Return True if this release reads files of a layout version."""
     return version in READABLE_VERSIONS and not isinstance(version, bool)
 
 
 def readable_versions() -> str:
-    """The versions for a message: `1, 2 or 3`."""
+    """Return the versions for a message: `1, 2 or 3`."""
     *first, last = map(str, READABLE_VERSIONS)
     return f"{', '.join(first)} or {last}"
 
 
 def is_shard_id(name: str) -> bool:
-    """Whether a name has the form of a shard id."""
+    """Return True if a name has the form of a shard id."""
     return _SHARD.fullmatch(name) is not None
 
 
 def is_suffix(text: str) -> bool:
-    """Whether names of data files may end so."""
+    """Return True if names of data files may have this suffix."""
     return _SUFFIX.fullmatch(text) is not None
 
 
@@ -135,7 +137,7 @@ def quarantine_path(shard_id: str, attempt: str) -> str:
 
 
 def commit_path(shard_id: str, generation: int = 0) -> str:
-    """Path of one shard's commit record, or of the one that replaced it so many times."""
+    """Return the path of a shard's commit record of a generation."""
     _stem(shard_id, "00000000")
     if generation < 0:
         raise ValueError(f"a generation is 0 or more, got {generation}")
@@ -143,7 +145,7 @@ def commit_path(shard_id: str, generation: int = 0) -> str:
 
 
 def parse_commit_path(rel: str) -> tuple[str, int] | None:
-    """Shard id and generation of a commit record's path; None where it is none."""
+    """Return shard id and generation of a commit record's path; None for other paths."""
     match = _COMMIT.fullmatch(rel)
     return None if match is None else (match.group(1), int(match.group(2) or 0))
 
@@ -161,7 +163,7 @@ def revision_path(number: int) -> str:
 
 
 def parse_revision_path(rel: str) -> int | None:
-    """Number of the revision at a path; None where it is none."""
+    """Return the number of the revision at a path; None for other paths."""
     match = _REVISION.fullmatch(rel)
     return None if match is None else int(match.group(1))
 
@@ -177,13 +179,13 @@ def part_path(plan_id: str, number: int) -> str:
 
 
 def plan_of_part(rel: str) -> str | None:
-    """Path of the plan that a path is a part or the estimate of; None where it is none."""
+    """Return the path of the plan of a part or an estimate; None for other paths."""
     match = _PLAN_PART.fullmatch(rel)
     return None if match is None else plan_path(match.group(1))
 
 
 def is_plan_path(rel: str) -> bool:
-    """Whether a path is that of a plan, and not of a part of one."""
+    """Return True for the path of a plan; a part of a plan is none."""
     return _PLAN.fullmatch(rel) is not None
 
 
@@ -203,5 +205,5 @@ def snapshot_path(content: str) -> str:
 
 
 def new_attempt() -> str:
-    """A fresh attempt id, unique per try of a shard."""
+    """Return a new attempt id, unique for each try of a shard."""
     return secrets.token_hex(4)

@@ -1,30 +1,126 @@
-"""Where a shard is written before it is published: on the output's own disk where there is one.
+"""Temporary folders: of this process, and those in which shards are written before publishing.
 
-Publishing is then a rename, and a full disk shows while encoding, before anything is visible. What
-killed attempts leave there is removed by whoever comes next with the driver's lock.
+A shard is written on the output's own disk where there is one. Publishing is then a rename, and a
+full disk shows while encoding, before anything is visible. The next holder of the driver's lock
+removes what killed attempts leave there.
+
+A folder of a process holds a lock file that its owner keeps locked; the system releases the lock
+however the owner ends. So other processes can tell a folder in use from one that a killed process
+left, and remove the latter.
 """
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import os
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.local_files import make_below, new_folder
-from earmill.pipeline.storage.owned_folders import own_folder
-from earmill.pipeline.storage.store_calls import store_call
+from earmill.pipeline.storage.retrying import store_call
 
+PREFIX = "earmill-tmp-"
+LOCK = "owner.lock"
 SCRATCH_FOLDER = ".scratch"
+MKDIR_TRIES = 100
+
+
+class OwnedFolder:
+    """A new folder that this process owns until `remove` or its end.
+
+    Args:
+        prefix: Prefix of its name.
+        parent: Folder to make it in; None takes the system's folder for temporary files.
+    """
+
+    def __init__(self, prefix: str = PREFIX, parent: str | None = None) -> None:
+        parent = parent or tempfile.gettempdir()
+        # Locked before it gets the name by which `abandoned` looks for folders.
+        hidden = tempfile.mkdtemp(prefix=f".{prefix}", dir=parent)
+        self._lock = os.open(os.path.join(hidden, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = os.path.join(parent, os.path.basename(hidden).removeprefix("."))
+        os.rename(hidden, self.path)
+        self.owner_pid = os.getpid()
+
+    def remove(self) -> None:
+        """Remove the folder with everything in it; safe to call again."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Release the lock, so that any process may remove the folder."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def abandoned(prefix: str = PREFIX, parent: str | None = None) -> Iterator[str]:
+    """Yield folders whose owners are gone, each locked by this process until the next."""
+    for folder in sorted(Path(parent or tempfile.gettempdir()).glob(f"{prefix}*")):
+        try:
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # another user's, or being removed
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield str(folder)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(lock)
+
+
+def sweep(prefix: str = PREFIX, parent: str | None = None) -> None:
+    """Remove the folders that killed processes left."""
+    for folder in abandoned(prefix, parent):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_own: OwnedFolder | None = None
+_making = threading.Lock()
+
+
+def own_folder() -> str:
+    """Return this process's folder for temporary files, made on first use and removed at exit."""
+    global _own
+    with _making:
+        if _own is None or _own.owner_pid != os.getpid() or not os.path.isdir(_own.path):
+            _own = OwnedFolder()
+            atexit.register(_remove_at_exit, _own)
+        return _own.path
+
+
+def _remove_at_exit(folder: OwnedFolder) -> None:
+    if folder.owner_pid == os.getpid():  # a forked child is no owner
+        folder.remove()
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Make a new folder below `parent`, which another worker may remove at any time while empty."""
+    return make_below(parent / f"{name}-{secrets.token_hex(4)}")
+
+
+def make_below(folder: Path, *, exist_ok: bool = False) -> Path:
+    """Make a folder whose parent another worker may remove at any time while empty."""
+    for _ in range(MKDIR_TRIES):
+        # pathlib reports a parent that vanishes meanwhile as missing or as existing.
+        with suppress(FileNotFoundError, FileExistsError):
+            folder.mkdir(parents=True, exist_ok=exist_ok)
+            return folder
+    raise OutputError(f"{folder.parent} cannot be made: another process keeps removing it")
 
 
 @contextmanager
 def private_scratch(layout: Layout, name: str) -> Iterator[Path]:
-    """A local folder of one's own, removed at exit."""
+    """Make a local folder for one caller, removed at exit."""
     if not layout.is_local:
         with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=own_folder()) as found:
             yield Path(found)
@@ -35,15 +131,15 @@ def private_scratch(layout: Layout, name: str) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # not empty: somebody else works there
+        with suppress(OSError):  # not empty: another worker uses it
             parent.rmdir()
 
 
 def shared_scratch(layout: Layout, name: str) -> Path | None:
-    """The folder of this name, for all who know the name, until `clear_scratch`; None where the
+    """Return the folder of this name, shared by all callers until `clear_scratch`; None where the
     output has no disk.
 
-    A folder for each shard is dear: a disk that has just removed many searches long for room for a
+    A folder for each shard is slow: a disk that has just removed many searches long for room for a
     new file.
     """
     if not layout.is_local:
@@ -53,14 +149,14 @@ def shared_scratch(layout: Layout, name: str) -> Path | None:
 
 @store_call("cleared", None)
 def clear_scratch(layout: Layout, name: str = "") -> None:
-    """Remove what killed attempts left; of all only while holding the driver lock.
+    """Remove what killed attempts left; all of it only while holding the driver's lock.
 
-    Workers of a driver that was taken over may still publish out of it, and a deletion that has
-    begun follows a folder through its rename. So it is moved out of their way first: what they try
-    to publish afterwards is not found, and what they have published is not touched.
+    Workers of a driver that was taken over may still publish out of a scratch folder, and a removal
+    that has begun follows a folder through its rename. So the folder is moved away first: files
+    that they publish later are not found, and files that they have published are not touched.
 
     Args:
-        name: Of a shared folder, to remove this one alone.
+        name: Name of a shared folder, to remove this one alone.
     """
     if not layout.is_local:
         return
@@ -68,7 +164,7 @@ def clear_scratch(layout: Layout, name: str = "") -> None:
     with suppress(FileNotFoundError):
         aside = f"{SCRATCH_FOLDER}-{secrets.token_hex(4)}"
         os.rename(root / SCRATCH_FOLDER / name, root / aside)
-    with suppress(OSError):  # not there, or somebody else works there
+    with suppress(OSError):  # not there, or another worker uses it
         os.rmdir(root / SCRATCH_FOLDER)
     for left in root.glob(f"{SCRATCH_FOLDER}-*"):
         shutil.rmtree(left, ignore_errors=True)

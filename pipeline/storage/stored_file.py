@@ -1,7 +1,7 @@
-"""One committed file, read by ranges: with plain system calls where it is local.
+"""A committed file, read by ranges: with plain system calls where it is local.
 
-Not by a memory map: a file that another process cuts short would then end the reading process by a
-signal, where a read can say what is wrong.
+A memory map is not used: where another process cuts the file short, a map ends the reading process
+by a signal, and a read raises an error.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from earmill.pipeline.common.byte_streams import open_descriptor
 from earmill.pipeline.common.errors import CommitError, NotRegularError
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.regular import open_descriptor
 
 Bytes = NDArray[np.uint8]
 
-# Of what is read to be decoded at once, a request to a remote store at most; memory of a thread, as
-# new memory costs more than reading.
+# Memory that each thread reuses for bytes that are decoded at once: new memory costs more than
+# reading.
 SCRATCH_BYTES = 8 * 2**20
 _scratch = threading.local()
 
@@ -33,7 +33,8 @@ class StoredFile:
     Args:
         layout: The dataset.
         rel: The file in it.
-        nbytes, sha256: As the commit has them; by the latter a local cache finds the file.
+        nbytes: Size of the file, as committed.
+        sha256: Hash of the file, as committed; a local cache finds the file by it.
     """
 
     def __init__(self, layout: Layout, rel: str, nbytes: int, sha256: str) -> None:
@@ -44,49 +45,46 @@ class StoredFile:
         return self.layout.inside(self.rel)
 
     def read(self, start: int, length: int, *, passing: bool = False) -> Bytes:
-        """Bytes [start, start + length), in an array of their own.
+        """Return bytes [start, start + length).
 
         Args:
-            passing: In memory that may be filled anew by this thread's next call: for who has done
-                with them by then.
+            passing: Return memory that this thread's next call may overwrite.
+
         Raises:
-            CommitError: The file is missing, or has not so many.
+            CommitError: The file is missing, or ends before.
         """
-        self._check(start, length)
+        if not 0 <= start <= start + length <= self.nbytes:
+            raise self._short(start, length, f"was committed with {self.nbytes} bytes")
         try:
-            memory = _memory(length) if passing else np.empty(length, np.uint8)
-            found = (
-                self._local(start, memory) if self.layout.is_local else self._remote(start, memory)
-            )
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as err:
+            if self.layout.is_local:
+                found = self._local(
+                    start, _memory(length) if passing else np.empty(length, np.uint8)
+                )
+            elif self.layout.cache is None:
+                found = self._fetched(start, length)
+            else:
+                cache = self.layout.cache
+                found = cache.read(self._sha256, self.nbytes, start, length, self._fetched)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise CommitError(
                 f"{self.layout.url(self.rel)} is missing although it is committed; run "
                 "`earmill verify`"
-            ) from err
-        except NotRegularError as err:
-            raise CommitError(f"{err}; put the file back, or run `earmill verify`") from err
+            ) from error
+        except NotRegularError as error:
+            raise CommitError(f"{error}; put the file back, or run `earmill verify`") from error
         if len(found) != length:
             raise self._short(start, length, f"ends after {start + len(found)}")
         return found
 
     def parts(self, bounds: Sequence[int]) -> Iterator[Bytes]:
-        """Bytes from the first bound to the last in parts, cut at those between, each in memory
-        that may be filled anew with the next one and by `read(passing=True)`: decoded at once they
-        are still in the cache of the processor. A remote store is asked once for all of them.
-        Raises as `read`."""
-        self._check(bounds[0], bounds[-1] - bounds[0])
-        done = 0
-        if not self.layout.is_local and self.layout.cache is None:
-            sizes = [end - start for start, end in pairwise(bounds)]
-            memory = _memory(max(sizes))
-            for part in self.layout.parts_straight(self.rel, bounds[0], sizes, memory):
-                yield part
-                done += 1
-        left = bounds[done:]
-        if len(left) > 1:
-            content = self.read(left[0], left[-1] - left[0], passing=self.layout.is_local)
-            for start, end in pairwise(left):
-                yield content[start - left[0] : end - left[0]]
+        """Yield bytes from the first bound to the last in parts, cut at the bounds between.
+
+        The store is asked once for all of them. Each part lies in memory that the next
+        `read(passing=True)` may overwrite. Raises as `read`.
+        """
+        content = self.read(bounds[0], bounds[-1] - bounds[0], passing=self.layout.is_local)
+        for start, end in pairwise(bounds):
+            yield content[start - bounds[0] : end - bounds[0]]
 
     def _local(self, start: int, into: Bytes) -> Bytes:
         done = 0
@@ -101,25 +99,9 @@ class StoredFile:
             os.close(handle)
         return into[:done]
 
-    def _remote(self, start: int, into: Bytes) -> Bytes:
-        cache = self.layout.cache
-        if cache is None:
-            return self._fetched(start, into)
-
-        def fetch(start: int, length: int) -> Bytes:
-            return self._fetched(start, np.empty(length, np.uint8))
-
-        return cache.read(self._sha256, self.nbytes, start, len(into), fetch)
-
-    def _fetched(self, start: int, into: Bytes) -> Bytes:
-        """In `into` or elsewhere; fewer where the file ends before."""
-        if not len(into) or [*self.layout.parts_straight(self.rel, start, [len(into)], into)]:
-            return into
-        return np.frombuffer(self.layout.read_range(self.rel, start, len(into)), np.uint8)
-
-    def _check(self, start: int, length: int) -> None:
-        if not 0 <= start <= start + length <= self.nbytes:
-            raise self._short(start, length, f"was committed with {self.nbytes} bytes")
+    def _fetched(self, start: int, length: int) -> Bytes:
+        """Return bytes of the remote file, fewer where it ends before."""
+        return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)
 
     def _short(self, start: int, length: int, why: str) -> CommitError:
         return CommitError(
@@ -129,7 +111,7 @@ class StoredFile:
 
 
 def _memory(nbytes: int) -> Bytes:
-    """Memory of this thread, or fresh where that is too small."""
+    """Return memory of this thread, or new memory where that is too small."""
     if nbytes > SCRATCH_BYTES:
         return np.empty(nbytes, np.uint8)
     if not hasattr(_scratch, "memory"):

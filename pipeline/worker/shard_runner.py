@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
+from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.timing import (
     ENCODE,
     FOR_FILES,
@@ -51,10 +52,9 @@ from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, total
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.base import longest_wait_s
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.owned_folders import own_folder, sweep
 from earmill.pipeline.storage.paths import commit_path
-from earmill.pipeline.storage.scratch import private_scratch, shared_scratch
-from earmill.pipeline.storage.store_calls import longest_call_s, patient
+from earmill.pipeline.storage.retrying import longest_call_s
+from earmill.pipeline.storage.scratch import own_folder, private_scratch, shared_scratch, sweep
 from earmill.pipeline.worker.feature_values import stored
 from earmill.pipeline.worker.messages import (
     CONCURRENT_SHARDS,
@@ -166,7 +166,7 @@ class ShardRunner:
     def run(self, order: ShardOrder) -> ShardNotes | None:
         """Process the shard and publish it, unless another attempt has done so already."""
         again = self._job.again.get(order.shard.shard_id, Recommit())
-        with patient(), doing(OTHER, CpuSeconds(self._cpu)):
+        with patient(self._spec.run.retry_s), doing(OTHER, CpuSeconds(self._cpu)):
             if self._layout.exists(commit_path(order.shard.shard_id, again.generation)):
                 return None
             started, stages = time.perf_counter(), StageTimes()

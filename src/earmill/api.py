@@ -496,7 +496,7 @@ def report(
 def _opened_layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Iterator[Layout]:
     """Open an output; errors of its store become errors of earmill."""
     from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
+    from earmill.pipeline.storage.retrying import store_errors
 
     layout = Layout.open(os.fspath(uri), storage_options or {})
     with store_errors(layout.url()):

@@ -333,7 +333,7 @@ class DisturbedRun:
         """Nothing of ours is left: no process, and no temporary file that the next would not
         remove. Ray's own processes end after a killed driver in their own time; its folder stays.
         """
-        from earmill.pipeline.storage.owned_folders import sweep
+        from earmill.pipeline.storage.scratch import sweep
 
         until = time.monotonic() + GONE_WITHIN_S
         while (alive := marked(self.mark)) and time.monotonic() < until:

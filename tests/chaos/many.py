@@ -47,11 +47,10 @@ def disturb(
 def fetched(stored: Layout, folder: Path) -> str:
     """A copy of an output on this machine, which is read several times; by the ways of a job, with
     its retries: its server still fails now and then."""
-    names = stored.fs.find(stored.root)
-    for name in names:
-        place = folder / name.removeprefix(f"{stored.root}/")
+    for name in stored.everything():
+        place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(stored.read_bytes(str(place.relative_to(folder))))
+        place.write_bytes(stored.read_bytes(name))
     return str(folder)
 
 

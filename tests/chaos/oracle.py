@@ -13,7 +13,7 @@ from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.orphans import remove_orphans
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
 ATTEMPT = re.compile(r"-[0-9a-f]{8}(?=\.)")
@@ -62,8 +62,7 @@ def _committed(layout: Layout) -> dict[str, tuple[int, str]]:
 
 def _every_name(layout: Layout) -> set[str]:
     """All files, hidden ones too; which attempt won, how often and when is no difference."""
-    start = len(layout.root) + 1
-    names = {str(path)[start:] for path in layout.fs.find(layout.root)}
+    names = {*layout.everything()}
     return {ATTEMPT.sub("", CONTENT.sub(r"\1", name)) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""Azure's blob service as far as adlfs uses it here: one container, block blobs, conditions.
+"""Azure's blob service as adlfs and obstore use it here: one container, block blobs, conditions.
 
 Written after Microsoft's reference of the interface; `make test-stores` holds the tests that use it
 against Azurite as well.
@@ -7,6 +7,7 @@ against Azurite as well.
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
 from werkzeug.wrappers import Request, Response
@@ -37,6 +38,8 @@ class AzureStandIn(StandIn):
             return refused(404, "ContainerNotFound")
         name = request.path.removeprefix(root).strip("/")
         if not name:
+            if request.args.get("comp") == "batch":
+                return self._deleted(request)
             listing = request.args.get("comp") == "list"
             return self._listed(request) if listing else Response(headers=tags(0))
         if request.method == "PUT":
@@ -47,7 +50,8 @@ class AzureStandIn(StandIn):
             del self.objects[name]
             return Response(status=202)
         content, version = self.objects[name]
-        return ranged(content, request.headers.get("x-ms-range"), tags(version))
+        wanted = request.headers.get("x-ms-range") or request.headers.get("Range")
+        return ranged(content, wanted, tags(version))
 
     def _put(self, request: Request, name: str) -> Response:
         content = request.get_data()
@@ -57,13 +61,33 @@ class AzureStandIn(StandIn):
         with self._lock:
             if request.headers.get("If-None-Match") == "*" and name in self.objects:
                 return refused(409, "BlobAlreadyExists")
+            tag = request.headers.get("If-Match")
+            if tag is not None and tag != f'"{self.objects.get(name, (b"", 0))[1]}"':
+                return refused(412, "ConditionNotMet")
             if request.args.get("comp") == "blocklist":
-                named = re.findall(r"<Latest>(.*?)</Latest>", content.decode())
+                named = re.findall(r"<(?:Latest|Uncommitted)>(.*?)</", content.decode())
                 blocks = self.blocks.pop(name)
                 content = b"".join(blocks[block] for block in named)
             version = next(self._versions)
             self.objects[name] = (content, version)
         return Response(status=201, headers=tags(version))
+
+    def _deleted(self, request: Request) -> Response:
+        """A batch of deletions; each has an answer of its own."""
+        named = re.findall(
+            rf"DELETE /{ACCOUNT}/{self.container}/(\S+) HTTP", request.get_data(True, True)
+        )
+        answers = []
+        for number, name in enumerate(map(unquote, named)):
+            status = "404 Not Found" if self.objects.pop(name, None) is None else "202 Accepted"
+            code = "x-ms-error-code: BlobNotFound\r\n" if status[0] == "4" else ""
+            answers.append(
+                "--batch\r\nContent-Type: application/http\r\n"
+                f"Content-ID: {number}\r\n\r\nHTTP/1.1 {status}\r\n{code}\r\n"
+            )
+        return Response(
+            "".join([*answers, "--batch--"]), 202, mimetype="multipart/mixed; boundary=batch"
+        )
 
     def _listed(self, request: Request) -> Response:
         prefix, delimiter = request.args.get("prefix", ""), request.args.get("delimiter", "")
@@ -77,7 +101,7 @@ class AzureStandIn(StandIn):
             entries.append(
                 f"<Blob><Name>{escape(name)}</Name><Properties><Etag>{version}</Etag>"
                 f"<Last-Modified>{DATE}</Last-Modified><Content-Length>{len(content)}"
-                "</Content-Length><BlobType>BlockBlob</BlobType></Properties></Blob>"
+                "</Content-Length><Content-Type>application/octet-stream</Content-Type><BlobType>BlockBlob</BlobType></Properties></Blob>"
             )
         entries += [f"<BlobPrefix><Name>{escape(name)}</Name></BlobPrefix>" for name in folders]
         body = (

@@ -93,7 +93,7 @@ class Dying(Layout):
 
         def as_dying(*args: Any) -> Layout:
             found = opened(*args)
-            return cls(found.fs, found.root)
+            return cls(found.backend, found.root)
 
         monkeypatch.setattr(Layout, "open", as_dying)
 

@@ -10,10 +10,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import fsspec
+from google.oauth2.credentials import Credentials
 from werkzeug.serving import make_server
 
 from earmill.pipeline.storage.layout import Layout
@@ -23,7 +24,8 @@ from tests.pipeline.outages import FaultyStore, s3_store
 
 REAL_GCS = os.environ.get("EARMILL_TEST_GCS", "")
 REAL_AZURE = os.environ.get("EARMILL_TEST_AZURE", "")
-KINDS = ("s3", "gs", "abfs")
+# Stores through obstore, and through the fsspec clients that stand in for it.
+KINDS = ("s3", "gs", "abfs", "s3fs", "gcsfs", "adlfs")
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,18 @@ def serving(app: Callable[..., Any]) -> Iterator[str]:
 def store_of(kind: str) -> Iterator[Place]:
     """The store for one of `KINDS`."""
     with ExitStack() as stack:
-        if kind == "s3":
+        if kind in ("s3", "s3fs"):
             faults, options = stack.enter_context(s3_store())
-            yield Place("s3://corpus", options, ("hush",), faults)
-        elif kind == "gs":
-            yield _google(stack)
+            place = Place("s3://corpus", options, ("hush",), faults)
+            only_fsspec = {"s3_additional_kwargs": {}}
+        elif kind in ("gs", "gcsfs"):
+            place = _google(stack)
+            only_fsspec = {"token": "anon"}  # with an endpoint: taken for an emulator
         else:
-            yield _azure(stack)
+            place = _azure(stack)
+            only_fsspec = {"max_concurrency": 4}
+        is_fsspec = kind in ("s3fs", "gcsfs", "adlfs")
+        yield replace(place, options=place.options | only_fsspec) if is_fsspec else place
 
 
 def _google(stack: ExitStack) -> Place:
@@ -77,8 +84,9 @@ def _google(stack: ExitStack) -> Place:
         return Place("gs://out", _made("gs", {"endpoint_url": REAL_GCS, "token": "anon"}))
     server = GcsStandIn()
     faults = FaultyStore(server)
-    options = {"endpoint_url": stack.enter_context(serving(faults)), "token": "anon"}
-    return Place("gs://out", options | {"project": "p-hush"}, ("p-hush",), faults, server)
+    options = {"endpoint_url": stack.enter_context(serving(faults)), "project": "p-hush"}
+    options["token"] = Credentials(token="t-hush")
+    return Place("gs://out", options, ("p-hush", "t-hush"), faults, server)
 
 
 def _azure(stack: ExitStack) -> Place:

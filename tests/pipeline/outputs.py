@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -172,7 +173,7 @@ def s3_server(bucket: str = "out") -> Iterator[dict[str, Any]]:
             "endpoint_url": address,
             "skip_instance_cache": True,
         }
-        fs = Layout.open(f"s3://{bucket}", options).fs
+        fs = fsspec.filesystem("s3", **options)
         fs.mkdir(bucket)
         yield options
         fs.rm(bucket, recursive=True)  # all servers of one process share their buckets

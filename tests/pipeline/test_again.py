@@ -21,7 +21,7 @@ from earmill.pipeline.driver import events, sharing
 from earmill.pipeline.operations import run_job as driver
 from earmill.pipeline.operations.retry import stored_job
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.owned_folders import OwnedFolder
+from earmill.pipeline.storage.scratch import OwnedFolder
 from tests.chaos.jobs import committed_files
 from tests.pipeline.again_jobs import (
     ALSO_BAD,

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,8 +16,9 @@ from typing import Any, ClassVar
 import pytest
 
 from earmill.pipeline.common.errors import LockedError, OutputError, StorageError
+from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.dataset.driver_lock import DriverLock
-from earmill.pipeline.storage import atomic_create as putonce
+from earmill.pipeline.storage import local_store, retrying
 from earmill.pipeline.storage.layout import Layout
 
 RACERS = 16
@@ -27,7 +29,7 @@ def test_exclusive_create_without_links_has_one_winner_too(tmp_path: Path) -> No
 
     def race(racer: int) -> bool:
         gate.wait()
-        return putonce._create_exclusive(str(tmp_path / "x"), bytes([racer]) * 1000)
+        return local_store._create_exclusive(str(tmp_path / "x"), bytes([racer]) * 1000)
 
     with ThreadPoolExecutor(RACERS) as pool:
         won = list(pool.map(race, range(RACERS)))
@@ -37,18 +39,19 @@ def test_exclusive_create_without_links_has_one_winner_too(tmp_path: Path) -> No
 
 def test_a_bare_name_is_one_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    putonce.write_local("report.html", b"page")
-    assert putonce.create_local("lock", b"mine") and not putonce.create_local("lock", b"yours")
+    local_store.write_local("report.html", b"page")
+    assert local_store.LocalBackend().create("lock", b"mine")
+    assert not local_store.LocalBackend().create("lock", b"yours")
     found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert found == {"report.html": b"page", "lock": b"mine"}
 
 
 def test_one_of_many_processes_wins_each_name(tmp_path: Path) -> None:
     code = (
-        "import sys; from earmill.pipeline.storage.atomic_create import create_local\n"
+        "import sys; from earmill.pipeline.storage.local_store import LocalBackend\n"
         "sys.stdin.readline()\n"
         "for n in range(200):\n"
-        "    print(int(create_local(f'{sys.argv[1]}/{n}', sys.argv[2].encode() * 999)))\n"
+        "    print(int(LocalBackend().create(f'{sys.argv[1]}/{n}', sys.argv[2].encode() * 999)))\n"
     )
     racers = [
         subprocess.Popen(
@@ -90,7 +93,7 @@ def scripted_s3(answers: list[tuple[int, str]]) -> Iterator[tuple[Layout, list[s
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            self._answer(200, "<DeleteResult></DeleteResult>")
+            self._answer(200, "<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>")
 
         def do_GET(self) -> None:
             self._answer(200, "<ListBucketResult></ListBucketResult>")
@@ -101,6 +104,7 @@ def scripted_s3(answers: list[tuple[int, str]]) -> Iterator[tuple[Layout, list[s
         def _answer(self, status: int, body: str) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", '"tag"')
             self.end_headers()
             self.wfile.write(body.encode())
 
@@ -164,7 +168,7 @@ class _LossyStore(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(200, b"<DeleteResult></DeleteResult>")
+        self._answer(200, b"<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>")
 
     def do_DELETE(self) -> None:
         self.objects.pop(self.path.split("?")[0], None)
@@ -173,6 +177,8 @@ class _LossyStore(BaseHTTPRequestHandler):
     def _answer(self, status: int, body: bytes = b"") -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"tag"')
+        self.send_header("Last-Modified", "Fri, 02 Jan 2026 03:04:05 GMT")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -224,11 +230,14 @@ def test_a_refusal_without_details_is_a_lost_race() -> None:
 
 
 def test_endless_conflicts_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(putonce, "CONFLICT_WAITS_S", (0.0, 0.0))
+    slept: list[float] = []
+    clock = partial(sum, slept)
+    brief = RetryPolicy(1.0, clock=clock, sleep=slept.append, jitter=lambda: 1.0)
+    monkeypatch.setattr(retrying, "BRIEF", brief)
     with scripted_s3([(409, "ConditionalRequestConflict")]) as (layout, asked):
-        with pytest.raises(OutputError, match="409 Conflict after 3 tries"):
+        with pytest.raises(StorageError, match=r"another writer is at it, .* 409 Conflict"):
             layout.put_if_absent("commits/00000.json", b"x")
-    assert len(asked) == 3
+    assert len(asked) == 3 and slept == [0.2, 0.4]
 
 
 def test_other_failures_are_raised() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
-from botocore.exceptions import ClientError
 
 from earmill.pipeline.common.errors import LockedError, OutputError
 from earmill.pipeline.dataset import finalise as closing
@@ -19,10 +20,12 @@ from earmill.pipeline.dataset.driver_lock import DriverLock, read_holder
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.garbage import collect_garbage
 from earmill.pipeline.dataset.snapshot import Current, EarlierSnapshot
-from earmill.pipeline.storage import atomic_replace
+from earmill.pipeline.storage import local_store
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.object_store import ObjectBackend
 from earmill.pipeline.storage.paths import CURRENT_FILE, DRIVER_FILE
 from tests.pipeline.outputs import s3_server, small_dataset
+from tests.s3_stand_in import App, s3_stand_in
 from tests.waiting import threads_end
 
 NAME, OLD, NEW, ANOTHERS = "current.json", b"as it was", b"ours", b"another driver's"
@@ -60,41 +63,61 @@ def test_a_file_that_is_gone_is_not_put_back(layout: Layout) -> None:
     assert not layout.exists(NAME)
 
 
-def test_a_bucket_refuses_who_was_frozen_within_the_call(
-    tmp_path: Path, s3: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout = Layout.open(f"s3://out/{tmp_path.name}", s3)
-    layout.write_bytes(NAME, OLD)
-    put = layout.fs.pipe_file
+@contextmanager
+def bucket(around: Callable[[App], App], kind: str) -> Iterator[Layout]:
+    """A bucket behind another application, through obstore or through s3fs."""
+    with s3_stand_in(around) as address:
+        options: dict[str, Any] = {"key": "k", "secret": "s", "endpoint_url": address}
+        if kind == "s3fs":
+            options["s3_additional_kwargs"] = {}  # known to s3fs alone
+        fs = fsspec.filesystem("s3", **options)
+        fs.mkdir("guarded")
+        layout = Layout.open("s3://guarded/out", options)
+        assert isinstance(layout.backend, ObjectBackend) == (kind == "obstore")
+        layout.write_bytes(NAME, OLD)
+        try:
+            yield layout
+        finally:
+            fs.rm("guarded", recursive=True)
 
-    def wakes_too_late(path: str, data: bytes, **condition: Any) -> None:
-        put(path, ANOTHERS)
-        put(path, data, **condition)
 
-    monkeypatch.setattr(layout.fs, "pipe_file", wakes_too_late)
-    assert not layout.replace_own(NAME, NEW, OLD)
-    assert layout.read_bytes(NAME) == ANOTHERS
+@pytest.mark.parametrize("kind", ["obstore", "s3fs"])
+def test_a_bucket_refuses_who_was_frozen_within_the_call(kind: str) -> None:
+    others: list[Layout] = []
+
+    def slow(app: App) -> App:
+        def call(environ: dict[str, Any], start_response: Any) -> Any:
+            if environ.get("HTTP_IF_MATCH"):
+                others[0].write_bytes(NAME, ANOTHERS)
+            return app(environ, start_response)
+
+        return call
+
+    with bucket(slow, kind) as layout:
+        others.append(layout)
+        assert not layout.replace_own(NAME, NEW, OLD)
+        assert layout.read_bytes(NAME) == ANOTHERS
 
 
-def test_a_bucket_without_the_condition_is_written_all_the_same(
-    tmp_path: Path, s3: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout = Layout.open(f"s3://out/{tmp_path.name}", s3)
-    layout.write_bytes(NAME, OLD)
-    put = layout.fs.pipe_file
+@pytest.mark.parametrize("kind", ["obstore", "s3fs"])
+def test_a_bucket_without_the_condition_is_written_all_the_same(kind: str) -> None:
+    refused = []
 
-    def knows_no_condition(path: str, data: bytes, **condition: Any) -> None:
-        if condition:
-            said = {
-                "Error": {"Code": "NotImplemented"},
-                "ResponseMetadata": {"HTTPStatusCode": 501},
-            }
-            raise ClientError(said, "PutObject")
-        put(path, data)
+    def knows_no_condition(app: App) -> App:
+        def call(environ: dict[str, Any], start_response: Any) -> Any:
+            if not environ.get("HTTP_IF_MATCH"):
+                return app(environ, start_response)
+            environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+            refused.append(environ["PATH_INFO"])
+            start_response("501 Not Implemented", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>NotImplemented</Code></Error>"]
 
-    monkeypatch.setattr(layout.fs, "pipe_file", knows_no_condition)
-    assert layout.replace_own(NAME, NEW, OLD)
-    assert layout.read_bytes(NAME) == NEW
+        return call
+
+    with bucket(knows_no_condition, kind) as layout:
+        assert layout.replace_own(NAME, NEW, OLD)
+        assert layout.read_bytes(NAME) == NEW and refused
+        assert not layout.replace_own(NAME, ANOTHERS, OLD)
 
 
 RACER = """
@@ -131,10 +154,10 @@ def test_a_folder_that_stays_locked_is_said(
 ) -> None:
     layout = Layout.open(tmp_path)
     layout.write_bytes(NAME, OLD)
-    monkeypatch.setattr(atomic_replace, "LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(local_store, "LOCK_WAIT_S", 0.0)
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
-        atomic_replace.fcntl.flock(handle, atomic_replace.fcntl.LOCK_EX)
+        local_store.fcntl.flock(handle, local_store.fcntl.LOCK_EX)
         with pytest.raises(OutputError, match="end the driver that hangs there"):
             layout.replace_own(NAME, NEW, OLD)
     finally:

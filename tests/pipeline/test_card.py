@@ -270,6 +270,6 @@ def test_credentials_reach_no_file() -> None:
         layout = small_dataset("s3://out/secret", options)
         finalise(layout)
         assert json.loads(layout.read_bytes("croissant.json"))["url"] == "s3://out/secret"
-        for name in layout.fs.find(layout.root):
-            content = layout.fs.cat_file(name)
+        for name in layout.everything():
+            content = layout.read_bytes(name)
             assert b"user-key" not in content and b"user-secret" not in content

@@ -21,7 +21,7 @@ from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import check_dataset
 from earmill.pipeline.formats.dtypes import FLOAT16_SCALES, Caster, as_stored, cast_error, halved
 from earmill.pipeline.formats.rows import CastError, OutFile, total
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import dataset_file
 from tests.pipeline.reader_data import Writer, make_row, stream

@@ -29,7 +29,7 @@ from earmill.pipeline.reader.catalog import (
     load_catalog,
     read_quarantine,
 )
-from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
     LOUDNESS_HZ,

@@ -199,7 +199,7 @@ class LostAnswer(Layout):
 
 def test_a_commit_refused_by_its_own_first_try_has_won(tmp_path: Path) -> None:
     plain = Layout.open(tmp_path)
-    assert publish(LostAnswer(plain.fs, plain.root), rows=ROWS) is True
+    assert publish(LostAnswer(plain.backend, plain.root), rows=ROWS) is True
     record = commits(plain)["00000"]
     assert set(all_files(plain)) == {f.path for f in record.files} | {"commits/00000.json"}
 

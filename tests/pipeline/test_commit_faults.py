@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -111,16 +111,25 @@ def test_clearing_scratch_never_guts_a_shard_that_is_being_committed(
 ) -> None:
     """Another driver clears up; while its first file goes, the old worker publishes the rest."""
     plain = Layout.open(tmp_path)
-    slow = Halting(plain.fs, plain.root)
+    slow = Halting(plain.backend, plain.root)
     slow.arrived.clear(), slow.go_on.clear()
     clearing = threading.get_ident()
     unlink, scandir = os.unlink, os.scandir
 
-    @contextmanager
-    def in_order(*args: Any) -> Iterator[Iterator[os.DirEntry[str]]]:
+    class InOrder(AbstractContextManager["InOrder"]):
         """The store's files come first: the rest would be missed at once."""
-        with scandir(*args) as entries:
-            yield iter(sorted(entries, key=lambda entry: entry.name))
+
+        def __init__(self, *args: Any) -> None:
+            with scandir(*args) as entries:
+                self._entries = iter(sorted(entries, key=lambda entry: entry.name))
+
+        def __iter__(self) -> Iterator[os.DirEntry[str]]:
+            return self._entries
+
+        def __next__(self) -> os.DirEntry[str]:
+            return next(self._entries)
+
+        def __exit__(self, *args: object) -> None: ...
 
     with ThreadPoolExecutor(1) as pool:
         folder = shared_scratch(plain, shared) if shared else None
@@ -134,7 +143,7 @@ def test_clearing_scratch_never_guts_a_shard_that_is_being_committed(
 
         slow.arrived.wait()
         monkeypatch.setattr(os, "unlink", slow_unlink)
-        monkeypatch.setattr(os, "scandir", in_order)
+        monkeypatch.setattr(os, "scandir", InOrder)
         clear_scratch(plain, shared)
         slow.go_on.set()
         assert working.exception() is None or isinstance(working.exception(), CommitError)
@@ -152,7 +161,7 @@ def test_attempts_that_share_a_folder_leave_nothing_in_it_nor_miss_it(tmp_path: 
     folder = shared_scratch(layout, "run-1")
     assert folder is not None
     with pytest.raises(CommitError, match="bytes at the output"):
-        publish(Truncating(layout.fs, layout.root), rows=ROWS, folder=folder)
+        publish(Truncating(layout.backend, layout.root), rows=ROWS, folder=folder)
     assert not [*folder.iterdir()]
     assert publish(layout, rows=ROWS, bad=[make_bad("x.wav")], folder=folder) and not [
         *folder.iterdir()
@@ -231,7 +240,7 @@ class Truncating(Layout):
 def test_a_file_that_arrives_short_is_not_committed(tmp_path: Path) -> None:
     plain = Layout.open(tmp_path)
     with pytest.raises(CommitError, match=r"expected \d+ bytes at the output"):
-        publish(Truncating(plain.fs, plain.root), rows=ROWS)
+        publish(Truncating(plain.backend, plain.root), rows=ROWS)
     assert all_files(plain) == {}
 
 
@@ -379,5 +388,5 @@ def test_a_store_that_is_away_is_asked_once_to_remove_and_not_once_a_part(tmp_pa
     plain = Layout.open(tmp_path)
     Away.asked.clear()
     with pytest.raises(CommitError, match="the store is away"):
-        publish(Away(plain.fs, plain.root), rows=ROWS, bad=[make_bad("x.wav")])
+        publish(Away(plain.backend, plain.root), rows=ROWS, bad=[make_bad("x.wav")])
     assert len(Away.asked) == 1

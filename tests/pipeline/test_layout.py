@@ -8,11 +8,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from earmill.pipeline.common.errors import OutputError, StorageError
 from earmill.pipeline.dataset.finalise import finalise
@@ -299,7 +297,7 @@ def test_an_unwritable_output_is_one_clear_line(uri: str, s3: dict[str, Any]) ->
 
 
 def test_a_store_without_atomic_create_is_refused() -> None:
-    layout = Layout(fsspec.filesystem("http"), "http://127.0.0.1:1/x")
+    layout = Layout.open("http://127.0.0.1:1/x")
     with pytest.raises(OutputError, match="no atomic create"):
         layout.put_if_absent("commits/00000.json", b"x")
 
@@ -311,24 +309,3 @@ def test_local_paths_may_use_the_home_folder_and_file_uris(
     assert Layout.open("~/out").root == str(tmp_path / "out")
     assert Layout.open(f"file://{tmp_path}/out/").root == str(tmp_path / "out")
     assert Layout.open("out").root == os.path.join(os.getcwd(), "out")
-
-
-class _InParts(MemoryFileSystem):
-    """A store whose client asks for the size of a file, to fetch it in parts side by side."""
-
-    asked: ClassVar[list[int | None]] = []
-
-    async def _cat_file(self, path: str, max_concurrency: int | None = None) -> bytes: ...
-
-    def cat_file(self, path: str, max_concurrency: int | None = None, **options: Any) -> bytes:
-        self.asked.append(max_concurrency)
-        return bytes(super().cat_file(path, **options))
-
-
-def test_a_small_file_is_one_request() -> None:
-    store = Layout(_InParts(), "/one-request")
-    store.write_bytes("x", b"content")
-    for nbytes in (None, 7, 2**30):
-        assert store.read_bytes("x", nbytes) == b"content"
-    assert _InParts.asked == [1, 1, None]
-    assert Layout.open("memory://one-request").read_bytes("x") == b"content"

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from earmill.pipeline.storage import owned_folders
-from earmill.pipeline.storage.owned_folders import OwnedFolder, own_folder, sweep
+from earmill.pipeline.storage import scratch
+from earmill.pipeline.storage.scratch import OwnedFolder, own_folder, sweep
 
 OWNER = """
 import sys, time
-from earmill.pipeline.storage.owned_folders import OwnedFolder
+from earmill.pipeline.storage.scratch import OwnedFolder
 print(OwnedFolder(parent=sys.argv[1]).path, flush=True)
 time.sleep(600)
 """
@@ -46,13 +46,13 @@ def test_a_folder_goes_with_the_next_run_once_its_owner_is_dead(tmp_path: Path) 
 
 
 def test_a_folder_without_our_lock_is_somebody_elses(tmp_path: Path) -> None:
-    (tmp_path / f"{owned_folders.PREFIX}mine").mkdir()
+    (tmp_path / f"{scratch.PREFIX}mine").mkdir()
     mine = OwnedFolder(parent=str(tmp_path))
     sweep(parent=str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 2
     mine.remove()
     mine.remove()
-    assert [path.name for path in tmp_path.iterdir()] == [f"{owned_folders.PREFIX}mine"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{scratch.PREFIX}mine"]
 
 
 def test_a_process_has_one_folder_that_nobody_takes() -> None:

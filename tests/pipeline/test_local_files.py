@@ -11,22 +11,18 @@ from typing import Any
 
 import pytest
 
-import earmill.pipeline.storage.atomic_create as atomic_create
-import earmill.pipeline.storage.local_files as local_files
+import earmill.pipeline.storage.local_store as local_store
 from earmill.pipeline.common.errors import OutputError
-from earmill.pipeline.storage.atomic_create import (
-    create_local,
-    create_remote,
+from earmill.pipeline.storage.fsspec_store import FsspecBackend, MemoryBackend
+from earmill.pipeline.storage.local_store import (
+    LocalBackend,
+    files_below,
     make_folder,
+    move_in,
+    sync_names,
     write_local,
 )
-from earmill.pipeline.storage.local_files import (
-    MKDIR_TRIES,
-    files_below,
-    move_in,
-    new_folder,
-    sync_names,
-)
+from earmill.pipeline.storage.scratch import MKDIR_TRIES, new_folder
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -190,7 +186,7 @@ class TestMoveIn:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "rename", failing(errno.EXDEV))
-        monkeypatch.setattr(local_files.shutil, "copyfile", full)
+        monkeypatch.setattr(local_store.shutil, "copyfile", full)
         with pytest.raises(OSError, match="No space left"):
             move_in(filled(tmp_path / "scratch", "file"), tmp_path / "out/target")
         assert list((tmp_path / "out").iterdir()) == []
@@ -263,7 +259,7 @@ class TestWriteLocal:
         old = os.umask(0o027)
         try:
             write_local(str(tmp_path / "x"), b"1")
-            assert create_local(str(tmp_path / "y"), b"1")
+            assert LocalBackend().create(str(tmp_path / "y"), b"1")
         finally:
             os.umask(old)
         for name in ("x", "y"):
@@ -300,11 +296,11 @@ class TestWriteLocal:
 class TestCreateLocal:
     def test_the_first_wins(self, tmp_path: Path) -> None:
         path = str(tmp_path / "commits/00000.json")
-        assert create_local(path, b"first")
-        assert not create_local(path, b"second")
+        assert LocalBackend().create(path, b"first")
+        assert not LocalBackend().create(path, b"second")
         assert tree(tmp_path) == {"commits/00000.json": b"first"}
 
-    @pytest.mark.parametrize("number", sorted(atomic_create._NO_LINKS))
+    @pytest.mark.parametrize("number", sorted(local_store._NO_LINKS))
     def test_without_links_it_is_exclusive_too(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
@@ -313,8 +309,8 @@ class TestCreateLocal:
 
         monkeypatch.setattr(os, "link", link)
         path = str(tmp_path / "x")
-        assert create_local(path, b"first")
-        assert not create_local(path, b"second")
+        assert LocalBackend().create(path, b"first")
+        assert not LocalBackend().create(path, b"second")
         assert tree(tmp_path) == {"x": b"first"}
 
     def test_another_failure_of_a_link_is_raised(
@@ -325,7 +321,7 @@ class TestCreateLocal:
 
         monkeypatch.setattr(os, "link", link)
         with pytest.raises(OSError, match="No space"):
-            create_local(str(tmp_path / "x"), b"first")
+            LocalBackend().create(str(tmp_path / "x"), b"first")
         assert tree(tmp_path) == {}
 
     def test_a_full_disk_leaves_no_half_of_a_file(
@@ -337,7 +333,7 @@ class TestCreateLocal:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        for create in (create_local, atomic_create._create_exclusive):
+        for create in (LocalBackend().create, local_store._create_exclusive):
             with pytest.raises(OSError, match="No space"):
                 create(str(tmp_path / "x"), b"first")
             assert tree(tmp_path) == {}
@@ -348,8 +344,8 @@ class TestCreateRemote:
         import fsspec
 
         fs = fsspec.filesystem("memory")
-        assert create_remote(fs, "/test_local_files/x", b"first")
-        assert not create_remote(fs, "/test_local_files/x", b"second")
+        assert MemoryBackend(fs).create("/test_local_files/x", b"first")
+        assert not MemoryBackend(fs).create("/test_local_files/x", b"second")
         assert fs.cat_file("/test_local_files/x") == b"first"
         fs.rm("/test_local_files", recursive=True)
 
@@ -362,4 +358,4 @@ class TestCreateRemote:
         store.protocol = protocol  # type: ignore[attr-defined]
         name = protocol if isinstance(protocol, str) else protocol[0]
         with pytest.raises(OutputError, match=f"{name}:// has no atomic create-if-absent"):
-            create_remote(store, "x", b"1")
+            FsspecBackend(store).create("x", b"1")

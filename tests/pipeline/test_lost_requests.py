@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from fsspec.asyn import get_loop
 
-from earmill.pipeline.storage.filesystems import filesystem_of
+from earmill.pipeline.storage.fsspec_store import filesystem_of
 from tests.waiting import DEADLINE_S
 
 OF_THE_PLACE: dict[str, Callable[[], Exception]] = {

@@ -19,7 +19,7 @@ from earmill.pipeline.common.missing_modules import missing_package, needed_modu
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.parquet import read as parquet_read
 from earmill.pipeline.formats.zarr import read as zarr_read
-from earmill.pipeline.storage import arrow_tables
+from earmill.pipeline.storage import documents
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import write_set
 
@@ -206,7 +206,7 @@ def test_too_little_memory_for_a_table_is_no_problem_of_the_dataset(
         def __init__(self, *_: Any, **__: Any) -> None:
             raise pa.ArrowMemoryError("malloc failed")
 
-    monkeypatch.setattr(arrow_tables.pq, "ParquetFile", Full)
+    monkeypatch.setattr(documents.pq, "ParquetFile", Full)
     with pytest.raises(MemoryError, match="malloc failed"):
         verify(Layout.open(place))
     with pytest.raises(MemoryError, match="malloc failed"):

@@ -21,8 +21,7 @@ from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage import atomic_create as putonce
-from earmill.pipeline.storage import store_calls
+from earmill.pipeline.storage import local_store, retrying
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import ShardOrder
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
@@ -63,14 +62,14 @@ def fail(
     monkeypatch: pytest.MonkeyPatch, name: str, number: int, *, on: Callable[[], bool]
 ) -> None:
     """Let the disk refuse to write files of a name."""
-    write = putonce._write_new
+    write = local_store._write_new
 
     def failing(path: str, data: bytes) -> None:
         if name.rstrip("/") in path.rsplit("/out/", 1)[-1] and on():
             raise OSError(number, "injected", path)
         write(path, data)
 
-    monkeypatch.setattr(putonce, "_write_new", failing)
+    monkeypatch.setattr(local_store, "_write_new", failing)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ def test_a_bucket_that_says_not_now_is_asked_again_then_it_is_one_line(
 ) -> None:
     store, options = bucket
     clock = Clock()
-    monkeypatch.setattr(store_calls, "RETRIES", clock.retries(75.0))
+    monkeypatch.setattr(retrying, "RETRIES", clock.retries(75.0))
     path = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_seconds=0.2)
     job = yaml.safe_load(path.read_text())
     job["output"] |= {"uri": f"s3://corpus/{answer[0][:3]}", "storage_options": options}
@@ -214,7 +213,7 @@ def test_an_output_that_dies_in_the_middle_is_one_line_whatever_fails_after_it(
             raise OSError(errno.ESTALE, "injected")
         return read(self, rel)
 
-    monkeypatch.setattr(Layout, "read_bytes", store_calls.store_call("read")(reading))
+    monkeypatch.setattr(Layout, "read_bytes", retrying.store_call("read")(reading))
     assert run(["extract", str(job), "--resume", "--quiet"]) == 1
     err = capsys.readouterr().err.strip()
     assert "commits/" in err and "the mount is stale" in err and "--resume" in err

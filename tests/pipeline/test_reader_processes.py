@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import psutil
 import pytest
 
 from earmill import open_features
 from earmill.pipeline.reader import features as reader
-from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
     CELL_BYTES,
     FORMATS,
@@ -153,7 +153,7 @@ def s3() -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("finalised", [False, True], ids=["commits", "index"])
 def test_rows_and_slices_from_s3(s3: dict[str, Any], finalised: bool) -> None:
     bucket = f"features-{finalised}".lower()
-    Layout.open("s3://", s3).fs.mkdir(bucket)
+    fsspec.filesystem("s3", **s3).mkdir(bucket)
     uri = f"s3://{bucket}/set"
     write_set(uri, n_rows=8, storage_options=s3, finalised=finalised)
     for fmt in FORMATS:
@@ -170,7 +170,7 @@ def test_rows_and_slices_from_s3(s3: dict[str, Any], finalised: bool) -> None:
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_s3_after_a_fork(s3: dict[str, Any]) -> None:
     """The child makes its own connections; the parent's keep working."""
-    Layout.open("s3://", s3).fs.mkdir("forked")
+    fsspec.filesystem("s3", **s3).mkdir("forked")
     write_set("s3://forked/set", n_rows=8, storage_options=s3)
     ds = open_features("s3://forked/set", storage_options=s3)
     check_row(ds[1], 1)

@@ -134,7 +134,7 @@ class Dying(Layout):
 )
 def test_a_closing_that_was_cut_off_is_seen_and_done_again(full_at: str, tmp_path: Path) -> None:
     layout = small_dataset(tmp_path)
-    dying = type("At", (Dying,), {"full_at": full_at})(layout.fs, layout.root)
+    dying = type("At", (Dying,), {"full_at": full_at})(layout.backend, layout.root)
     with pytest.raises(OSError, match="No space left"):
         finalise(dying)
     assert not is_closed(layout, commits(layout))

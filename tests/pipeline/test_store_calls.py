@@ -10,15 +10,10 @@ from typing import Any
 
 import pytest
 
-import earmill.pipeline.storage.store_calls as store_calls
 from earmill.pipeline.common.errors import CommitError, StorageError
-from earmill.pipeline.common.retries import RetryPolicy
-from earmill.pipeline.storage.store_calls import (
-    SILENT_TRIES,
-    patient,
-    storage_error,
-    store_call,
-)
+from earmill.pipeline.common.retries import RetryPolicy, in_a_job, patient
+from earmill.pipeline.storage import retrying
+from earmill.pipeline.storage.retrying import SILENT_TRIES, storage_error, store_call
 
 
 class Answer(Exception):
@@ -29,8 +24,8 @@ class Answer(Exception):
         self.status = status
 
 
-class Fs:
-    """Something that can be weakly referenced, as a filesystem is."""
+class Backend:
+    """Something that can be weakly referenced, as a backend is."""
 
 
 @dataclass
@@ -39,7 +34,7 @@ class Layout:
 
     script: list[Any]
     is_local: bool = False
-    fs: Any = field(default_factory=Fs)
+    backend: Any = field(default_factory=Backend)
     asked: int = 0
 
     def url(self, rel: str = "") -> str:
@@ -75,8 +70,8 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
             budget_s, clock=lambda: sum(slept), sleep=slept.append, jitter=lambda: 1.0
         )
 
-    monkeypatch.setattr(store_calls, "RETRIES", policy(75.0))
-    monkeypatch.setattr(store_calls, "BRIEF", policy(2.0))
+    monkeypatch.setattr(retrying, "RETRIES", policy(75.0))
+    monkeypatch.setattr(retrying, "BRIEF", policy(2.0))
     yield slept
 
 
@@ -105,10 +100,20 @@ class TestAskedAgain:
         low, high = (60.0, 75.0) if in_a_job else (1.0, 2.0)
         assert low < sum(time) <= high
 
+    @pytest.mark.parametrize(("retry_s", "least", "most"), [(0.0, 0.0, 0.0), (300.0, 280.0, 300.0)])
+    def test_a_job_sets_how_long(
+        self, retry_s: float, least: float, most: float, time: list[float]
+    ) -> None:
+        layout = Layout(["content", Answer(503)])
+        layout.read("a")
+        with patient(retry_s), pytest.raises(StorageError):
+            layout.read("a")
+        assert least <= sum(time) <= most
+
     def test_patience_ends_with_the_job_even_after_an_error(self, time: list[float]) -> None:
         with pytest.raises(CommitError), patient(), patient():
             raise CommitError("no")
-        assert store_calls._jobs == []
+        assert not in_a_job()
 
     def test_a_store_that_never_answered_is_given_up_early(self, time: list[float]) -> None:
         """It is more likely a wrong address than a store that is down."""
@@ -183,7 +188,7 @@ class TestWords:
             Layout([error], is_local=is_local).read("a")
         assert caught.value is error
 
-    @pytest.mark.parametrize(("number", "reason"), store_calls.REASONS.items())
+    @pytest.mark.parametrize(("number", "reason"), retrying.REASONS.items())
     def test_a_disk_s_reason_in_plain_words(self, number: int, reason: str) -> None:
         layout = Layout([OSError(number, "words of the system")], is_local=True)
         with pytest.raises(StorageError, match=f"cannot be read: {reason.split('(')[0]}") as caught:

@@ -27,7 +27,7 @@ from earmill.pipeline.common.machine import cores, is_interpreted
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.driver.executors.base import KEPT_MEMORY
 from earmill.pipeline.driver.placement import Node
-from earmill.pipeline.storage.owned_folders import sweep
+from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import LostCall, Outcome, Runner
 

@@ -25,7 +25,7 @@ from earmill.pipeline.driver.events import RESUME
 from earmill.pipeline.driver.executors import is_connected
 from earmill.pipeline.driver.executors.base import KEPT_MEMORY
 from earmill.pipeline.driver.placement import ClusterView, Node, check_seats
-from earmill.pipeline.storage.owned_folders import sweep
+from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome, Runner
 from earmill.pipeline.worker.worker_process import ShardWorker

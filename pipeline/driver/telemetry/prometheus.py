@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import MissingPackageError, OutputError
 from earmill.pipeline.driver.telemetry.run_totals import Histogram, RunMetrics
-from earmill.pipeline.storage.atomic_create import write_local
+from earmill.pipeline.storage.local_store import write_local
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -66,9 +66,8 @@ def read_metadata(layout: Layout, rel: str, promise: Promise) -> Mapping[str, An
     if layout.cache is not None and named is not None:
         content = StoredFile(layout, key, named.bytes, named.sha256).read(0, most).tobytes()
     else:
-        found = layout.read_whole_straight(key, most)
         # One byte more than was committed, to notice a file that is too long.
-        content = layout.read_range(key, 0, most + 1) if found is None else found
+        content = bytes(layout.read_range(key, 0, most + 1))
     return checked_metadata(rel, content, promise)
 
 

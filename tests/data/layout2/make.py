@@ -151,7 +151,9 @@ def main(folder: Path) -> None:
             extra_types={"take": "int64"},
         )
     finalise(layout)
-    layout.fs.get(f"{layout.root}/", str(folder), recursive=True)
+    for name in layout.everything():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(layout.read_bytes(name))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,148 @@
+"""The contract of a store: objects by name, read, written, listed and removed.
+
+`Layout` adds names below a root, retries and messages. A new kind of store is one subclass of
+`Backend`. It is listed in `layout.BACKENDS`, or comes with a package of its own, whose entry point
+in the group `earmill.stores` has the scheme of its URIs for its name.
+`tests/pipeline/test_backends.py` tests the contract, and has an example of such a package.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+
+class ObjectStoreError(OSError):
+    """An answer of a store that refuses a request.
+
+    Args:
+        message: One line.
+        status: HTTP status of the answer; None where the answer could not be understood.
+        error_code: The store's own word, such as `SlowDown`; None where the answer has none.
+    """
+
+    def __init__(self, message: str, status: int | None, error_code: str | None) -> None:
+        super().__init__(message)
+        self.status, self.error_code = status, error_code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.status, self.error_code)
+
+
+class Entry(NamedTuple):
+    """One file of a listing.
+
+    Args:
+        nbytes: Size of the file.
+        modified: Time of the last change in seconds since 1970, None where the store has none.
+        is_file: False for a pipe, a device, a socket or a broken link of a local folder.
+    """
+
+    nbytes: int
+    modified: float | None
+    is_file: bool = True
+
+
+class Backend(ABC):
+    """Access to one store. Paths are full: a bucket and a key, or a path of this machine.
+
+    Every method raises FileNotFoundError where the file or its bucket is missing. Other errors are
+    the backend's own; `common.errors.classify` classifies them. No method waits or tries again.
+    A backend can be pickled, compared and referenced weakly.
+    """
+
+    # True where plain os calls reach the same files.
+    is_local: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def open(cls, uri: str, options: Mapping[str, Any]) -> tuple[Backend, str] | None:
+        """Return the backend of a URI and the path in it; None where the class has none for it.
+
+        Asks the store nothing yet.
+
+        Raises:
+            MissingPackageError: The package of its client is not installed here.
+            ValueError, TypeError: No package is known for the scheme, or an option does not fit.
+        """
+
+    def here(self) -> Backend:
+        """Return the backend to use in this process, see `ObjectBackend.here`."""
+        return self
+
+    def inside(self, root: str, path: str) -> str:
+        """Return `path`; raise OutputError where links lead from it out of `root`."""
+        return path
+
+    @abstractmethod
+    def url(self, path: str) -> str:
+        """Return the full address of a path, without credentials."""
+
+    def exists(self, path: str) -> bool:
+        """Return True if a file is there; locally also for a folder."""
+        try:
+            self.size(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """Return the bytes of a file."""
+
+    @abstractmethod
+    def read(self, path: str) -> bytes:
+        """Return the whole content of a file."""
+
+    @abstractmethod
+    def read_range(self, path: str, start: int, length: int) -> Any:
+        """Return bytes [start, start + length) as a buffer, fewer where the file ends before."""
+
+    @abstractmethod
+    def write(self, path: str, data: bytes) -> None:
+        """Create or replace a file; a reader sees the old content or the new, never a mix."""
+
+    @abstractmethod
+    def create(self, path: str, data: bytes) -> bool:
+        """Create a file with its whole content; return False where the name is taken.
+
+        Raises:
+            OutputError: The store has no atomic create.
+        """
+
+    @abstractmethod
+    def replace(self, path: str, seen: bytes, data: bytes) -> bool:
+        """Replace a file that holds `seen`; return False, and change nothing, where it does not."""
+
+    @abstractmethod
+    def list(self, path: str) -> dict[str, Entry]:
+        """Return every file below a folder, or the file itself; empty where there is none."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file, or a folder with everything in it; fine where it is already gone.
+
+        A path is a name, never a pattern.
+        """
+
+    def remove(self, path: str, seen: bytes) -> bool:
+        """Remove a file that holds `seen`; return False, and change nothing, where it does not.
+
+        Stores take no condition with a removal, so the file is compared just before.
+        """
+        try:
+            if self.read(path) != seen:
+                return False
+        except FileNotFoundError:
+            return False
+        self.delete(path)
+        return True
+
+    @abstractmethod
+    def upload(self, local: str, path: str) -> None:
+        """Publish a file of this machine, in parts where it is large. It may be moved."""
+
+    def settle(self, paths: Sequence[str]) -> None:
+        """Make files that were uploaded outlive a power cut; stores do so at once."""
+        return

@@ -1,0 +1,116 @@
+"""Small documents of a dataset: JSON as a dataclass, Parquet as a table.
+
+Files of an output may have been damaged or made by others. A JSON value of the wrong type or an
+unknown format is found where the file is read, not where the value is used.
+
+Tables are read by the calling thread alone. Arrow's own threads may release a Python buffer late,
+even while the interpreter shuts down, and that ends the process with SIGABRT. Both
+`pyarrow.parquet.read_table` and a pre-buffered `ParquetFile` hand the buffer to such threads; a
+linter rule keeps the former out of the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.storage import paths
+
+T = TypeVar("T")
+
+
+class UnreadableVersionError(Exception):
+    """A file has a layout version that this release does not read."""
+
+
+class Strict:
+    """Base of the dataclasses that are read: no conversions between types, no unknown fields."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+
+
+def typed_json(kind: type[T], text: str | bytes) -> T:
+    """Return the object of a dataclass that a JSON text describes.
+
+    Raises:
+        ValueError: The text is not JSON, or a field is missing, unknown or of another type; one
+            line names the value.
+    """
+    try:
+        return _adapter(kind).validate_json(text)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ValueError(f"{where}: {first['msg']}") from None
+
+
+def versioned_json(kind: type[T], text: str | bytes) -> T:
+    """Return the object of a dataclass that has a `layout_version`, as `typed_json` does.
+
+    Raises:
+        ValueError: As `typed_json`.
+        UnreadableVersionError: This release does not read the version.
+    """
+    try:
+        found = typed_json(kind, text)
+        version = found.layout_version  # type: ignore[attr-defined]
+    except ValueError:
+        version = _version(text)
+        if version is None or paths.is_readable(version):
+            raise
+    if not paths.is_readable(version):
+        raise UnreadableVersionError(
+            f"expected layout version {paths.readable_versions()}, got {version}"
+        )
+    return found
+
+
+def _version(text: str | bytes) -> object:
+    """Return `layout_version` of a JSON text that failed validation, or None."""
+    try:
+        data = loads_json(text, max_chars=None)
+    except ValueError:
+        return None
+    return data.get("layout_version") if isinstance(data, dict) else None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+class Readable(Protocol):
+    """A place of tables, such as a `Layout`."""
+
+    def read_bytes(self, rel: str) -> bytes: ...
+
+
+def read_table(layout: Readable, rel: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return a small table of a dataset (rows, quarantine, index, plan), or some of its columns."""
+    return table_of(layout.read_bytes(rel), columns)
+
+
+def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the table of a Parquet file in memory, or some of its columns.
+
+    Invariants:
+        No other thread ever holds `content`.
+
+    Raises:
+        MemoryError: There is too little memory for the table.
+    """
+    try:
+        with pq.ParquetFile(
+            pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True
+        ) as file:
+            return file.read(columns=None if columns is None else list(columns), use_threads=False)
+    # Arrow's class is also one of its errors about files; too little memory is no damage.
+    except pa.ArrowMemoryError as error:
+        raise MemoryError(str(error)) from error

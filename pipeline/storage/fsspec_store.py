@@ -1,0 +1,340 @@
+"""Every URI that has no backend of its own, through fsspec, and the filesystem behind a URI.
+
+Also the stand-in for `object_store` where obstore cannot be used: with options that only an fsspec
+client knows, and in processes that were forked.
+
+    uri    = path | scheme://rest | chain
+    chain  = wrapper://inner::uri | wrapper::uri      zip://a.wav::s3://bucket/a.zip
+
+Names are literal: a path or a key may hold `::`, `#`, `?` or `://`. Only a wrapper in front makes a
+chain of a URI. S3, HTTP and the Hub come with earmill. Google's and Microsoft's stores are extras:
+their clients bring thirty packages that most jobs have no use for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+
+from earmill.pipeline.common.errors import (
+    MissingPackageError,
+    OutputError,
+    http_status,
+    store_code,
+)
+from earmill.pipeline.common.redact import redact
+from earmill.pipeline.storage.backend import Backend, Entry, ObjectStoreError
+from earmill.pipeline.storage.retrying import is_store_error
+
+if TYPE_CHECKING:
+    import asyncio
+
+# The schemes in front of a URI. No path of this machine begins so: `//` is `/` there.
+SCHEMES = re.compile(r"(?P<first>[A-Za-z][A-Za-z0-9+.-]*)(?:::[A-Za-z][A-Za-z0-9+.-]*)*://")
+# Characters that fsspec takes for a pattern in a path.
+MAGIC_CHARACTERS = re.compile(r"[*?\[]")
+LOCAL_SCHEMES = frozenset({"file", "local"})
+# fsspec protocols that read what the rest of a chain names.
+WRAPPERS = frozenset(
+    "blockcache cached dir filecache libarchive reference simplecache tar zip".split()
+)
+# The extra of earmill that brings the client of a scheme.
+EXTRAS = {"gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
+CONNECT_S = 30.0
+# An answer without a byte for so long is given up; it is then asked for again.
+HTTP_STALL_S = 60.0
+# gcsfs asks another service for the kind of bucket before every call unless told not to. That needs
+# one more right, and costs a minute a call where the service cannot be reached.
+GCSFS_KINDS_OF_BUCKET = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
+# Parts of an upload, and how many of them are sent at once: memory is bounded by the product.
+# A multiple of 256 KiB, as Google asks; S3's limit of 10,000 parts is reached at 160 GiB.
+PART_BYTES = 16 << 20
+PARTS_AT_ONCE = 4
+# Clients that turn `mode="create"` into a condition that their store checks.
+CREATES = frozenset({"s3", "gs", "abfs"})
+# adlfs also raises FileExistsError for a container that is being deleted; s3fs and gcsfs have no
+# code.
+TAKEN = (None, "BlobAlreadyExists", "PreconditionFailed")
+# Keys under which filesystems say when a file was written.
+TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+_memory_lock = threading.Lock()
+
+
+def is_local(uri: str) -> bool:
+    """Return True for a plain path of this machine, with any characters in it."""
+    return SCHEMES.match(uri) is None
+
+
+def is_web(uri: str) -> bool:
+    """Return True for the address of a web server."""
+    return uri.startswith(("http://", "https://"))
+
+
+def is_chain(uri: str) -> bool:
+    """Return True for a URI that reads one file through others: `zip://a.wav::/data/a.zip`."""
+    schemes = SCHEMES.match(uri)
+    return schemes is not None and "::" in uri and schemes["first"].lower() in WRAPPERS
+
+
+def local_path(uri: str) -> str | None:
+    """Return the absolute path that a path or a `file:` URI names; None for other URIs."""
+    path = uri
+    if not is_local(uri):
+        scheme, _, path = uri.partition("://")
+        if scheme.lower() not in LOCAL_SCHEMES:
+            return None
+    path = os.path.expanduser(path) if path.startswith("~") else path.removeprefix("./")
+    if not path.startswith("/"):
+        path = os.getcwd() if path in ("", ".") else f"{os.getcwd()}/{path}"
+    return path.rstrip("/") or "/"
+
+
+def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
+    """Return the fsspec filesystem of a URI and the path in it; touches nothing yet.
+
+    Raises:
+        MissingPackageError: Its package is not installed here.
+        ValueError: No package is known for the scheme, or an option does not fit.
+    """
+    os.environ.setdefault(GCSFS_KINDS_OF_BUCKET, "false")
+    if (path := local_path(uri)) is not None:
+        return fsspec.filesystem("file", **options), path
+    if is_web(uri):
+        options.setdefault("client_kwargs", {"timeout": _http_timeout()})
+    # fsspec takes every `::` for a chain.
+    double_colon = "::" if is_chain(uri) else _unused_in(uri)
+    try:
+        fs, path = fsspec.core.url_to_fs(uri.replace("::", double_colon), **options)
+    except ImportError as error:
+        raise missing_package(uri, error) from error
+    if getattr(fs, "async_impl", False) or is_chain(uri):
+        from fsspec.asyn import get_loop
+
+        get_loop().set_exception_handler(_tell_defects)
+    return fs, str(path).replace(double_colon, "::")
+
+
+def _unused_in(uri: str) -> str:
+    """Return letters that a URI does not contain."""
+    letters = "double-colon"
+    while letters in uri:
+        letters += "-"
+    return letters
+
+
+def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> bool:
+    """Return True if a client would ask its store for another object than a URI names.
+
+    Some clients cut names: s3fs at `?versionId=`, adlfs at a tab, a web client at `#`.
+
+    Args:
+        fs: The filesystem of the URI, see `filesystem_of`.
+        path: The path in it.
+        uri: One object, no chain.
+        versions: The end of a URI may name a version of the object.
+    """
+    if is_web(uri):
+        return "#" in uri
+    behind_bucket = uri.split("/", 3)[3:]
+    if behind_bucket and not path.endswith(behind_bucket[0]):
+        return True
+    if not hasattr(fs, "split_path"):
+        return False
+    bucket, key, *version = fs.split_path(path)
+    return f"{bucket}/{key}" != path and not (versions and any(version))
+
+
+def _tell_defects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report the error of a client's task, unless the connection was lost.
+
+    The request reports a lost connection and is made again; asyncio would print a traceback too.
+    """
+    error = context.get("exception")
+    if error is None or not is_store_error(error):
+        loop.default_exception_handler(context)
+
+
+def _http_timeout() -> Any:
+    """aiohttp ends any answer after five minutes, however fast it comes; here a stall ends it."""
+    import aiohttp
+
+    return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=HTTP_STALL_S)
+
+
+def missing_package(uri: str, error: ImportError | None = None) -> MissingPackageError:
+    """Return the error for a URI whose package is not installed.
+
+    Args:
+        error: The error of the import; its text is the advice where no extra has the package.
+    """
+    last = uri.rpartition("::")[2] if is_chain(uri) else uri
+    scheme = last.partition("://")[0].lower()
+    extra = EXTRAS.get(scheme)
+    advice = str(error) if extra is None else f"run: pip install 'earmill[{extra}]'"
+    return MissingPackageError(
+        f"{uri}: {scheme}:// needs a package that is not installed here; {advice}"
+    )
+
+
+@dataclass(frozen=True)
+class FsspecBackend(Backend):
+    """A filesystem of fsspec.
+
+    Args:
+        fs: The filesystem, with its credentials.
+    """
+
+    fs: Any
+
+    @classmethod
+    def open(cls, uri: str, options: Mapping[str, Any]) -> tuple[FsspecBackend, str]:
+        # Another process commits while we look: a cached listing would hide it.
+        fs, path = filesystem_of(uri, **{"use_listings_cache": False, **options})
+        special = FsspecBackend(fs).protocols & SPECIAL.keys()
+        return (SPECIAL[min(special)] if special else cls)(fs), path.rstrip("/")
+
+    @property
+    def protocols(self) -> frozenset[str]:
+        """The schemes that the filesystem answers to."""
+        names = self.fs.protocol
+        return frozenset({names} if isinstance(names, str) else names)
+
+    def url(self, path: str) -> str:
+        return redact(str(self.fs.unstrip_protocol(path)))
+
+    def size(self, path: str) -> int:
+        return int(self.fs.size(path))
+
+    def read(self, path: str) -> bytes:
+        return bytes(self.fs.cat_file(path))
+
+    def read_range(self, path: str, start: int, length: int) -> Any:
+        # s3fs would ask for an empty range, and be given the whole file.
+        return self.fs.cat_file(path, start=start, end=start + length) if length else b""
+
+    def write(self, path: str, data: bytes) -> None:
+        self.fs.pipe_file(path, data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        if not self.protocols & CREATES:
+            raise OutputError(
+                f"{min(self.protocols)}:// has no atomic create-if-absent, so commits would not be "
+                "exactly once; write to a local folder, s3://, gs:// or abfs://"
+            )
+        try:
+            self.fs.pipe_file(path, data, mode="create")
+        except FileExistsError as error:
+            code = store_code(error)
+            if code not in TAKEN:
+                raise ObjectStoreError(f"{path}: status 409 {code}", 409, code) from error
+            return False
+        except Exception as error:  # the class depends on the client: the status decides
+            if http_status(error) != 412:
+                raise
+            return False
+        return True
+
+    def replace(self, path: str, seen: bytes, data: bytes) -> bool:
+        """Compare, then write: a writer that is frozen between the two requests goes unnoticed."""
+        try:
+            if self.read(path) != seen:
+                return False
+        except FileNotFoundError:
+            return False
+        self.write(path, data)
+        return True
+
+    def list(self, path: str) -> dict[str, Entry]:
+        found = self.fs.find(path, withdirs=False, detail=True)
+        if not isinstance(found, dict):  # adlfs, of a path that is a file
+            found = {name: self.fs.info(name) for name in found}
+        return {
+            str(info["name"]): Entry(int(info["size"] or 0), _modified(info))
+            for info in found.values()
+        }
+
+    def delete(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            if not MAGIC_CHARACTERS.search(path):
+                self.fs.rm(path, recursive=True)
+                return
+            # `fs.rm` would take the path for a pattern, and remove other files.
+            for name in self.fs.find(path):
+                self.fs.rm_file(name)
+
+    def upload(self, local: str, path: str) -> None:
+        self.fs.put_file(local, path, **self.parts())
+
+    def parts(self) -> dict[str, Any]:
+        """Return the arguments of `put_file` about the parts of an upload."""
+        if "gs" in self.protocols:  # sent one after the other
+            return {"chunksize": PART_BYTES}
+        # Azure's client has parts of 4 MiB.
+        return {"max_concurrency": PARTS_AT_ONCE} if "abfs" in self.protocols else {}
+
+
+class MemoryBackend(FsspecBackend):
+    """fsspec's memory filesystem: it looks, then writes, so that one process needs one lock."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        with _memory_lock:
+            if self.exists(path):
+                return False
+            self.write(path, data)
+        return True
+
+    def replace(self, path: str, seen: bytes, data: bytes) -> bool:
+        with _memory_lock:
+            return super().replace(path, seen, data)
+
+    def remove(self, path: str, seen: bytes) -> bool:
+        with _memory_lock:
+            return super().remove(path, seen)
+
+
+class S3fsBackend(FsspecBackend):
+    """S3 through s3fs, which knows a condition for replacing as well."""
+
+    def replace(self, path: str, seen: bytes, data: bytes) -> bool:
+        try:
+            # Before the content: where the content is newer than the tag, the condition fails.
+            tag = self.fs.info(path, refresh=True)["ETag"]
+            if self.read(path) != seen:
+                return False
+            self.fs.pipe_file(path, data, IfMatch=tag)
+        except FileNotFoundError:
+            return False
+        except Exception as error:  # botocore is no OSError
+            if http_status(error) == 412:
+                return False
+            if http_status(error) != 501:  # this store knows no such condition
+                raise
+            return super().replace(path, seen, data)
+        return True
+
+    def parts(self) -> dict[str, Any]:
+        return {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
+
+
+def _modified(info: Mapping[str, Any]) -> float | None:
+    """Return the time of a file's last change, in seconds since 1970; None where none is given."""
+    for time in map(info.get, TIMES):
+        if isinstance(time, str):
+            with suppress(ValueError):
+                time = datetime.fromisoformat(time)
+        if isinstance(time, datetime):
+            return time.timestamp()
+        if isinstance(time, int | float):
+            return float(time)
+    return None
+
+
+SPECIAL: Mapping[str, type[FsspecBackend]] = {"memory": MemoryBackend, "s3": S3fsBackend}

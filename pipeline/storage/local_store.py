@@ -1,0 +1,318 @@
+"""Files of this machine: durable, visible in one step, created once, replaced under a lock.
+
+Writing: a hidden temporary file, flushed, then `os.replace`. Creating: the same with `os.link`,
+which fails where the name is taken; O_EXCL on filesystems without links. Replacing and removing:
+compared under a lock on the folder, which the system releases when its holder is killed.
+
+fsspec's local filesystem looks for a file before it creates one, which is a race. obstore's has no
+conditional replace. So neither is used.
+
+Publishing: files are flushed and then renamed into place. A source on another disk is copied beside
+the target under a hidden name first. A rename outlives a power cut once `sync_names` has returned:
+files that are moved in one after the other share that flush.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from earmill.pipeline.common.byte_streams import open_regular
+from earmill.pipeline.common.errors import NotRegularError, OutputError, StorageError
+from earmill.pipeline.storage.backend import Backend, Entry
+from earmill.pipeline.storage.fsspec_store import local_path
+
+# Whoever holds the folder's lock needs milliseconds; a frozen holder must be ended.
+LOCK_WAIT_S, _LOCK_STEP_S = 20.0, 0.05
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@dataclass(frozen=True)
+class LocalBackend(Backend):
+    """The filesystem of this machine; paths are absolute."""
+
+    is_local: ClassVar[bool] = True
+
+    @classmethod
+    def open(cls, uri: str, options: Mapping[str, Any]) -> tuple[LocalBackend, str] | None:
+        path = local_path(uri)
+        return None if path is None else (cls(), path.rstrip("/"))
+
+    def inside(self, root: str, path: str) -> str:
+        real_root = os.path.realpath(root or "/")
+        if os.path.commonpath([real_root, os.path.realpath(path)]) != real_root:
+            raise OutputError(
+                f"{path} is a link out of the dataset, which is never followed; "
+                "put what it should hold in its place"
+            )
+        return path
+
+    def url(self, path: str) -> str:
+        return path or "/"
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.path.getsize(path)
+
+    def read(self, path: str) -> bytes:
+        with self.open_file(path) as file:
+            return file.read()
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        with self.open_file(path) as file:
+            file.seek(start)
+            return file.read(length)
+
+    def open_file(self, path: str) -> io.BufferedReader:
+        """Open a file; raise StorageError where a pipe, device or folder has its name."""
+        try:
+            return open_regular(path)
+        except NotRegularError as error:
+            raise StorageError(f"{error}; put the file back, or run `earmill verify`") from error
+
+    def write(self, path: str, data: bytes) -> None:
+        write_local(path, data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        path = os.path.abspath(path)
+        temporary = _temporary(path)
+        _write_new(temporary, data)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _create_exclusive(path, data)
+        finally:
+            os.unlink(temporary)
+        sync_folder(os.path.dirname(path))
+        return True
+
+    def replace(self, path: str, seen: bytes, data: bytes) -> bool:
+        return _if_it_holds(path, seen, lambda: write_local(path, data))
+
+    def list(self, path: str) -> dict[str, Entry]:
+        path = path or "/"
+        if not os.path.isdir(path):
+            return {path: _entry(path)} if os.path.lexists(path) else {}
+        found = {}
+        for folder, _, names in os.walk(path):
+            for name in names:
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    file = os.path.join(folder, name)
+                    found[file] = _entry(file)
+        return found
+
+    def delete(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.remove(path)
+
+    def remove(self, path: str, seen: bytes) -> bool:
+        return _if_it_holds(path, seen, lambda: os.unlink(path))
+
+    def upload(self, local: str, path: str) -> None:
+        move_in(Path(local), Path(path))
+
+    def settle(self, paths: Sequence[str]) -> None:
+        sync_names(paths)
+
+
+def sync_folder(path: str) -> None:
+    """Flush a file, or the entries of a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(path: str) -> None:
+    """Make a folder and the folders above it that are missing, their names durable.
+
+    A folder that may be written to and not read, as /scratch of many clusters, cannot be flushed.
+    """
+    if not path or os.path.isdir(path):
+        return
+    above = os.path.dirname(path)
+    make_folder(above)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    with suppress(PermissionError):
+        sync_folder(above or os.curdir)
+
+
+def _write_new(path: str, data: bytes) -> None:
+    """Create `path` with O_EXCL and make it durable; on failure leave nothing behind."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def _temporary(path: str) -> str:
+    """Return a hidden name beside `path`, whose folder is made if it is missing."""
+    folder, name = os.path.split(path)
+    make_folder(folder)
+    return os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+
+
+def write_local(path: str, data: bytes) -> None:
+    """Write or replace a local file so that a reader sees the old or the new content, no mix."""
+    path = os.path.abspath(path)  # a bare name has no folder to make or to flush
+    temporary = _temporary(path)
+    _write_new(temporary, data)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
+    sync_folder(os.path.dirname(path))
+
+
+def _create_exclusive(path: str, data: bytes) -> bool:
+    """Create a file on a filesystem without hard links: a crash can leave a part of the data.
+
+    Readers of such files refuse half a JSON by name instead of trusting it.
+    """
+    try:
+        _write_new(path, data)
+    except FileExistsError:
+        return False
+    sync_folder(os.path.dirname(path))
+    return True
+
+
+def _if_it_holds(path: str, seen: bytes, change: Callable[[], None]) -> bool:
+    """Change a file that holds `seen`, under a lock on its folder; return False where it does not.
+
+    Raises:
+        OutputError: Another process has kept the folder locked for `LOCK_WAIT_S`.
+    """
+    try:
+        handle = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            _lock(handle, os.path.dirname(path))
+            with open_regular(path) as file:
+                if file.read() != seen:
+                    return False
+            change()
+        finally:
+            os.close(handle)  # and with it the lock
+    except (FileNotFoundError, NotRegularError):
+        return False
+    return True
+
+
+def _lock(handle: int, folder: str) -> None:
+    last = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > last:
+                raise OutputError(
+                    f"{folder}: another process has kept it locked for {LOCK_WAIT_S:g} s; "
+                    "end the driver that hangs there and run again with --resume"
+                ) from None  # the system's error would be taken for too little memory
+            time.sleep(_LOCK_STEP_S)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return  # a filesystem without locks: the file is compared just before
+
+
+def move_in(source: Path, target: Path) -> None:
+    """Publish a local file or folder at `target` in one visible step, its content durable first."""
+    make_folder(str(target.parent))
+    _sync_tree(source)
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy_in(source, target)
+
+
+def _copy_in(source: Path, target: Path) -> None:
+    """Publish a file or folder of another disk: copy it beside the target, then rename the copy."""
+    hidden = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        if source.is_dir():
+            shutil.copytree(source, hidden)
+        else:
+            shutil.copyfile(source, hidden)
+        _sync_tree(hidden)
+        os.rename(hidden, target)
+    except OSError:
+        remove(hidden)
+        raise
+
+
+def _sync_tree(path: Path) -> None:
+    """Flush every file below `path`, and the folders that name them, to the disk."""
+    for entry in [path, *(path.rglob("*") if path.is_dir() else ())]:
+        sync_folder(str(entry))
+
+
+def sync_names(targets: Iterable[str]) -> None:
+    """Flush the folders that name these files or folders to the disk, each once."""
+    for folder in dict.fromkeys(map(os.path.dirname, targets)):
+        sync_folder(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def files_below(folder: str | Path) -> list[str]:
+    """Return every file below a folder, links not followed, as `a/b`, in the order of paths."""
+
+    def below(folder: str | Path, prefix: str) -> Iterator[str]:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from below(entry.path, f"{prefix}{entry.name}/")
+                else:
+                    yield prefix + entry.name
+
+    return sorted(below(folder, ""), key=lambda name: name.split("/"))
+
+
+def _entry(path: str) -> Entry:
+    """Describe a file; a link counts as what it leads to."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:  # a broken link
+        status = os.lstat(path)
+    return Entry(status.st_size, status.st_mtime, stat.S_ISREG(status.st_mode))

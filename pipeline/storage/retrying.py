@@ -1,0 +1,211 @@
+"""Calls of `Layout` to its store: one retry policy, and one error for a call that fails.
+
+A bucket that answers "slow down" or 500 is asked again until the budget is spent. A bucket that has
+never answered is asked `SILENT_TRIES` times, because its address is more likely wrong. A local disk
+is not asked twice. A call that still fails raises a `StorageError` with the call, the file and the
+reason in one line. FileNotFoundError and FileExistsError are answers and pass as they are.
+
+Clients raise their own root classes (botocore's and aiohttp's are no OSError), so a failure of the
+store is recognised by the package of its class. A defect of this program passes as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from earmill.pipeline.common.counts import OUTPUT
+from earmill.pipeline.common.errors import (
+    EarmillError,
+    ErrorKind,
+    OutputError,
+    StorageError,
+    chain,
+    classify,
+    http_status,
+)
+from earmill.pipeline.common.retries import RetryPolicy, in_a_job
+from earmill.pipeline.common.text import named_line
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+STORE_PACKAGES = frozenset(
+    "adlfs aiobotocore aiohttp azure boto3 botocore fsspec gcsfs google httpcore httpx "
+    "huggingface_hub obstore ossfs paramiko pyarrow requests s3fs urllib3".split()
+)
+CREDENTIALS = (
+    "set them in the environment of this process (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, "
+    "AZURE_STORAGE_*) or in storage_options"
+)
+# For a job, unless `run.retry_s` says otherwise, and for a command or a training run, which waits
+# as long as the clients of fsspec do by themselves. Backends do not wait.
+RETRIES = RetryPolicy(budget_s=75.0, what=OUTPUT)
+BRIEF = RetryPolicy(budget_s=30.0, what=OUTPUT)
+SILENT_TRIES = 4
+REASONS = {
+    errno.ENOSPC: "no space left on the device",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the filesystem is read-only",
+    errno.EACCES: "permission denied",
+    errno.EIO: "the device failed (input/output error)",
+    errno.ESTALE: "the mount is stale",
+}
+# Backends whose store has answered and did not go silent for good afterwards.
+_answered: weakref.WeakSet[Any] = weakref.WeakSet()
+# When each call that is under way began.
+_under_way: dict[object, float] = {}
+
+
+def longest_call_s() -> float:
+    """Return for how long a call of this process has been under way, retries included, in s."""
+    began = min(_under_way.copy().values(), default=None)
+    return 0.0 if began is None else time.monotonic() - began
+
+
+Method = Callable[Concatenate[Any, P], R]
+
+
+def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], Method[P, R]]:
+    """Give a method of a layout retries and its error.
+
+    Args:
+        doing: What the method does to a file, for the message: read, written, listed, removed.
+        path_at: Which positional argument is the path; None where it is the root.
+    """
+
+    def decorate(method: Method[P, R]) -> Method[P, R]:
+        @wraps(method)
+        def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            me = object()
+            _under_way[me] = time.monotonic()
+            try:
+                return _retried(self, lambda: method(self, *args, **kwargs))
+            except (EarmillError, FileNotFoundError, FileExistsError):
+                raise
+            except Exception as error:
+                if not _is_storage(error):
+                    raise
+                where = self.url() if path_at is None else self.url(str(args[path_at]))
+                raise storage_error(f"{where} cannot be {doing}", error) from error
+            finally:
+                del _under_way[me]
+
+        return call
+
+    return decorate
+
+
+def _retried(layout: Any, work: Callable[[], R]) -> R:
+    if layout.is_local:
+        return work()
+    silent = 0
+
+    def worth_it(error: Exception) -> bool:
+        nonlocal silent
+        status = http_status(error)
+        silent += status is None and layout.backend not in _answered
+        # 409: two writers use one name; the other one needs milliseconds.
+        return status == 409 or (classify(error) is ErrorKind.OUTAGE and silent < SILENT_TRIES)
+
+    try:
+        found = (RETRIES if in_a_job() else BRIEF).run(work, worth_it)
+    except Exception as error:
+        if classify(error) is ErrorKind.OUTAGE:
+            _answered.discard(layout.backend)
+        else:
+            _answered.add(layout.backend)
+        raise
+    _answered.add(layout.backend)
+    return found
+
+
+def _is_storage(error: Exception) -> bool:
+    if isinstance(error, OSError) or http_status(error) is not None:
+        return True
+    return classify(error) is ErrorKind.OUTAGE and not isinstance(error, MemoryError | ImportError)
+
+
+def storage_error(what: str, error: BaseException) -> StorageError:
+    """Return the error of a call that failed, with the number of the system's error if it has one.
+
+    Args:
+        what: The file and what cannot be done to it.
+    """
+    number = next((e.errno for e in chain(error) if isinstance(e, OSError) and e.errno), None)
+    if http_status(error) is not None:
+        number = None  # s3fs gives numbers of its own making to answers of the store
+    return StorageError(
+        f"{what}: {REASONS.get(number or 0) or store_line(error)}",
+        transient=classify(error) is ErrorKind.OUTAGE,
+        errno=number,
+    )
+
+
+@contextmanager
+def store_errors(uri: str) -> Iterator[None]:
+    """Turn whatever a filesystem raises while a dataset is read into an OutputError of one line."""
+    try:
+        yield
+    except StorageError as error:
+        raise OutputError(f"{uri}: {store_line(error.__cause__ or error)}") from error
+    except (EarmillError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if not is_store_error(error):
+            raise
+        raise OutputError(f"{uri}: {store_line(error)}") from error
+
+
+def is_store_error(error: BaseException) -> bool:
+    """Return True for an OSError, or an error of a package that talks to stores."""
+    return any(
+        isinstance(link, OSError) or type(link).__module__.partition(".")[0] in STORE_PACKAGES
+        for link in _causes(error)
+    )
+
+
+def store_line(error: BaseException) -> str:
+    """Return the problem of a store, its error and what to do, as one line."""
+    problem, advice = _diagnosis(error)
+    return f"{problem} ({named_line(error)}); {advice}"
+
+
+def _diagnosis(error: BaseException) -> tuple[str, str]:
+    links = list(_causes(error))
+    names = {kind.__name__ for link in links for kind in type(link).__mro__}
+    status = http_status(error)
+    if "CredentialsError" in " ".join(names) or status == 401:
+        return "no credentials", CREDENTIALS
+    if status == 409:
+        return "another writer is at it, the store answers 409 Conflict", "run again with --resume"
+    if "NotRegularError" in names:
+        return "one of its files is no regular file", "put it back from a copy"
+    if status == 403 or "PermissionError" in names:
+        return "access is refused", "check the permissions there and the credentials"
+    if names & {"NotADirectoryError", "IsADirectoryError", "FileExistsError"}:
+        return "expected the folder of a dataset, got a file or a part of one", "check the address"
+    if status == 404 or "FileNotFoundError" in names:
+        return "not found", "check the address"
+    if status is not None and (status >= 500 or status == 429):
+        return f"the store answers {status}", "try again later"
+    if any(isinstance(link, OSError) and link.errno == errno.ENOSPC for link in links):
+        return "no space is left there", "free some and run again"
+    if "ArrowException" in names:
+        return "a file is damaged", "run `earmill verify` on it"
+    words = ("Connection", "Connector", "Timeout", "gaierror", "HTTPClientError", "DNSError")
+    if any(word in name for name in names for word in words):
+        return "cannot be reached", "check the address, the endpoint and the network"
+    return "cannot be read", "check the address and the credentials"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__
