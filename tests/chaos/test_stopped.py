@@ -56,9 +56,8 @@ def files(out: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    "how", [("--join",), pytest.param((), marks=pytest.mark.long)], ids=["joining", "alone"]
-)
+@pytest.mark.long  # the same in one process, at every call, is in tests/pipeline/test_overtaken.py
+@pytest.mark.parametrize("how", [("--join",), ()], ids=["joining", "alone"])
 def test_a_driver_that_wakes_after_an_update_says_that_it_was_overtaken(
     how: tuple[str, ...], tmp_path: Path
 ) -> None:
