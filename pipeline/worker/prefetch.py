@@ -70,12 +70,13 @@ def prefetched(
     budget_bytes: int,
     in_flight: int,
     feeders: Executor | None = None,
+    release: Callable[[T | R], object] = lambda piece: None,
 ) -> Generator[R, None, None]:
     """Yield `map(work, items)`, the work done ahead in `pool`.
 
     An exception of `work` or of `items` is raised at its place in the order. Closing the generator
     early waits for the feeder, so nobody pulls from `items` afterwards; pieces under way end by
-    themselves.
+    themselves. Items whose work has not begun by then, and results that nobody takes, are released.
 
     Args:
         items: Pulled by the feeder.
@@ -86,10 +87,12 @@ def prefetched(
         in_flight: Most pieces in work at once.
         feeders: Where `items` is pulled from; None takes a thread of its own. It must have a free
             thread for every call that runs at the same time.
+        release: Closes the files of an item or of a result, in any thread.
     """
     gate = _Gate(budget_bytes, in_flight)
     counts.watch(gate)
-    line: queue.SimpleQueue[Future[tuple[R, int]] | BaseException | None] = queue.SimpleQueue()
+    line: queue.SimpleQueue[tuple[T, Future[tuple[R, int]]] | BaseException | None]
+    line = queue.SimpleQueue()
 
     def weighed(item: T) -> tuple[R, int]:
         size = 0
@@ -104,8 +107,9 @@ def prefetched(
         try:
             for item in items:
                 if not gate.enter():
+                    release(item)
                     return
-                line.put(pool.submit(weighed, item))
+                line.put((item, pool.submit(weighed, item)))
             line.put(None)
         except BaseException as error:
             line.put(error)
@@ -120,9 +124,25 @@ def prefetched(
         while (entry := line.get()) is not None:
             if isinstance(entry, BaseException):
                 raise entry
-            result, size = entry.result()
+            result, size = entry[1].result()
             gate.count(0, -1, -size)
             yield result
     finally:
         gate.close()
         wait_for_feeder()
+        while not line.empty():
+            if isinstance(entry := line.get(), tuple):
+                _abandon(*entry, release)
+
+
+def _abandon(item: T, piece: Future[tuple[R, int]], release: Callable[[T | R], object]) -> None:
+    """Release an item whose work has not begun; else its result, as soon as there is one."""
+
+    def ended(piece: Future[tuple[R, int]]) -> None:
+        if piece.exception() is None:
+            release(piece.result()[0])
+
+    if piece.cancel():
+        release(item)
+    else:
+        piece.add_done_callback(ended)

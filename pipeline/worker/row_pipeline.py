@@ -244,6 +244,7 @@ class RowProcessor:
             budget_bytes=int(self._ahead_bytes * memory_share),
             in_flight=self._decode_threads + 1,
             feeders=self._feeders,
+            release=_release,
         )
 
     def _extracted(
@@ -326,6 +327,14 @@ class RowProcessor:
             return quarantined(row_id, item, error, attempts)
         scalars = (row_id, item.row_id, channel, seconds, facts, item.extra)
         return FeatureRow(*scalars, features.streams, features.steps, features.errors)
+
+
+def _release(entry: tuple[Item, BinaryIO | RowError] | Prepared) -> None:
+    """Close the files of a row that is not processed any more."""
+    if isinstance(entry, LongClip):
+        entry.close()
+    elif isinstance(entry, tuple) and not isinstance(entry[1], RowError):
+        entry[1].close()
 
 
 def in_windows(prepared: Iterable[Prepared], most_bytes: int) -> Iterator[Window]:

@@ -110,6 +110,38 @@ def test_leaving_early_stops_the_feeder(pool: ThreadPoolExecutor) -> None:
     assert len(pulled) < 20
 
 
+@pytest.mark.parametrize("taken", [1, 4])
+def test_what_nobody_takes_is_released(pool: ThreadPoolExecutor, taken: int) -> None:
+    """Items that are not worked on and results that nobody takes: their files would stay open."""
+    pulled: list[int] = []
+    worked: list[int] = []
+    released: list[int | str] = []
+
+    def items() -> Iterator[int]:
+        for n in range(1000):
+            pulled.append(n)
+            yield n
+
+    def work(n: int) -> str:
+        worked.append(n)
+        return str(n)
+
+    pieces = prefetched(
+        items(),
+        work,
+        pool=pool,
+        nbytes=lambda _: 5,
+        budget_bytes=20,
+        in_flight=3,
+        release=released.append,
+    )
+    got = [next(pieces) for _ in range(taken)]
+    pieces.close()
+    pool.shutdown(wait=True)
+    assert sorted([int(n) for n in got] + [int(n) for n in released]) == pulled
+    assert {n for n in released if isinstance(n, int)} == set(pulled) - set(worked)
+
+
 def test_shards_get_the_models_in_the_order_of_arrival() -> None:
     models, entered = ModelQueue(), []
     lined_up = threading.Semaphore(0)
