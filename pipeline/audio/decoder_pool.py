@@ -167,7 +167,7 @@ class _Child:
 
 
 class ChildReader(Blocks):
-    """Blocks of one file that a child decodes, equal to those of `BlockReader`.
+    """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`.
 
     Raises:
         DecoderCrashError: The file crashed the child.

@@ -249,7 +249,7 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
 
     dr_flac leaves out frames whose checksum is wrong, and goes on. So its samples count only if
     there are as many as the header declares, and no more follow. In all other cases libsndfile
-    decodes the file and reports what is wrong with it.
+    decodes the file and reports its faults.
 
     Returns:
         The samples; None where libsndfile has to decode the file.

@@ -1,4 +1,4 @@
-"""What every other room needs: errors, retries, texts, timing, types of columns.
+"""Foundations of every other room: errors, retries, texts, timing, types of columns.
 
 It may import no other room of the pipeline.
 """

@@ -177,7 +177,7 @@ class LibraryThreads:
         self._read_s: dict[int, float] = {}
 
     def begin(self) -> None:
-        """Forget the time spent so far, also that of threads that were not seen yet."""
+        """Forget the time spent so far, also by threads that were not seen yet."""
         with self._lock:
             self._read_s = {thread: _thread_time(thread) for thread in _threads()}
             self._listed = 0

@@ -50,7 +50,7 @@ def lineage_of(
     past: Sequence[EarlierSnapshot],
     now: EarlierSnapshot,
 ) -> dict[str, bytes]:
-    """Return the content of the file, with all snapshots up to the one that becomes current.
+    """Return the content of the file, with all snapshots up to the next current one.
 
     Args:
         past: Earlier snapshots, the oldest first.

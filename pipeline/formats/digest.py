@@ -1,9 +1,10 @@
 """A fingerprint of a shard's contents that does not depend on the file format.
 
-Per stream: sha256 over the frame counts of the rows and the further counts of its layout (the steps
-of events), followed by the sha256 of all values in row order; integers are int64, all is little
-endian. Taken from the rows in memory and again from each encoded file, it shows that nothing was
-lost; stored in the commit record, it compares two datasets without reading.
+The digest of a stream is a sha256. It covers the frame counts of the rows, then the further counts
+of the layout (the steps of events), then the sha256 of all values in row order. Integers are int64,
+everything is little endian. The digest is taken from the rows in memory and again from each encoded
+file, so a lost value is noticed. The commit record holds it, so two datasets are compared without
+reading them.
 """
 
 from __future__ import annotations

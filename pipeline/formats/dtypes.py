@@ -1,9 +1,10 @@
 """Output dtypes: float16 with checks and scales, int8 with a scale for every column of a block.
 
-float16 holds 11 bits from 6.1e-5 to 65504; below that it loses bits, and below 3e-8 everything.
-Hair cells in units of their input lie around 1e-4 at 65 dB SPL and at 1e-9 in pauses. Such streams
-are stored divided by a power of two, `StreamInfo.scale_factor`, which costs no bit; readers
-multiply by it. It follows from the stream's unit alone, so that every attempt writes equal bytes.
+float16 holds 11 bits from 6.1e-5 to 65504. Smaller values lose bits, and values below 3e-8 are 0.
+Hair cells in units of their input lie around 1e-4 at 65 dB SPL and at 1e-9 in pauses. Their streams
+are stored divided by a power of two, `StreamInfo.scale_factor`, which costs no bit. Readers
+multiply by the factor. The factor follows from the stream's unit, so every attempt writes equal
+bytes.
 
 int8 takes half the space of float16.
 
@@ -14,7 +15,7 @@ int8 takes half the space of float16.
 
 So a clip of n frames has n + 2 ceil(n / 64) stored rows, which any format holds like frames, and a
 block is read by itself. A value is off by at most half a scale: 1/252 of the largest of its column
-in its block. What that is on speech, stream by stream: `python -m benchmarks.int8`.
+in its block. `python -m benchmarks.int8` measures the error of each stream on speech.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The interface of a format of data files, and what a commit expects of such a file.
 
-A format is registered in the entry points of `earmill.formats`, built-in or not. It writes a shard
-privately into a local folder, without the time, the host or a random value, so that equal rows give
-equal bytes; it reads its own file back as a `ShardDigest`, which must equal the digest of the rows
-before anything is published; and it gives random access to the frames of a published file.
+A format is registered in the entry points of `earmill.formats`, built-in or not. A format writes a
+shard into a private local folder. Equal rows give equal bytes, because no file holds the time, the
+host or a random value. A format reads its own file back as a `ShardDigest`, which must equal the
+digest of the rows before the shard is published. And a format gives random access to the frames of
+a published file.
 
 `Promise` holds what a commit states about a file. A reader checks the file against it before it
 takes memory or runs a decoder, because a dataset may be somebody else's. A store or file is refused

@@ -1,12 +1,12 @@
 """Mean, variance and range of a stream, column by column, summed so that the result is one number.
 
 Every block of BLOCK_FRAMES frames of a row is summed in float64, frame after frame (pairwise where
-there is one column); what blocks gave is added without rounding (Shewchuk's sums, `math.fsum`) and
-rounded once. A shard's numbers therefore depend on its rows alone, not on which worker or how many
-made them, whether a long row lay in a file, or whether the job was killed in between; those of a
-dataset are the shards' in order. Squares of float16 and float32 are exact in float64.
+there is one column). The sums of blocks are added without rounding (Shewchuk's sums, `math.fsum`)
+and rounded once. A shard's numbers therefore depend on its rows alone. The number of workers, a
+spilled row and a killed job change nothing. A dataset's numbers are sums over its shards in order.
+Squares of float16 and float32 are exact in float64.
 
-Stored in commit records and snapshots as `count` and the base64 of little-endian float64: sums,
+The numbers are stored in commit records and snapshots as `count` and the base64 of little-endian float64: sums,
 sums of squares, smallest and largest of every column. Events have no statistics.
 """
 

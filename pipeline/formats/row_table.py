@@ -1,7 +1,7 @@
 """The scalar columns of a shard: identity, durations, provenance facts, carried-through columns.
 
-One table a shard, written in every case (`rows/`), so that a Zarr-only dataset has row provenance
-and the index is built without opening features; the Parquet features repeat the scalars. Known
+Every shard has one such table in `rows/`. A dataset of Zarr alone so has the provenance of rows,
+and the index is built without opening features. The Parquet features repeat the scalars. Known
 facts always have a column of a fixed type, so that shards agree. The source's own columns get the
 prefix `extra_`: a later fact can then never collide with one of them.
 """

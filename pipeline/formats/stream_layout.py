@@ -100,7 +100,7 @@ def _rows_of(read: Read, n_events: int, span: tuple[int, int]) -> tuple[int, int
 
 
 def events_problem(events: Values, steps: int, channels: int) -> str | None:
-    """Describe what is wrong with the events of a clip of `steps` steps; None if they are valid."""
+    """Describe the fault of events of a clip of `steps` steps; None if they are valid."""
     done, last = 0, np.empty((0, len(EVENT_COLUMNS)), np.int32)
     for piece in pieces(events):
         found = _piece_problem(piece, done, steps, channels) or _order_problem(
@@ -113,7 +113,7 @@ def events_problem(events: Values, steps: int, channels: int) -> str | None:
 
 
 def _piece_problem(events: np.ndarray, done: int, steps: int, channels: int) -> str | None:
-    """Describe what is wrong with single events; `done` events came before them."""
+    """Describe the fault of single events; `done` events came before them."""
     for column, limit in ((0, steps), (1, channels)):
         values = events[:, column]
         outside = np.flatnonzero((values < 0) | (values >= limit))
@@ -193,7 +193,7 @@ class StreamLayout(ABC):
 
     @abstractmethod
     def problem(self, row: FeatureRow) -> str | None:
-        """Describe what is wrong with a clip's stored rows beyond their shape, or return None."""
+        """Describe a fault of a clip's stored rows beyond their shape, or return None."""
 
     @abstractmethod
     def read(

@@ -1,4 +1,4 @@
 """Finished datasets on the Hugging Face hub: which files go there, and how they get there.
 
-It may import `dataset` and what is below it, never a driver, worker or reader.
+This room imports `dataset` and the rooms below it, never a driver, worker or reader.
 """

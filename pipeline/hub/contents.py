@@ -34,11 +34,13 @@ from earmill.pipeline.storage.paths import (
 
 @dataclass(frozen=True)
 class Contents:
-    """What a dataset consists of.
+    """The files of a finished dataset and their description.
 
     Args:
-        dataset: Its description. entry: Of the snapshot that counts.
-        files: Path to file, relative to the root. report: What `verify` found.
+        dataset: Description of the dataset.
+        entry: Log entry of the current snapshot.
+        files: Path, relative to the root, to file.
+        report: Result of `verify`.
     """
 
     dataset: DatasetFile
@@ -48,14 +50,15 @@ class Contents:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Return the size of all files."""
         return sum(file.bytes for file in self.files.values())
 
 
 def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
-    """The files of a finished dataset.
+    """Return the contents of a finished dataset.
 
     Args:
+        layout: The output.
         hashes: Read every file and compare its sha256; else sizes and small files only.
     Raises:
         OutputError: No dataset, one that is not finished, or one that `verify` refuses.
@@ -74,7 +77,7 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
 
 
 def _whole(layout: Layout, hashes: bool) -> Report:
-    """What `verify` finds, which must be no problem."""
+    """Return the report of `verify`; OutputError if it names a problem."""
     report = verify(layout, hashes=hashes)
     if report.problems:
         more = f"; and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""

@@ -1,8 +1,8 @@
 """Bring a finished dataset to the Hugging Face hub: one commit that holds its current snapshot.
 
 Large files are uploaded first, in groups, and belong to no commit until the end. Content that the
-hub holds already is not sent again: committed files are skipped, and files that an interrupted push
-has uploaded are read and found by their sha256. Files of a remote output are copied to a temporary
+hub holds already is not sent again. Committed files are skipped. Files that an interrupted push has
+uploaded are read again and found by their sha256. Files of a remote output are copied to a temporary
 folder of one group's size. The new commit follows the commit that the branch had in the beginning,
 or is not made. It removes files of older snapshots; the repository's history keeps them.
 """
@@ -30,12 +30,12 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE
 from earmill.pipeline.storage.scratch import own_folder
 
-# What is fetched, hashed and uploaded together.
+# Most files and bytes of a group, which is fetched, hashed and uploaded together.
 GROUP_FILES, GROUP_BYTES = 256, 256 * 2**20
 READ_THREADS = 8
 # Documented for `create_commit`: more in one commit is refused, or times out.
 MOST_FILES = 25_000
-# What a repository has that was made on the web page.
+# Files of a repository that was made on the web page.
 OF_THE_HUB = (".gitattributes", "README.md", "LICENSE", ".gitignore")
 FOLDERS = ("data", "rows", "quarantine", "commits", "index", "snapshots", "plan", "revisions")
 
@@ -104,7 +104,7 @@ def push(
     replace_other: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Pushed:
-    """Upload what is missing and commit it.
+    """Upload the missing files and commit them.
 
     Args:
         contents: Of `layout`, by `contents_of`.
@@ -191,7 +191,7 @@ def _refuse_another(
 
 
 def _is_ours(path: str) -> bool:
-    """Whether a file can be one of an older snapshot."""
+    """Return True if a file may belong to an older snapshot."""
     folder, _, rest = path.partition("/")
     return bool(rest) and folder in (*FOLDERS, "additions")
 

@@ -1,7 +1,7 @@
 """One dataset repository on the Hugging Face hub, by huggingface_hub; its errors in one line.
 
-The token is huggingface_hub's affair: `HF_TOKEN`, or that of `hf auth login`. It is not passed
-around here and stands in no message. Requests that may be repeated are repeated there; a commit is
+huggingface_hub finds the token: in `HF_TOKEN`, or stored by `hf auth login`. No function here takes
+the token, and no message holds it. Requests that may be repeated are repeated there; a commit is
 sent again only when the branch is where it was.
 """
 
@@ -141,7 +141,7 @@ class HubRepo:
         return found
 
     def upload(self, additions: Sequence[CommitOperationAdd]) -> None:
-        """Upload what is to be stored as large files; the rest waits for the commit."""
+        """Upload the files that the hub stores as large files; the commit holds the others."""
         with self._told():
             self._api.preupload_lfs_files(
                 self.repo_id, additions, repo_type=DATASET, revision=self.branch
@@ -213,7 +213,7 @@ class HubRepo:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What huggingface_hub raises as one HubError."""
+        """Raise errors of huggingface_hub as HubError."""
         try:
             yield
         except (HubError, KeyboardInterrupt):
@@ -265,7 +265,7 @@ def _is_away(error: BaseException) -> bool:
 
 
 def _innermost(error: BaseException) -> str:
-    """What the server said, or the first cause."""
+    """Return the text of the server, or of the first cause."""
     if type(error) is ValueError:  # huggingface_hub's own words, of an answer in parts
         return one_line(error)
     for one in _chain(error):

@@ -442,7 +442,7 @@ class FeatureStream(IterableDataset[Any]):
         return self._of_worker(begun, info.id, info.num_workers)
 
     def tracked(self, batches: Callable[[EpochPlan], Iterable[Any]]) -> Iterator[Any]:
-        """Iterate an epoch in this process, and count what is handed out.
+        """Iterate an epoch in this process, and count the rows that are handed out.
 
         Args:
             batches: Makes rows or batches of a plan, in its order.

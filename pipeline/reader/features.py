@@ -399,7 +399,7 @@ class Features(FeatureSet):
         self.__dict__.update(state, _process=None, _fmt=format_of(state["format"]))
 
     def _here(self) -> ProcessHandles:
-        """Return the handles of this process; after a fork, those of the parent are not touched.
+        """Return the handles of this process; after a fork, the parent's handles are not touched.
 
         There is no lock, because a lock that is held during a fork stays locked in the child. Two
         threads that come first together may open one handle too many, which is closed with the set.

@@ -130,13 +130,13 @@ class Source(Protocol):
         """Yield every row in a stable order; SourceError if there is none."""
 
     def columns(self) -> Columns:
-        """Return what is known about the columns in `Item.extra`.
+        """Return types and names of the columns in `Item.extra`.
 
         Types are known when `items` yields its first row, everything else when it has ended.
         """
 
     def skipped(self) -> Mapping[str, int]:
-        """Return the counts of what `items` left out, by kind; complete when it has ended."""
+        """Return the counts of files that `items` left out, by kind; complete when `items` ends."""
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         """Yield the items in order, each with a seekable stream or its RowError."""

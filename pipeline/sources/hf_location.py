@@ -307,7 +307,7 @@ def _before_magic(path: str) -> str:
 
 
 def dataset_confinement(spec: HfSpec) -> Confinement:
-    """Return the places that audio cells may name: those of the dataset."""
+    """Return the places that audio cells may name, which are the dataset's own."""
     folder = dataset_folder(spec)
     if folder is None:
         hub = f"hf://datasets/{spec.uri}"

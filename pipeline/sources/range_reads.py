@@ -336,7 +336,7 @@ def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
 
 
 def can_seek(uri: str) -> bool:
-    """Return True if the name is that of a seekable container."""
+    """Return True if the name belongs to a seekable container."""
     name = uri.partition("?")[0] if is_web(uri) else uri
     return splitext(name)[1].lower() in SEEKABLE
 

@@ -9,7 +9,7 @@
 
 Files of a dataset never change and a commit names the sha256 of each. So a part is looked up by
 content: it cannot be stale, and two copies of a dataset share it. A part gets its name when it is
-complete. What is read is checked, and a damaged part is fetched again. Bytes are reserved before
+complete. Every read is checked, and a damaged part is fetched again. Bytes are reserved before
 they are written, so the parts never exceed the limit, however many processes write; the parts used
 longest ago are removed first. A full disk costs a warning and the cache, never a row.
 """

@@ -261,7 +261,7 @@ def no_audio(
 
 
 def _may_be_chunk(stream: BinaryIO, position: int, form: ChunkFormat | None) -> bool:
-    """Return True if the name at a position can be that of a chunk without samples."""
+    """Return True if the name at a position may belong to a chunk without samples."""
     if form is None:
         return False
     name, _ = form.parse(read_at(stream, position, form.header_bytes))

@@ -8,14 +8,14 @@
 Bytes decode at the speed of memory; `numpy.frombuffer(cell, "<f2").reshape(-1, columns)` makes
 frames of them anywhere. Nested lists show numbers to SQL, but Parquet keeps a level for every
 number, which costs twenty times the time. Neither is `arrow.fixed_shape_tensor`, which Hugging Face
-datasets refuse. Offsets of 32 bits last: a row group has at most 128 MB (256 MB where streams were
-scaled and are float32 here), and the nested form counts frames, not numbers. Which form a file has
-its schema says; layout versions 1 and 2 know nested alone.
+datasets refuse. Offsets of 32 bits suffice: a row group has at most 128 MB, or 256 MB if streams
+were scaled and are float32 here. The nested form counts frames, not numbers. A file's schema names
+its form. Layout versions 1 and 2 have the nested form alone.
 
 `LongRows` divides rows that are too large for one cell over rows of the file that follow each
-other. Arrow needs several times a cell to write or read it. A row with more than `LIMIT_BYTES` of
-features therefore lies in several rows of the file, each a row group of its own, so that a worker
-needs no more memory for three hours than for ten minutes:
+other. Arrow needs the memory of a cell several times to write or read it. A row with more than
+`LIMIT_BYTES` of features therefore lies in several rows of the file, each a row group of its own.
+A worker then needs as much memory for three hours as for ten minutes:
 
     row_id   seconds  modulation_start  modulation_n_frames  modulation
     a.wav    12.5     0                 1250                 ...
@@ -23,7 +23,7 @@ needs no more memory for three hours than for ten minutes:
     day.flac 86400    136250            135000               frames 135000 to 269999
     ...
 
-Row id and scalars repeat, start and number of frames are those of the part. The parts' frames are
+Row id and scalars repeat; each part has its own start and number of frames. The parts' frames are
 also in the file's metadata under `PARTS_KEY`, which only such files have.
 """
 

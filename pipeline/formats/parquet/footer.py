@@ -1,6 +1,6 @@
 """The footer of a Parquet file: its checksum, which Parquet has not, and what it may claim.
 
-    PAR1 pages indexes  seal  footer length PAR1        seal: EMFC, CRC-32C of what follows it
+    PAR1 pages indexes  seal  footer length PAR1        seal: EMFC, CRC-32C of the rest
 
 Pages have checksums; a footer has none, and one with a flipped bit can end the process inside of
 Arrow. So writers put a seal between indexes and footer, where no reader looks: the footer is found
