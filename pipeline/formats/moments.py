@@ -6,8 +6,8 @@ and rounded once. A shard's numbers therefore depend on its rows alone. The numb
 spilled row and a killed job change nothing. A dataset's numbers are sums over its shards in order.
 Squares of float16 and float32 are exact in float64.
 
-The numbers are stored in commit records and snapshots as `count` and the base64 of little-endian float64: sums,
-sums of squares, smallest and largest of every column. Events have no statistics.
+The numbers are stored in commit records and snapshots as `count` and the base64 of little-endian
+float64: sums, sums of squares, smallest and largest of every column. Events have no statistics.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Large files are uploaded first, in groups, and belong to no commit until the end. Content that the
 hub holds already is not sent again. Committed files are skipped. Files that an interrupted push has
-uploaded are read again and found by their sha256. Files of a remote output are copied to a temporary
-folder of one group's size. The new commit follows the commit that the branch had in the beginning,
-or is not made. It removes files of older snapshots; the repository's history keeps them.
+uploaded are read again and found by their sha256. Files of a remote output are copied to a
+temporary folder of one group's size. The new commit follows the commit that the branch had in the
+beginning, or is not made. It removes files of older snapshots; the repository's history keeps them.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 Each stream is a group: `values (obs, column)`, `row_start (row)`, `row_size (row)` with
 `sample_dimension`, and `row_id (row)`. The group's attributes hold the stream's description. Its
 centre frequencies are coordinates: `fc_hz (column)` and `mfc_hz (column)`. A stream of events has
-the columns of `formats.stream_layout` and also `n_steps (row)`, the steps of each clip. `row_id` is Zarr's own
-`string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning: fixed-length
-bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by the sharding
-codec into objects of up to 64 MB that are only ever written whole. The folder is private to one
-attempt, so there is no race.
+the columns of `formats.stream_layout` and also `n_steps (row)`, the steps of each clip. `row_id` is
+Zarr's own `string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning:
+fixed-length bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by
+the sharding codec into objects of up to 64 MB that are only ever written whole. The folder is
+private to one attempt, so there is no race.
 
 zarr-python writes arrays and metadata. A group's `zarr.json` also holds the metadata of everything
 below it (`consolidated_metadata`). `zarr.consolidate_metadata` would write the same, but warns on
