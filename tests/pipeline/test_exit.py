@@ -18,7 +18,7 @@ EXIT_CODE = 2
 # Forked from a process that holds little more than Arrow: twenty exits for the price of one start.
 EXITS = """
 import os, sys
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.documents import table_of
 
 def leave():
     child = os.fork()
