@@ -16,6 +16,8 @@ import pytest
 
 from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.retries import RetryPolicy
+from earmill.pipeline.storage import retrying
 
 READERS = ("inspect", "verify", "plot", "retry")
 
@@ -108,8 +110,14 @@ def bad_places(folder: Path, refusing: str, closed: str) -> dict[str, tuple[list
 
 @pytest.mark.parametrize("command", READERS)
 def test_a_bad_place_is_one_line(
-    command: str, tmp_path: Path, refusing: str, closed: str, capsys: pytest.CaptureFixture[str]
+    command: str,
+    tmp_path: Path,
+    refusing: str,
+    closed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(retrying, "BRIEF", RetryPolicy(budget_s=0.0))
     for name, (arguments, said) in bad_places(tmp_path, refusing, closed).items():
         assert run([command, *arguments]) == 2, name
         line = one_line(capsys)

@@ -22,7 +22,7 @@ from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
 # Methods that reach the store.
 CALLS = (
     *("exists", "read_bytes", "write_bytes", "put_if_absent", "_replace", "remove_own", "sizes"),
-    *("modified", "everything", "delete", "upload_file", "upload_dir"),
+    *("entries", "everything", "delete", "upload_file", "upload_dir"),
 )
 
 

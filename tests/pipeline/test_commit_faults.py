@@ -346,7 +346,8 @@ def test_a_power_cut_finds_whatever_a_commit_names(
         fsync(handle)
 
     def logged_rename(source: Any, target: Any) -> None:
-        log.append("name " + where(target))
+        if ".scratch" not in Path(target).parts:  # there zarr names its own files
+            log.append("name " + where(target))
         rename(source, target)
 
     def logged_link(source: Any, target: Any) -> None:

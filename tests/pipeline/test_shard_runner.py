@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.dataset.commit_record import CommitRecord, committed_shards, read_commit
 from earmill.pipeline.formats.format import Format
@@ -24,6 +23,7 @@ from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.local_store import LocalBackend
 from earmill.pipeline.worker import shard_runner
 from earmill.pipeline.worker.messages import PublishError, ShardOrder
 from earmill.pipeline.worker.row_pipeline import RowProcessor
@@ -195,11 +195,11 @@ def test_a_worker_whose_output_does_not_answer_says_so(
     runner = ShardRunner(WorkerJob(spec, "plan", 1, str(tmp_path)))
     asked: list[str] = []
 
-    def exists(fs: LocalFileSystem, path: str) -> bool:
+    def exists(self: LocalBackend, path: str) -> bool:
         asked.append(runner.waits_for())
         return True
 
     monkeypatch.setattr(shard_runner, "SLOW_CALL_S", 0.0)
-    monkeypatch.setattr(LocalFileSystem, "exists", exists)
+    monkeypatch.setattr(LocalBackend, "exists", exists)
     runner.run(ShardOrder(Shard("00000", ()), "0" * 8))
     assert (asked, runner.waits_for()) == (["output"], "")

@@ -212,9 +212,9 @@ def test_files_say_when_they_were_written(place: str, tmp_path: Path) -> None:
     begun = time.time()
     layout.write_bytes("data/a", b"x")
     layout.write_bytes("data/.b", b"unfinished")
-    (found,) = layout.modified("data").items()
-    assert found[0] == "data/a" and found[1] is not None
-    assert begun - 2 <= found[1] <= time.time() + 2
+    ((name, entry),) = layout.entries("data").items()
+    assert name == "data/a" and entry.modified is not None
+    assert begun - 2 <= entry.modified <= time.time() + 2
 
 
 def test_the_commands(changing: Changing, capsys: pytest.CaptureFixture[str]) -> None:
