@@ -345,13 +345,16 @@ def test_a_power_cut_finds_whatever_a_commit_names(
         log.append("sync " + where(os.readlink(f"/proc/self/fd/{handle}")))
         fsync(handle)
 
-    def logged_rename(source: Any, target: Any) -> None:
-        if ".scratch" not in Path(target).parts:  # there zarr names its own files
+    def named(target: Any) -> None:
+        if ".scratch" not in Path(target).parts:  # where zarr-python names its own files
             log.append("name " + where(target))
+
+    def logged_rename(source: Any, target: Any) -> None:
+        named(target)
         rename(source, target)
 
     def logged_link(source: Any, target: Any) -> None:
-        log.append("name " + where(target))
+        named(target)
         link(source, target)
 
     monkeypatch.setattr(os, "fsync", logged_fsync)
