@@ -21,12 +21,14 @@ CASES = all_cases()
 # One of the chips for which `make test-long` assembles every kernel.
 ARCHITECTURE = "sm_90"
 _looked_at: set[str] = set()
-#: Every so many cases in double precision as well, the others in `make test-long`.
-DOUBLE = 12
+#: Every so many cases in single and in double precision; the others are in `make test-long`. Which
+#: kernels there are is tested in `test_no_operation_is_left_out`.
+SINGLE, DOUBLE = 2, 12
 
 
 def _param(case: Case, dtype: torch.dtype) -> Any:
-    long = dtype == torch.float64 and CASES.index(case) % DOUBLE > 0
+    number = CASES.index(case)
+    long = number % DOUBLE > 0 if dtype == torch.float64 else number % SINGLE > 0
     name = f"{case.name}-{str(dtype).removeprefix('torch.')}"
     return pytest.param(case, dtype, marks=[pytest.mark.long] * long, id=name)
 

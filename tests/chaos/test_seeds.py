@@ -33,6 +33,7 @@ def test_a_seed_draws_the_same_schedule_again_and_others_draw_others() -> None:
     assert any(one.disk_shards is not None for one in first)
 
 
+@pytest.mark.long  # one kill and one preemption are in test_shared_output
 def test_a_short_run_is_killed_twice_and_ends_as_if_undisturbed(
     tmp_path: Path, reference: Reference
 ) -> None:

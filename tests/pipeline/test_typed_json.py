@@ -47,6 +47,14 @@ def test_a_flipped_bit_is_read_or_refused(
     assert refused
 
 
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed dataset, which is only read."""
+    folder = tmp_path_factory.mktemp("closed")
+    finalise(small_dataset(folder))
+    return folder
+
+
 @pytest.mark.parametrize("value", [None, 7, True, "text", [], {}, [["a"]], {"a": {"b": 1}}, "1.5"])
 @pytest.mark.parametrize(("pattern", "parse", "error"), FILES, ids=[f[0] for f in FILES])
 def test_a_field_of_another_type_is_refused(
@@ -54,10 +62,9 @@ def test_a_field_of_another_type_is_refused(
     parse: Callable[[bytes], Any],
     error: type[EarmillError],
     value: object,
-    tmp_path: Path,
+    closed: Path,
 ) -> None:
-    finalise(small_dataset(tmp_path))
-    (path,) = tmp_path.glob(pattern)
+    (path,) = closed.glob(pattern)
     whole = json.loads(path.read_bytes())
     for name in whole:
         if type(whole[name]) is type(value) or (name, value) in OTHER_TYPES:
