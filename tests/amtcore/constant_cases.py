@@ -148,6 +148,14 @@ CASES = {
 }
 
 
+#: Models that are chains of stages, each of which is a case as well: `make test` leaves some of
+#: their slow cases to `make test-long`.
+CHAINS = (
+    *("King2019", "King2019-resampled", "Osses2021", "Paulick2024", "Paulick2024-jepsen"),
+    "Moore2016",
+)
+
+
 def exported() -> set[str]:
     """Names of all module classes that the package or its stages export."""
     homes = ((amtcore, amtcore.__all__), (stages, stages.__all__))

@@ -22,18 +22,13 @@ from amtcore.stages import base
 
 from ..short import but
 from .compiling import one_graph
-from .constant_cases import CASES, FS
+from .constant_cases import CASES, CHAINS, FS
 from .device_watch import CUDA, DIFFERENTIABLE, AbsentDevice, tensors
 from .model_cases import whole
 
 #: Classes that say themselves that they need whole signals.
 _WHOLE_SIGNALS = {"King2019ModulationFilterbank", "FastKing2019ModulationFilterbank", "King2019",
                   "IHCEnvelope-bernstein"}  # fmt: skip
-#: Models that are chains of stages, each of which is tried alone as well.
-CHAINS = (
-    *("King2019", "King2019-resampled", "Osses2021", "Paulick2024", "Paulick2024-jepsen"),
-    *("Moore2016", "Glasberg2002"),
-)
 STREAMING = sorted(
     name
     for name, case in CASES.items()
@@ -112,7 +107,7 @@ def test_chunk_after_chunk_in_double(name: str) -> None:
     assert {(y.device.type, y.dtype) for y in made} == {(CUDA, torch.float64)}
 
 
-@pytest.mark.parametrize("name", but(CHAINS, CASES))
+@pytest.mark.parametrize("name", but((*CHAINS, "Glasberg2002"), CASES))
 def test_gradients_of_signals_and_constants(name: str) -> None:
     device = AbsentDevice(DIFFERENTIABLE)
     module, inputs = _on(device, name, torch.float32, learnable=True)

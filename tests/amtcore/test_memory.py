@@ -19,6 +19,8 @@ from amtcore.features.build import build_extractor
 from amtcore.features.frame_model import FrameDesign, FrameExtractor, FrameGrid
 from amtcore.models import Dau1997
 
+from ..short import but
+
 # What remains after so many time constants: exp(-17), the rounding of float32.
 TIMES, REST = 17.0, math.exp(-17)
 LOUD_S, AFTER_S = 4, 2
@@ -62,9 +64,7 @@ def left_over(extractor: Extractor, early_s: int, quiet: float) -> Callable[[int
 LENGTHY = ("glasberg2002", "moore2016")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LENGTHY)) for name in MODELS]
-)
+@pytest.mark.parametrize("name", but(LENGTHY, MODELS))
 def test_what_a_model_forgets_is_forgotten(name: str) -> None:
     model, fs_hz, options = MODELS[name]
     extractor = build_extractor(model, fs_hz=fs_hz, dtype="float64", **options)

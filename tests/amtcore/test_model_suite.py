@@ -19,7 +19,7 @@ from amtcore import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Pauli
 from amtcore.errors import ParameterError, ShapeError
 
 from ..compare import FLOAT32_MODULATION, Tolerance, assert_close
-from ..short import but
+from ..short import but, only
 from .compiling import one_graph
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import CASES, Case, in_chunks, leaves, use_plain_loops, whole
@@ -183,10 +183,7 @@ def test_kernels_equal_the_plain_loops(name: str) -> None:
 _DAILY = ("king2019_none", "lif_exodus")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.long] * (name not in _DAILY)) for name in CASES],
-)
+@pytest.mark.parametrize("name", only(_DAILY, CASES))
 def test_compiled_training_step_equals_eager(name: str) -> None:
     """One graph without breaks, forward and backward."""
     case = CASES[name]

@@ -125,11 +125,8 @@ def test_constants_set_in_inference_mode_are_followed(name: str) -> None:
 
 # Learnable modules that are exported in the short version as well.
 _SHORT = ("Dau1997", "AdaptLoop", "HeadphoneFilter")
-# Models that are chains of stages which are exported one by one: in the long version only.
-_CHAINS = (
-    *("King2019", "King2019-resampled", "Osses2021", "Paulick2024", "Paulick2024-jepsen"),
-    *("Moore2016", *_LOUDNESS),
-)
+# Modules that are exported in the long version alone, unless they learn.
+_SLOW = (*constant_cases.CHAINS, *_LOUDNESS)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +135,7 @@ _CHAINS = (
         *(
             pytest.param(name, learnable, marks=pytest.mark.long if slow else ())
             for name in (*constant_cases.CASES, *_LOUDNESS)
-            for learnable, slow in ((False, name in _CHAINS), (True, name not in _SHORT))
+            for learnable, slow in ((False, name in _SLOW), (True, name not in _SHORT))
             if not (learnable and name in _LOUDNESS)
         ),
     ],

@@ -13,6 +13,7 @@ from amtcore.stages.constants import HasConstants
 from amtcore.stages.limits import DECIBELS, Limit, Range, StableDenominator, around, frequencies
 
 from ..compare import Tolerance, assert_close
+from ..short import only
 from .constant_cases import BANDS, CASES, FS, Case, constants
 from .loudness_golden import one_thread  # noqa: F401
 
@@ -87,22 +88,12 @@ def _assert_stable(case: Case, model: nn.Module) -> None:
         assert parameter.grad is None or torch.isfinite(parameter.grad).all(), key
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.long] * (name not in DAILY)) for name in QUICK],
-)
+@pytest.mark.parametrize("name", only(DAILY, QUICK))
 def test_a_thousand_steps_at_the_usual_rate(name: str) -> None:
     _assert_stable(CASES[name], _learn(CASES[name], 1e-3, 1000))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long] * (name not in QUICK))
-        for name in LEARNERS
-        if name not in DAILY
-    ],
-)
+@pytest.mark.parametrize("name", only(QUICK, [name for name in LEARNERS if name not in DAILY]))
 def test_as_far_in_fewer_and_larger_steps(name: str) -> None:
     """Adam moves a parameter by up to rate times steps: as far as a thousand steps of 1e-3."""
     _assert_stable(CASES[name], _learn(CASES[name], 0.04, 25))

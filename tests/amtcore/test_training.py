@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from amtcore import Dau1997, King2019, Paulick2024
 
+from ..short import only
 from .model_cases import leaves
 
 FS = 16000
@@ -70,10 +71,7 @@ def _perturb(model: nn.Module, factors: Mapping[str, float]) -> list[nn.Paramete
     return [model.get_parameter(f"{name}_raw") for name in factors]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.long] * (name != "dau1997")) for name in RECOVERIES],
-)
+@pytest.mark.parametrize("name", only(["dau1997"], RECOVERIES))
 def test_perturbed_parameters_are_recovered(name: str) -> None:
     build, rms, factors = RECOVERIES[name]
     true, model, x = build(), build(learnable=True), _bursts(rms)

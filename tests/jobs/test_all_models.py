@@ -25,6 +25,7 @@ from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.reader.features import Features
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
+from tests.short import but
 
 from ..compare import Tolerance, assert_close
 from ..pipeline.source_helpers import SPEECH, SPEECH_IDS
@@ -98,9 +99,7 @@ def test_every_model_is_run_by_a_job() -> None:
 ALIKE = ("osses2021", "king2019", "paulick2024", "glasberg2002", "melspectrogram")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ALIKE)) for name in JOBS]
-)
+@pytest.mark.parametrize("name", but(ALIKE, JOBS))
 def test_speech_through_the_job_equals_the_model(
     name: str, extracted: Callable[[str], Path]
 ) -> None:
