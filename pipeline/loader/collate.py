@@ -328,7 +328,7 @@ def per_channel(features: Array, stream: StreamInfo) -> list[Array]:
     return [features[..., first:last].swapaxes(-1, -2) for first, last in pairwise(offsets)]
 
 
-def takes_lent(collate_fn: Callable[..., Any]) -> bool:
+def takes_views(collate_fn: Callable[..., Any]) -> bool:
     """Return True for a collate of this module, also with bound options: it copies `FrameView`."""
     made = collate_fn.func if isinstance(collate_fn, partial) else collate_fn
     return made in (collate_padded, collate_packed, collate_jagged)

@@ -20,10 +20,7 @@ from earmill.pipeline.formats.stream_layout import FRAME_EPSILON, layout_of
 from earmill.pipeline.loader.epoch_order import Rows, unit
 
 if TYPE_CHECKING:
-    from earmill.pipeline.loader.rows import FeatureRows
-
-# Begin and end in a clip, s.
-Span = tuple[float, float]
+    from earmill.pipeline.loader.rows import FeatureRows, Span
 
 _GOLDEN = 0x9E3779B97F4A7C15
 

@@ -33,7 +33,7 @@ from earmill.pipeline.loader.collate import (
     Packed,
     Padded,
     allocating,
-    takes_lent,
+    takes_views,
 )
 from earmill.pipeline.loader.epoch_order import check_whole
 from earmill.pipeline.loader.stream import FeatureStream
@@ -267,8 +267,8 @@ class _Batches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        lent = takes_lent(self.collate_fn)
-        for rows in self.stream.worker_batches(worker, workers, lent=lent):
+        views = takes_views(self.collate_fn)
+        for rows in self.stream.worker_batches(worker, workers, views=views):
             read = list(rows)
             if self.ring is None:
                 yield self.collate_fn(read)

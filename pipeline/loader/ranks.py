@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed
 
-from earmill.pipeline.loader.collate import takes_lent
+from earmill.pipeline.loader.collate import takes_views
 from earmill.pipeline.loader.epoch_order import check_split
 
 # Names of rank and world size by torchrun and `accelerate launch`, by mpirun of Open MPI, and by
@@ -205,7 +205,7 @@ def check_accelerate(stream: Any, ranks: Ranks, *, collates: bool) -> None:
             f"more, and most would be read by nobody; leave both out, or {_WAYS}"
         )
     joins = isinstance(loader, sys.modules["accelerate.data_loader"].DataLoaderDispatcher)
-    if (collates and (joins or processes > 1)) or (joins and takes_lent(loader.collate_fn)):
+    if (collates and (joins or processes > 1)) or (joins and takes_views(loader.collate_fn)):
         raise RuntimeError(
             "expected rows, got a prepared DataLoader of batches: accelerate would join the "
             "batches of an IterableDataset and cut them anew, which rows of several lengths do not "

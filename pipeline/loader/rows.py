@@ -16,6 +16,9 @@ from earmill.pipeline.loader.epoch_order import Rows
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
+# Begin and end of a span of a clip, s.
+Span = tuple[float, float]
+
 
 def short(value: object) -> str:
     """Return a value as one line of bounded length, without control characters."""
@@ -162,15 +165,11 @@ class FeatureRows(Protocol):
     def __getitem__(self, index: SupportsIndex, /) -> Row:
         """Return a row by number."""
 
-    def prefetch(
-        self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None
-    ) -> None:
+    def prefetch(self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None) -> None:
         """Name the rows, or spans of rows, that are read next, in order; this changes no result."""
 
     def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
         """Return the frames of a span of a row."""
 
-    def read_row(
-        self, index: int, span_s: tuple[float, float] | None = None, *, copy: bool = True
-    ) -> Row:
+    def read_row(self, index: int, span_s: Span | None = None, *, copy: bool = True) -> Row:
         """Read a row, or a span of it; with `copy=False` frames may be a `FrameView`."""

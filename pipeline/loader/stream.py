@@ -43,8 +43,8 @@ from earmill.pipeline.loader.batches import (
     check_within,
     frames_of,
 )
-from earmill.pipeline.loader.collate import as_tensor, collate_padded, is_sparse, takes_lent
-from earmill.pipeline.loader.crops import Crop, Cropper, Span
+from earmill.pipeline.loader.collate import as_tensor, collate_padded, is_sparse, takes_views
+from earmill.pipeline.loader.crops import Crop, Cropper
 from earmill.pipeline.loader.ranks import (
     WHOLE,
     Ranks,
@@ -56,7 +56,7 @@ from earmill.pipeline.loader.ranks import (
 from earmill.pipeline.loader.statistics import Normaliser, Of
 
 if TYPE_CHECKING:
-    from earmill.pipeline.loader.rows import FeatureRows, Row
+    from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 
 WINDOW_BYTES = 128 * 2**20
 # Batches whose rows are named to the set before they are read.
@@ -472,12 +472,12 @@ class FeatureStream(IterableDataset[Any]):
 
     def _items(self, plan: EpochPlan, mine: Sequence[int], workers: int) -> Iterator[Any]:
         """Yield rows or batches of the numbered batches of a plan."""
-        lent = self.gives_batches and takes_lent(self.collate_fn)
-        for rows in self._read(plan, mine, workers, lent=lent):
+        views = self.gives_batches and takes_views(self.collate_fn)
+        for rows in self._read(plan, mine, workers, views=views):
             yield self.collate_fn(list(rows)) if self.gives_batches else next(rows)
 
     def worker_batches(
-        self, worker: int, workers: int, *, lent: bool = False
+        self, worker: int, workers: int, *, views: bool = False
     ) -> Iterator[Iterator[Row]]:
         """Yield the rows of each batch of one worker of a loader; nothing is counted.
 
@@ -485,11 +485,11 @@ class FeatureStream(IterableDataset[Any]):
         order, so it hands out the plan in order.
 
         Args:
-            lent: True if a collate of `loader.collate` copies the rows: frames come as views into
+            views: True if a collate of `loader.collate` copies the rows: frames come as views into
                 the cache if they need no arithmetic (`formats.frames`), and arrays stay arrays.
         """
         plan = self.left()
-        return self._read(plan, range(worker, plan.n_batches, workers), workers, lent=lent)
+        return self._read(plan, range(worker, plan.n_batches, workers), workers, views=views)
 
     def left(self) -> EpochPlan:
         """Return the plan of the iteration that has begun, from the resume point on."""
@@ -497,7 +497,7 @@ class FeatureStream(IterableDataset[Any]):
         return self._share(place.epoch, place.start).after(place.skip)
 
     def _read(
-        self, plan: EpochPlan, mine: Sequence[int], workers: int, *, lent: bool
+        self, plan: EpochPlan, mine: Sequence[int], workers: int, *, views: bool
     ) -> Iterator[Iterator[Row]]:
         """Yield the rows of each of these batches, and name the rows that come next to the set."""
         # A thread that reads ahead needs a core, or a store to wait for. If each core has a process
@@ -506,22 +506,22 @@ class FeatureStream(IterableDataset[Any]):
         for turn, number in enumerate(mine):
             if ahead:
                 self._prefetch(plan, mine[turn : turn + AHEAD_BATCHES])
-            yield self._rows(plan, number, lent=lent)
+            yield self._rows(plan, number, views=views)
 
-    def _rows(self, plan: EpochPlan, number: int, *, lent: bool) -> Iterator[Row]:
+    def _rows(self, plan: EpochPlan, number: int, *, views: bool) -> Iterator[Row]:
         """Yield the rows of a batch, each as it is read."""
         rows, passes = plan.batch(number)
         spans: Sequence[Span | None] = [None] * len(rows)
         if self._cropper is not None:
             spans = self._cropper.spans_s(rows, passes)
-        copy = not lent or self._normaliser is not None
+        copy = not views or self._normaliser is not None
         for index, span_s in zip(rows.tolist(), spans, strict=True):
             row = self.features.read_row(index, span_s, copy=copy)
             if span_s is not None:
                 row = replace(row, start_s=span_s[0])
             if self._normaliser is not None:
                 row = replace(row, features=self._normaliser(row.features))
-            yield labelled(row if lent else tensor_row(row), self.label)
+            yield labelled(row if views else tensor_row(row), self.label)
 
     def _prefetch(self, plan: EpochPlan, batches: Sequence[int]) -> None:
         """Name the rows of these batches to the set, which reads them ahead."""

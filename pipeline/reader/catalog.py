@@ -54,7 +54,8 @@ from earmill.pipeline.formats.row_table import (
 )
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.reader.read_ahead import Span, Spans, Wanted
+from earmill.pipeline.loader.rows import Span
+from earmill.pipeline.reader.read_ahead import Spans, Wanted
 from earmill.pipeline.storage.documents import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (

@@ -33,7 +33,7 @@ from earmill.pipeline.reader.features import CombinedFeatures, Features
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.formats.moments import StreamStatistics
-    from earmill.pipeline.loader.rows import Row
+    from earmill.pipeline.loader.rows import Row, Span
 
 
 class ConcatenatedFeatures(CombinedFeatures):
@@ -93,12 +93,10 @@ class ConcatenatedFeatures(CombinedFeatures):
         number, which, local = self._place(index)
         return replace(self.sets[which][local], index=number, set=which)
 
-    def prefetch(
-        self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None
-    ) -> None:
+    def prefetch(self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None) -> None:
         """Name the rows, or spans of rows, that are read next; see `Features.prefetch`."""
         stretches = [None] * len(rows) if spans_s is None else spans_s
-        of_sets: dict[int, list[tuple[int, tuple[float, float] | None]]] = {}
+        of_sets: dict[int, list[tuple[int, Span | None]]] = {}
         for row, span in zip(rows, stretches, strict=True):
             which = bisect_right(self._starts, row) - 1
             of_sets.setdefault(which, []).append((row - self._starts[which], span))
@@ -128,9 +126,7 @@ class ConcatenatedFeatures(CombinedFeatures):
         number, which, local = self._place(index)
         return replace(self.sets[which].slice(local, start_s, stop_s), index=number, set=which)
 
-    def read_row(
-        self, index: int, span_s: tuple[float, float] | None = None, *, copy: bool = True
-    ) -> Row:
+    def read_row(self, index: int, span_s: Span | None = None, *, copy: bool = True) -> Row:
         """Read a row, or a span of it; see `FeatureSet.read_row`."""
         number, which, local = self._place(index)
         row = self.sets[which].read_row(local, span_s, copy=copy)

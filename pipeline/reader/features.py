@@ -36,7 +36,7 @@ from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
-from earmill.pipeline.loader.rows import Row, set_table
+from earmill.pipeline.loader.rows import Row, Span, set_table
 from earmill.pipeline.loader.statistics import framed
 from earmill.pipeline.reader.catalog import (
     Catalog,
@@ -46,7 +46,7 @@ from earmill.pipeline.reader.catalog import (
     read_quarantine,
 )
 from earmill.pipeline.reader.open_shards import OpenShards, ProcessHandles
-from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead, Span
+from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_cache import LocalCache
@@ -299,9 +299,7 @@ class Features(FeatureSet):
                 due += self._ahead().want(rows, in_order=True)
             yield self[position]
 
-    def prefetch(
-        self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None
-    ) -> None:
+    def prefetch(self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None) -> None:
         """Name the rows that are read next, in order: threads fetch and decode them ahead.
 
         This changes no result. Repeat the call as reading goes on. Blocks that are cached or under

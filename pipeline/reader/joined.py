@@ -27,7 +27,7 @@ from earmill.pipeline.storage.paths import addition_path
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.formats.moments import StreamStatistics
-    from earmill.pipeline.loader.rows import Row
+    from earmill.pipeline.loader.rows import Row, Span
 
 
 class JoinedFeatures(CombinedFeatures):
@@ -114,9 +114,7 @@ class JoinedFeatures(CombinedFeatures):
         number = self._position(index)
         return self._row(number, [each[int(rows[number])] for each, rows in self._pairs()])
 
-    def prefetch(
-        self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None
-    ) -> None:
+    def prefetch(self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None) -> None:
         """Name the rows, or spans of rows, that are read next; see `Features.prefetch`."""
         for each, places in self._pairs():
             each.prefetch([int(places[row]) for row in rows], spans_s)
@@ -133,9 +131,7 @@ class JoinedFeatures(CombinedFeatures):
         found = [each.slice(int(rows[number]), start_s, stop_s) for each, rows in self._pairs()]
         return self._row(number, found)
 
-    def read_row(
-        self, index: int, span_s: tuple[float, float] | None = None, *, copy: bool = True
-    ) -> Row:
+    def read_row(self, index: int, span_s: Span | None = None, *, copy: bool = True) -> Row:
         """Read a row, or a span of it; see `FeatureSet.read_row`."""
         return self._row(
             index,

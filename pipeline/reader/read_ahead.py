@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 
 from earmill.pipeline.formats.block_cache import Block, BlockCache, BlockKey, ReadsAhead
+from earmill.pipeline.loader.rows import Span
 
-# Begin and end of a span of a row, s.
-Span = tuple[float, float]
 # A row, and the span of it that is read; None for the whole row.
 Wanted = tuple[int, Span | None]
 Spans = Sequence[Span | None]

@@ -12,7 +12,6 @@ import torch
 
 from earmill import Crop, FeatureLoader, collate, collate_jagged, collate_packed, open_features
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats import frames as lent
 from earmill.pipeline.formats.frames import MAX_BLOCK_RATIO, FrameView, frames_of
 from tests.pipeline.reader_data import write_chunked, write_set
 from tests.pipeline.test_shared_batches import flat, forks
@@ -61,7 +60,7 @@ def test_frames_are_copied_once(
     def fail(*_: Any) -> None:
         raise AssertionError("put together before they were collated")
 
-    monkeypatch.setattr(lent, "join_frames", fail)
+    monkeypatch.setattr("earmill.pipeline.formats.frames.join_frames", fail)
     stream = open_features(place, format=fmt).iterable(batch_size=4)
     assert sum(len(batch) for batch in FeatureLoader(stream, num_workers=workers)) == 6
 
