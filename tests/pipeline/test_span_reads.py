@@ -19,6 +19,7 @@ from earmill.pipeline.sources import open_source, range_reads
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.spec.source import ManifestSpec
 from tests.pipeline import audio_factory, web_server
+from tests.pipeline.source_helpers import contents
 from tests.pipeline.whole_clips import Decoded, decode
 
 SPANS = ((3.0, 4.0), (20.5, 21.0), (21.0, 22.0), (58.25, 60.0))
@@ -156,13 +157,13 @@ def test_a_span_asks_for_the_tag_of_a_small_object_too(
     with counting(folder) as (address, _, tag):
         source, items = rows_of(folder, address, "wav")
         tag["now"] = "two"
-        alone = [stream for _, stream in source.fetch(items[:1])]
-        assert not isinstance(alone[0], RowError)
+        (alone,) = contents(source, items[:1])
+        assert not isinstance(alone, RowError)
         spans = [replace(item, part_of=(0.0, None)) for item in items[:2]]
         streams = [stream for _, stream in source.fetch(spans)]
         assert all("expected tag one, got two" in str(stream) for stream in streams)
         tag["now"] = "one"
-        assert not [one for _, one in source.fetch(spans) if isinstance(one, RowError)]
+        assert not [one for one in contents(source, spans) if isinstance(one, RowError)]
 
 
 def test_an_object_replaced_while_it_is_read_blames_no_row(folder: Path) -> None:
