@@ -24,7 +24,7 @@ import soundfile
 from benchmarks.cores import on_cores
 from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
-from earmill.pipeline.common.timing import IDLE
+from earmill.pipeline.common.monitoring import IDLE
 
 RATE_HZ, CLIP_S, CLIPS, VOICES = 16000, 20.0, 800, 8
 SHARD_S = 100

@@ -29,7 +29,7 @@ from earmill.jobs.report.plots import (
     short_text,
     ticks,
 )
-from earmill.pipeline.common.timing import (
+from earmill.pipeline.common.monitoring import (
     CHECK,
     COMMIT,
     DECODE,

@@ -52,7 +52,7 @@ from earmill.pipeline.common.errors import (
     UnsupportedError,
     ZeroLengthError,
 )
-from earmill.pipeline.common.timing import HASH, doing
+from earmill.pipeline.common.monitoring import HASH, doing
 
 # 1.5 s at 44.1 kHz: long enough that the cost of Python is small, short enough to stream.
 BLOCK_FRAMES = 1 << 16

@@ -38,7 +38,7 @@ from earmill.pipeline.common.errors import (
     EmptyFileError,
     RowError,
 )
-from earmill.pipeline.common.timing import DECODE, HASH, count_process, doing
+from earmill.pipeline.common.monitoring import DECODE, HASH, count_process, doing
 
 # Most address space of a child; Python and its libraries take 0.5 GB of it.
 MEMORY_BYTES = 3 << 30

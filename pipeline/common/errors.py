@@ -31,14 +31,13 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
+from functools import partial
 
 from earmill.pipeline.common.redact import redact_text
 from earmill.pipeline.common.text import named_line
 
 
 class ErrorKind(Enum):
-    """Kind of a foreign exception, see the module."""
-
     REFUSED = "refused"
     OUTAGE = "outage"
     DEFECT = "defect"
@@ -127,9 +126,10 @@ def classify(error: BaseException) -> ErrorKind:
         if code in OUTAGE_CODES:
             return ErrorKind.OUTAGE
         if status is not None:
-            return _by_status(status)
-    for each in chain(error):
-        kind = _by_class(each)
+            # 501 and 505 are permanent, but not a property of the object either.
+            is_outage = status >= 500 or status in OUTAGE_STATUS
+            return ErrorKind.OUTAGE if is_outage else ErrorKind.REFUSED
+    for kind in map(_by_class, chain(error)):
         if kind is not ErrorKind.UNKNOWN:
             return kind
     # Defects come last, because an outage can make a client fail in any way.
@@ -148,12 +148,15 @@ def store_code(error: BaseException) -> str | None:
 
 
 def retry_after_s(error: BaseException) -> float:
-    """Return the seconds of a store's header Retry-After; 0 without it."""
-    for each in chain(error):
-        header = _header(each, "retry-after")
-        if header is not None:
-            return _seconds(header)
-    return 0.0
+    """Return the seconds of a store's header Retry-After (`120` or a date); 0 without it."""
+    header = next((h for e in chain(error) if (h := _header(e, "retry-after")) is not None), "")
+    try:
+        if header.strip().isdigit():
+            return float(header)
+        when = parsedate_to_datetime(header)
+        return max(0.0, (when - datetime.now(when.tzinfo or UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0
 
 
 def is_machine_fault(error: BaseException) -> bool:
@@ -195,19 +198,6 @@ def _header(error: BaseException, name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _seconds(header: str) -> float:
-    """Return the seconds of `120` or until a date; 0 for other texts."""
-    try:
-        return max(0.0, float(header)) if header.strip().isdigit() else _until(header)
-    except (ValueError, TypeError):
-        return 0.0
-
-
-def _until(date: str) -> float:
-    when = parsedate_to_datetime(date)
-    return max(0.0, (when - datetime.now(when.tzinfo or UTC)).total_seconds())
-
-
 def _status(error: BaseException) -> int | None:
     """Return a status; botocore: a dictionary; requests, httpx: an object; others: attributes."""
     response = getattr(error, "response", None)
@@ -222,11 +212,6 @@ def _status(error: BaseException) -> int | None:
     except ValueError:
         return None
     return status if 100 <= status < 600 else None
-
-
-def _by_status(status: int) -> ErrorKind:
-    # 501 and 505 are permanent, but not a property of the object either.
-    return ErrorKind.OUTAGE if status >= 500 or status in OUTAGE_STATUS else ErrorKind.REFUSED
 
 
 def _by_class(error: BaseException) -> ErrorKind:
@@ -260,87 +245,66 @@ class EarmillError(Exception):
     exit_code = 1
     help_topic = "when-something-fails"
 
+    def __init_subclass__(cls, **attributes: str | int) -> None:
+        """Set class attributes, written behind the bases: `class A(EarmillError, exit_code=2)`."""
+        super().__init_subclass__()
+        for name, value in attributes.items():
+            setattr(cls, name, value)
+
     def __init__(self, *args: object) -> None:
         super().__init__(*(redact_text(arg) if isinstance(arg, str) else arg for arg in args))
 
 
-class SpecError(EarmillError, ValueError):
+class SpecError(EarmillError, ValueError, help_topic="the-job-file", exit_code=2):
     """The job spec is wrong: unknown key, bad value, unknown model or parameter."""
 
-    help_topic = "the-job-file"
-    exit_code = 2
 
-
-class ExtensionError(EarmillError, ImportError):
+class ExtensionError(EarmillError, ImportError, help_topic="an-extension", exit_code=2):
     """A source kind or format is broken, or not registered by exactly one distribution."""
 
-    help_topic = "an-extension"
-    exit_code = 2
 
-
-class SourceError(EarmillError, FileNotFoundError):
+class SourceError(EarmillError, FileNotFoundError, help_topic="the-source", exit_code=2):
     """The source is missing or empty, or its row ids are not unique."""
 
-    help_topic = "the-source"
-    exit_code = 2
 
-
-class OutputError(EarmillError, OSError):
+class OutputError(EarmillError, OSError, help_topic="the-output", exit_code=2):
     """The output cannot be written, or belongs to another spec."""
 
-    help_topic = "the-output"
-    exit_code = 2
 
-
-class MissingPackageError(EarmillError, ImportError):
+class MissingPackageError(EarmillError, ImportError, help_topic="a-package", exit_code=2):
     """A needed package is not installed; the message has the command that installs it."""
 
-    help_topic = "a-package"
-    exit_code = 2
 
-
-class LockedError(OutputError):
+class LockedError(OutputError, help_topic="another-driver"):
     """Another live driver works on the same output."""
 
-    help_topic = "another-driver"
 
-
-class OvertakenError(LockedError):
+class OvertakenError(LockedError, exit_code=1):
     """The run lost the output, and ends without writing more.
 
     Another command took over while this run gave no sign of life, or the output was removed.
     """
 
-    exit_code = 1
 
-
-class CommitError(EarmillError, RuntimeError):
+class CommitError(EarmillError, RuntimeError, help_topic="going-on"):
     """Plan, commits and files do not add up, or a shard could not be published."""
 
-    help_topic = "going-on"
 
-
-class HubError(EarmillError, OSError):
+class HubError(EarmillError, OSError, help_topic="the-hub"):
     """The Hugging Face hub refuses, does not answer, or somebody else committed meanwhile."""
 
-    help_topic = "the-hub"
 
-
-class SpillError(EarmillError, OSError):
+class SpillError(EarmillError, OSError, help_topic="no-space"):
     """The features of a long row cannot be held in a temporary file; the row may be good."""
 
-    help_topic = "no-space"
 
-
-class SourceOutage(EarmillError, OSError):
+class SourceOutage(EarmillError, OSError, help_topic="no-answer"):
     """The source does not answer, or this machine cannot read its bytes; rows may be good.
 
     Args:
         message: One line with the object and the cause.
         kind: `source`, or `missing` if the source answers but no object was ever read.
     """
-
-    help_topic = "no-answer"
 
     def __init__(self, message: str, kind: str = "source") -> None:
         super().__init__(message)
@@ -350,7 +314,7 @@ class SourceOutage(EarmillError, OSError):
         return type(self), (str(self), self.kind)
 
 
-class StorageError(EarmillError, OSError):
+class StorageError(EarmillError, OSError, help_topic="no-answer"):
     """A file of the output could not be read or written.
 
     Args:
@@ -358,8 +322,6 @@ class StorageError(EarmillError, OSError):
         transient: The store answered "not now" or did not answer, so a later try may succeed.
         errno: Error number of the cause, if it has one.
     """
-
-    help_topic = "no-answer"
 
     def __init__(self, message: str, *, transient: bool = False, errno: int | None = None) -> None:
         super().__init__(message)
@@ -371,31 +333,21 @@ class StorageError(EarmillError, OSError):
         """True if the store answered "not now"."""
         return self.transient and self.errno is None and http_status(self) is not None
 
-    def __reduce__(self) -> tuple[Callable[..., StorageError], tuple[str, bool, int | None]]:
-        return _storage_error, (str(self), self.transient, self.errno)
+    def __reduce__(self) -> tuple[partial[StorageError], tuple[str]]:
+        make = partial(StorageError, transient=self.transient, errno=self.errno)
+        return make, (str(self),)
 
 
-def _storage_error(message: str, transient: bool, errno: int | None) -> StorageError:
-    return StorageError(message, transient=transient, errno=errno)
-
-
-class DeviceError(EarmillError, RuntimeError):
+class DeviceError(EarmillError, RuntimeError, help_topic="a-device", exit_code=2):
     """The job's device is missing, does not work, or computes wrong values."""
 
-    help_topic = "a-device"
-    exit_code = 2
 
-
-class DeviceLost(EarmillError, RuntimeError):
+class DeviceLost(EarmillError, RuntimeError, help_topic="a-device"):
     """The device failed in a running process; it may work in another process."""
 
-    help_topic = "a-device"
 
-
-class RunStopped(EarmillError, RuntimeError):
+class RunStopped(EarmillError, RuntimeError, help_topic="going-on"):
     """The run ended early; committed shards stay, and `--resume` continues."""
-
-    help_topic = "going-on"
 
 
 class ClusterLost(RunStopped):
@@ -417,138 +369,88 @@ class RowError(EarmillError, ValueError):
     error_class = "row_error"
 
 
-class UnreadableError(RowError):
+class UnreadableError(RowError, stage="fetch", error_class="unreadable"):
     """The bytes could not be read, or are not the planned bytes."""
 
-    stage = "fetch"
-    error_class = "unreadable"
 
-
-class NotRegularError(RowError):
+class NotRegularError(RowError, stage="fetch", error_class="not_regular"):
     """The named file is a pipe, device, socket or folder."""
 
-    stage = "fetch"
-    error_class = "not_regular"
 
-
-class OutsideError(RowError):
+class OutsideError(RowError, stage="fetch", error_class="outside_source"):
     """A table names a file that the source may not read."""
-
-    stage = "fetch"
-    error_class = "outside_source"
 
 
 class AbsentError(UnreadableError):
     """The store refused this name: missing or forbidden. Not certain before others are read."""
 
 
-class EmptyFileError(RowError):
+class EmptyFileError(RowError, error_class="empty_file"):
     """The object has no bytes at all."""
 
-    error_class = "empty_file"
 
-
-class NotAudioError(RowError):
+class NotAudioError(RowError, error_class="not_audio"):
     """The bytes are not audio in any supported container."""
 
-    error_class = "not_audio"
 
-
-class UnsupportedError(RowError):
+class UnsupportedError(RowError, error_class="unsupported"):
     """The container is known, but the codec in it is not supported."""
 
-    error_class = "unsupported"
 
-
-class TruncatedError(RowError):
+class TruncatedError(RowError, error_class="truncated"):
     """The stream does not end where its header states, or is damaged."""
 
-    error_class = "truncated"
 
-
-class DecoderCrashError(RowError):
+class DecoderCrashError(RowError, error_class="decoder_crash"):
     """The bytes crash the decoder; found only with `run.decode_in_child`."""
 
-    error_class = "decoder_crash"
 
-
-class DecoderLimitError(RowError):
+class DecoderLimitError(RowError, error_class="decoder_limit"):
     """The decoder takes too much time or memory; found only with `run.decode_in_child`."""
 
-    error_class = "decoder_limit"
 
-
-class ZeroLengthError(RowError):
+class ZeroLengthError(RowError, error_class="zero_length"):
     """A valid container that holds no samples."""
 
-    error_class = "zero_length"
 
-
-class NonFiniteError(RowError):
+class NonFiniteError(RowError, error_class="non_finite"):
     """NaN or infinite samples."""
 
-    error_class = "non_finite"
 
-
-class SampleRateError(RowError):
+class SampleRateError(RowError, error_class="sample_rate"):
     """A sample rate outside the accepted range."""
 
-    error_class = "sample_rate"
 
-
-class SpanError(RowError):
+class SpanError(RowError, error_class="span"):
     """Start and end do not lie in this file."""
 
-    error_class = "span"
 
-
-class ChannelIndexError(RowError):
+class ChannelIndexError(RowError, stage="channels", error_class="channel_index"):
     """The wanted channel does not exist."""
 
-    stage = "channels"
-    error_class = "channel_index"
 
-
-class ResampleRatioError(RowError):
+class ResampleRatioError(RowError, stage="resample", error_class="resample_ratio"):
     """The job's resampler cannot convert between these two rates."""
 
-    stage = "resample"
-    error_class = "resample_ratio"
 
-
-class TooShortError(RowError):
+class TooShortError(RowError, stage="extract", error_class="too_short"):
     """Not enough samples for one frame of every stream."""
 
-    stage = "extract"
-    error_class = "too_short"
 
-
-class TooLongError(RowError):
+class TooLongError(RowError, stage="extract", error_class="too_long"):
     """Longer than the job allows, or too long for a stream that needs whole clips."""
 
-    stage = "extract"
-    error_class = "too_long"
 
-
-class NonFiniteFeatureError(RowError):
+class NonFiniteFeatureError(RowError, stage="extract", error_class="non_finite_feature"):
     """The model returned NaN or infinity for finite input."""
 
-    stage = "extract"
-    error_class = "non_finite_feature"
 
-
-class DtypeRangeError(RowError):
+class DtypeRangeError(RowError, stage="extract", error_class="dtype_range"):
     """A feature value does not fit the output dtype."""
 
-    stage = "extract"
-    error_class = "dtype_range"
 
-
-class WorkerCrashError(RowError):
+class WorkerCrashError(RowError, stage="worker", error_class="worker_crash"):
     """Processing this row kills or hangs its worker process."""
-
-    stage = "worker"
-    error_class = "worker_crash"
 
 
 CLOSE_AGAIN = "run `earmill extract` with --resume, which closes the dataset again"

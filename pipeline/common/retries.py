@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from earmill.pipeline.common.counts import OTHER, counts
 from earmill.pipeline.common.errors import retry_after_s
+from earmill.pipeline.common.monitoring import OTHER, counts
 
 T = TypeVar("T")
 # The budget of each job that is under way in this process.
@@ -52,7 +52,7 @@ class RetryPolicy:
         budget_s: Seconds after the first try in which further tries may start; 0 tries once.
         first_s: Pause before the second try; it doubles with each try.
         longest_s: Longest pause.
-        what: Target of the call in `common.counts`.
+        what: Target of the call in `common.monitoring`.
         clock: Function that returns monotonic seconds.
         sleep: Function that waits.
         jitter: Function that returns a random number in [0, 1).

@@ -65,7 +65,7 @@ class CommitRecord(Strict):
         files: Every file, those inside a Zarr store included.
         moments: Name of each stream of frames to its statistics, see `formats.moments`; empty in
             records of layout version 2 and before.
-        info: How it came about: timings_s, cpu_s (see `common.timing`), device, versions, worker,
+        info: How it came about: timings_s, cpu_s (`common.monitoring`), device, versions, worker,
             created; and bad_by_class, error class to quarantined rows, where there are any.
         generation: How often the shard was committed before.
         replaces: The attempt of the generation before; None for the first and where that record

@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
-from earmill.pipeline.common.timing import (
+from earmill.pipeline.common.monitoring import (
     CHECK,
     COMMIT,
     ENCODE,

@@ -18,7 +18,7 @@ from itertools import pairwise
 from statistics import median_low
 
 from earmill.pipeline.common.errors import CommitError, OutputError
-from earmill.pipeline.common.timing import PARTS
+from earmill.pipeline.common.monitoring import PARTS
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
     CommitRecord,
@@ -41,7 +41,7 @@ class ShardFacts:
         created_s: When it was committed, seconds since 1970, by its worker's clock.
         audio_s: Of its good rows. nbytes: Of its files. took_s: Wall time of its parts.
         worker: Host and process id. device: What computed it, in words.
-        cpu_s: CPU seconds, in the order of `common.timing.PARTS`; empty in records of earlier
+        cpu_s: CPU seconds, in the order of `common.monitoring.PARTS`; empty in records of earlier
             releases.
         bad_by_class: Quarantined rows by reason. quarantine: Path of their table; None for none.
     """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from earmill.pipeline.common.text import Shown, audio, duration, figure
 
 if TYPE_CHECKING:
-    from earmill.pipeline.common.counts import Counts
+    from earmill.pipeline.common.monitoring import Counts
     from earmill.pipeline.worker.messages import ShardNotes
 
 
@@ -264,7 +264,7 @@ class JobFinished(Shown, Event):
         seconds: Audio of good rows that this run committed, as decoded, in seconds.
         wall_s: How long the work took.
         times_real_time: seconds / wall_s, start-up left out.
-        cpu_s: CPU seconds in that time by part: the parts of `common.timing`, the driver, and
+        cpu_s: CPU seconds in that time by part: the parts of `common.monitoring`, the driver, and
             `idle`, CPU seconds of the workers' cores that the run did not use.
     """
 
@@ -309,7 +309,7 @@ class WorkerSays(Event):
         worker: Index of its slot.
         generation: Number of the process in that slot.
         cpu_s: CPU seconds by part.
-        counts: See `common.counts`.
+        counts: See `common.monitoring`.
     """
 
     kind: ClassVar[str] = "worker_says"

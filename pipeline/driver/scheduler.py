@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from earmill.pipeline.common.errors import OvertakenError
-from earmill.pipeline.common.timing import DRIVER, IDLE, in_order
+from earmill.pipeline.common.monitoring import DRIVER, IDLE, in_order
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import StopRequest
 from earmill.pipeline.driver.shard_ledger import Assignment, Result, ShardLedger, ShardWork

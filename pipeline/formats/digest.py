@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from earmill.pipeline.common.timing import HASH, doing
+from earmill.pipeline.common.monitoring import HASH, doing
 from earmill.pipeline.formats.rows import FeatureRow, pieces
 from earmill.pipeline.formats.stream_layout import layout_of
 

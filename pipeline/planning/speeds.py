@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.audio.channels import BINAURAL, EARS
 from earmill.pipeline.common.machine import cores, processor_name
-from earmill.pipeline.common.timing import IDLE
+from earmill.pipeline.common.monitoring import IDLE
 from earmill.pipeline.common.user_cache import keep, models_key, read_kept
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import Description
@@ -77,7 +77,7 @@ def keep_job(spec: JobSpec, audio_s: float, cpu_s: Mapping[str, float], start_s:
     Args:
         spec: The job.
         audio_s: Seconds of audio that went through the models.
-        cpu_s: CPU seconds by part (`common.timing`): the sum of commit records, and the driver.
+        cpu_s: CPU seconds by part (`common.monitoring`): the sum of commit records, and the driver.
         start_s: Seconds until the first worker was warm.
     """
     spent = sum(seconds for part, seconds in cpu_s.items() if part != IDLE)

@@ -21,7 +21,6 @@ from urllib.parse import unquote_to_bytes
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.arrow_types import Columns
-from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.errors import (
     AbsentError,
     EarmillError,
@@ -34,6 +33,7 @@ from earmill.pipeline.common.errors import (
     classify,
     http_status,
 )
+from earmill.pipeline.common.monitoring import SOURCE
 from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.places import CheckedClient, Place

@@ -30,8 +30,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.byte_streams import open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
+from earmill.pipeline.common.monitoring import FETCH, carried
 from earmill.pipeline.common.text import named_line
-from earmill.pipeline.common.timing import FETCH, carried
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,

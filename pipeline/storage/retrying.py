@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from earmill.pipeline.common.counts import OUTPUT
 from earmill.pipeline.common.errors import (
     EarmillError,
     ErrorKind,
@@ -29,6 +28,7 @@ from earmill.pipeline.common.errors import (
     classify,
     http_status,
 )
+from earmill.pipeline.common.monitoring import OUTPUT
 from earmill.pipeline.common.retries import RetryPolicy, in_a_job
 from earmill.pipeline.common.text import named_line
 

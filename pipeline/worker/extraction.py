@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from earmill.pipeline.common.counts import counts
-from earmill.pipeline.common.timing import (
+from earmill.pipeline.common.monitoring import (
     DECODE,
     ENCODE,
     FOR_MODELS,
@@ -24,6 +23,7 @@ from earmill.pipeline.common.timing import (
     CpuSeconds,
     carried,
     counted,
+    counts,
     current,
     doing,
 )

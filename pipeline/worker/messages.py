@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from earmill.pipeline.common.counts import Counts
-    from earmill.pipeline.common.timing import Stretch
+    from earmill.pipeline.common.monitoring import Counts, Stretch
     from earmill.pipeline.planning.shards import Shard
     from earmill.pipeline.sources.base import Item
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future
 from typing import TypeVar
 
-from earmill.pipeline.common.counts import counts
+from earmill.pipeline.common.monitoring import counts
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -26,7 +26,7 @@ from earmill.pipeline.audio.decode import AudioFacts, Blocks, open_blocks
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import AudioResampler, ResampleStream
 from earmill.pipeline.audio.time_span import resampled_length
-from earmill.pipeline.common.timing import RESAMPLE, doing
+from earmill.pipeline.common.monitoring import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.spans import TAIL_S

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
-from earmill.pipeline.common.text import one_line
-from earmill.pipeline.common.timing import (
+from earmill.pipeline.common.monitoring import (
     DECODE,
     ENCODE,
     FETCH,
@@ -33,6 +32,7 @@ from earmill.pipeline.common.timing import (
     counted,
     current,
 )
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.dtypes import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
 from earmill.pipeline.sources.base import Item, Source
@@ -264,14 +264,14 @@ class RowProcessor:
                 for positions, made in batches:
                     for position, features in zip(positions, made.result(), strict=True):
                         yield *window[position], features
-                stages.touch(MODEL)
+                stages.mark(MODEL)
                 under_way.popleft()
 
         try:
             for entry in windows:
                 if isinstance(entry, list):
                     ticket.wait()
-                    stages.touch(MODEL)
+                    stages.mark(MODEL)
                     under_way.append((entry, self.extraction.begin([clip for _, clip in entry])))
                     yield from finished(self.extraction.windows_ahead)
                 elif isinstance(entry[1], QuarantineRow):

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
-from earmill.pipeline.common.retries import patient
-from earmill.pipeline.common.timing import (
+from earmill.pipeline.common.monitoring import (
     ENCODE,
     FOR_FILES,
     FOR_MODELS,
@@ -34,6 +33,7 @@ from earmill.pipeline.common.timing import (
     doing,
     library_threads,
 )
+from earmill.pipeline.common.retries import patient
 from earmill.pipeline.dataset.commit_record import Recommit
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES

@@ -27,7 +27,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from earmill.pipeline.common.counts import counts
 from earmill.pipeline.common.errors import (
     DeviceError,
     DeviceLost,
@@ -42,6 +41,7 @@ from earmill.pipeline.common.errors import (
     is_out_of_memory,
 )
 from earmill.pipeline.common.machine import freeze_garbage_collector
+from earmill.pipeline.common.monitoring import counts
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.worker.messages import Outcome, PublishError, Runner, ShardNotes, ShardOrder
 

@@ -7,7 +7,7 @@ import pytest
 
 from earmill.jobs.report.plots import Plot
 from earmill.jobs.report.work import MOST_BINS, mean_speed, work_of
-from earmill.pipeline.common.timing import DECODE, MODEL, PARTS
+from earmill.pipeline.common.monitoring import DECODE, MODEL, PARTS
 from earmill.pipeline.dataset.watch import ShardFacts
 
 NOON_S = 1_777_636_800.0

@@ -22,7 +22,7 @@ from earmill.pipeline.audio import decoder_pool, decoder_process
 from earmill.pipeline.audio.decode import Limits, open_blocks
 from earmill.pipeline.audio.decoder_pool import ChildReader, DecoderPool, _Child
 from earmill.pipeline.common.errors import DecoderCrashError, RowError, SourceOutage
-from earmill.pipeline.common.timing import DECODE, CpuSeconds, doing
+from earmill.pipeline.common.monitoring import DECODE, CpuSeconds, doing
 from earmill.pipeline.sources.fetch import Blob, check_arrived
 from earmill.pipeline.spec.job import JobSpec
 from tests.pipeline import audio_factory

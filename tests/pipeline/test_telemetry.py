@@ -14,9 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from earmill.pipeline.common.counts import Counts, ProcessCounts, cause_of, counts
 from earmill.pipeline.common.errors import MissingPackageError, OutputError, SpecError
-from earmill.pipeline.common.timing import StageTimes
+from earmill.pipeline.common.monitoring import Counts, ProcessCounts, StageTimes, cause_of, counts
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.telemetry import observed
 from earmill.pipeline.driver.telemetry.opentelemetry import Spans, traced

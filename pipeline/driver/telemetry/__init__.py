@@ -2,7 +2,7 @@
 
 Both are made of the driver's events alone, so neither can slow or change a run's work. The
 libraries are imported only when they are asked for. Workers count and time in any case
-(`common.counts`, `common.timing`).
+(`common.monitoring`, `common.monitoring`).
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from earmill.pipeline.common.counts import Counts, counts
-from earmill.pipeline.common.timing import DRIVER
+from earmill.pipeline.common.monitoring import DRIVER, Counts, counts
 from earmill.pipeline.driver import events
 
 # Below this much work the rate says nothing.

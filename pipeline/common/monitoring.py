@@ -1,4 +1,4 @@
-"""CPU seconds of a process by part of the work, and wall-clock intervals of its stages.
+"""Measurements of a process: CPU seconds by part of the work, times of stages, counters.
 
     with doing("decode", tally):       # counts this thread's time for the tally
         with doing("hash"):            # counts it as another part of the same tally
@@ -6,12 +6,15 @@
 
 A thread's time belongs to its innermost part, so parts never overlap and add up to the time spent.
 Threads of libraries (kernels, torch, Zarr) do not use `doing`: each counts for the kind of part in
-which it was first seen, and is read when such a part ends. Time that no part claims is `other`. A
-clock is read in a microsecond, so counting is always on.
+which it was first seen, and is read when such a part ends. Time that no part claims is `other`.
 
-`StageTimes` notes when the stages of a piece of work began and ended. It reads the clock a few
-times for each shard, so it is always on, too. Stages overlap, because a shard's first clips are in
-the models while its last clips are fetched: their times do not add up.
+`StageTimes` notes when the stages of a piece of work began and ended. Stages overlap, because a
+shard's first clips are in the models while its last clips are fetched: their times do not add up.
+
+`counts` has the counters for monitoring: retries by cause, batches, queued bytes. All counters but
+the queued bytes only grow.
+
+Measuring is always on: a clock is read in a microsecond, and counting is rare.
 """
 
 from __future__ import annotations
@@ -19,10 +22,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
+
+from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,25 +48,20 @@ _TASKS = "/proc/self/task"
 
 
 class CpuSeconds:
-    """CPU seconds by part. Safe in several threads.
-
-    Args:
-        whole: Another tally that counts the same seconds.
-    """
+    """CPU seconds by part, counted in `whole` as well. Safe in several threads."""
 
     def __init__(self, whole: CpuSeconds | None = None) -> None:
         self._whole, self._lock = whole, threading.Lock()
         self._seconds: dict[str, float] = {}
 
     def add(self, part: str, seconds: float) -> None:
-        """Count seconds for a part."""
         with self._lock:
             self._seconds[part] = self._seconds.get(part, 0.0) + seconds
         if self._whole is not None:
             self._whole.add(part, seconds)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds counted so far, without the current stretch of open parts."""
+        """Return the seconds so far, without the current stretch of open parts."""
         with self._lock:
             return dict(self._seconds)
 
@@ -142,12 +144,9 @@ def carried(part: str, work: Callable[P, R]) -> Callable[P, R]:
 
 
 def counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator[T]:
-    """Yield the items; making each counts as a part of a tally, whichever thread takes the item.
+    """Yield the items; making each counts as a part of `tally`, whichever thread takes the item.
 
-    Args:
-        part: One of PARTS.
-        items: Closed with this iterator.
-        tally: Gets the CPU seconds; see `current`.
+    `items` is closed with this iterator.
     """
     iterator = iter(items)
     try:
@@ -159,9 +158,7 @@ def counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator
                     return
             yield item
     finally:
-        close = getattr(iterator, "close", None)
-        if close is not None:
-            close()
+        getattr(iterator, "close", lambda: None)()
 
 
 class LibraryThreads:
@@ -172,7 +169,6 @@ class LibraryThreads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listed = _thread_count()
         self._works_for = dict.fromkeys(_threads(), "")
         self._read_s: dict[int, float] = {}
 
@@ -180,22 +176,14 @@ class LibraryThreads:
         """Forget the time spent so far, also by threads that were not seen yet."""
         with self._lock:
             self._read_s = {thread: _thread_time(thread) for thread in _threads()}
-            self._listed = 0
 
     def spent(self, what: str) -> float:
         """Return the seconds spent for a kind of part since the last call for it.
 
-        Threads that are first seen now count for this kind. No time is counted twice if two
-        threads call at the same time.
+        Threads that are first seen now count for this kind.
         """
         with self._lock:
-            # List the threads where there are more or fewer than at the last call. Where one has
-            # ended and another begun, the new one is found with the next that begins or ends; its
-            # clock then tells all that it has spent since, or since `begin`.
-            count = _thread_count()
-            if count != self._listed or not count:
-                self._listed = count
-                self._works_for = {t: self._works_for.get(t, what) for t in _threads()}
+            self._works_for = {t: self._works_for.get(t, what) for t in _threads()}
             ours = [t for t, its in self._works_for.items() if its == what and t not in _known]
             now_s = {thread: _thread_time(thread) for thread in ours}
             before_s = {thread: self._read_s.get(thread, 0.0) for thread in ours}
@@ -203,23 +191,11 @@ class LibraryThreads:
         # A new thread may have the number of one that ended, and a lower clock.
         return sum(max(0.0, now_s[thread] - before_s[thread]) for thread in ours)
 
-    def _look(self, what: str) -> None:
-        """List the threads if their number has changed since the last look.
-
-        If one thread ended and another began, the new thread is found when the number changes
-        again. Its clock then holds all its time since it began, or since `begin`.
-        """
-        count = _thread_count()
-        if count != self._listed or not count:
-            self._listed = count
-            self._works_for = {thread: self._works_for.get(thread, what) for thread in _threads()}
-
 
 def count_process(part: str, pid: int, before_s: float) -> float:
     """Count the CPU time of another process since `before_s` for this thread's tally.
 
-    Returns:
-        The CPU seconds of that process; `before_s` if it is gone or the system does not say.
+    Returns the CPU seconds of that process; `before_s` if it is gone or the system does not say.
     """
     with suppress(OSError):
         # Id of a process's clock on Linux, computed as in clock_getcpuclockid.
@@ -230,15 +206,8 @@ def count_process(part: str, pid: int, before_s: float) -> float:
     return before_s
 
 
-def _thread_count() -> int:
-    """Return the number of threads, 20 times faster than their list; 0 if it is not known."""
-    with suppress(OSError):
-        return os.stat(_TASKS).st_nlink - 2
-    return 0
-
-
 def _threads() -> list[int]:
-    """Return the numbers of this process's threads; none if they are not known."""
+    """Return the numbers of this process's threads; none where the system does not say."""
     with suppress(OSError):
         return [int(name) for name in os.listdir(_TASKS)]
     return []
@@ -268,26 +237,21 @@ Stretch = tuple[float, float]
 
 
 class StageTimes:
-    """Stages of one piece of work. Safe in several threads."""
+    """Stages of one piece of work; a stage reaches from its first mark to its last. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stretches: dict[str, Stretch] = {}
 
-    def mark(self, stage: str, began_s: float, ended_s: float) -> None:
-        """Extend a stage to this time."""
+    def mark(self, stage: str, *times_s: float) -> None:
+        """Extend a stage to these times; to now without any."""
+        times_s = times_s or (time.time(),)
         with self._lock:
-            before = self._stretches.get(stage, (began_s, ended_s))
-            self._stretches[stage] = (min(before[0], began_s), max(before[1], ended_s))
-
-    def touch(self, stage: str) -> None:
-        """Extend a stage to now."""
-        now_s = time.time()
-        self.mark(stage, now_s, now_s)
+            times_s += self._stretches.get(stage, ())
+            self._stretches[stage] = (min(times_s), max(times_s))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Context that extends a stage to its begin and end."""
         began_s = time.time()
         try:
             yield
@@ -303,3 +267,81 @@ class StageTimes:
         """Return begin and end of each stage, in the order of begins."""
         with self._lock:
             return dict(sorted(self._stretches.items(), key=lambda entry: entry[1]))
+
+
+# Targets of a retry, and its causes.
+SOURCE, OUTPUT = "source", "output"
+TIMEOUT, CONNECTION, MACHINE = "timeout", "connection", "machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Values of the counters.
+
+    Args:
+        retries: (source or output, cause) to the number of retries.
+        samples: Samples of all clips that went through the models in batches.
+        padding: Samples by which these clips were shorter than the longest clip of their batch.
+        queue_bytes: Bytes of decoded clips that wait for the models now.
+    """
+
+    retries: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    samples: int = 0
+    padding: int = 0
+    queue_bytes: int = 0
+
+
+class Queue(Protocol):
+    """A queue of bytes; it can be hashed and referred to weakly."""
+
+    @property
+    def waiting_bytes(self) -> int: ...
+
+
+class ProcessCounts:
+    """The counters of this process. Safe in several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._retries: dict[tuple[str, str], int] = {}
+        self._samples = self._padding = 0
+        self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+
+    def retried(self, what: str, error: BaseException) -> None:
+        key = (what, cause_of(error))
+        with self._lock:
+            self._retries[key] = self._retries.get(key, 0) + 1
+
+    def batch(self, lengths: list[int]) -> None:
+        """Count a batch of clips with these numbers of samples."""
+        samples = sum(lengths)
+        with self._lock:
+            self._samples += samples
+            self._padding += max(lengths, default=0) * len(lengths) - samples
+
+    def watch(self, queue: Queue) -> None:
+        """Count the bytes in a queue as long as it lives."""
+        with self._lock:
+            self._queues.add(queue)
+
+    def snapshot(self) -> Counts:
+        with self._lock:
+            waiting = sum(queue.waiting_bytes for queue in self._queues)
+            return Counts(dict(self._retries), self._samples, self._padding, waiting)
+
+
+counts = ProcessCounts()
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the cause of a retry in one of a few words, which can be labels of a metric."""
+    status = http_status(error)
+    if status is not None:
+        return str(status)
+    kinds = {kind.__name__ for each in chain(error) for kind in type(each).__mro__}
+    if any("timeout" in kind.lower() for kind in kinds):
+        return TIMEOUT
+    if any("connect" in kind.lower() or "disconnect" in kind.lower() for kind in kinds):
+        return CONNECTION
+    is_system = any(isinstance(e, OSError) and e.errno is not None for e in chain(error))
+    return MACHINE if is_system and classify(error) is ErrorKind.OUTAGE else OTHER
