@@ -18,11 +18,7 @@ from earmill.pipeline.common.errors import NotRegularError
 
 
 class SeekableFile(io.RawIOBase):
-    """Base class of read-only seekable files. `readinto` of a subclass reads at `_at`.
-
-    Args:
-        size: Size of the file in bytes.
-    """
+    """Base class of read-only seekable files of `size` bytes; subclasses read at `_at` in `readinto`."""
 
     def __init__(self, size: int) -> None:
         self._size, self._at = size, 0
@@ -66,29 +62,26 @@ KINDS = {
 
 
 def open_regular(path: str) -> io.BufferedReader:
-    """A regular file, links followed, opened for reading; NotRegularError for anything else."""
+    """Open a regular file for reading, links followed; NotRegularError for anything else."""
     return os.fdopen(open_descriptor(path), "rb")
 
 
 def open_descriptor(path: str) -> int:
-    """The descriptor of `open_regular`, which the caller closes."""
+    """Return the descriptor of `open_regular`, which the caller closes."""
     check_regular(path)
     # Does not wait, whatever has taken the file's place since.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check(path, os.fstat(descriptor).st_mode)
+        check_regular(path, descriptor)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def check_regular(path: str) -> None:
-    """Raise NotRegularError where a name leads to something that is no regular file."""
-    _check(path, os.stat(path).st_mode)
-
-
-def _check(path: str, mode: int) -> None:
+def check_regular(path: str, descriptor: int | None = None) -> None:
+    """Raise NotRegularError where a name, or an open file of that name, is no regular file."""
+    mode = os.stat(path if descriptor is None else descriptor).st_mode
     if not stat.S_ISREG(mode):
         kind = KINDS.get(stat.S_IFMT(mode), "something else")
         raise NotRegularError(f"{path}: expected a regular file, got {kind}")

@@ -21,12 +21,7 @@ from earmill.pipeline.common.text import alternatives, named_line, nearest
 
 @dataclass(frozen=True)
 class ExtensionPoint:
-    """One group of entry points.
-
-    Args:
-        group: Name of the group in the metadata.
-        what: Noun for one entry point, in messages.
-    """
+    """One group of entry points; `what` is the noun for an entry point in messages."""
 
     group: str
     what: str
@@ -36,19 +31,11 @@ class ExtensionPoint:
         return tuple(sorted({point.name for point in self._registered()}))
 
     def check(self, name: str) -> None:
-        """Check that exactly one distribution registers a name; nothing is imported.
-
-        Raises:
-            ExtensionError: No distribution registers it, or several do.
-        """
+        """Raise ExtensionError unless exactly one distribution registers a name; nothing is imported."""
         self._only(name)
 
     def load(self, name: str) -> Any:
-        """Import and return the object behind a name.
-
-        Raises:
-            ExtensionError: The name is unknown, claimed twice, or cannot be imported.
-        """
+        """Import and return the object behind a name; ExtensionError if that fails."""
         point = self._only(name)
         try:
             return point.load()
@@ -69,8 +56,7 @@ class ExtensionPoint:
         return _owner(self._only(name))
 
     def _registered(self) -> Sequence[EntryPoint]:
-        points = _listed(tuple(sys.path)).select(group=self.group)
-        return [point for point in points if _is_installed(point)]
+        return [point for point in _installed(tuple(sys.path)) if point.group == self.group]
 
     def _only(self, name: str) -> EntryPoint:
         points = [point for point in self._registered() if point.name == name]
@@ -99,15 +85,15 @@ FORMATS = ExtensionPoint("earmill.formats", "format")
 
 
 @lru_cache(maxsize=8)
-def _listed(path: tuple[str, ...]) -> Any:
-    """Return all entry points of the environment; they depend on `path`, which is `sys.path`."""
-    return entry_points()
+def _installed(path: tuple[str, ...]) -> Sequence[EntryPoint]:
+    """Return the entry points of both groups; they depend on `path`, which is `sys.path`.
 
-
-def _is_installed(point: EntryPoint) -> bool:
-    """Return False for an entry point without metadata, which a failed removal leaves behind."""
+    Entry points without metadata are left out: a failed removal leaves them behind.
+    """
     files = "METADATA", "PKG-INFO"
-    return point.dist is not None and any(point.dist.read_text(name) for name in files)
+    listed = entry_points()
+    points = [p for point in (SOURCES, FORMATS) for p in listed.select(group=point.group)]
+    return [p for p in points if p.dist is not None and any(map(p.dist.read_text, files))]
 
 
 def _owner(point: EntryPoint) -> str:

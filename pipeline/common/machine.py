@@ -33,20 +33,13 @@ def processor_name() -> str:
 
 def cores(cpu_max: Path = CPU_MAX) -> int:
     """Return the cores that a batch system, `taskset` or a container leaves to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
-    return min(count, _quota(cpu_max) or count)
-
-
-def _quota(cpu_max: Path) -> int | None:
-    """Return the whole cores that a container may use; None without a limit."""
+    is_linux = hasattr(os, "sched_getaffinity")
+    count = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
     try:
-        quota, period = cpu_max.read_text().split()
-        return int(quota) // int(period) or 1
+        quota, period = map(int, cpu_max.read_text().split())
+        return min(count, max(1, quota // period))
     except (OSError, ValueError, ZeroDivisionError):
-        return None
+        return count  # a container without a limit, or none
 
 
 class Threads(ThreadPoolExecutor):
@@ -63,8 +56,7 @@ class Threads(ThreadPoolExecutor):
 def freeze_garbage_collector() -> Iterator[None]:
     """Context without garbage collection, whose objects are never collected later.
 
-    A warm worker keeps all its objects. Collecting garbage among them takes a sixth of its start,
-    and a first collection later would take as long from the time of a row.
+    A warm worker keeps all its objects: a collection takes a sixth of its start, or time of a row.
     """
     gc.disable()
     try:

@@ -26,10 +26,9 @@ _jobs: dict[object, float | None] = {}
 
 @contextmanager
 def patient(budget_s: float | None = None) -> Iterator[None]:
-    """Let calls in this process belong to a job.
+    """Context in which calls in this process belong to a job.
 
-    Args:
-        budget_s: Budget of every policy in place of its own; None leaves each its own.
+    `budget_s` replaces the budget of every policy; None leaves each its own.
     """
     me = object()
     _jobs[me] = budget_s
@@ -52,9 +51,7 @@ class RetryPolicy:
         budget_s: Seconds after the first try in which further tries may start; 0 tries once.
         first_s: Pause before the second try; it doubles with each try.
         longest_s: Longest pause.
-        what: Target of the call in `common.monitoring`.
-        clock: Function that returns monotonic seconds.
-        sleep: Function that waits.
+        what: Target of the call in `common.monitoring.counts`.
         jitter: Function that returns a random number in [0, 1).
     """
 
@@ -69,6 +66,7 @@ class RetryPolicy:
     def run(self, work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
         """Return the value of `work`; raise its last exception if it is not tried again."""
         began, pause_s = self.clock(), self.first_s
+        # A copy, because other threads add and remove jobs.
         budgets = [budget_s for budget_s in [*_jobs.values()] if budget_s is not None]
         budget_s = max(budgets, default=self.budget_s)
         while True:
@@ -76,8 +74,7 @@ class RetryPolicy:
                 return work()
             except Exception as error:
                 # Half of the pause is random, so that many readers do not come back at once.
-                wait_s = pause_s * (0.5 + self.jitter() / 2)
-                wait_s += retry_after_s(error)
+                wait_s = pause_s * (0.5 + self.jitter() / 2) + retry_after_s(error)
                 out_of_time = self.clock() + wait_s - began > budget_s
                 if out_of_time or not worth_it(error):
                     raise

@@ -35,16 +35,7 @@ def _shown(character: str) -> str:
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    r"""Replace every invisible character by its escape.
-
-    Args:
-        text: The text.
-        keep: Characters that are not replaced, such as line breaks.
-
-    Example:
-        >>> visible("a\x1b[31mb")
-        'a\\x1b[31mb'
-    """
+    r"""Replace every invisible character by its escape, as ESC by `\x1b`; `keep` lists exceptions."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c in keep else _shown(c) for c in text)
@@ -68,13 +59,10 @@ def cut(text: str) -> str:
 def named_line(error: BaseException, *, where: bool = False) -> str:
     """Return class and text of an exception, cut to `MESSAGE_LIMIT` characters.
 
-    Args:
-        error: The exception.
-        where: Add the file, line and function that raised it.
+    `where` adds the file, line and function that raised it.
     """
     place = ""
-    frames = traceback.extract_tb(error.__traceback__)
-    if where and frames:
+    if where and (frames := traceback.extract_tb(error.__traceback__)):
         last = frames[-1]
         place = f" ({os.path.basename(last.filename)}:{last.lineno} {last.name})"
     return f"{type(error).__name__}: {one_line(error) or 'no message'}"[:MESSAGE_LIMIT] + place
@@ -146,7 +134,6 @@ def bytes_text(n: float) -> str:
     return f"{n:.1f} TB"
 
 
-# Number of lines of a longer list that are shown.
 FEW = 3
 
 

@@ -35,9 +35,7 @@ class TooMuchError(ValueError):
 def loads_json(text: str | bytes, *, max_chars: int | None = MAX_JSON_CHARS) -> Any:
     """Parse JSON; every failure is a ValueError.
 
-    Args:
-        text: The JSON.
-        max_chars: Longest text; None for files whose size is checked elsewhere.
+    `max_chars` is the longest text; None for files whose size is checked elsewhere.
     """
     if max_chars is not None and len(text) > max_chars:
         raise TooMuchError(f"expected JSON of at most {max_chars:,} characters, got {len(text):,}")
@@ -60,7 +58,6 @@ class BoundedComposer(yaml.SafeLoader):
         self._values: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose one node with its children."""
         is_alias = self.check_event(yaml.AliasEvent)
         self._depth += 1
         self._aliases += is_alias
@@ -77,10 +74,8 @@ class BoundedComposer(yaml.SafeLoader):
         return node
 
     def _count(self, node: yaml.Node) -> int:
-        children: list[yaml.Node] = []
-        if isinstance(node, yaml.SequenceNode):
-            children = node.value
-        elif isinstance(node, yaml.MappingNode):
+        children: list[yaml.Node] = node.value if isinstance(node, yaml.SequenceNode) else []
+        if isinstance(node, yaml.MappingNode):
             children = [part for pair in node.value for part in pair]
         total = 1 + sum(self._values[id(child)] for child in children)
         if total > MAX_VALUES:
@@ -117,11 +112,7 @@ def tar_members(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarFile, tarfile.Ta
 
 
 class BoundedReads:
-    """A tar's file with a limit on reads: `tarfile` reads as many bytes as a header claims.
-
-    Args:
-        stream: The file, at the begin of the tar.
-    """
+    """A tar's file with a limit on reads: `tarfile` reads as many bytes as a header claims."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

@@ -44,7 +44,7 @@ def _path(kind: str, key: str) -> Path:
     return base / "earmill" / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-_OURS = "earmill"
+# Distributions that decide how fast a model is, and what it computes.
 _DECIDE = ("earmill", "torch", "torchaudio", "numba", "numpy")
 
 
@@ -54,7 +54,7 @@ def models_key() -> str | None:
     The result is None if another distribution registers models, because its sources may change.
     """
     points = sorted(entry_points(group="earmill.models"), key=lambda point: point.name)
-    if any(point.dist is None or point.dist.name != _OURS for point in points):
+    if any(point.dist is None or point.dist.name != "earmill" for point in points):
         return None
     spec = find_spec("amtcore")
     if spec is None or spec.origin is None:
