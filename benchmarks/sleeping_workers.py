@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.executors.base import WorkerRequest
+from earmill.pipeline.driver.executors import WorkerRequest
 from earmill.pipeline.driver.executors.local import LocalCall, LocalProcess, LocalWorkers
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.formats.dtypes import as_stored

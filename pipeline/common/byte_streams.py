@@ -18,7 +18,7 @@ from earmill.pipeline.common.errors import NotRegularError
 
 
 class SeekableFile(io.RawIOBase):
-    """Base class of read-only seekable files of `size` bytes; subclasses read at `_at` in `readinto`."""
+    """Base class of read-only seekable files; `readinto` of a subclass reads at `_at`."""
 
     def __init__(self, size: int) -> None:
         self._size, self._at = size, 0

@@ -35,7 +35,7 @@ def _shown(character: str) -> str:
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    r"""Replace every invisible character by its escape, as ESC by `\x1b`; `keep` lists exceptions."""
+    r"""Replace every invisible character but those in `keep` by its escape, as ESC by `\x1b`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c in keep else _shown(c) for c in text)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome, WorkerInfo
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors.base import Workers
+    from earmill.pipeline.driver.executors import Workers
 
 WARMING, READY, DEAD = "warming", "ready", "dead"
 WORK = ("run", "probe")

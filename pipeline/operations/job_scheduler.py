@@ -16,7 +16,7 @@ from earmill.pipeline.dataset.commit_record import READ_THREADS, Recommit, read_
 from earmill.pipeline.dataset.driver_lock import Heartbeat
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import StopRequest
-from earmill.pipeline.driver.executors.base import Session, WorkerRequest
+from earmill.pipeline.driver.executors import Session, WorkerRequest
 from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
 from earmill.pipeline.driver.shard_ledger import Committed, ShardLedger

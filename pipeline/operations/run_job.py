@@ -31,8 +31,7 @@ from earmill.pipeline.dataset.row_index import STATUS_BAD
 from earmill.pipeline.dataset.snapshot import current_index, read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
-from earmill.pipeline.driver.executors import executor_of
-from earmill.pipeline.driver.executors.base import Executor
+from earmill.pipeline.driver.executors import Executor, executor_of
 from earmill.pipeline.driver.placement import has_seats
 from earmill.pipeline.driver.shard_ledger import Committed, Result
 from earmill.pipeline.driver.sharing import (

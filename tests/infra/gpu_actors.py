@@ -10,8 +10,7 @@ import os
 
 import ray
 
-from earmill.pipeline.driver.executors import executor_of
-from earmill.pipeline.driver.executors.base import WorkerRequest
+from earmill.pipeline.driver.executors import WorkerRequest, executor_of
 from earmill.pipeline.driver.placement import place_workers
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.worker.messages import Outcome, WorkerInfo

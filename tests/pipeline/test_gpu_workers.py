@@ -15,7 +15,7 @@ from amtcore.kernels.warp.driver import device_facts
 from amtcore.kernels.warp.driver.device_facts import DeviceFacts
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.executors.base import WorkerRequest
+from earmill.pipeline.driver.executors import WorkerRequest
 from earmill.pipeline.driver.executors.local import LocalWorkers
 from earmill.pipeline.driver.placement import Placement
 from earmill.pipeline.driver.scheduler import Scheduler

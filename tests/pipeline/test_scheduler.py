@@ -19,7 +19,7 @@ import pytest
 
 from earmill.pipeline.driver import events, scheduler
 from earmill.pipeline.driver.events import StopRequest
-from earmill.pipeline.driver.executors.base import WorkerRequest
+from earmill.pipeline.driver.executors import WorkerRequest
 from earmill.pipeline.driver.executors.local import LocalWorkers
 from earmill.pipeline.driver.executors.ray import RayWorkers
 from earmill.pipeline.driver.placement import Placement

@@ -1,26 +1,124 @@
-"""Where a job's workers run: processes of this machine, or Ray.
+"""The executors of a job's workers: processes of this machine, or Ray.
 
-`base` is what the driver asks of an executor. Only the module of the job's executor is imported.
+An executor opens a session: machines with cores and GPUs, and workers on them that are started,
+called and killed. An executor knows no shards. The scheduler does not know how a call travels: the
+result of a call whose worker died is `LostCall`, whatever error the executor's library raises.
+Only the module of the job's executor is imported.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from earmill.pipeline.common.machine import gpu_environment
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors.base import Executor
+    from earmill.pipeline.driver.placement import ClusterView, Node, Placement
     from earmill.pipeline.spec.job import RunSpec
+    from earmill.pipeline.worker.messages import LostCall, Outcome, Runner
+
+# glibc reads these when a process starts. Clips and features are megabytes that are allocated and
+# freed again and again: to return them to the system each time costs more in page faults.
+KEPT_MEMORY = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """A request for a worker.
+
+    Args:
+        make_runner: Builds the worker's runner inside its process.
+        place: Node, threads and device of the worker.
+        shards: Most shards that the worker is sent at a time.
+    """
+
+    make_runner: Callable[[], Runner]
+    place: Placement
+    shards: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables to set before anything large is imported."""
+        return {"OMP_NUM_THREADS": str(self.place.threads)} | gpu_environment()
+
+
+class Workers(Protocol):
+    """The worker processes of one run; each executor has its own objects for a worker and a call.
+
+    The kinds of call are the methods of `ShardWorker`.
+    """
+
+    def start(self, index: int) -> Any:
+        """Start the worker of a place, and return it; it is not warm yet."""
+
+    def call(self, worker: Any, kind: str, *args: Any) -> Any:
+        """Call a worker, and return the call. A worker whose process has died is started again."""
+
+    def ended(
+        self, calls: Collection[Any], timeout_s: float
+    ) -> Iterable[tuple[Any, Outcome | LostCall]]:
+        """Return calls that ended, with their results, after `timeout_s` seconds at the latest."""
+
+    def kill(self, worker: Any) -> None:
+        """End a worker at once and for good."""
+
+
+class Session(Protocol):
+    """An executor at work."""
+
+    @property
+    def is_here(self) -> bool:
+        """True if its only machine is this one."""
+
+    def nodes(self) -> list[Node]:
+        """Return the machines at the start."""
+
+    def seen(self) -> ClusterView | None:
+        """Return the machines now; None if machines never come or go, or before the first look."""
+
+    def workers(self, request_of: Callable[[int], WorkerRequest]) -> Workers:
+        """Return the workers that `request_of` describes by index; none is started yet."""
+
+    def check(self) -> None:
+        """Check that the machines are there, at every tick of the driver loop; or ClusterLost."""
+
+
+class Executor(Protocol):
+    """The kind of processes that the workers of a job run in."""
+
+    @property
+    def is_private(self) -> bool:
+        """True if the workers run on this machine alone, in processes of this run."""
+
+    def check(self, run: RunSpec) -> None:
+        """Refuse at once an address that nobody listens at, or a GPU that is missing."""
+
+    def session(self, run: RunSpec, say: Callable[[str], None]) -> AbstractContextManager[Session]:
+        """Start or join the machines; what was started is stopped after the block.
+
+        `say` is called with a sentence about what is waited for.
+        """
 
 
 def executor_of(run: RunSpec) -> Executor:
     """Return the executor of a job.
 
     `auto` is Ray where a cluster is named or this process is connected to Ray, else processes of
-    this machine. Ray names the cluster in RAY_ADDRESS for a job that came by `ray job submit`.
+    this machine. RAY_ADDRESS names the cluster for a job that came by `ray job submit`; it says
+    nothing in a process that is connected to Ray already.
     """
-    address = cluster_address(run)
+    address = run.ray_address or (None if is_connected() else os.environ.get("RAY_ADDRESS"))
+    if address in ("", "local"):
+        address = None
     wants_ray = address is not None or is_connected()
     if run.executor == "ray" or (run.executor == "auto" and wants_ray):
         from earmill.pipeline.driver.executors.ray import RayExecutor
@@ -30,15 +128,6 @@ def executor_of(run: RunSpec) -> Executor:
     from earmill.pipeline.driver.executors.local import LocalExecutor
 
     return LocalExecutor()
-
-
-def cluster_address(run: RunSpec) -> str | None:
-    """Return the address of the Ray cluster to join, or None.
-
-    RAY_ADDRESS says nothing in a process that is connected to Ray already.
-    """
-    address = run.ray_address or (None if is_connected() else os.environ.get("RAY_ADDRESS"))
-    return None if address in ("", "local") else address
 
 
 def is_connected() -> bool:

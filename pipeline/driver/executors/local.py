@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any
 from earmill.pipeline.common.errors import TOO_LITTLE, speaks_of_memory
 from earmill.pipeline.common.machine import cores, is_interpreted
 from earmill.pipeline.common.text import one_line
-from earmill.pipeline.driver.executors.base import KEPT_MEMORY
+from earmill.pipeline.driver.executors import KEPT_MEMORY
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import LostCall, Outcome, Runner
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors.base import WorkerRequest
+    from earmill.pipeline.driver.executors import WorkerRequest
     from earmill.pipeline.spec.job import RunSpec
 
 HERE = "this machine"
@@ -55,48 +55,36 @@ class LocalExecutor:
     is_private = True
 
     def check(self, run: RunSpec) -> None:
-        """Refuse `cuda` on a machine without a GPU.
-
-        Raises:
-            DeviceError: No GPU works here.
-        """
+        """Refuse `cuda` on a machine without a GPU."""
         if run.device == "cuda":
             check_gpu()
 
     @contextmanager
     def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[LocalSession]:
-        """This machine as a session; `WorkerPool` kills the workers it has started."""
+        """Give this machine as a session; `WorkerPool` kills the workers it has started."""
         yield LocalSession(run)
         sweep()  # temporary files of killed workers
 
 
 class LocalSession:
-    """This machine as the only node.
+    """This machine as the only node; it is there as long as this process is."""
 
-    Args:
-        run: Says whether GPUs count.
-    """
+    is_here = True
 
     def __init__(self, run: RunSpec) -> None:
-        gpus = visible_gpus() if run.gpus_wanted else []
+        self._gpus = visible_gpus() if run.gpus_wanted else []
         stand_ins = int(is_interpreted() and bool(run.gpus_wanted))
-        self._gpus = gpus
-        self.is_here = True
-        self._node = Node(HERE, cores(), len(gpus) or stand_ins)
+        self._node = Node(HERE, cores(), len(self._gpus) or stand_ins)
 
     def nodes(self) -> list[Node]:
-        """Return this machine."""
         return [self._node]
 
-    def seen(self) -> None:
-        """Return None: no machine comes or goes."""
-
     def workers(self, request_of: Callable[[int], WorkerRequest]) -> LocalWorkers:
-        """Return workers as processes; see `Session`."""
         return LocalWorkers(request_of, self._gpus)
 
-    def check(self) -> None:
-        """Do nothing: this machine is there as long as this process is."""
+    def seen(self) -> None: ...
+
+    def check(self) -> None: ...
 
 
 class LocalWorkers:
@@ -112,7 +100,6 @@ class LocalWorkers:
     ) -> None:
         self._request_of, self._gpus = request_of, gpus
         self._processes: list[LocalProcess] = []
-        self._ended: list[tuple[LocalCall, Outcome | LostCall]] = []
 
     def start(self, index: int) -> LocalProcess:
         """Return a worker of a place; a worker on a GPU sees no other GPU."""
@@ -125,32 +112,25 @@ class LocalWorkers:
         return process
 
     def call(self, worker: LocalProcess, kind: str, *args: object) -> LocalCall:
-        """Send a call, and return it."""
         return worker.call(kind, args)
 
     def ended(
         self, calls: Collection[LocalCall], timeout_s: float
-    ) -> Iterator[tuple[LocalCall, Outcome | LostCall]]:
-        """Yield calls whose answers have come, and all calls of processes that died."""
-        if not self._read(timeout_s):
-            return
-        ended, self._ended = self._ended, []
-        yield from ended
+    ) -> Iterable[tuple[LocalCall, Outcome | LostCall]]:
+        """Return calls whose answers have come, and all calls of processes that died."""
+        by_connection = {
+            process.connection: process for process in self._processes if process.pid is not None
+        }
+        if not by_connection:
+            time.sleep(timeout_s)
+            return ()
+        ready = wait(list(by_connection), timeout_s)
+        return [ended for each in ready for ended in by_connection[each].read()]  # type: ignore[index]
 
     def kill(self, worker: LocalProcess) -> None:
         """Kill the process; its calls are forgotten."""
         worker.kill()
         self._processes.remove(worker)
-
-    def _read(self, timeout_s: float) -> bool:
-        by_connection = {
-            process.connection: process for process in self._processes if process.is_running
-        }
-        if not by_connection:
-            time.sleep(timeout_s)
-        for ready in wait(list(by_connection), timeout_s) if by_connection else ():
-            self._ended += by_connection[ready].read()  # type: ignore[index]
-        return bool(self._ended)
 
 
 @dataclass(eq=False, slots=True)
@@ -180,13 +160,8 @@ class LocalProcess:
         self._last_words = tempfile.TemporaryFile(buffering=0)
 
     @property
-    def is_running(self) -> bool:
-        """True if the process was started and is not known to be dead."""
-        return self._process is not None
-
-    @property
     def pid(self) -> int | None:
-        """Process id; None without a process."""
+        """Process id; None before the process is started and once it is known to be dead."""
         return None if self._process is None else self._process.pid
 
     def call(self, kind: str, args: tuple[object, ...]) -> LocalCall:
@@ -216,7 +191,6 @@ class LocalProcess:
         return ended
 
     def kill(self) -> None:
-        """End it at once and for good."""
         self._calls.clear()
         self._end()
         self._last_words.close()
@@ -267,9 +241,6 @@ class LocalProcess:
         code = process.wait()
         self._out.shutdown(wait=True, cancel_futures=True)
         self.connection.close()
-        return self._why(code)
-
-    def _why(self, code: int) -> str:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         size = os.fstat(self._last_words.fileno()).st_size
         said = os.pread(

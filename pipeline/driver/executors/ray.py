@@ -15,15 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from earmill.pipeline.common.errors import ClusterLost, EarmillError, RunStopped, SpecError
 from earmill.pipeline.common.machine import is_interpreted
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.driver.events import RESUME
-from earmill.pipeline.driver.executors import is_connected
-from earmill.pipeline.driver.executors.base import KEPT_MEMORY
+from earmill.pipeline.driver.executors import KEPT_MEMORY, is_connected
 from earmill.pipeline.driver.placement import ClusterView, Node, check_seats
 from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
@@ -31,9 +30,7 @@ from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcom
 from earmill.pipeline.worker.worker_process import ShardWorker
 
 if TYPE_CHECKING:
-    from ray.exceptions import ActorDiedError
-
-    from earmill.pipeline.driver.executors.base import WorkerRequest
+    from earmill.pipeline.driver.executors import WorkerRequest
     from earmill.pipeline.spec.job import RunSpec
 
 CONNECT_TIMEOUT_S = 5.0
@@ -57,19 +54,14 @@ OWN_RAY_ENV = {
 SHARDS, CONTROL = "shards", "control"
 
 
-class ClusterError(EarmillError, ConnectionError):
+class ClusterError(EarmillError, ConnectionError, help_topic="ray", exit_code=2):
     """The Ray cluster named by the caller cannot be joined."""
-
-    help_topic = "ray"
-    exit_code = 2
 
 
 class RayExecutor:
-    """Runs workers as Ray actors.
+    """Runs workers as Ray actors on the cluster at `address`.
 
-    Args:
-        address: Cluster to join; None uses the Ray that this process is connected to, and without
-            one starts a Ray for the run.
+    Without an address: on the Ray that this process is connected to, else on one that is started.
     """
 
     def __init__(self, address: str | None = None) -> None:
@@ -84,10 +76,6 @@ class RayExecutor:
         """Refuse an address that nobody listens at, and `cuda` where no GPU can come.
 
         A cluster with an address may grow, so its GPUs are waited for instead.
-
-        Raises:
-            ClusterError: The cluster cannot be reached.
-            DeviceError: This machine, or the Ray this process is connected to, has no GPU.
         """
         if self._address is not None:
             check_address(self._address)
@@ -99,14 +87,10 @@ class RayExecutor:
 
     @contextmanager
     def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[RaySession]:
-        """Connect to Ray for the time of the block.
-
-        Raises:
-            RunStopped: Ray cannot be started, or offers no node in time.
-        """
-        may_grow = not self.is_private
+        """Connect to Ray for the time of the block; RunStopped if Ray offers no node in time."""
+        is_private = self.is_private
         with ray_session(self._address):
-            yield RaySession(wait_for_nodes(run, say, may_grow=may_grow))
+            yield RaySession(wait_for_nodes(run, say, may_grow=not is_private))
 
 
 def check_address(address: str) -> None:
@@ -148,8 +132,13 @@ def ray_session(address: str | None = None) -> Iterator[None]:
         RunStopped: Ray cannot be started.
         SpecError: The process is connected to another cluster.
     """
-    if is_connected():
-        connected = _gcs_address()
+    if address is None and not is_connected():
+        for name, value in OWN_RAY_ENV.items():
+            os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        connected = str(ray.get_runtime_context().gcs_address)
         if address not in (None, "auto", connected):
             raise SpecError(
                 f"expected no Ray or the one at {address}, got a process that is already connected "
@@ -157,26 +146,32 @@ def ray_session(address: str | None = None) -> Iterator[None]:
             )
         yield
         return
-    if address is None:
-        for name, value in OWN_RAY_ENV.items():
-            os.environ.setdefault(name, value)
-    import ray  # noqa: F401  sets its logger's level, so it comes before `_errors_only`
-
     before = set(threading.enumerate())
-    with ExitStack() as stack:
-        stack.enter_context(_errors_only(logging.getLogger("ray")))
-        stack.callback(sweep)  # what killed workers have left
-        stack.callback(_shut_down)
-        with _sigterm_kept():
-            _start() if address is None else _join(address)
-        stack.enter_context(muted(set(threading.enumerate()) - before))
-        yield
+    # Keeps Ray's advice off the terminal. The import of Ray has set the logger's level.
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        _connect(address)
+        with muted(set(threading.enumerate()) - before):
+            yield
+    finally:
+        # Disconnects, and stops a Ray that was started here, without Ray's messages.
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            ray.shutdown()
+        sweep()  # what killed workers have left
+        logger.setLevel(level)
 
 
-def _start() -> None:
+def _connect(address: str | None) -> None:
+    """Join the cluster, or start a Ray; keep the caller's SIGTERM handler, which Ray replaces."""
     import ray
 
+    handler = signal.getsignal(signal.SIGTERM)
     try:
+        if address is not None:
+            ray.init(address=address, **QUIET)
+            return
         # The interpreter stands in for a GPU that Ray cannot find by itself.
         ray.init(
             address="local",
@@ -186,50 +181,16 @@ def _start() -> None:
             **QUIET,
         )
     except Exception as error:  # Ray raises errors of many classes here
+        if address is not None:
+            raise _unreachable(address, error) from error
         raise RunStopped(
             f"Ray could not be started: {named_line(error)[:MESSAGE_LIMIT]}; wait if this machine "
             "is busy, or set run.executor to local, which needs no Ray, then run the same command "
             "with --resume"
         ) from error
-
-
-def _join(address: str) -> None:
-    import ray
-
-    try:
-        ray.init(address=address, **QUIET)
-    except Exception as error:  # Ray raises errors of many classes here
-        raise _unreachable(address, error) from error
-
-
-def _shut_down() -> None:
-    """Disconnect, and stop a Ray that was started here, without Ray's messages."""
-    import ray
-
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        ray.shutdown()
-
-
-@contextmanager
-def _errors_only(logger: logging.Logger) -> Iterator[None]:
-    """Keep Ray's advice off the terminal."""
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
     finally:
-        logger.setLevel(level)
-
-
-@contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Restore the caller's SIGTERM handler, which `ray.init` replaces."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if callable(before) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 class _MutedStream:
@@ -260,12 +221,6 @@ def muted(threads: Collection[threading.Thread]) -> Iterator[None]:
 
 
 # -- nodes ----------------------------------------------------------------------------------------
-
-
-def _gcs_address() -> str:
-    import ray
-
-    return str(ray.get_runtime_context().gcs_address)
 
 
 def _this_node() -> str:
@@ -305,7 +260,7 @@ def wait_for_nodes(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Node]:
-    """Return the nodes for a job, as soon as there is one.
+    """Return the nodes for a job, as soon as there is one; RunStopped after `limit_s` without one.
 
     A cluster that scales by demand starts its first node when somebody asks for one, so the
     cluster is asked.
@@ -313,14 +268,15 @@ def wait_for_nodes(
     Args:
         say: Called once with a sentence, if there is something to wait for.
         may_grow: Others may add nodes; False returns what there is.
-        limit_s: How long to wait, in seconds.
-        clock: Monotonic seconds.
-        sleep: Waits for so many seconds.
-    Raises:
-        RunStopped: No node came within `limit_s`.
     """
     began, asked = clock(), False
-    while not (nodes := [node for node in live_nodes() if _fits(node, run)]) and may_grow:
+
+    def fits(node: Node) -> bool:
+        if run.device == "cuda":
+            return node.gpus > 0
+        return node.cpus > 0 or bool(run.gpus_wanted and node.gpus)
+
+    while not (nodes := list(filter(fits, live_nodes()))) and may_grow:
         if not asked:
             asked = True
             say(f"waiting up to {limit_s / 60:.0f} min for the cluster to offer {_wish(run)}")
@@ -335,12 +291,6 @@ def wait_for_nodes(
     if asked:
         _ask_for(run, 0)
     return nodes or live_nodes()
-
-
-def _fits(node: Node, run: RunSpec) -> bool:
-    if run.device == "cuda":
-        return node.gpus > 0
-    return node.cpus > 0 or bool(run.gpus_wanted and node.gpus)
 
 
 def _wish(run: RunSpec) -> str:
@@ -365,7 +315,6 @@ class ClusterWatch:
     Args:
         look: Returns the cluster's nodes, None where this machine is none of them; may block or
             raise.
-        clock: Monotonic seconds.
     Attributes:
         seen: Result of the last good look; None before the first one.
     """
@@ -379,11 +328,7 @@ class ClusterWatch:
         self._thread: threading.Thread | None = None
 
     def check(self) -> None:
-        """Begin the next look, if it is time.
-
-        Raises:
-            ClusterLost: The last good look was too long ago.
-        """
+        """Begin the next look, if it is time; ClusterLost after `SILENT_S` without a good look."""
         now = self._clock()
         if now - self._last_look < LOOK_EVERY_S:
             return
@@ -414,11 +359,7 @@ def _look() -> ClusterView | None:
 
 
 class RaySession:
-    """Ray's nodes and actors.
-
-    Args:
-        nodes: The nodes at the start.
-    """
+    """Ray's nodes and actors."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self._nodes, self._here = nodes, _this_node()
@@ -427,20 +368,16 @@ class RaySession:
 
     @property
     def is_here(self) -> bool:
-        """True if its only node is this machine."""
         nodes: Sequence[Node] = self._nodes if self._watch.seen is None else self._watch.seen.nodes
         return [node.node_id for node in nodes] == [self._here]
 
     def seen(self) -> ClusterView | None:
-        """Return the nodes as of a few seconds ago."""
         return self._watch.seen
 
     def nodes(self) -> list[Node]:
-        """Return the nodes at the start."""
         return self._nodes
 
     def workers(self, request_of: Callable[[int], WorkerRequest]) -> RayWorkers:
-        """Return workers as actors; see `Session`."""
         return RayWorkers(request_of)
 
 
@@ -448,11 +385,7 @@ class RaySession:
 
 
 class RayWorkers:
-    """Actors as `Workers`; Ray starts an actor again whose process has died.
-
-    Args:
-        request_of: Describes the worker of a place.
-    """
+    """Actors as `Workers`; Ray starts an actor again whose process has died."""
 
     def __init__(self, request_of: Callable[[int], WorkerRequest]) -> None:
         self._request_of = request_of
@@ -470,14 +403,12 @@ class RayWorkers:
         )
 
     def call(self, worker: Any, kind: str, *args: Any) -> Any:
-        """Call a worker, and return the reference to its answer."""
         group = CONTROL if kind == "status" else SHARDS
         return getattr(worker, kind).options(concurrency_group=group).remote(*args)
 
     def ended(
         self, calls: Collection[Any], timeout_s: float
     ) -> Iterator[tuple[Any, Outcome | LostCall]]:
-        """Yield the references that are ready, with their results."""
         import ray
 
         refs = list(calls)
@@ -489,7 +420,6 @@ class RayWorkers:
             yield ref, _result(ref)
 
     def kill(self, worker: Any) -> None:
-        """Kill the actor for good."""
         import ray
 
         ray.kill(worker, no_restart=True)
@@ -506,14 +436,8 @@ def spawn_worker(
 ) -> Any:
     """Start a worker as an actor, and return its handle; the worker is not warm yet.
 
-    Args:
-        make_runner: Builds the worker's runner inside its process.
-        environment: Variables to set before anything large is imported.
-        num_cpus: CPUs to reserve. Keep the sum below the cluster's CPUs: a cluster whose CPUs are
-            all reserved cannot run anything else and hangs.
-        num_gpus: Share of a GPU to reserve.
-        shards: Most shards that the worker is sent at a time.
-        node_id: The node to prefer; another one is taken when it is gone.
+    Keep the sum of `num_cpus` below the cluster's CPUs: a cluster whose CPUs are all reserved
+    cannot run anything else and hangs. Another node than `node_id` is taken when that one is gone.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -545,7 +469,10 @@ def _result(ref: Any) -> Outcome | LostCall:
     except ActorUnavailableError:
         return LostCall("the worker process died", restarting=True)
     except ActorDiedError as error:
-        return LostCall(f"the worker process died: {_cause(error)}")
+        # The last line of Ray's message names the cause.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        cause = lines[-1][:200] if lines else "no reason given"
+        return LostCall(f"the worker process died: {cause}")
     except RayTaskError as error:
         # The process lives, but the call failed before `ShardWorker` could catch the error: its
         # arguments could not be unpickled, for example.
@@ -554,9 +481,3 @@ def _result(ref: Any) -> Outcome | LostCall:
         # The process was killed for memory, its node is gone, or Ray lost the call otherwise.
         return LostCall(named_line(error), memory=isinstance(error, OutOfMemoryError))
     return outcome
-
-
-def _cause(error: ActorDiedError) -> str:
-    """Return the last line of Ray's message, which names the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "no reason given"
