@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from earmill.jobs.console.terminal import ERROR, INFO, WARNING
 from earmill.pipeline.common.text import LEAST, audio, bytes_text, duration, figure, quantity
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.telemetry.run_totals import RunTotals
+from earmill.pipeline.driver.run_totals import RunTotals
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress

@@ -29,7 +29,7 @@ from earmill.jobs.console.terminal import (
 )
 from earmill.pipeline.common.text import one_line, visible
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.telemetry.run_totals import RunTotals
+from earmill.pipeline.driver.run_totals import RunTotals
 
 if TYPE_CHECKING:
     from rich.console import Console

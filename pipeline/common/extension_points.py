@@ -31,7 +31,7 @@ class ExtensionPoint:
         return tuple(sorted({point.name for point in self._registered()}))
 
     def check(self, name: str) -> None:
-        """Raise ExtensionError unless exactly one distribution registers a name; imports nothing."""
+        """Raise ExtensionError unless exactly one distribution registers a name."""
         self._only(name)
 
     def load(self, name: str) -> Any:

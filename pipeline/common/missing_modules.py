@@ -20,7 +20,7 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 
 @contextmanager
 def needed_modules(where: str = "") -> Iterator[None]:
-    """Turn failed imports in the block into `MissingPackageError`; `where` names the code for it."""
+    """Turn failed imports in the block into `MissingPackageError`; `where` names the code."""
     try:
         yield
     except EarmillError:
@@ -50,7 +50,7 @@ def install_line(error: ImportError) -> str:
 
 
 def _module(error: ImportError) -> str:
-    """Return the name of the missing module; empty for an error without one, or a module of earmill."""
+    """Return the name of the missing module; empty if the error has none, or for earmill's own."""
     name = error.name or ""
     return "" if name.partition(".")[0] in (OURS, "amtcore") else name
 

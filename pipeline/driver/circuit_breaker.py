@@ -47,9 +47,6 @@ class OutageState:
 class CircuitBreaker:
     """State of a run's outage, see the module.
 
-    Args:
-        clock: Function that returns monotonic seconds.
-        jitter: Function that returns a random number in [0, 1).
     Attributes:
         verdict: Reason for the run to stop; empty if it goes on.
     """
@@ -59,14 +56,14 @@ class CircuitBreaker:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._clock, self._jitter = clock, jitter
+        self.now, self._jitter = clock, jitter
         self._in_a_row = 0
         self._since = self._next_try = 0.0
         self.verdict = ""
 
     def met(self, outage: OutageState) -> float:
         """Note an attempt that met an outage, and return the seconds until the next attempt."""
-        now = self._clock()
+        now = self.now()
         if self._in_a_row == 0:
             self._since = now
         self._in_a_row += 1
@@ -86,22 +83,12 @@ class CircuitBreaker:
         self._in_a_row, self._next_try, self.verdict = 0, 0.0, ""
 
     def may_start(self, busy: bool) -> bool:
-        """Return True if a shard may start now.
-
-        Args:
-            busy: A shard is in flight.
-        """
-        if self._in_a_row == 0:
-            return True
-        return not busy and self._clock() >= self._next_try
+        """Return True if a shard may start now; `busy` says that a shard is in flight."""
+        return self._in_a_row == 0 or (not busy and self.now() >= self._next_try)
 
     def is_due(self, since: float, times: int) -> bool:
         """Return True if a shard that met its `times`-th outage at `since` may start again."""
-        return self._clock() >= since + FIRST_PAUSE_S * 2.0 ** min(times - 1, 4)
-
-    def now(self) -> float:
-        """Return the seconds of the clock."""
-        return self._clock()
+        return self.now() >= since + FIRST_PAUSE_S * 2.0 ** min(times - 1, 4)
 
     def pause_s(self, times: int) -> float:
         """Return the pause after this many attempts; a fifth of it is random."""

@@ -33,18 +33,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterView:
-    """The nodes of a cluster at one time; others add nodes and remove them.
-
-    Args:
-        nodes: The live nodes that offer CPUs or GPUs.
-    """
+    """The live nodes of a cluster that offer CPUs or GPUs at one time."""
 
     nodes: tuple[Node, ...]
-
-    @property
-    def node_ids(self) -> frozenset[str]:
-        """Ids of the live nodes."""
-        return frozenset(node.node_id for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +61,12 @@ def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[
     """Return the placements of a job's workers.
 
     Args:
-        nodes: Live nodes.
-        run: Says how many workers, on which device.
         at_most: Number of shards; more workers would have nothing to do.
     Raises:
         DeviceError: The job wants GPUs and no node has one.
         SpecError: The nodes cannot hold the workers asked for.
     """
-    seats = _seats(nodes, run.gpus_wanted)
-    if run.device == "cuda":
-        _check_seats(seats, run)
+    seats = gpu_seats(nodes, run)
     with_gpus = {node.node_id for node in seats}
     on_cpu = [node for node in nodes if node.cpus > 0 and node.node_id not in with_gpus]
     if not (seats or on_cpu):
@@ -102,45 +89,34 @@ def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[
     ]
 
 
-def check_seats(nodes: Sequence[Node], run: RunSpec) -> None:
-    """Refuse a job that wants GPUs of nodes that have none, or not enough.
-
-    Raises:
-        DeviceError, SpecError: As `place_workers`.
-    """
-    _check_seats(_seats(nodes, run.gpus_wanted), run)
-
-
-def has_seats(nodes: Sequence[Node], run: RunSpec) -> bool:
-    """Return True if a worker of this job computes on a GPU."""
-    return bool(_seats(nodes, run.gpus_wanted))
-
-
 def cpu_note(nodes: Sequence[Node], run: RunSpec) -> str:
     """Return a note for a job that would take GPUs and finds none; else an empty text."""
-    if run.device != "auto" or not run.gpus_wanted or has_seats(nodes, run):
+    if run.device != "auto" or not run.gpus_wanted or gpu_seats(nodes, run):
         return ""
     return "no GPU among the nodes: the models run on CPU"
 
 
-def _seats(nodes: Sequence[Node], share: float) -> list[Node]:
-    """Return the node of every GPU worker that fits, first workers of all nodes first."""
-    if not share:
-        return []
-    # A worker's share is of one GPU: halves of two GPUs do not add up.
-    a_gpu = int(1 / share + 1e-9)
-    by_node = [[node] * (node.gpus * a_gpu) for node in nodes]
-    return [node for turn in zip_longest(*by_node) for node in turn if node is not None]
+def gpu_seats(nodes: Sequence[Node], run: RunSpec) -> list[Node]:
+    """Return the node of every GPU worker that fits, first workers of all nodes first.
 
-
-def _check_seats(seats: Sequence[Node], run: RunSpec) -> None:
-    if not seats:
+    Raises:
+        DeviceError: The job needs GPUs and no node has one.
+        SpecError: The nodes cannot hold the workers asked for.
+    """
+    seats: list[Node] = []
+    if run.gpus_wanted:
+        # A worker's share is of one GPU: halves of two GPUs do not add up.
+        a_gpu = int(1 / run.gpus_wanted + 1e-9)
+        by_node = [[node] * (node.gpus * a_gpu) for node in nodes]
+        seats = [node for turn in zip_longest(*by_node) for node in turn if node is not None]
+    if run.device == "cuda" and not seats:
         raise DeviceError(
             "run.device: expected a node with a GPU for cuda, got a Ray cluster that offers none; "
             "add one, say --num-gpus to `ray start`, or set run.device to auto or cpu"
         )
-    if run.workers is not None and run.workers > len(seats):
+    if run.device == "cuda" and run.workers is not None and run.workers > len(seats):
         raise SpecError(
             f"run.workers: expected at most {len(seats)}, as many as the cluster's GPUs hold at "
             f"{run.gpus_wanted:g} each, got {run.workers}; lower it, or gpus_per_worker"
         )
+    return seats

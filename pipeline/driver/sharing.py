@@ -57,7 +57,6 @@ class SharingPolicy:
 
 
 def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> SharingPolicy:
-    """Return the policy of a job and its caller."""
     if run.executor == SLURM_ARRAY or run.array is not None:
         return SharingPolicy(joins=True, stays=join, works=not finish, start=_array_start(run))
     if join or finish:
@@ -80,12 +79,8 @@ def _array_start(run: RunSpec) -> float | None:
 def opening(layout: Layout, sharing: SharingPolicy, *, shares: bool) -> Iterator[DriverLock | None]:
     """Hold the lock while the plan may be written; None for a driver that joins and finds a plan.
 
-    Args:
-        layout: The output.
-        sharing: The driver's policy.
-        shares: Other drivers may join.
-    Raises:
-        LockedError: Another driver is at work, and this one does not join it.
+    `shares` lets other drivers join. Raises LockedError if another driver is at work, and this one
+    does not join it.
     """
     if not sharing.joins:
         with DriverLock(layout, shares=shares) as lock:
@@ -116,13 +111,10 @@ def close(
     """Write index and cards of a dataset that is complete, unless another driver does.
 
     Args:
-        layout: The output.
-        sharing: The driver's policy.
         commits: The commits of all shards.
         anew: A shard was committed since the index was read.
         licenses: Licences as the job states them now.
         dataset: The description that the commits belong to.
-        fence: The run's right to write here.
     Raises:
         OvertakenError: Another command has taken the output over, or changed the dataset.
     """
@@ -189,19 +181,15 @@ class ShardClaims:
         self._thread.join()
 
     def feed(self, ledger: ShardLedger) -> None:
-        """Add claimed shards to the ledger, as many as it has room for.
-
-        Raises:
-            StorageError: Claims cannot be read or written.
-        """
-        over = self._over.is_set()
+        """Add claimed shards to the ledger while it has room; raise the error of a failed claim."""
+        is_over = self._over.is_set()
         if self._error is not None:
             raise self._error
         with self._taken:
             while self._claimed and ledger.pending < self._ahead:
                 ledger.add(self._shards[self._claimed.popleft()])
             self._taken.notify_all()
-        ledger.more_to_come = bool(self._claimed) or not over
+        ledger.more_to_come = bool(self._claimed) or not is_over
 
     def widen(self, ahead: int) -> None:
         """Hold more shards from now on, because workers have come."""
@@ -216,8 +204,7 @@ class ShardClaims:
         try:
             while not self._ended.is_set():
                 with self._taken:
-                    full = len(self._claimed) >= self._ahead
-                    if full:
+                    if len(self._claimed) >= self._ahead:
                         self._taken.wait(POLL_S)
                         continue
                 found = self._claims.next()

@@ -2,20 +2,34 @@
 
 A `WorkerSlot` is a place for a worker: its worker may die and be replaced, and the slot stays. The
 executor's `Workers` start processes and carry calls. The scheduler decides what a loss means.
+
+`WorkerPlacements` follows a cluster whose nodes come and go:
+
+    a node comes     a worker on it, as if the node had been there at the start
+    a node is gone   its workers are given up, their shards go back
+
+If all nodes of the workers are gone, the workers stay: they are actors of Ray, which starts them on
+the next node. So a run always has a worker that works or is waited for, and an autoscaler sees it.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from earmill.pipeline.common.errors import DeviceError, SpecError
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.placement import ClusterView, Placement, place_workers
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome, WorkerInfo
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.executors import Workers
+    from earmill.pipeline.driver.shard_ledger import ShardLedger
+    from earmill.pipeline.spec.job import RunSpec
 
 WARMING, READY, DEAD = "warming", "ready", "dead"
 WORK = ("run", "probe")
@@ -27,10 +41,8 @@ class WorkerCall:
 
     Args:
         kind: warm_up, run, probe or status.
-        slot: The slot of its worker.
         ref: The executor's object for the call.
         payload: The scheduler's object for the call.
-    Attributes:
         head_since: When the call became the oldest work of its slot; deadlines count from here.
         shared_worker: Another call was in flight when the worker was lost, so blame is uncertain.
         generation: Number of the worker in the slot.
@@ -98,25 +110,14 @@ class WorkerSlot:
 
     @property
     def idle(self) -> bool:
-        """True if the worker is warm and has no work."""
         return self.state == READY and not self.work
 
 
 class WorkerPool:
-    """All slots of one run.
-
-    Args:
-        workers: Starts, calls and kills the workers.
-        size: Number of slots.
-        clock: Monotonic seconds; a test may pass its own.
-    """
+    """All slots of one run, `size` of them."""
 
     def __init__(
-        self,
-        workers: Workers,
-        size: int,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, workers: Workers, size: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if size < 1:
             raise ValueError(f"expected at least one worker, got {size}")
@@ -126,16 +127,12 @@ class WorkerPool:
         self.slots = [WorkerSlot(index) for index in range(size)]
 
     def start(self) -> None:
-        """Start every worker and ask each to warm up."""
         for slot in self.slots:
             self._start(slot)
 
     def submit(self, slot: WorkerSlot, kind: str, *args: Any, payload: Any = None) -> WorkerCall:
-        """Send one call to the slot's worker."""
         ref = self.workers.call(slot.worker, kind, *args)
-        call = WorkerCall(
-            kind, slot, ref, payload, head_since=self._clock(), generation=slot.generation
-        )
+        call = WorkerCall(kind, slot, ref, payload, self._clock(), generation=slot.generation)
         self._calls[ref] = call
         if kind in WORK:
             slot.work.append(call)
@@ -150,8 +147,7 @@ class WorkerPool:
     ) -> Iterator[tuple[WorkerCall, Outcome | LostCall]]:
         """Yield calls that ended, with their results; waits for `timeout_s` seconds at most.
 
-        Args:
-            heads_up: Called with all of these calls before the first is yielded.
+        `heads_up` is called with all of these calls before the first is yielded.
         """
         if not self._calls:
             time.sleep(timeout_s)
@@ -163,19 +159,24 @@ class WorkerPool:
             if call is None:
                 # The slot was replaced while an earlier result of this round was handled.
                 continue
-            self._leave(call)
+            slot = call.slot
+            if call.kind == "status":
+                slot.asked = False
+            elif call in slot.work:
+                was_head = slot.work[0] is call
+                slot.work.remove(call)
+                if was_head and slot.work:
+                    slot.work[0].head_since = self._clock()
             yield call, result
 
     def restart(self, slot: WorkerSlot) -> None:
         """Warm up the worker again, whose process died and is started again."""
-        slot.state, slot.info, slot.seconds_in_flight = WARMING, None, 0.0
-        slot.waits_for = ""
+        slot.state, slot.info, slot.seconds_in_flight, slot.waits_for = WARMING, None, 0.0, ""
         slot.warming_since = self._clock()
         slot.generation += 1
         self.warm_up(slot)
 
     def warm_up(self, slot: WorkerSlot) -> None:
-        """Ask the worker to get ready."""
         slot.retry_s = None
         self.submit(slot, "warm_up")
 
@@ -206,7 +207,6 @@ class WorkerPool:
         return self.retire(slot)
 
     def close(self) -> None:
-        """Kill all workers."""
         for slot in self.slots:
             if slot.worker is not None and slot.state != DEAD:
                 self.retire(slot)
@@ -221,13 +221,76 @@ class WorkerPool:
         lost, slot.work, slot.asked = slot.work, [], False
         return lost
 
-    def _leave(self, call: WorkerCall) -> None:
-        slot = call.slot
-        if call.kind == "status":
-            slot.asked = False
-        if call not in slot.work:
+
+# Digits of a node's id in messages.
+ID_DIGITS = 8
+
+
+class WorkerPlacements:
+    """The places of a run's workers, by the index of their slots.
+
+    Args:
+        places: The places at the start.
+        seen: Returns the last view of the cluster; None where no node comes or goes. A newer view
+            is another object.
+        sink: Takes a note for each worker that comes or leaves.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Placement],
+        run: RunSpec,
+        *,
+        seen: Callable[[], ClusterView | None],
+        sink: events.Sink = events.ignore,
+    ) -> None:
+        self.places = list(places)
+        self._run, self._seen, self._sink = run, seen, sink
+        self._last: ClusterView | None = None
+
+    def of_living(self, pool: WorkerPool) -> list[Placement]:
+        """Return the places of the workers that are warm or warming."""
+        return [self.places[slot.index] for slot in pool.slots if slot.state != DEAD]
+
+    def follow(self, pool: WorkerPool, ledger: ShardLedger) -> None:
+        """Start and give up workers as the cluster has changed; called at every tick."""
+        view = self._seen()
+        if view is None or view is self._last:
             return
-        was_head = slot.work[0] is call
-        slot.work.remove(call)
-        if was_head and slot.work:
-            slot.work[0].head_since = self._clock()
+        self._last = view
+        there = {node.node_id for node in view.nodes}
+        living = [slot for slot in pool.slots if slot.state != DEAD]
+        lost = [slot for slot in living if self.places[slot.index].node_id not in there]
+        if not ledger.nothing_waits:
+            for place in self._new_places(view, len(living) - len(lost), ledger.unsettled):
+                self.places.append(place)
+                self._say(pool.grow(), "has joined: it works there")
+        if len(lost) < sum(slot.state != DEAD for slot in pool.slots):
+            for slot in lost:
+                for call in pool.leave(slot):
+                    call.payload.work.copies -= 1
+                    ledger.put_back(call.payload.work)
+                self._say(slot, "is gone: given up")
+
+    def _new_places(self, view: ClusterView, stay: int, shards: int) -> list[Placement]:
+        """Return places on nodes that have fewer workers than they would be given now."""
+        room = min(shards, self._run.workers or shards) - stay
+        if room <= 0 or not view.nodes:
+            return []
+        try:
+            wanted = place_workers(view.nodes, self._run, at_most=shards)
+        except (DeviceError, SpecError):
+            return []  # these nodes cannot hold the job
+        # Places of workers that were given up stay taken: they are not tried again.
+        taken = Counter(place.node_id for place in self.places)
+        found = []
+        for place in wanted:
+            if taken[place.node_id]:
+                taken[place.node_id] -= 1
+            else:
+                found.append(place)
+        return found[:room]
+
+    def _say(self, slot: WorkerSlot, text: str) -> None:
+        node_id = self.places[slot.index].node_id
+        self._sink(events.Note(f"worker {slot.index}: node {node_id[:ID_DIGITS]} {text}"))

@@ -21,8 +21,7 @@ from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
 from earmill.pipeline.driver.shard_ledger import Committed, ShardLedger
 from earmill.pipeline.driver.sharing import ShardClaims
-from earmill.pipeline.driver.worker_placements import WorkerPlacements
-from earmill.pipeline.driver.worker_pool import WorkerPool
+from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
 from earmill.pipeline.operations.open_job import OpenJob, committed_of
 from earmill.pipeline.worker.batches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner

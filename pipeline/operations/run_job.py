@@ -32,7 +32,7 @@ from earmill.pipeline.dataset.snapshot import current_index, read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import Executor, executor_of
-from earmill.pipeline.driver.placement import has_seats
+from earmill.pipeline.driver.placement import gpu_seats
 from earmill.pipeline.driver.shard_ledger import Committed, Result
 from earmill.pipeline.driver.sharing import (
     ShardClaims,
@@ -400,7 +400,7 @@ def _work(
         supply,
     )
     result = scheduler.run()
-    if session.is_here and not has_seats(session.nodes(), spec.run):
+    if session.is_here and not gpu_seats(session.nodes(), spec.run):
         start_s = time.monotonic() - began_s - result.worked_s
         # After the index is written, which need not wait for a hash of the models' sources.
         stack.callback(keep_job, spec, result.seconds, result.cpu_s, start_s)

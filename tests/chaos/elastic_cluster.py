@@ -23,7 +23,7 @@ from tests.chaos.two_nodes import NODE, POLL_S, start_head, tell
 import ray
 
 from earmill.pipeline.driver.events import Event, Note, ShardDone, WorkersReady
-from earmill.pipeline.driver.worker_placements import ID_DIGITS
+from earmill.pipeline.driver.worker_pool import ID_DIGITS
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker.messages import ShardOrder

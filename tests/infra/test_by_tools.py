@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from earmill.pipeline.driver.telemetry.prometheus import exposed
+from earmill.pipeline.driver.telemetry import exposed
 from tests.infra.test_cluster_files import INFRA, ROOT, read
 from tests.infra.test_dashboard import dashboard_queries
 from tests.pipeline.test_telemetry import fed, scraped

@@ -17,7 +17,7 @@ from earmill.jobs.console.progress import BAR_WIDTH, Bar, JsonLines, PlainLines,
 from earmill.jobs.console.terminal import console
 from earmill.pipeline.common.text import audio, bytes_text
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.telemetry.run_totals import RunTotals
+from earmill.pipeline.driver.run_totals import RunTotals
 
 
 class Clock:

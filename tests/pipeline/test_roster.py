@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.placement import ClusterView, Node, place_workers
 from earmill.pipeline.driver.shard_ledger import Assignment, ShardLedger
-from earmill.pipeline.driver.worker_placements import WorkerPlacements
-from earmill.pipeline.driver.worker_pool import DEAD, READY, WorkerCall, WorkerPool, WorkerSlot
+from earmill.pipeline.driver.worker_pool import (
+    DEAD,
+    READY,
+    WorkerCall,
+    WorkerPlacements,
+    WorkerPool,
+    WorkerSlot,
+)
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.job import RunSpec
 from tests.pipeline.fake_workers import FakeWorkers

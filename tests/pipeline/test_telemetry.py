@@ -17,10 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from earmill.pipeline.common.errors import MissingPackageError, OutputError, SpecError
 from earmill.pipeline.common.monitoring import Counts, ProcessCounts, StageTimes, cause_of, counts
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.telemetry import observed
-from earmill.pipeline.driver.telemetry.opentelemetry import Spans, traced
-from earmill.pipeline.driver.telemetry.prometheus import exposed
-from earmill.pipeline.driver.telemetry.run_totals import RunMetrics
+from earmill.pipeline.driver.run_totals import RunMetrics
+from earmill.pipeline.driver.telemetry import Spans, exposed, observed, traced
 from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.worker.messages import BadRow, ShardNotes
 from tests.pipeline.outages import Clock

@@ -23,7 +23,7 @@ from earmill.pipeline.common.machine import is_interpreted
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.driver.events import RESUME
 from earmill.pipeline.driver.executors import KEPT_MEMORY, is_connected
-from earmill.pipeline.driver.placement import ClusterView, Node, check_seats
+from earmill.pipeline.driver.placement import ClusterView, Node, gpu_seats
 from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome, Runner
@@ -83,7 +83,7 @@ class RayExecutor:
             if self.is_private:
                 check_gpu()
             else:
-                check_seats(live_nodes(), run)
+                gpu_seats(live_nodes(), run)
 
     @contextmanager
     def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[RaySession]:

@@ -29,12 +29,8 @@ STOPPED_S = 30.0
 class RunTotals:
     """Running totals of one run.
 
-    Args:
-        clock: Monotonic seconds.
     Attributes:
-        audio_s: Audio of good rows as decoded, in seconds; earlier runs included.
         planned_s: Planned audio of all shards, in seconds.
-        done_s: Planned audio of shards that are done or extracted, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,7 +45,6 @@ class RunTotals:
         self.rows_ok = self.rows_bad = self.rows_total = 0
 
     def take(self, event: events.Event) -> None:
-        """Update the totals."""
         before, self._last_event = self._last_event, self._clock()
         if self._work_began is not None and self._last_event - before > STOPPED_S:
             self._work_began += self._last_event - before
@@ -82,6 +77,7 @@ class RunTotals:
 
     @property
     def audio_s(self) -> float:
+        """Audio of good rows as decoded, in seconds; earlier runs included."""
         return self._audio_done_s + self._in_flight_s
 
     @property
@@ -134,17 +130,12 @@ COMMIT_STAGE = "commit"
 
 
 class Histogram:
-    """Durations in buckets.
-
-    Args:
-        ends_s: Upper ends of the buckets, in seconds; a last bucket has no end.
-    """
+    """Durations in buckets with these upper ends, in seconds; a last bucket has no end."""
 
     def __init__(self, ends_s: Sequence[float]) -> None:
         self.ends_s, self.counts, self.sum_s = tuple(ends_s), [0] * (len(ends_s) + 1), 0.0
 
     def add(self, seconds: float) -> None:
-        """Count a duration."""
         seconds = max(0.0, seconds)
         self.counts[bisect_left(self.ends_s, seconds)] += 1
         self.sum_s += seconds
@@ -154,9 +145,7 @@ class Histogram:
 class State:
     """All totals of a run.
 
-    Args:
-        started: The run's first event.
-        finished: The run's last event.
+    Attributes:
         rows: ok or quarantined to rows that this run committed.
         quarantined: Reason to quarantined rows that this run committed.
         attempts: done, lost_race or failed to attempts on shards.
@@ -165,10 +154,6 @@ class State:
         audio_s: Audio of good rows that this run committed, in seconds.
         nbytes: Bytes of data files that this run committed.
         last_commit_s: Time of the last commit, in seconds since 1970.
-        shards: State to shards of this run.
-        workers: State to workers.
-        commits: Durations of commits.
-        shard_times: Durations of shards.
     """
 
     started: events.JobStarted | None = None
@@ -188,12 +173,7 @@ class State:
 
 
 class RunMetrics:
-    """Sums up the events of a run; fed by the driver's thread, read from any.
-
-    Args:
-        clock: Monotonic seconds.
-        now: Seconds since 1970.
-    """
+    """Sums up the events of a run; fed by the driver's thread, read from any."""
 
     def __init__(
         self,
@@ -208,7 +188,6 @@ class RunMetrics:
         self._driver_before_s = time.process_time()
 
     def __call__(self, event: events.Event) -> None:
-        """Count an event."""
         with self.lock:
             self.tally.take(event)
             self._take(event)
@@ -238,13 +217,11 @@ class RunMetrics:
         started = self.state.started
         if started is None:
             return {}
-        found = dict(self.state.shards)
-        done = started.shards_done + self._shards_done["done"]
-        found["done"], found["failed"] = done, self._shards_done["failed"]
-        open_now = ("waiting", "suspect", "searched", "in_flight")
-        busy = {name: found.get(name, 0) for name in open_now}
-        left = started.shards_total - done - found["failed"] - sum(busy.values())
-        return {"pending": max(0, left), **busy, "done": done, "failed": found["failed"]}
+        found = {"done": started.shards_done + self._shards_done["done"]}
+        found["failed"] = self._shards_done["failed"]
+        for name in ("waiting", "suspect", "searched", "in_flight"):
+            found[name] = self.state.shards.get(name, 0)
+        return {"pending": max(0, started.shards_total - sum(found.values())), **found}
 
     def _take(self, event: events.Event) -> None:
         state = self.state
@@ -257,9 +234,19 @@ class RunMetrics:
             case events.PoolState():
                 state.shards, state.workers = event.shards, event.workers
             case events.WorkerSays():
-                self._hear(event)
+                key = (event.worker, event.generation)
+                before = self._of_workers.get(key, event)
+                # Answers of a process may overtake each other; the later one has the larger sum.
+                if sum(event.cpu_s.values()) >= sum(before.cpu_s.values()):
+                    self._of_workers[key] = event
             case events.ShardDone():
-                self._done(event)
+                self._shards_done["done"] += 1
+                state.rows["ok"] += event.rows_ok
+                state.rows["quarantined"] += event.rows_bad
+                state.quarantined.update(event.bad_by_class)
+                state.audio_s += event.audio_s
+                state.nbytes += event.nbytes
+                state.last_commit_s = self._now()
             case events.ShardFailed():
                 self._shards_done["failed"] += 1
             case events.ShardRetry() | events.ShardWaits():
@@ -269,30 +256,11 @@ class RunMetrics:
             case events.ShardAttempt():
                 self._attempt(event)
 
-    def _hear(self, said: events.WorkerSays) -> None:
-        key = (said.worker, said.generation)
-        before = self._of_workers.get(key)
-        # Answers of a process may overtake each other; the later one has the larger sum.
-        if before is None or sum(said.cpu_s.values()) >= sum(before.cpu_s.values()):
-            self._of_workers[key] = said
-
-    def _done(self, event: events.ShardDone) -> None:
-        state = self.state
-        self._shards_done["done"] += 1
-        state.rows["ok"] += event.rows_ok
-        state.rows["quarantined"] += event.rows_bad
-        state.quarantined.update(event.bad_by_class)
-        state.audio_s += event.audio_s
-        state.nbytes += event.nbytes
-        state.last_commit_s = self._now()
-
     def _attempt(self, event: events.ShardAttempt) -> None:
         state, notes = self.state, event.notes
-        if event.error:
-            state.attempts["failed"] += 1
-            return
-        state.attempts["lost_race" if notes is None or not notes.won else "done"] += 1
-        if notes is None:
+        won = notes is not None and notes.won
+        state.attempts["failed" if event.error else "done" if won else "lost_race"] += 1
+        if event.error or notes is None:
             return
         for stage, (began_s, ended_s) in notes.stages.items():
             times, total_s = state.stages_s.get(stage, (0, 0.0))
