@@ -25,7 +25,7 @@ from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.monitoring import DRIVER, IDLE, in_order
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import StopRequest
-from earmill.pipeline.driver.shard_ledger import Assignment, Result, ShardLedger, ShardWork
+from earmill.pipeline.driver.shard_ledger import Assignment, Result, ShardLedger
 from earmill.pipeline.driver.worker_pool import (
     DEAD,
     READY,
@@ -58,7 +58,6 @@ class Deadlines:
 
     def __init__(self, fixed_s: float | None = None, row_s: float | None = None) -> None:
         self._fixed_s, self._row_s = fixed_s, row_s
-        # Kept sorted: the median is asked for at every tick and for every worker.
         self._wall_per_audio: list[float] = []
 
     @property
@@ -70,6 +69,7 @@ class Deadlines:
     def learn(self, wall_s: float, audio_s: float) -> None:
         """Note that a shard of `audio_s` seconds took `wall_s` seconds."""
         if audio_s > 0:
+            # Kept sorted, because the median is asked for at every tick and for every worker.
             insort(self._wall_per_audio, wall_s / audio_s)
 
     def limit_s(self, audio_s: float) -> float:
@@ -77,8 +77,9 @@ class Deadlines:
         if self._fixed_s is not None:
             return self._fixed_s
         per_audio_s = WALL_PER_AUDIO_S
-        if len(self._wall_per_audio) >= RATES_NEEDED:
-            per_audio_s = OVER_MEDIAN * self._median()
+        rates = self._wall_per_audio
+        if len(rates) >= RATES_NEEDED:
+            per_audio_s = OVER_MEDIAN * (rates[(len(rates) - 1) // 2] + rates[len(rates) // 2]) / 2
         return BASE_S + per_audio_s * audio_s
 
     def hung_s(self, audio_s: float, rows: int) -> float:
@@ -86,16 +87,11 @@ class Deadlines:
         hung_s = HUNG_FACTOR * self.limit_s(audio_s)
         return hung_s if self._row_s is None else min(hung_s, self._row_s * rows)
 
-    def _median(self) -> float:
-        rates = self._wall_per_audio
-        return (rates[(len(rates) - 1) // 2] + rates[len(rates) // 2]) / 2
-
 
 class CpuAccount:
     """CPU seconds of a run, from the first warm worker on.
 
-    Args:
-        slots: The pool's list of slots, to which the pool adds.
+    `slots` is the pool's list of slots, to which the pool adds.
     """
 
     def __init__(self, slots: Sequence[WorkerSlot]) -> None:
@@ -116,17 +112,14 @@ class CpuAccount:
             for part, seconds in of_worker.items():
                 spent[part] = spent.get(part, 0.0) + seconds
         spent[DRIVER] = time.process_time() - self._driver_before_s
-        spent[IDLE] = max(0.0, self._cores_s() - sum(spent.values()))
-        return in_order(spent)
-
-    def _cores_s(self) -> float:
-        """Return the sum over workers of their cores times the seconds they had them."""
         now_s = time.monotonic()
-        return sum(
+        cores_s = sum(
             slot.info.threads * max(0.0, min(now_s, slot.left_s) - max(self._began_s, slot.came_s))
             for slot in self._slots
             if slot.info is not None
         )
+        spent[IDLE] = max(0.0, cores_s - sum(spent.values()))
+        return in_order(spent)
 
 
 POLL_S = 0.2
@@ -151,9 +144,6 @@ class Scheduler:
     """Runs a ledger's shards on a pool until each is settled, or until told to stop.
 
     Args:
-        ledger: State of all shards; `run` returns its `result`.
-        pool: Workers; `run` starts and closes them.
-        deadlines: Deadlines of shards.
         sink: Takes events.
         observe: Takes events for telemetry.
         stop: Polled between waits.
@@ -196,7 +186,10 @@ class Scheduler:
                 self._pace()
                 for call, outcome in self._pool.wait(POLL_S, self._look_ahead):
                     self._settle(call, outcome)
-                self._tell_in_flight()
+                if self._heard:
+                    self._heard = False
+                    in_flight_s = sum(slot.seconds_in_flight for slot in self._pool.slots)
+                    self._sink(events.InFlight(in_flight_s))
                 self._on_tick()
                 self._check_stop()
                 self._check_deadlines()
@@ -243,35 +236,22 @@ class Scheduler:
     def _dispatch(self) -> None:
         if self._stopping or self._ledger.nothing_waits:
             return
-        share = self._share()
-        with_room = [slot for slot in self._pool.slots if slot.room > 0]
-        while with_room and not self._stopping:
-            with_room = [slot for slot in self._dispatch_round(with_room, share) if slot.room > 0]
-
-    def _dispatch_round(self, slots: Sequence[WorkerSlot], share: int) -> list[WorkerSlot]:
-        """Send a shard to each of these workers, and return the workers that got one.
-
-        Args:
-            slots: Slots with room.
-            share: Most shards for one worker.
-        """
-        got = []
-        # Empty workers first: a shard prefetched on a busy worker must not starve an idle one.
-        for slot in sorted(slots, key=lambda slot: len(slot.work)):
-            full = len(slot.work) >= share
-            if full or any(call.payload.alone for call in slot.work):
-                continue
-            busy = any(other.work for other in self._pool.slots)
-            assignment = self._ledger.next(idle=slot.idle, busy=busy)
-            if assignment is not None:
-                self._send(slot, assignment)
-                got.append(slot)
-        return got
-
-    def _share(self) -> int:
-        """Return the most shards for one worker, so that the first warm worker leaves some."""
+        # The first warm worker must leave some shards to the others.
         living = sum(slot.state in (WARMING, READY) for slot in self._pool.slots)
-        return max(CONCURRENT_SHARDS, -(-self._ledger.unsettled // max(1, living)))
+        share = max(CONCURRENT_SHARDS, -(-self._ledger.unsettled // max(1, living)))
+        served = self._pool.slots
+        while served and not self._stopping:
+            slots = [slot for slot in served if slot.room > 0]
+            served = []
+            # Empty workers first: a shard prefetched on a busy worker must not starve an idle one.
+            for slot in sorted(slots, key=lambda slot: len(slot.work)):
+                if len(slot.work) >= share or any(call.payload.alone for call in slot.work):
+                    continue
+                busy = any(other.work for other in self._pool.slots)
+                assignment = self._ledger.next(idle=slot.idle, busy=busy)
+                if assignment is not None:
+                    self._send(slot, assignment)
+                    served.append(slot)
 
     def _send(self, slot: WorkerSlot, assignment: Assignment) -> None:
         assignment.work.copies += 1
@@ -294,7 +274,11 @@ class Scheduler:
         if isinstance(outcome, LostCall):
             self._settle_lost(call, outcome)
         else:
-            self._hear(call, outcome)
+            worker = (slot.index, call.generation)
+            if self._cpu is not None and call.kind in WORK:
+                self._cpu.heard(worker, outcome.cpu_s)
+            if outcome.counts is not None:
+                self._observe(events.WorkerSays(*worker, outcome.cpu_s, outcome.counts))
         if call.kind == "status":
             if isinstance(outcome, Outcome):
                 slot.under_way(outcome.value)
@@ -309,29 +293,17 @@ class Scheduler:
         else:
             self._settle_work(call, outcome)
 
-    def _hear(self, call: WorkerCall, outcome: Outcome) -> None:
-        """Take the worker's counts that came with its answer."""
-        index = call.slot.index
-        if self._cpu is not None and call.kind in WORK:
-            self._cpu.heard((index, call.generation), outcome.cpu_s)
-        if outcome.counts is not None:
-            said = events.WorkerSays(index, call.generation, outcome.cpu_s, outcome.counts)
-            self._observe(said)
-
     def _tell_attempt(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
         """Emit an event for telemetry, and one for each quarantined row that the worker names."""
         shard_id, index = call.payload.work.shard_id, call.slot.index
         notes = outcome.notes if isinstance(outcome, Outcome) else None
         ended_s = time.time()
         began_s = ended_s - (self._clock() - call.head_since)
-        error = outcome.reason if isinstance(outcome, LostCall) else outcome.message
-        self._observe(events.ShardAttempt(shard_id, index, began_s, ended_s, error, notes))
+        attempt = (shard_id, index, began_s, ended_s, outcome.message, notes)
+        self._observe(events.ShardAttempt(*attempt))
         for row in notes.bad if notes is not None and notes.won else ():
-            self._sink(
-                events.RowQuarantined(
-                    shard_id, row.row_id, row.stage, row.error_class, row.message, index
-                )
-            )
+            bad = (row.row_id, row.stage, row.error_class, row.message)
+            self._sink(events.RowQuarantined(shard_id, *bad, index))
 
     def _settle_device_lost(self, call: WorkerCall, reason: str) -> None:
         """Replace a process that has lost its device; its shards are lost as if it had died.
@@ -354,13 +326,11 @@ class Scheduler:
         """
         slot = call.slot
         together = [one for one in slot.work if one.generation == call.generation]
-        if call.kind in WORK:
-            together.append(call)
-        if len(together) > 1:
-            for one in together:
-                one.shared_worker = True
+        together += [call] if call.kind in WORK else []
+        for one in together:
+            one.shared_worker = one.shared_worker or len(together) > 1
         if slot.state == READY and call.generation == slot.generation:
-            self._sink(events.WorkerLost(slot.index, lost.reason))
+            self._sink(events.WorkerLost(slot.index, lost.message))
             self._pool.restart(slot)
 
     def _settle_work(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
@@ -382,39 +352,30 @@ class Scheduler:
             self._announce(slot)
             return
         now = self._clock()
-        if isinstance(outcome, Outcome) and outcome.permanent:
-            self._warm_up_failed(slot, outcome.message, hopeless=True)
-        elif isinstance(outcome, Outcome):
-            alive = outcome.stage != "device"
-            self._warm_up_failed(slot, outcome.message, alive=alive, outage=bool(outcome.outage))
-        elif outcome.restarting and now - slot.warming_since < RESTART_LIMIT_S:
+        is_restarting = isinstance(outcome, LostCall) and outcome.restarting
+        if is_restarting and now - slot.warming_since < RESTART_LIMIT_S:
             slot.retry_s = now + RESTART_POLL_S
         else:
-            self._warm_up_failed(slot, outcome.reason)
+            self._warm_up_failed(slot, outcome)
 
-    def _warm_up_failed(
-        self,
-        slot: WorkerSlot,
-        reason: str,
-        *,
-        alive: bool = False,
-        outage: bool = False,
-        hopeless: bool = False,
-    ) -> None:
-        now = self._clock()
+    def _warm_up_failed(self, slot: WorkerSlot, outcome: Outcome | LostCall) -> None:
+        """Warm up again, in a new process where that one is dead, or give the worker up."""
+        now, reason = self._clock(), outcome.message
         slot.failing_since = slot.failing_since if slot.failures else now
         slot.failures += 1
-        if hopeless:
+        is_hopeless = isinstance(outcome, Outcome) and outcome.permanent
+        if is_hopeless:
             self._sink(events.Note(f"worker {slot.index} is given up: {reason}"))
         else:
             self._sink(events.WorkerLost(slot.index, f"warm-up failed: {reason}"))
         again = slot.failures < WARM_UP_ATTEMPTS
-        again = again or (outage and now - slot.failing_since < OUTAGE_WARM_UP_S)
-        if again and not hopeless:
-            if alive:
-                slot.retry_s = now + (OUTAGE_WARM_UP_PAUSE_S if outage else WARM_UP_PAUSE_S)
-            else:
+        again = again or (bool(outcome.outage) and now - slot.failing_since < OUTAGE_WARM_UP_S)
+        if again and not is_hopeless:
+            if isinstance(outcome, LostCall) or outcome.stage == "device":
                 self._pool.replace(slot)
+            else:
+                pause_s = OUTAGE_WARM_UP_PAUSE_S if outcome.outage else WARM_UP_PAUSE_S
+                slot.retry_s = now + pause_s
             return
         self._pool.retire(slot)
         if all(other.state == DEAD for other in self._pool.slots):
@@ -449,7 +410,8 @@ class Scheduler:
             if slot.retry_s is not None and now >= slot.retry_s:
                 self._pool.warm_up(slot)
             elif slot.state == WARMING and now - slot.warming_since > WARM_UP_LIMIT_S:
-                self._warm_up_failed(slot, f"not ready within {WARM_UP_LIMIT_S:.0f} s")
+                late = LostCall(f"not ready within {WARM_UP_LIMIT_S:.0f} s")
+                self._warm_up_failed(slot, late)
             elif slot.work and now - slot.work[0].head_since > early_s:
                 self._check_head(slot, now - slot.work[0].head_since)
 
@@ -458,8 +420,16 @@ class Scheduler:
         hung_s = self._deadlines.hung_s(assignment.seconds, assignment.rows)
         if waited_s > hung_s:
             self._replace_hung(slot, hung_s)
-        elif assignment.probe is None and waited_s > self._deadlines.limit_s(assignment.seconds):
-            self._run_second_copy(assignment.work)
+        elif (
+            assignment.probe is None
+            and waited_s > self._deadlines.limit_s(assignment.seconds)
+            and assignment.work.copies < 2
+            and not self._stopping
+            and self._ledger.nothing_waits
+        ):
+            idle = next((slot for slot in self._pool.slots if slot.idle), None)
+            if idle is not None:
+                self._send(idle, Assignment(assignment.work, alone=True))
 
     def _replace_hung(self, slot: WorkerSlot, hung_s: float) -> None:
         reason = f"no result within {hung_s:g} s, the worker was killed"
@@ -473,40 +443,20 @@ class Scheduler:
             self._ledger.put_back(call.payload.work)
         self._settle_work(head, LostCall(reason, outage=outage))
 
-    def _run_second_copy(self, work: ShardWork) -> None:
-        if work.copies > 1 or self._stopping or not self._ledger.nothing_waits:
-            return
-        idle = next((slot for slot in self._pool.slots if slot.idle), None)
-        if idle is not None:
-            self._send(idle, Assignment(work, alone=True))
-
     def _poll_status(self) -> None:
         now = self._clock()
         if now - self._last_status < STATUS_EVERY_S:
             return
         self._last_status = now
-        for slot in self._pool.slots:
+        slots = self._pool.slots
+        for slot in slots:
             if not slot.work:
                 slot.seconds_in_flight = 0.0
-        for slot in self._asked_now():
+        for _ in range(min(len(slots), STATUS_AT_ONCE)):
+            slot = slots[self._next_asked % len(slots)]
+            self._next_asked += 1
             if slot.work and not slot.asked:
                 self._pool.submit(slot, "status")
-        self._observe(
-            events.PoolState(
-                self._ledger.states(), Counter(slot.state for slot in self._pool.slots)
-            )
-        )
+        states = Counter(slot.state for slot in slots)
+        self._observe(events.PoolState(self._ledger.states(), states))
         self._heard = True
-
-    def _asked_now(self) -> list[WorkerSlot]:
-        """Return the next workers to ask, 100 at most."""
-        slots = self._pool.slots
-        first, count = self._next_asked, min(len(slots), STATUS_AT_ONCE)
-        self._next_asked = (first + count) % len(slots)
-        return [slots[(first + k) % len(slots)] for k in range(count)]
-
-    def _tell_in_flight(self) -> None:
-        if not self._heard:
-            return
-        self._heard = False
-        self._sink(events.InFlight(sum(slot.seconds_in_flight for slot in self._pool.slots)))

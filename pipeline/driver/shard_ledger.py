@@ -39,10 +39,8 @@ if TYPE_CHECKING:
 
 
 class Bisection:
-    """A search for the rows that crash or hang their worker.
+    """A search for the rows of a shard, in planned order, that crash or hang their worker.
 
-    Args:
-        row_ids: The rows of a shard, in planned order, each once.
     Attributes:
         culprits: Row id to reason of every row that failed alone twice, in planned order.
     Invariants:
@@ -106,11 +104,9 @@ class ShardWork:
         fruitless: Searches that found no culprit, and probes that found no room to write.
         copies: Calls in flight for it; two while a slow shard is tried a second time.
         worker: Index of the slot where an attempt ended last.
-        outages: Number of outages that the shard met.
-        waits_since: Time of the last outage.
+        outages: Number of outages that the shard met, the last at `waits_since`.
         memory_share: Part of the usual memory that its next attempt may take.
         culprits: Row id to reason of the rows that go to quarantine.
-        search: The bisection that runs.
     """
 
     shard: Shard
@@ -148,12 +144,9 @@ class ShardWork:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Work for a worker: a whole shard, or some of its rows as a probe.
+    """Work for a worker: a shard, or the rows of a probe, which are not published.
 
-    Args:
-        work: The shard.
-        probe: The rows to run without publishing; None for the whole shard.
-        alone: No other shard may be on the worker meanwhile.
+    `alone`: no other shard may be on the worker meanwhile.
     """
 
     work: ShardWork
@@ -169,7 +162,6 @@ class Assignment:
 
     @property
     def rows(self) -> int:
-        """Rows in question."""
         return self.work.shard.rows if self.probe is None else len(self.probe)
 
 
@@ -186,13 +178,10 @@ class Committed:
     """The numbers that the driver keeps of a commit record.
 
     Args:
-        rows_ok: Good rows.
-        rows_bad: Quarantined rows.
         nbytes: Bytes of its data files.
         seconds: Audio of its good rows, in seconds.
         bad_by_class: Error class to quarantined rows.
         generation: How often the shard was committed again.
-        attempt: The name of the attempt.
     """
 
     rows_ok: int
@@ -233,10 +222,8 @@ class ShardLedger:
     """All shards of a run and the rules by which they move.
 
     Args:
-        shards: The shards to do, in order.
         committed: Reads a shard's commit record; None if there is none.
         max_attempts: Failed attempts on a shard before its rows are searched.
-        sink: Takes events.
         breaker: Says when to try again after an outage.
         witnesses: Rows that an earlier run could read.
         look_ahead: Called with the shards for which `committed` is called next.
@@ -271,7 +258,6 @@ class ShardLedger:
         self.result = Result()
 
     def add(self, shard: Shard) -> None:
-        """Add a shard behind the others."""
         self._pending.append(ShardWork(shard))
         self._n_shards += 1
 
@@ -283,8 +269,7 @@ class ShardLedger:
     def states(self) -> dict[str, int]:
         """Return state to number of shards of this run.
 
-        States are pending, waiting (for the end of an outage), suspect, searched, done, failed
-        (given up) and in_flight.
+        Waiting is for the end of an outage; failed shards are given up.
         """
         found = {
             "pending": len(self._pending),
@@ -313,16 +298,13 @@ class ShardLedger:
 
     @property
     def witnesses(self) -> tuple[Item, ...]:
-        """Rows of the source that could be read."""
         return tuple(self._witnesses)
 
     def next(self, *, idle: bool, busy: bool = False) -> Assignment | None:
         """Take the next work; None while there is none, or during an outage.
 
-        Args:
-            idle: The worker has nothing in flight, as suspects and probes need it. They come last,
-                so that a bad shard does not delay the good ones.
-            busy: Some worker has work in flight.
+        Suspects and probes need a worker that is `idle`. They come last, so that a bad shard does
+        not delay the good ones. `busy` says that some worker has work in flight.
         """
         if not self._breaker.may_start(busy):
             return None
@@ -359,20 +341,24 @@ class ShardLedger:
     ) -> None:
         """Take the result of an attempt on a whole shard; `work.copies` no longer counts it.
 
-        Args:
-            work: The shard.
-            outcome: The result.
-            certain: The shard was alone on its worker, or the worker named it. A worker that is
-                lost with two shards makes both suspects, and counts as a failure of neither.
+        `certain`: the shard was alone on its worker, or the worker named it. A worker that is lost
+        with two shards makes both suspects, and counts as a failure of neither.
         """
         if self._is_settled(work) or self._complete(work):
             return
-        if outcome.outage:
-            self._wait(work, OutageState(outcome.outage, _said(outcome)))
+        if outcome.outage and not work.copies:
+            work.outages, work.waits_since = work.outages + 1, self._breaker.now()
+            self._waiting.append(work)
+            self._meet(work, OutageState(outcome.outage, outcome.message))
+        elif outcome.outage:
+            pass  # the result of the other copy decides
         elif outcome.memory and work.memory_share > LEAST_MEMORY:
-            self._lower(work, _said(outcome))
+            # The shard runs again, alone and in less memory; it is no failure of its rows yet.
+            work.memory_share *= LESS_MEMORY
+            share = f"again with {work.memory_share:.0%} of the memory for batches"
+            self._retry(work, f"{outcome.message}; {share}", "memory")
         elif isinstance(outcome, LostCall):
-            self._charge(work, outcome.reason, certain, "lost")
+            self._charge(work, outcome.message, certain, "lost")
         elif outcome.stage == "publish":
             self._publish_failed(work, outcome)
         else:
@@ -383,7 +369,7 @@ class ShardLedger:
         search = work.search
         if search is None or self._is_settled(work):
             return
-        reason = _said(outcome)
+        reason = outcome.message
         if outcome.outage:
             self._meet(work, OutageState(outcome.outage, reason))
             self._searches.appendleft(work)
@@ -415,76 +401,54 @@ class ShardLedger:
         if record.rows_ok and not record.rows_bad:
             self._witnesses.append(smallest(work.shard))
         self.result.seconds += record.seconds
-        self._sink(
-            events.ShardDone(
-                shard_id=work.shard_id,
-                rows_ok=record.rows_ok,
-                rows_bad=record.rows_bad,
-                seconds=work.seconds,
-                nbytes=record.nbytes,
-                audio_s=record.seconds,
-                worker=work.worker,
-                bad_by_class=dict(record.bad_by_class),
-            )
+        done = events.ShardDone(
+            shard_id=work.shard_id,
+            rows_ok=record.rows_ok,
+            rows_bad=record.rows_bad,
+            seconds=work.seconds,
+            nbytes=record.nbytes,
+            audio_s=record.seconds,
+            worker=work.worker,
+            bad_by_class=dict(record.bad_by_class),
         )
+        self._sink(done)
         return True
 
-    def _wait(self, work: ShardWork, outage: OutageState) -> None:
-        if work.copies:
-            # The result of the other copy decides.
-            return
-        work.outages, work.waits_since = work.outages + 1, self._breaker.now()
-        self._waiting.append(work)
-        self._meet(work, outage)
-
     def _meet(self, work: ShardWork, outage: OutageState) -> None:
-        pause_s = self._breaker.met(outage)
-        self._sink(
-            events.ShardWaits(
-                work.shard_id, outage.reason, round(pause_s, 3), work.worker, outage.kind
-            )
-        )
+        pause_s = round(self._breaker.met(outage), 3)
+        waits = events.ShardWaits(work.shard_id, outage.reason, pause_s, work.worker, outage.kind)
+        self._sink(waits)
         self.result.fatal = self.result.fatal or self._breaker.verdict
 
-    def _lower(self, work: ShardWork, reason: str) -> None:
-        """Try a shard again, alone and in less memory; it is no failure of its rows yet."""
-        work.memory_share *= LESS_MEMORY
-        work.failures += 1
-        if not work.copies:
-            said = f"{reason}; again with {work.memory_share:.0%} of the memory for batches"
-            self._tell_retry(work, said, "memory")
-            self._suspects.append(work)
-
     def _charge(self, work: ShardWork, reason: str, certain: bool, cause: str = "rows") -> None:
+        """Count a failed attempt; search the rows after the last of them."""
         work.attempts += certain
-        work.failures += 1
-        if work.copies:
-            # The result of the other copy decides.
+        if work.copies or work.attempts < self._max_attempts:
+            self._retry(work, reason, cause)
             return
+        work.failures += 1
         self._tell_retry(work, reason, cause)
-        if work.attempts < self._max_attempts:
-            self._suspects.append(work)
-        elif work.fruitless >= FRUITLESS_SEARCHES:
-            self._give_up(work, f"{reason}; {self._innocence(work)}")
-        else:
-            self._start_search(work)
-
-    @staticmethod
-    def _innocence(work: ShardWork) -> str:
-        if len(work.culprits) == len(work.shard.items):
-            return "it fails although none of its rows is processed any more"
-        return "no row fails alone: try a smaller output.shard_seconds"
-
-    def _start_search(self, work: ShardWork) -> None:
         rows = [item.row_id for item in work.shard.items if item.row_id not in work.culprits]
-        if not rows:
+        if work.fruitless >= FRUITLESS_SEARCHES:
+            why = "no row fails alone: try a smaller output.shard_seconds"
+            if not rows:
+                why = "it fails although none of its rows is processed any more"
+            self._give_up(work, f"{reason}; {why}")
+        elif rows:
+            work.search = Bisection(rows)
+            self._searches.append(work)
+            self._sink(events.BisectStarted(work.shard_id, len(rows)))
+        else:
             # No row is left to search: the failure may not come again.
             work.fruitless, work.attempts = work.fruitless + 1, 0
             self._suspects.append(work)
-            return
-        work.search = Bisection(rows)
-        self._searches.append(work)
-        self._sink(events.BisectStarted(work.shard_id, len(rows)))
+
+    def _retry(self, work: ShardWork, reason: str, cause: str) -> None:
+        """Count a failed attempt and try again alone, unless another copy will decide."""
+        work.failures += 1
+        if not work.copies:
+            self._tell_retry(work, reason, cause)
+            self._suspects.append(work)
 
     def _probe_unwritten(self, work: ShardWork, outcome: Outcome) -> None:
         """Handle a probe that found no room to write, which says nothing about its rows."""
@@ -497,15 +461,12 @@ class ShardLedger:
             self._searches.appendleft(work)
 
     def _publish_failed(self, work: ShardWork, outcome: Outcome) -> None:
-        work.failures += 1
         if outcome.permanent:
             self.result.fatal = f"shard {work.shard_id} cannot be written: {outcome.message}"
+        if outcome.permanent or work.failures + 1 >= self._max_attempts:
             self._give_up(work, outcome.message)
-        elif work.failures >= self._max_attempts:
-            self._give_up(work, outcome.message)
-        elif not work.copies:
-            self._tell_retry(work, outcome.message, "publish")
-            self._suspects.append(work)
+        else:
+            self._retry(work, outcome.message, "publish")
 
     def _tell_retry(self, work: ShardWork, reason: str, cause: str) -> None:
         self._sink(events.ShardRetry(work.shard_id, work.failures, reason, work.worker, cause))
@@ -518,7 +479,3 @@ class ShardLedger:
 def smallest(shard: Shard) -> Item:
     """Return the smallest row of a shard, which is read fastest."""
     return min(shard.items, key=lambda item: float("inf") if item.size is None else item.size)
-
-
-def _said(outcome: Outcome | LostCall) -> str:
-    return outcome.reason if isinstance(outcome, LostCall) else outcome.message

@@ -131,7 +131,7 @@ class LostCall:
         memory: It may have been killed for the memory it took.
     """
 
-    reason: str
+    message: str
     restarting: bool = False
     outage: str = ""
     memory: bool = False

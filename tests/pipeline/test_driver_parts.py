@@ -312,7 +312,7 @@ def test_a_late_loss_of_an_earlier_process_does_not_end_the_next_one() -> None:
     slot.state = READY
     calls = [pool.submit(slot, "run", payload=None) for _ in range(2)]
     for call in calls:
-        pool._leave(call)
+        slot.work.remove(call)
         scheduler._settle_lost(call, LostCall("the worker process died"))
         slot.state = READY
     assert [event.kind for event in said] == ["worker_lost"]

@@ -200,8 +200,8 @@ def test_a_lost_actor_is_no_exception(
         assert result == expected
     else:
         assert not result.restarting
-        assert result.reason.startswith(expected)
-        assert "\n" not in result.reason
+        assert result.message.startswith(expected)
+        assert "\n" not in result.message
 
 
 def test_a_call_that_never_reached_the_actor_s_guard(monkeypatch: pytest.MonkeyPatch) -> None:
