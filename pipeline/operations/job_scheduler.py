@@ -23,7 +23,7 @@ from earmill.pipeline.driver.shard_ledger import Committed, ShardLedger
 from earmill.pipeline.driver.sharing import ShardClaims
 from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
 from earmill.pipeline.operations.open_job import OpenJob, committed_of
-from earmill.pipeline.worker.batches import shards_in_flight
+from earmill.pipeline.worker.launches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
 from earmill.pipeline.worker.shard_runner import WorkerJob
 

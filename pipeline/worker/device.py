@@ -24,7 +24,7 @@ from earmill.pipeline.audio.resample import ON_DEVICES, AudioResampler
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.common.machine import INTERPRETED, is_interpreted, processor_name
 from earmill.pipeline.common.text import one_line
-from earmill.pipeline.worker.batches import LAUNCH_BYTES, DeviceFull
+from earmill.pipeline.worker.launches import LAUNCH_BYTES, DeviceFull
 from earmill.pipeline.worker.prepare import Clip, Unresampled
 
 if TYPE_CHECKING:

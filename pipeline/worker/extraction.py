@@ -1,20 +1,32 @@
-"""Clips through a job's models: in batches of similar lengths on a CPU, in launches on a GPU.
+"""Clips through a job's models, and their features: checked, cast, joined.
 
-A clip's features depend on neither. A long clip goes through chunk by chunk, its features into
-files. On a CPU two calls are under way where the models allow it, so that the kernels' threads do
-not idle at the end of a call.
+On a CPU clips go through in batches of similar lengths, on a GPU in launches; a clip's features
+depend on neither. Two calls are under way on a CPU where the models allow it, so that the kernels'
+threads do not idle at the end of a call.
+
+A batch has clips of one length bucket from a fixed geometric grid. So padding stays below one step
+of the grid, and a compiled kernel meets a bounded number of shapes.
+
+A stream is an array of frames, or the events of a clip (`SpikeEvents`). Frames are cast by
+`formats.dtypes`; events become a table of whole numbers. A long clip goes through chunk by chunk,
+its features into files.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from earmill.pipeline.common.errors import DtypeRangeError, NonFiniteFeatureError, RowError
 from earmill.pipeline.common.monitoring import (
     DECODE,
     ENCODE,
@@ -27,21 +39,123 @@ from earmill.pipeline.common.monitoring import (
     current,
     doing,
 )
-from earmill.pipeline.formats.dtypes import Caster
-from earmill.pipeline.worker.batches import LaunchBatcher, form_batches
+from earmill.pipeline.formats.dtypes import BLOCK_FRAMES, Caster, Frames
+from earmill.pipeline.formats.rows import CastError, Spilled, Values
 from earmill.pipeline.worker.device import DeviceInput, Gpu, as_array, device_errors
-from earmill.pipeline.worker.feature_values import (
-    CastFeatures,
-    ModelOutput,
-    as_row_errors,
-    extracted,
-    spill,
-)
+from earmill.pipeline.worker.launches import LaunchBatcher
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.prepare import Clip, FrameTrim, LongClip
+from earmill.pipeline.worker.prepare import Clip, FrameTrim, LongClip, ModelOutput
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
+
+
+# Buckets of clip lengths: the longest clip of each, in samples.
+FIRST_BUCKET_SAMPLES = 1000
+BUCKET_RATIO = 1.5
+BUCKET_ENDS = [math.floor(FIRST_BUCKET_SAMPLES * BUCKET_RATIO**k) for k in range(64)]
+
+
+def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
+    """Split clips into batches of at most `max_samples` samples, or of one clip.
+
+    Returns lists of positions in `lengths`; each position in exactly one of them, one bucket a
+    list, clips of a bucket in their given order.
+    """
+    by_bucket: dict[int, list[int]] = {}
+    for position, length in enumerate(lengths):
+        by_bucket.setdefault(bisect_left(BUCKET_ENDS, length), []).append(position)
+    batches: list[list[int]] = []
+    for _, members in sorted(by_bucket.items()):
+        size = 0
+        for position in members:
+            if not size or size + lengths[position] > max_samples:
+                batches.append([])
+                size = 0
+            batches[-1].append(position)
+            size += lengths[position]
+    return batches
+
+
+def _refusal(error: Exception) -> NonFiniteFeatureError:
+    """Return the RowError of a model's NonFiniteError.
+
+    Neurons have no NaN to return, and no model takes samples that calibration or resampling made
+    infinite.
+    """
+    return NonFiniteFeatureError(f"the model refused: {error}")
+
+
+def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str, Any]]:
+    """Return the features of a batch, with a RowError in place of each refused stream."""
+    from amtcore.errors import NonFiniteError  # loads torch, which only workers need
+
+    try:
+        return extractor.extract(signals)
+    except NonFiniteError as error:
+        if len(signals) == 1:
+            return [{info.name: _refusal(error) for info in extractor.streams}]
+        return [made for signal in signals for made in extracted(extractor, [signal])]
+
+
+@dataclass(frozen=True)
+class CastFeatures:
+    """The features of a row, cast.
+
+    Args:
+        streams: As `FeatureRow.streams` has them.
+        steps: Steps of the streams of events, and frames of the streams in int8.
+        errors: Cast errors of the streams of frames.
+        begun: Frames in int8 streams that do not fill a block yet.
+    """
+
+    streams: dict[str, Values] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, CastError] = field(default_factory=dict)
+    begun: dict[str, Frames] = field(default_factory=dict)
+
+    def take(self, name: str, made: Any, cast: Caster, *, last: bool) -> Frames:
+        """Return a stretch of a stream, cast, and note its steps and cast errors.
+
+        A RowError in place of the stretch is raised. `last`: no stretch follows.
+        """
+        if isinstance(made, RowError):
+            raise made
+        if isinstance(made, np.ndarray):
+            if cast.in_blocks(name):
+                self.steps[name] = self.steps.get(name, 0) + len(made)
+                # Later frames than those of full int8 blocks wait for the next stretch.
+                held = np.concatenate([self.begun[name], made]) if name in self.begun else made
+                due = len(held) if last else len(held) // BLOCK_FRAMES * BLOCK_FRAMES
+                self.begun[name], made = held[due:].copy(), held[:due]
+            frames, error = cast(name, made)
+            self.errors[name] = self.errors.get(name, CastError()) + error
+            return frames
+        self.steps[name] = made.first_frame + made.n_frames
+        try:
+            columns: Frames = made.to_columns()
+        except ValueError as error:
+            raise DtypeRangeError(f"stream {name}: {error}") from error
+        return columns
+
+
+def stored(made: ModelOutput, cast: Caster) -> CastFeatures:
+    """Cast the features of a clip."""
+    whole = CastFeatures()
+    for name, values in made.items():
+        whole.streams[name] = whole.take(name, values, cast, last=True)
+    return whole
+
+
+def spill(
+    whole: CastFeatures, made: ModelOutput, cast: Caster, folder: str | None, *, last: bool = False
+) -> None:
+    """Cast the next stretch of a long clip and append it to files in `folder`."""
+    for name, stretch in made.items():
+        rows = whole.take(name, stretch, cast, last=last)
+        if name not in whole.streams:
+            whole.streams[name] = Spilled(rows.dtype, rows.shape[1], folder)
+        whole.streams[name].append(rows)  # type: ignore[union-attr]
 
 
 # A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
@@ -106,10 +220,8 @@ class Extraction:
         windows_ahead: Windows of a shard that may be under way while the next is filled.
 
     Args:
-        extractors: One a model of the spec, in its order.
-        cast: Casts the frames of long clips.
-        spill_folder: Folder of their files.
         pool: Threads that read long clips ahead.
+        spill_folder: Folder for the features of long clips.
         ahead_bytes: Most bytes that are read ahead.
     """
 
@@ -144,8 +256,8 @@ class Extraction:
         begun: list[Batch] = []
         for batch in form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz)):
             counts.batch([lengths[position] for position in batch])
-            made = self._callers.submit(extract, [clips[position] for position in batch])
-            begun.append((batch, made))
+            by_model = zip(*(clips[position].signals for position in batch), strict=True)
+            begun.append((batch, self._callers.submit(extract, list(by_model))))
         return begun
 
     def long(self, clip: LongClip) -> list[CastFeatures]:
@@ -156,10 +268,11 @@ class Extraction:
         return self._callers.submit(carried(MODEL, self._long), clip).result()
 
     def close(self) -> None:
-        """End the threads."""
         self._callers.shutdown(wait=True, cancel_futures=True)
 
     def _long(self, clip: LongClip) -> list[CastFeatures]:
+        from amtcore.errors import NonFiniteError  # loads torch, which only workers need
+
         channels = len(clip.channels)
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
         wholes = [CastFeatures() for _ in range(channels)]
@@ -173,7 +286,7 @@ class Extraction:
             budget_bytes=self._ahead_bytes,
             in_flight=1,
         )
-        with closing(pieces), as_row_errors():
+        try:
             for piece in pieces:
                 for channel, signals in enumerate(piece):
                     for stream, signal in zip(streams[channel], signals, strict=True):
@@ -187,12 +300,13 @@ class Extraction:
                     self._spill(whole, made, own, last=True)
                 if own is not None:
                     own.check()
+        except NonFiniteError as error:
+            raise _refusal(error) from error
+        finally:
+            pieces.close()
         return wholes
 
-    def _extract(self, clips: Sequence[Clip]) -> list[ModelOutput]:
-        return self._through([[c.signals[k] for c in clips] for k in range(len(self._extractors))])
-
-    def _through(self, by_model: Sequence[Sequence[Any]]) -> list[ModelOutput]:
+    def _extract(self, by_model: Sequence[Sequence[Any]]) -> list[ModelOutput]:
         """Return every model's features of its signals, clip by clip."""
         features: list[dict[str, Any]] = [{} for _ in by_model[0]]
         for index, signals in enumerate(by_model):
@@ -214,9 +328,7 @@ class Extraction:
 class GpuExtraction(Extraction):
     """The models of a job on a GPU, for the clips of all shards in flight at once.
 
-    Args:
-        gpu: The GPU that the extractors were built for.
-        cpu: Gets the launches' CPU time.
+    `cpu` gets the launches' CPU time.
     """
 
     # A launch is waited for where it begins.
@@ -239,7 +351,7 @@ class GpuExtraction(Extraction):
             if extractor.backend.name == "cpu"
         }
         self._launches = LaunchBatcher[Clip, ModelOutput](
-            self._extract, most_bytes=gpu.launch_bytes()
+            self._run_launch, most_bytes=gpu.launch_bytes()
         )
 
     @contextmanager
@@ -268,7 +380,7 @@ class GpuExtraction(Extraction):
         super().close()
         self._launches.close()
 
-    def _extract(self, clips: Sequence[Clip]) -> list[ModelOutput]:
+    def _run_launch(self, clips: Sequence[Clip]) -> list[ModelOutput]:
         count = "one clip" if len(clips) == 1 else f"{len(clips)} clips"
         counts.batch([clip.signals[0].shape[-1] for clip in clips])
         with (
@@ -279,13 +391,4 @@ class GpuExtraction(Extraction):
             by_model = self._input.signals(clips)
             for index in self._one_caller:
                 by_model[index] = [as_array(signal) for signal in by_model[index]]
-            return self._through(by_model)
-
-
-def extraction_on(
-    gpu: Gpu | None, extractors: Sequence[Extractor], cpu: CpuSeconds | None, **options: Any
-) -> Extraction:
-    """Return the extraction for the device that the models were built for."""
-    if gpu is None:
-        return Extraction(extractors, **options)
-    return GpuExtraction(extractors, gpu, cpu, **options)
+            return self._extract(by_model)

@@ -27,7 +27,6 @@ class ShardOrder:
     """One attempt on one shard.
 
     Args:
-        shard: The shard as planned.
         attempt: Eight hex digits, unique to this attempt.
         attempts: Attempts so far, this one included.
         culprits: Row id -> reason, for rows that must go to quarantine unprocessed.
@@ -93,7 +92,6 @@ class Outcome:
     """The end of a call, as far as the worker knows.
 
     Args:
-        ok: No exception.
         stage: Where it failed: warm_up, rows or publish; device, where that was lost and the
             process is of no more use; overtaken, where another command has the output now.
         message: One line for people.
@@ -102,9 +100,8 @@ class Outcome:
         info: Set by a good warm-up.
         value: Set by a status call.
         memory: There was too little of it.
-        cpu_s: Set by shards and status calls: CPU seconds of the process since it was warm, by
-            part.
-        counts: Set with them: what the process has counted since it began.
+        cpu_s: CPU seconds of the process since it was warm, by part; set by shards and status calls.
+        counts: What the process has counted since it began; set by shards and status calls.
         notes: Set by a shard that was published.
     """
 
@@ -127,7 +124,7 @@ class LostCall:
 
     Args:
         restarting: Ray is starting the process again; the same handle will work in a moment.
-        outage: It was waiting for what the kind of outage names when it was given up.
+        outage: Kind of an outage, if the worker was waiting for its end when it was given up.
         memory: It may have been killed for the memory it took.
     """
 

@@ -50,7 +50,6 @@ class WarmModels:
     """Models that have run once.
 
     Args:
-        extractors: One a model of the spec, in its order.
         gpu: GPU of the extractors; None for this process's CPU.
         note: Why they run on the CPU where the job allows a GPU; else empty.
         device: Provenance record of the device.
@@ -65,11 +64,8 @@ class WarmModels:
 
 
 def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
-    """Build the models and run each once.
+    """Build the models and run each once, on the device `wanted` (cpu, cuda, or auto).
 
-    Args:
-        threads: Threads of kernels on the CPU.
-        wanted: The worker's device: cpu, cuda, or auto for a GPU where one works.
     Raises:
         GpuUnusable: No GPU can run the models, and `wanted` is cuda.
         DeviceError: The GPU computes other values than the CPU.
@@ -113,27 +109,25 @@ def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -
     """Build the job's models, without warming them up."""
     from amtcore.features.build import build_extractor
 
-    return [
-        build_extractor(
-            entry.model,
-            fs_hz=entry.fs_hz,
-            params=entry.params,
-            streams=entry.streams,
-            threads=threads,
-            backend=backend,
-        )
-        for entry in spec.extract
-    ]
+    entries = entries_of(spec)
+    return [build_extractor(**entry, threads=threads, backend=backend) for entry in entries]
 
 
 def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
-    """Run every model once, which compiles or loads its kernels.
+    """Run every model once, streaming and whole, which compiles or loads its kernels.
 
-    Returns:
-        Features of a second of noise, by stream."""
-    features: dict[str, Any] = {}
+    Returns the features of a second of noise, by stream.
+    """
+    rng, features = np.random.default_rng(0), dict[str, Any]()
+    noise = [rng.standard_normal(n).astype(np.float32) * 0.01 for n in WARM_UP_SAMPLES]
     for extractor in extractors:
-        features |= _exercise(extractor)
+        if extractor.can_stream:
+            stream = extractor.open_stream()
+            stream.push(noise[-1])
+            stream.finish()
+        if max(extractor.input_channels) == EARS:
+            extractor.extract([np.stack(noise[-1:] * EARS)])
+        features |= extractor.extract(noise)[0]
     return features
 
 
@@ -143,29 +137,13 @@ def exercise_casts() -> None:
     RunningMoments(halves.shape[1]).add(halves)
 
 
-def _exercise(extractor: Extractor) -> dict[str, Any]:
-    """Run a model once, streaming and whole; return the features of a second of noise."""
-    rng = np.random.default_rng(0)
-    noise = [rng.standard_normal(n).astype(np.float32) * 0.01 for n in WARM_UP_SAMPLES]
-    if extractor.can_stream:
-        stream = extractor.open_stream()
-        stream.push(noise[-1])
-        stream.finish()
-    if max(extractor.input_channels) == EARS:
-        extractor.extract([np.stack(noise[-1:] * EARS)])
-    return extractor.extract(noise)[0]
-
-
-#: Some models need a gain for spikes; its value does not change a kernel.
-_OPTIONS: Mapping[str, dict[str, Any]] = {"spikes": {"gain": 1.0}}
-
-
 @contextmanager
 def compiling(extractors: Sequence[Extractor]) -> Iterator[None]:
     """Compile the models' kernels in a thread beside the block.
 
     A worker that starts in the block finds them on disk, or waits for them. An error is ignored
-    here, because the worker meets and reports it."""
+    here, because the worker meets and reports it.
+    """
 
     with Threads(1, "kernels") as thread:
         thread.submit(exercised, extractors)
@@ -184,12 +162,12 @@ def entries_of_all() -> list[dict[str, Any]]:
     """Return `build_extractor`'s arguments for every model of this package, with all streams."""
     from amtcore.features.registry import BUILT_IN, get_model
 
+    # Some models need a gain for spikes; its value does not change a kernel.
+    options: Mapping[str, dict[str, Any]] = {"spikes": {"gain": 1.0}}
+    streams = {name: get_model(name).streams for name in BUILT_IN}
     return [
-        {
-            "model": name,
-            "streams": {each: _OPTIONS.get(each, {}) for each in get_model(name).streams},
-        }
-        for name in BUILT_IN
+        {"model": name, "streams": {each: options.get(each, {}) for each in of_model}}
+        for name, of_model in streams.items()
     ]
 
 
@@ -202,8 +180,8 @@ def compile_into(
     Args:
         folder: For EARMILL_KERNELS; made where it is missing.
         entries: Arguments of `build_extractor`, one mapping a model.
-        cpu: LLVM's name of a processor, this one's if None. features: As LLVM writes them:
-            "+avx2,+fma,-avx512f".
+        cpu: LLVM's name of a processor, this one's if None.
+        features: As LLVM writes them: "+avx2,+fma,-avx512f".
     Returns:
         A line for each model that failed.
     """
@@ -230,13 +208,9 @@ def compile_into(
         return [line for line in threads.map(run, entries) if line]
 
 
-def _compile_one(entry: Mapping[str, Any]) -> None:
+if __name__ == "__main__":
     from amtcore.features.build import build_extractor
 
     logging.getLogger("amtcore").setLevel(logging.ERROR)
-    exercised([build_extractor(**entry)])
+    exercised([build_extractor(**json.loads(sys.argv[1]))])
     exercise_casts()
-
-
-if __name__ == "__main__":
-    _compile_one(json.loads(sys.argv[1]))

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -30,11 +31,15 @@ from earmill.pipeline.common.monitoring import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.spans import TAIL_S
-from earmill.pipeline.worker.feature_values import ModelOutput
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.spec.job import AudioSpec
+
+
+Signal = npt.NDArray[np.float32]
+# Stream name -> frames, or the events of a stretch.
+ModelOutput = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,7 @@ class SpanContext:
 
 
 def span_context(item: Item, warm_up_s: int) -> SpanContext | None:
-    """Return the context of a planned span; None for any other row.
-
-    Args:
-        warm_up_s: Seconds that the models need before a span, see `spec.spans`.
-    """
+    """Return the context of a planned span, with `warm_up_s` before it; None for any other row."""
     if item.part_of is None or item.start_s is None:
         return None
     whole_start_s, whole_end_s = item.part_of
@@ -68,20 +69,15 @@ def span_context(item: Item, warm_up_s: int) -> SpanContext | None:
 
 
 class FrameTrim:
-    """Drops the frames of a span's context, stretch by stretch.
-
-    Args:
-        margins: Audio that was read around the span.
-        streams: Streams of all models.
-    """
+    """Drops the frames of a span's context, stretch by stretch."""
 
     def __init__(self, margins: SpanContext, streams: Iterable[StreamInfo]) -> None:
-        own_s, self._ends = margins.own_s, dict[str, tuple[int, int | None]]()
+        self._ends: dict[str, tuple[int, int | None]] = {}
         for info in streams:
-            rate_hz, stop = info.frame_rate_hz, None
-            if own_s is not None:
-                stop = round((margins.lead_s + own_s) * rate_hz)
-            self._ends[info.name] = round(margins.lead_s * rate_hz), stop
+            first, stop = round(margins.lead_s * info.frame_rate_hz), None
+            if margins.own_s is not None:
+                stop = round((margins.lead_s + margins.own_s) * info.frame_rate_hz)
+            self._ends[info.name] = first, stop
         self._seen = dict.fromkeys(self._ends, 0)
 
     def take(self, made: ModelOutput) -> dict[str, Any]:
@@ -112,16 +108,6 @@ class FrameTrim:
         return _events_between(values, first, stop)
 
 
-def trim_frames(
-    made: ModelOutput, margins: SpanContext, streams: Iterable[StreamInfo]
-) -> ModelOutput:
-    """Return the span's frames in the features of a whole clip."""
-    own = FrameTrim(margins, streams)
-    kept = own.take(made)
-    own.check()
-    return kept
-
-
 def _events_between(events: Any, first: int, stop: int | None) -> Any:
     """Return events of steps from `first` up to `stop`, counted from `first`."""
     begin, last = max(first, events.first_frame), events.first_frame + events.n_frames
@@ -138,8 +124,6 @@ def _events_between(events: Any, first: int, stop: int | None) -> Any:
         n_frames=last - begin,
     )
 
-
-Signal = npt.NDArray[np.float32]
 
 # Longer clips are streamed: 21 MB of samples at 44.1 kHz.
 LONG_S = 120.0
@@ -160,9 +144,6 @@ class Unresampled:
 
     Args:
         ears: Samples at the file's rate, (ear, time).
-        from_hz: The file's rate.
-        to_hz: The model's rate.
-        ears_of_model: As `Target.ears`.
         gain: Linear gain, applied last.
     """
 
@@ -207,10 +188,9 @@ class Clip:
 
 
 class Preparer:
-    """ModelQueue streams into clips.
+    """Decodes rows into clips.
 
     Args:
-        audio: Channel policy, calibration, resampler and limits of the job.
         targets: Inputs of the models.
         long_s: Clips above this are streamed.
         on_device: Leave the resampling of whole clips to a device.
@@ -251,11 +231,17 @@ class Preparer:
                 if frames > self.long_s * reader.rate_hz:
                     closing.pop_all()
                     return LongClip(self, item, stream, reader, blocks, remaining)
-        waveform = np.concatenate(blocks, axis=1)
-        return [
-            self._clip(item, channel, waveform[rows], reader.facts)
-            for channel, rows in clips_of_channels(self.channels, reader.channel_ids)
-        ]
+        waveform, audio, clips = np.concatenate(blocks, axis=1), reader.facts, []
+        make = self._for_device if self._on_device else self._resampled
+        for channel, rows in clips_of_channels(self.channels, reader.channel_ids):
+            ears, rms = waveform[rows], 1.0
+            if self.calibration.needs_whole_clip:
+                rms = math.sqrt(float(np.square(ears, dtype=np.float64).sum()) / ears.size)
+            gains = self.gains(rms)
+            signals = make(ears, audio.rate_hz, gains)
+            facts = self.facts(item, audio, gains)
+            clips.append(Clip(item, channel, audio.seconds, signals, facts))
+        return clips
 
     def gains(self, rms: float) -> tuple[float, ...]:
         """Return the linear gain for each target, for a clip of this RMS."""
@@ -306,8 +292,7 @@ class Preparer:
     def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
         """Return each target's signal from (ear, time) at its rate; equal targets share one array.
 
-        Args:
-            by_rate: May be overwritten: the signal of a single target is scaled in place.
+        `by_rate` may be overwritten: the signal of a single target is scaled in place.
         """
         alone = len(self.targets) == 1
         made = {
@@ -315,20 +300,6 @@ class Preparer:
             for target, gain in zip(self.targets, gains, strict=True)
         }
         return tuple(made[target] for target in self.targets)
-
-    def _clip(self, item: Item, channel: int, ears: Signal, audio: AudioFacts) -> Clip:
-        rms = 1.0
-        if self.calibration.needs_whole_clip:
-            rms = math.sqrt(float(np.square(ears, dtype=np.float64).sum()) / ears.size)
-        gains = self.gains(rms)
-        make = self._for_device if self._on_device else self._resampled
-        return Clip(
-            item=item,
-            channel=channel,
-            seconds=audio.seconds,
-            signals=make(ears, audio.rate_hz, gains),
-            facts=self.facts(item, audio, gains),
-        )
 
     def _resampled(
         self, ears: Signal, rate_hz: float, gains: Sequence[float]
@@ -411,17 +382,13 @@ class LongClip:
             if self._preparer.calibration.needs_whole_clip:
                 self._measure()
             resamplers = [self._resamplers(rows) for _, rows in self._clips]
-            for block in self._undelivered():
+            for block in chain(self._undelivered(), [None]):
                 yield [
-                    self._push(streams, block[rows], gains)
+                    self._piece(streams, None if block is None else block[rows], gains)
                     for streams, (_, rows), gains in zip(
                         resamplers, self._clips, self._gains, strict=True
                     )
                 ]
-            yield [
-                self._finish(streams, gains)
-                for streams, gains in zip(resamplers, self._gains, strict=True)
-            ]
         finally:
             self.close()
 
@@ -459,24 +426,21 @@ class LongClip:
             for rate in rates
         }
 
-    def _push(
-        self, streams: dict[float, list[ResampleStream]], ears: Signal, gains: tuple[float, ...]
+    def _piece(
+        self,
+        streams: dict[float, list[ResampleStream]],
+        ears: Signal | None,
+        gains: tuple[float, ...],
     ) -> tuple[Signal, ...]:
+        """Return the signals of the next samples; None for the samples means their end."""
+        by_rate = {}
         with doing(RESAMPLE):
-            by_rate = {
-                rate: np.stack([s.push(ear) for s, ear in zip(of_ears, ears, strict=True)])
-                for rate, of_ears in streams.items()
-            }
-        return self._preparer.ready(by_rate, gains)
-
-    def _finish(
-        self, streams: dict[float, list[ResampleStream]], gains: tuple[float, ...]
-    ) -> tuple[Signal, ...]:
-        with doing(RESAMPLE):
-            by_rate = {
-                rate: np.stack([stream.finish() for stream in of_ears])
-                for rate, of_ears in streams.items()
-            }
+            for rate, of_ears in streams.items():
+                if ears is None:
+                    made = [stream.finish() for stream in of_ears]
+                else:
+                    made = [stream.push(ear) for stream, ear in zip(of_ears, ears, strict=True)]
+                by_rate[rate] = np.stack(made)
         return self._preparer.ready(by_rate, gains)
 
 

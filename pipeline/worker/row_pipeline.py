@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ON_DEVICES
@@ -34,24 +34,31 @@ from earmill.pipeline.common.monitoring import (
 )
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.dtypes import Caster, as_stored
-from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.worker.device import Gpu
-from earmill.pipeline.worker.extraction import Batch, Ticket, extraction_on
-from earmill.pipeline.worker.feature_values import CastFeatures, ModelOutput, stored
+from earmill.pipeline.worker.extraction import (
+    Batch,
+    CastFeatures,
+    Extraction,
+    GpuExtraction,
+    Ticket,
+    stored,
+)
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import (
     LONG_S,
     Clip,
+    FrameTrim,
     LongClip,
+    ModelOutput,
     Preparer,
     Target,
     span_context,
-    trim_frames,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +92,6 @@ class RowProcessor:
     """A job's row pipeline, with its decode threads and warm models.
 
     Args:
-        spec: The job.
         source: Yields the bytes of rows; used by one thread per shard in flight.
         extractors: One a model of the spec, in its order; on a CPU used by one caller at a time.
         decode_threads: Threads that decode, resample, check and cast.
@@ -129,14 +135,16 @@ class RowProcessor:
         # Lasting threads, one a shard, because a streamed source keeps its place per thread.
         self._feeders = ThreadPoolExecutor(shards, thread_name_prefix="feed")
         self._ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
-        self.extraction = extraction_on(
-            gpu,
-            self._extractors,
-            cpu=cpu,
-            cast=self._cast,
-            pool=self._pool,
-            spill_folder=spill_folder,
-            ahead_bytes=self._ahead_bytes,
+        options: dict[str, Any] = {
+            "cast": self._cast,
+            "pool": self._pool,
+            "spill_folder": spill_folder,
+            "ahead_bytes": self._ahead_bytes,
+        }
+        self.extraction = (
+            Extraction(self._extractors, **options)
+            if gpu is None
+            else GpuExtraction(self._extractors, gpu, cpu, **options)
         )
 
     def process(
@@ -149,10 +157,9 @@ class RowProcessor:
         memory_share: float = 1.0,
         stages: StageTimes | None = None,
     ) -> ShardRows:
-        """Process all rows of a shard.
+        """Process all rows of a shard, in planned order.
 
         Args:
-            items: The rows, in planned order.
             attempts: Recorded with quarantined rows.
             witnesses: Rows of the source that were read elsewhere; see `fetch_confirmed`.
             on_audio: Called with the seconds of audio of each row that is through the models.
@@ -172,8 +179,9 @@ class RowProcessor:
                 if isinstance(clip, QuarantineRow):
                     rows[place] = clip
                     continue
-                row = (clip.item, clip.channel, clip.seconds, clip.facts, features, attempts)
-                rows[place] = self._pool.submit(cast, *row)
+                # A row that waits to be cast holds no samples.
+                done = replace(clip, signals=())
+                rows[place] = self._pool.submit(cast, done, features, attempts)
                 if place[1] == 0:
                     on_audio(clip.seconds)
         ordered = [rows[place] for place in sorted(rows)]
@@ -184,22 +192,28 @@ class RowProcessor:
         )
 
     def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
-        """Decode one row and check its length; a subclass may do more.
-
-        Raises:
-            RowError: The input is bad.
-        """
+        """Decode one row and check its length, or raise a RowError; a subclass may do more."""
         prepared = self._preparer.open(item, stream)
         if isinstance(prepared, LongClip):
-            try:
-                check_streamable(self._extractors, self._preparer.long_s, item)
-            except RowError:
+            whole = next((each for each in self._extractors if not each.can_stream), None)
+            if whole is not None:
                 prepared.close()
-                raise
+                advice = f", or {whole.streaming_advice}" if whole.streaming_advice else ""
+                raise TooLongError(
+                    f"{item.uri}: expected at most {self._preparer.long_s:g} s for {whole.model}, "
+                    "whose streams need whole clips, got more; cut it into spans with a "
+                    f"manifest{advice}"
+                )
             return prepared
         for clip in prepared:
             for extractor, signal in zip(self._extractors, clip.signals, strict=True):
-                check_length(extractor, signal.shape[-1], item)
+                samples = signal.shape[-1]
+                empty = [name for name, n in extractor.n_frames(samples).items() if n < 1]
+                if empty:
+                    raise TooShortError(
+                        f"{item.uri}: expected at least one frame of {', '.join(empty)}, got "
+                        f"{samples / extractor.fs_hz * 1000:.3g} ms of audio"
+                    )
         return prepared
 
     def close(self) -> None:
@@ -306,26 +320,20 @@ class RowProcessor:
             done = Clip(item, channel, clip.seconds, (), clip.facts(number))
             yield (place[0], number), done, made
 
-    def _feature_row(
-        self,
-        item: Item,
-        channel: int,
-        seconds: float,
-        facts: dict[str, Scalar],
-        features: ModelOutput | CastFeatures,
-        attempts: int,
-    ) -> Row:
+    def _feature_row(self, clip: Clip, features: ModelOutput | CastFeatures, attempts: int) -> Row:
         """Return a finished row, or its quarantine row where the features cannot be stored."""
-        row_id = f"{item.row_id}#ch{channel}" if self._each else item.row_id
+        item = clip.item
+        row_id = f"{item.row_id}#ch{clip.channel}" if self._each else item.row_id
         try:
             if not isinstance(features, CastFeatures):
-                margins = span_context(item, self._preparer.warm_up_s)
-                if margins is not None:
-                    features = trim_frames(features, margins, self._infos)
+                if margins := span_context(item, self._preparer.warm_up_s):
+                    trim = FrameTrim(margins, self._infos)
+                    features = trim.take(features)
+                    trim.check()
                 features = stored(features, self._cast)
         except RowError as error:
             return quarantined(row_id, item, error, attempts)
-        scalars = (row_id, item.row_id, channel, seconds, facts, item.extra)
+        scalars = (row_id, item.row_id, clip.channel, clip.seconds, clip.facts, item.extra)
         return FeatureRow(*scalars, features.streams, features.steps, features.errors)
 
 
@@ -362,29 +370,7 @@ def in_windows(prepared: Iterable[Prepared], most_bytes: int) -> Iterator[Window
         yield window
 
 
-def check_length(extractor: Extractor, n_samples: int, item: Item) -> None:
-    """Raise TooShortError unless every stream gets at least one frame."""
-    empty = [name for name, frames in extractor.n_frames(n_samples).items() if frames < 1]
-    if empty:
-        raise TooShortError(
-            f"{item.uri}: expected at least one frame of {', '.join(empty)}, got "
-            f"{n_samples / extractor.fs_hz * 1000:.3g} ms of audio"
-        )
-
-
-def check_streamable(extractors: Sequence[Extractor], long_s: float, item: Item) -> None:
-    """Raise TooLongError where a long clip meets a stream that cannot go chunk by chunk."""
-    for extractor in extractors:
-        if not extractor.can_stream:
-            advice = f", or {extractor.streaming_advice}" if extractor.streaming_advice else ""
-            raise TooLongError(
-                f"{item.uri}: expected at most {long_s:g} s for {extractor.model}, whose streams "
-                f"need whole clips, got more; cut it into spans with a manifest{advice}"
-            )
-
-
 def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> QuarantineRow:
-    """Return the quarantine row of an error."""
     message = one_line(error)
     return QuarantineRow(row_id, item.uri, error.stage, error.error_class, message, attempts)
 

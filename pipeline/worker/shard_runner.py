@@ -55,7 +55,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import commit_path
 from earmill.pipeline.storage.retrying import longest_call_s
 from earmill.pipeline.storage.scratch import own_folder, private_scratch, shared_scratch, sweep
-from earmill.pipeline.worker.feature_values import stored
+from earmill.pipeline.worker.extraction import stored
 from earmill.pipeline.worker.messages import (
     CONCURRENT_SHARDS,
     MOST_ROWS_TOLD,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earmill.pipeline.worker.batches import BUCKET_ENDS, BUCKET_RATIO, form_batches
+from earmill.pipeline.worker.extraction import BUCKET_ENDS, BUCKET_RATIO, form_batches
 
 lengths_lists = st.lists(st.integers(1, 10_000_000), max_size=60)
 

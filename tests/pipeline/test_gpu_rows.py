@@ -21,9 +21,9 @@ from amtcore.errors import DeviceLostError, DeviceMemoryError
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.errors import DeviceLost
 from earmill.pipeline.sources import Item
-from earmill.pipeline.worker.batches import DeviceFull
 from earmill.pipeline.worker.device import Gpu
 from earmill.pipeline.worker.extraction import GpuExtraction
+from earmill.pipeline.worker.launches import DeviceFull
 from earmill.pipeline.worker.prepare import Clip, LongClip
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows
 from tests.pipeline import audio_factory

@@ -22,8 +22,8 @@ from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_ledger import ShardLedger
 from earmill.pipeline.driver.worker_pool import DEAD, READY, WorkerPool
 from earmill.pipeline.worker import device
-from earmill.pipeline.worker.batches import DeviceFull
 from earmill.pipeline.worker.device import Gpu, check_gpu, choose_gpu, device_errors, find_gpu
+from earmill.pipeline.worker.launches import DeviceFull
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, ShardOrder, WorkerInfo
 from earmill.pipeline.worker.worker_process import ShardWorker
 from tests.pipeline.runners import shard

@@ -41,7 +41,7 @@ from earmill.pipeline.planning.estimate import estimate
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.feature_values import CastFeatures, spill, stored
+from earmill.pipeline.worker.extraction import CastFeatures, spill, stored
 from tests.pipeline.reader_data import Writer, make_row, stream
 from tests.pipeline.test_plan import ListSource, clips, spec
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.common.errors import DeviceLost
-from earmill.pipeline.worker.batches import (
+from earmill.pipeline.worker.launches import (
     LAUNCH_BYTES,
     LAUNCH_CLIPS,
     LAUNCH_THREADS,

@@ -19,7 +19,7 @@ from earmill.pipeline.formats.format import Encoding
 from earmill.pipeline.formats.registry import format_of, read_back
 from earmill.pipeline.formats.rows import FeatureRow, Spilled
 from earmill.pipeline.formats.zarr import write as zarr_sink
-from earmill.pipeline.worker.feature_values import stored
+from earmill.pipeline.worker.extraction import stored
 from tests.pipeline import event_data
 from tests.pipeline.outputs import STREAMS, make_row, stream
 

@@ -1,9 +1,4 @@
-"""Clips that are computed together: batches for a CPU, launches for a GPU.
-
-Features do not depend on the clips beside them; batches and launches decide speed and memory alone.
-
-A batch has clips of one length bucket from a fixed geometric grid. So padding stays below one step
-of the grid, and a compiled kernel meets a bounded number of shapes.
+"""Launches of clips on a GPU.
 
 A launch has the clips of many shards, because one shard does not fill a GPU:
 
@@ -23,45 +18,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from earmill.pipeline.common.errors import DeviceLost
-
-# Buckets of clip lengths: the longest clip of each, in samples.
-FIRST_BUCKET_SAMPLES = 1000
-BUCKET_RATIO = 1.5
-BUCKET_ENDS = [math.floor(FIRST_BUCKET_SAMPLES * BUCKET_RATIO**k) for k in range(64)]
-
-
-def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
-    """Split clips into batches.
-
-    Args:
-        lengths: Samples of each clip.
-        max_samples: Most samples in a batch of more than one clip.
-    Returns:
-        Lists of positions in `lengths`; each position in exactly one of them, one bucket a list,
-        clips of a bucket in their given order.
-    """
-    by_bucket: dict[int, list[int]] = {}
-    for position, length in enumerate(lengths):
-        by_bucket.setdefault(bisect_left(BUCKET_ENDS, length), []).append(position)
-    batches: list[list[int]] = []
-    for _, members in sorted(by_bucket.items()):
-        size = 0
-        for position in members:
-            if not size or size + lengths[position] > max_samples:
-                batches.append([])
-                size = 0
-            batches[-1].append(position)
-            size += lengths[position]
-    return batches
-
 
 # Enough warps for every multiprocessor of a large GPU, and a queue behind them.
 LAUNCH_CLIPS = 1500
@@ -78,8 +41,7 @@ class HasSize(Protocol):
     """Something with a size in bytes."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes it holds."""
+    def nbytes(self) -> int: ...
 
 
 Clip = TypeVar("Clip", bound=HasSize)
@@ -125,9 +87,9 @@ class LaunchBatcher(Generic[Clip, Made]):
     Args:
         launch: Computes clips in a launch thread and returns one result a clip. It raises
             DeviceFull where they do not fit, DeviceLost where nothing can be launched any more.
-        most_clips: A launch begins when so many clips wait, and takes no more.
+        most_clips: A launch begins when this number of clips waits, and takes no more.
         most_bytes: The same for their bytes.
-        linger_s: A clip waits at most so long for others.
+        linger_s: Longest time that a clip waits for others, in seconds.
     """
 
     def __init__(
@@ -153,22 +115,21 @@ class LaunchBatcher(Generic[Clip, Made]):
             thread.start()
 
     @contextmanager
-    def shard(self) -> Iterator[None]:
+    def shard(self, step: int = 1) -> Iterator[None]:
         """Inside the block, launches may wait for this thread's next clips."""
-        self._enter(1)
+        with self._changed:
+            self._inside += step
+            self._changed.notify_all()
         try:
             yield
         finally:
-            self._enter(-1)
+            with self._changed:
+                self._inside -= step
+                self._changed.notify_all()
 
-    @contextmanager
-    def away(self) -> Iterator[None]:
+    def away(self) -> AbstractContextManager[None]:
         """Inside the block, no launch waits for the clips of this thread's shard."""
-        self._enter(-1)
-        try:
-            yield
-        finally:
-            self._enter(1)
+        return self.shard(-1)
 
     def extract(self, clips: Sequence[Clip]) -> list[Made]:
         """Wait for the results of clips, in their order, or raise the error of their launch."""
@@ -206,7 +167,12 @@ class LaunchBatcher(Generic[Clip, Made]):
         """Wait for a launch and take it; empty at the end."""
         with self._changed:
             while not (self._closed or self._is_due()):
-                self._changed.wait(self._pause_s())
+                pause_s = None
+                if self._queue and not self._lost:
+                    # Until the oldest clip has waited long enough.
+                    waited_s = time.monotonic() - self._queue[0].since
+                    pause_s = max(0.0, self._linger_s - waited_s)
+                self._changed.wait(pause_s)
             return [] if self._closed else self._take()
 
     def _is_due(self) -> bool:
@@ -219,12 +185,6 @@ class LaunchBatcher(Generic[Clip, Made]):
             or sum(clip.nbytes for clip in waiting) >= self.most_bytes
             or time.monotonic() - self._queue[0].since >= self._linger_s
         )
-
-    def _pause_s(self) -> float | None:
-        """Return the seconds until the oldest clip has waited long enough."""
-        if not self._queue or self._lost:
-            return None
-        return max(0.0, self._queue[0].since + self._linger_s - time.monotonic())
 
     def _take(self) -> list[_Share[Clip, Made]]:
         shares: list[_Share[Clip, Made]] = []
@@ -246,11 +206,11 @@ class LaunchBatcher(Generic[Clip, Made]):
         return shares
 
     def _run(self, shares: list[_Share[Clip, Made]]) -> None:
+        """Launch clips, then the parts of them that must be launched again."""
         for part in self._launched(shares):
             self._run(part)
 
     def _launched(self, shares: list[_Share[Clip, Made]]) -> Iterable[list[_Share[Clip, Made]]]:
-        """Launch clips and return the parts that must be launched again."""
         clips = [request.clips[position] for request, where in shares for position in where]
         try:
             made = self._launch(clips)
@@ -259,7 +219,17 @@ class LaunchBatcher(Generic[Clip, Made]):
         except DeviceFull as error:
             # Its frames hold the tensors that did not fit; they must go before the next try.
             error.__traceback__ = error.__cause__ = error.__context__ = None
-            return self._halves(shares, clips, error)
+            if len(clips) > 1:
+                with self._changed:
+                    # In bytes: two long clips may not fit where a thousand short clips do.
+                    half_bytes = sum(clip.nbytes for clip in clips) // 2
+                    self.most_bytes = min(self.most_bytes, half_bytes)
+                return _cut(shares, len(clips) // 2)
+            advice = (
+                "set run.device to cpu, audio.max_seconds lower, or leave the GPU to fewer workers "
+                "(run.gpus_per_worker)"
+            )
+            self._fail(shares[0][0], DeviceFull(f"one clip alone is too large: {error}; {advice}"))
         except DeviceLost as error:
             with self._changed:
                 self._lost = str(error)
@@ -269,41 +239,18 @@ class LaunchBatcher(Generic[Clip, Made]):
                 return [[share] for share in shares]
             self._fail(shares[0][0], error)
         else:
-            self._hand_back(shares, made)
+            results = iter(made)
+            with self._changed:
+                for request, where in shares:
+                    request.made.update((position, next(results)) for position in where)
+                self._changed.notify_all()
         return ()
-
-    def _halves(
-        self, shares: list[_Share[Clip, Made]], clips: Sequence[Clip], error: DeviceFull
-    ) -> Iterable[list[_Share[Clip, Made]]]:
-        if len(clips) == 1:
-            advice = (
-                "set run.device to cpu, audio.max_seconds lower, or leave the GPU to fewer workers "
-                "(run.gpus_per_worker)"
-            )
-            self._fail(shares[0][0], DeviceFull(f"one clip alone is too large: {error}; {advice}"))
-            return ()
-        with self._changed:
-            # The limit is in bytes: two long clips may not fit where a thousand short clips do.
-            self.most_bytes = min(self.most_bytes, sum(clip.nbytes for clip in clips) // 2)
-        return _cut(shares, len(clips) // 2)
-
-    def _hand_back(self, shares: list[_Share[Clip, Made]], made: Sequence[Made]) -> None:
-        results = iter(made)
-        with self._changed:
-            for request, where in shares:
-                request.made.update((position, next(results)) for position in where)
-            self._changed.notify_all()
 
     def _fail(self, request: _Request[Clip, Made], error: BaseException) -> None:
         with self._changed:
             request.error = error
             if request in self._queue:
                 self._queue.remove(request)
-            self._changed.notify_all()
-
-    def _enter(self, step: int) -> None:
-        with self._changed:
-            self._inside += step
             self._changed.notify_all()
 
 
