@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,8 @@ class Gpu:
     def launch_bytes(self) -> int:
         """Return the bytes of samples that one launch may hold.
 
-        They leave room for a second launch, for features, and for other users of the device."""
+        They leave room for a second launch, for features, and for other users of the device.
+        """
         if self.device.type != "cuda":
             return LAUNCH_BYTES
         import torch
@@ -78,11 +79,7 @@ class Gpu:
 
 
 class GpuUnusable(DeviceError):
-    """There is no GPU, or none that can run the models; a CPU can.
-
-    Args:
-        reason: Why, and what to do about it.
-    """
+    """There is no GPU, or none that can run the models; a CPU can. `reason` says what to do."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -93,11 +90,7 @@ class GpuUnusable(DeviceError):
 
 
 def check_gpu() -> None:
-    """Check that this machine has a GPU, without taking any of its memory.
-
-    Raises:
-        GpuUnusable: The machine has no GPU.
-    """
+    """Raise GpuUnusable on a machine without a GPU; takes none of its memory."""
     if is_interpreted():
         return
     from amtcore.kernels.warp.driver.available import why_no_gpu
@@ -107,11 +100,7 @@ def check_gpu() -> None:
 
 
 def find_gpu() -> Gpu:
-    """Return the GPU of this process, or the interpreter of its kernels.
-
-    Raises:
-        GpuUnusable: No GPU works; the message says in one line why and what to do.
-    """
+    """Return the GPU of this process, or the interpreter of its kernels, or raise GpuUnusable."""
     import torch
 
     check_gpu()
@@ -127,11 +116,7 @@ def find_gpu() -> Gpu:
 
 
 def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
-    """Return the GPU for a value of `run.device`, None for the CPU, and why it is the CPU.
-
-    Raises:
-        GpuUnusable: `wanted` is cuda, and no GPU works.
-    """
+    """Return the GPU for a value of `run.device`, None for the CPU, and why it is the CPU."""
     if wanted == "cpu":
         return None, ""
     try:
@@ -154,8 +139,8 @@ def nvidia_driver() -> str | None:
 def exact_convolutions() -> None:
     """Make torch compute float32 exactly, with one algorithm for one shape, in the whole process.
 
-    By default torch rounds the factors of a convolution to 10 bits. It has no narrower setting than
-    the process."""
+    By default torch rounds the factors of a convolution to 10 bits. It has no narrower setting.
+    """
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -180,11 +165,7 @@ def device_errors(doing: str) -> Iterator[None]:
 
 
 class DeviceInput:
-    """Brings clips to a device, for several threads at once, each on its own CUDA stream.
-
-    Args:
-        gpu: The device.
-    """
+    """Brings clips to a device, for several threads at once, each on its own CUDA stream."""
 
     def __init__(self, gpu: Gpu) -> None:
         from earmill.pipeline.audio.sinc_resample import DeviceResampler
@@ -200,11 +181,12 @@ class DeviceInput:
         """Run this thread's work inside the block on a CUDA stream of its own."""
         import torch
 
-        with ExitStack() as inside:
-            if self._gpu.device.type == "cuda":
-                if not hasattr(self._of_thread, "stream"):
-                    self._of_thread.stream = torch.cuda.Stream(self._gpu.device)
-                inside.enter_context(torch.cuda.stream(self._of_thread.stream))
+        if self._gpu.device.type != "cuda":
+            yield
+            return
+        if not hasattr(self._of_thread, "stream"):
+            self._of_thread.stream = torch.cuda.Stream(self._gpu.device)
+        with torch.cuda.stream(self._of_thread.stream):
             yield
 
     def signals(self, clips: Sequence[Clip]) -> list[list[Any]]:
@@ -229,7 +211,8 @@ class DeviceInput:
     def _resampled(self, wanted: Sequence[Unresampled]) -> dict[int, Tensor]:
         """Resample signals on the device; return each by the id of its request.
 
-        Samples that several models need are moved once."""
+        Samples that several models need are moved once.
+        """
         arrays = {id(one.ears): one.ears for one in wanted}
         moved = dict(zip(arrays, self._moved([*arrays.values()]), strict=True))
         at_rate: dict[tuple[int, float], Tensor] = {}
@@ -250,11 +233,6 @@ class DeviceInput:
         np.concatenate([array.ravel() for array in arrays], out=pinned.numpy())
         parts = pinned.to(self._gpu.device, non_blocking=True).split([a.size for a in arrays])
         return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
-
-
-def as_array(signal: Any) -> Any:
-    """Return a signal as an array on the processor."""
-    return signal if isinstance(signal, np.ndarray) else signal.cpu().numpy()
 
 
 def _as_model_input(ears: Tensor, wanted: Unresampled) -> Tensor:
@@ -305,7 +283,11 @@ def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float
     """
     errors: dict[str, float] = {}
     for checked, reference in models:
-        clips = _golden_clips(checked)
+        # Clips of a launch have different lengths.
+        whole = golden_second(checked.fs_hz)
+        clips = [whole, whole[: len(whole) // 3]]
+        if max(checked.input_channels) == EARS:
+            clips.append(np.stack([whole, whole[::-1]]))
         pairs = list(zip(checked.extract(clips), reference.extract(clips), strict=True))
         for info in checked.streams:
             of_clips = [relative_error(made[info.name], right[info.name]) for made, right in pairs]
@@ -322,11 +304,7 @@ def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float
 
 
 def check_resampler(on_device: DeviceResampler) -> float:
-    """Return the largest relative error of `sinc_resample.DeviceResampler` on its device.
-
-    Raises:
-        DeviceError: The error is above its tolerance.
-    """
+    """Return the largest relative error of the device's resampler, or raise DeviceError."""
     import torch
 
     device = on_device.device
@@ -356,12 +334,3 @@ def relative_error(made: Any, right: Any) -> float:
     largest = float(np.abs(right).max(initial=0.0))
     error = float(np.abs(made - right).max(initial=0.0))
     return error / largest if largest else error
-
-
-def _golden_clips(extractor: Extractor) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
-    """Return the golden second and a part of it: clips of a launch have different lengths."""
-    whole = golden_second(extractor.fs_hz)
-    clips = [whole, whole[: len(whole) // 3]]
-    if max(extractor.input_channels) == EARS:
-        clips.append(np.stack([whole, whole[::-1]]))
-    return clips

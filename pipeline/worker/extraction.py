@@ -41,7 +41,7 @@ from earmill.pipeline.common.monitoring import (
 )
 from earmill.pipeline.formats.dtypes import BLOCK_FRAMES, Caster, Frames
 from earmill.pipeline.formats.rows import CastError, Spilled, Values
-from earmill.pipeline.worker.device import DeviceInput, Gpu, as_array, device_errors
+from earmill.pipeline.worker.device import DeviceInput, Gpu, device_errors
 from earmill.pipeline.worker.launches import LaunchBatcher
 from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import Clip, FrameTrim, LongClip, ModelOutput
@@ -390,5 +390,9 @@ class GpuExtraction(Extraction):
         ):
             by_model = self._input.signals(clips)
             for index in self._one_caller:
-                by_model[index] = [as_array(signal) for signal in by_model[index]]
+                # A model on the processor takes arrays.
+                by_model[index] = [
+                    one if isinstance(one, np.ndarray) else one.cpu().numpy()
+                    for one in by_model[index]
+                ]
             return self._extract(by_model)

@@ -100,8 +100,8 @@ class Outcome:
         info: Set by a good warm-up.
         value: Set by a status call.
         memory: There was too little of it.
-        cpu_s: CPU seconds of the process since it was warm, by part; set by shards and status calls.
-        counts: What the process has counted since it began; set by shards and status calls.
+        cpu_s: CPU seconds of the process since it was warm, by part; of shards and status calls.
+        counts: What the process has counted since it began; of shards and status calls.
         notes: Set by a shard that was published.
     """
 

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib import metadata
@@ -65,11 +66,11 @@ from earmill.pipeline.worker.messages import (
     ShardOrder,
     WorkerInfo,
 )
-from earmill.pipeline.worker.models import WarmModels, warm_models
+from earmill.pipeline.worker.models import warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor, StreamInfo
+    from amtcore.features.base import StreamInfo
     from earmill.pipeline.spec.job import JobSpec
 
 # A read of the source, or a call to the output, that takes longer is named as the reason when the
@@ -79,11 +80,10 @@ SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """A job as it is sent to a worker, once.
+    """A job as it is sent to a worker, once; called there, it builds the runner.
 
     Args:
         spec: The job, storage options included.
-        plan_id: Stored in commit records.
         threads: Kernel threads of this worker.
         folder: The driver's working folder, against which the spec's relative paths resolve.
         device: `cpu`; `cuda`, or `auto` for a GPU where one works.
@@ -111,16 +111,14 @@ class WorkerJob:
     fence: Fence = UNFENCED
 
     def __call__(self) -> ShardRunner:
-        """Build the runner; called inside the worker's process."""
         return ShardRunner(self)
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A warm worker.
+    """A warm worker: its source is open, its models have run.
 
     Args:
-        rows: The row pipeline, its source open and its models warm.
         streams: The dataset's streams as they are stored.
         device: What provenance records of the device.
         worker: Host, process and Ray's node.
@@ -135,12 +133,7 @@ class _Ready:
 
 
 class ShardRunner:
-    """Processes and publishes shards.
-
-    Args:
-        job: The job.
-        make_rows: Builds the row pipeline; RowProcessor unless a caller extends it.
-    """
+    """Processes and publishes shards; `make_rows` builds the row pipeline."""
 
     def __init__(
         self, job: WorkerJob, make_rows: Callable[..., RowProcessor] = RowProcessor
@@ -217,7 +210,6 @@ class ShardRunner:
         return "output" if longest_call_s() > SLOW_CALL_S else ""
 
     def close(self) -> None:
-        """End the threads of the row pipeline."""
         self._ready.rows.close()
 
     @cached_property
@@ -229,9 +221,22 @@ class ShardRunner:
         # A library's threads count for the part of the work that starts them.
         with doing(MODEL, CpuSeconds(), libraries=FOR_MODELS):
             models = warm_models(spec, job.threads, job.device)
-        streams = self._streams(models.extractors)
-        with doing(ENCODE, CpuSeconds(), libraries=FOR_FILES):
-            self._exercise_writers(models, streams)
+        output = spec.output
+        infos = [info for model in models.extractors for info in model.streams]
+        streams = stored_streams(infos, output.dtype, output.formats)
+        if job.streams:
+            from amtcore.features.stream_info import StreamInfo
+
+            streams = [StreamInfo.from_dict(info) for info in job.streams]
+        # Encode a row and read it back: the writers' imports cost seconds the first time.
+        with (
+            doing(ENCODE, CpuSeconds(), libraries=FOR_FILES),
+            tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name,
+        ):
+            held = stored(models.features, Caster(output.dtype, streams))
+            row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, held.streams, held.steps)
+            self._encode([row], streams, Path(name), None)
+            value_versions()
         shards = CONCURRENT_SHARDS if models.gpu is None else job.shards
         rows = self._make_rows(
             spec,
@@ -247,7 +252,11 @@ class ShardRunner:
         info = WorkerInfo(os.getpid(), device, job.threads, shards, models.note)
         library_threads.begin()
         self._cpu_before_s = time.process_time()
-        return _Ready(rows, streams, models.device, _whereabouts(), info)
+        whereabouts = {"host": socket.gethostname(), "pid": os.getpid()}
+        ray = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
+            whereabouts["ray_node"] = ray.get_runtime_context().get_node_id()
+        return _Ready(rows, streams, models.device, whereabouts, info)
 
     def _process(
         self, order: ShardOrder, keep: Sequence[QuarantineRow], stages: StageTimes
@@ -272,11 +281,12 @@ class ShardRunner:
             )
         except SpillError as error:
             raise PublishError("the features of a long row found no room") from error
-        culprits = [
-            quarantined(item.row_id, item, _crash(order.culprits[item.row_id]), order.attempts)
-            for item in items
-            if item.row_id in order.culprits
-        ]
+        culprits = []
+        for item in items:
+            if item.row_id in order.culprits:
+                reason = order.culprits[item.row_id]
+                crash = WorkerCrashError(f"processing this row alone fails its worker: {reason}")
+                culprits.append(quarantined(item.row_id, item, crash, order.attempts))
         return ShardRows(rows.good, rows.bad + culprits + kept)
 
     def _publish(
@@ -324,23 +334,6 @@ class ShardRunner:
         except Exception as error:
             raise PublishError(f"shard {shard.shard_id} could not be published") from error
 
-    def _streams(self, extractors: Sequence[Extractor]) -> list[StreamInfo]:
-        """Return the dataset's streams as they are stored."""
-        if self._job.streams:
-            from amtcore.features.stream_info import StreamInfo
-
-            return [StreamInfo.from_dict(info) for info in self._job.streams]
-        infos = [info for model in extractors for info in model.streams]
-        return stored_streams(infos, self._spec.output.dtype, self._spec.output.formats)
-
-    def _exercise_writers(self, models: WarmModels, streams: Sequence[StreamInfo]) -> None:
-        """Encode a row and read it back: the writers' imports cost seconds the first time."""
-        held = stored(models.features, Caster(self._spec.output.dtype, streams))
-        row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, held.streams, held.steps)
-        with tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name:
-            self._encode([row], streams, Path(name), None)
-        value_versions()
-
     def _encode(
         self,
         rows: Sequence[FeatureRow],
@@ -358,26 +351,11 @@ class ShardRunner:
         write_table(row_table(rows, streams, extra_types), folder / "rows.parquet")
 
 
-def _whereabouts() -> dict[str, Any]:
-    """Return host, process and, inside Ray, the node."""
-    found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        found["ray_node"] = ray.get_runtime_context().get_node_id()
-    return found
-
-
 @lru_cache(maxsize=1)
 def value_versions() -> dict[str, str]:
     """Return versions of the packages that can change a feature."""
     found = {}
     for name in VALUE_PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
-
-
-def _crash(reason: str) -> WorkerCrashError:
-    return WorkerCrashError(f"processing this row alone fails its worker: {reason}")

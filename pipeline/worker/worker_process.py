@@ -81,7 +81,6 @@ class ShardWorker:
             return _failed("warm_up", error)
 
     def run(self, order: ShardOrder) -> Outcome:
-        """Run and publish one shard."""
         return self._guard(lambda runner: runner.run(order))
 
     def probe(self, items: Sequence[Item]) -> Outcome:
@@ -170,11 +169,7 @@ OOM_SCORE_ADJ = "500"
 
 
 def serve(descriptor: int) -> None:
-    """Answer calls until the driver is gone.
-
-    Args:
-        descriptor: File descriptor of this side of the pipe.
-    """
+    """Answer calls that come through a pipe until the driver is gone."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
@@ -182,21 +177,16 @@ def serve(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     connection: Connection[Any, Any] = Connection(descriptor)
     try:
-        _serve(connection)
+        _answer_calls(connection)
     except (EOFError, OSError):
         # Shards in flight are worth nothing without a driver, and their threads would wait on.
         os._exit(0)
 
 
-def _serve(connection: Connection[Any, Any]) -> None:
+def _answer_calls(connection: Connection[Any, Any]) -> None:
     make_runner, shards = connection.recv()
-
-    def build() -> Runner:
-        # Unpickling imports the runner's modules here, where a failure becomes an answer.
-        made: Callable[[], Runner] = pickle.loads(make_runner)
-        return made()
-
-    worker = ShardWorker(build)
+    # Unpickling imports the runner's modules in the first call, where a failure becomes an answer.
+    worker = ShardWorker(lambda: pickle.loads(make_runner)())
     lock = threading.Lock()
 
     def answer(number: int, call: Callable[..., Outcome], args: bytes) -> None:
