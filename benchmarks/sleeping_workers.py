@@ -21,7 +21,7 @@ import numpy as np
 
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executors import WorkerRequest
-from earmill.pipeline.driver.executors.local import LocalCall, LocalProcess, LocalWorkers
+from earmill.pipeline.driver.executors.local import LocalProcess, LocalWorkers
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.formats.dtypes import as_stored
 from earmill.pipeline.formats.rows import FeatureRow
@@ -110,27 +110,27 @@ class Crowd(LocalWorkers):
         super().__init__(lambda index: replace(request_of(index), shards=WRITERS))
         self._shared = [super(Crowd, self).start(index) for index in range(PROCESSES)]
         self._sleep_s, self._draw = sleep_s, np.random.default_rng(0)
-        self._asleep: list[tuple[float, int, LocalProcess, tuple[object, ...], LocalCall]] = []
+        self._asleep: list[tuple[float, int, LocalProcess, tuple[object, ...], int]] = []
         self._numbers = 0
-        self._sent: dict[LocalCall, LocalCall] = {}
+        self._sent: dict[int, int] = {}
 
     def start(self, index: int) -> LocalProcess:
         """Return one of the processes for a worker."""
         return self._shared[index % PROCESSES]
 
-    def call(self, worker: LocalProcess, kind: str, *args: object) -> LocalCall:
+    def call(self, worker: LocalProcess, kind: str, *args: object) -> int:
         """Call a worker; the call of a shard is sent after its sleep."""
         if kind != "run":
             return super().call(worker, kind, *args)
         self._numbers += 1
-        call = LocalCall(-self._numbers)
+        call = -self._numbers
         due_s = time.monotonic() + self._sleep_s * self._draw.uniform(0.5, 1.5)
         heapq.heappush(self._asleep, (due_s, self._numbers, worker, args, call))
         return call
 
     def ended(
-        self, calls: Collection[LocalCall], timeout_s: float
-    ) -> Iterator[tuple[LocalCall, Outcome | LostCall]]:
+        self, calls: Collection[int], timeout_s: float
+    ) -> Iterator[tuple[int, Outcome | LostCall]]:
         """Yield calls that are answered."""
         while self._asleep and self._asleep[0][0] <= time.monotonic():
             _, _, worker, args, call = heapq.heappop(self._asleep)

@@ -53,68 +53,41 @@ DEFECT_CLASSES = (
 )
 # Errors of the system about a name. All others are about a device, a network or this process.
 REFUSED_ERRNOS = frozenset(
-    {
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EINVAL,
-        errno.EEXIST,
-    }
+    (
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+        *(errno.EACCES, errno.EPERM, errno.EINVAL, errno.EEXIST),
+    )
 )
 # Stores answer 400 and 403 for expired credentials and for bad names; the codes differ.
 OUTAGE_CODES = frozenset(
-    {
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "AuthenticationFailed",  # Azure: an expired signature or token
-        "InternalError",
-        "InvalidToken",
-        "RequestExpired",
-        "RequestLimitExceeded",
-        "RequestTimeTooSkewed",
-        "RequestTimeout",
-        "ServiceUnavailable",
-        "SlowDown",
-        "Throttling",
-        "ThrottlingException",
-        "TokenRefreshRequired",
+    (
+        # Credentials that expired; Azure says AuthenticationFailed.
+        *("ExpiredToken", "ExpiredTokenException", "AuthenticationFailed", "InvalidToken"),
+        *("RequestExpired", "RequestTimeTooSkewed", "TokenRefreshRequired"),
+        # Too many requests.
+        *("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException"),
         "TooManyRequestsException",
-        "500",
-        "502",
-        "503",
-        "504",
-    }
+        # Trouble of the store itself.
+        *("InternalError", "RequestTimeout", "ServiceUnavailable", "500", "502", "503", "504"),
+    )
 )
 OUTAGE_STATUS = frozenset({408, 425, 429})
 # By name, because their packages are imported only where they are used.
 REFUSED_CLASSES = frozenset({"ParamValidationError", "InvalidURL", "EntryNotFoundError"})
 OUTAGE_CLASSES = frozenset(
-    {
-        "BotoCoreError",  # endpoint, DNS, TLS, timeout, no credentials; no answer of the store
-        "ChunkedEncodingError",
-        "ClientConnectionError",
-        "ClientPayloadError",
-        "ChecksumError",  # gcsfs: bytes changed on the way
-        "ConnectTimeout",
-        "ConnectionError",  # the class of requests is not Python's
-        "FSTimeoutError",
-        "HTTPClientError",
-        "GoogleAuthError",
-        "IncompleteRead",
-        "IncompleteReadError",
-        "ProxyError",  # gcsfs makes it of 502
-        "ServerDisconnectedError",
-        "ServiceRequestError",  # Azure: no connection
-        "ServiceResponseError",  # Azure: no whole answer
-        "Timeout",
-        "TimeoutException",
-        "TransportError",
-        "gaierror",
-    }
+    (
+        # The network, in the words of several clients; no class of requests is Python's.
+        *("ClientConnectionError", "ConnectTimeout", "ConnectionError", "HTTPClientError"),
+        *("ServerDisconnectedError", "Timeout", "TimeoutException", "TransportError", "gaierror"),
+        # An answer that is cut off or damaged on the way; ChecksumError is of gcsfs.
+        *("ChecksumError", "ChunkedEncodingError", "ClientPayloadError"),
+        *("IncompleteRead", "IncompleteReadError"),
+        # botocore: endpoint, DNS, TLS, timeout, no credentials; no answer of the store.
+        "BotoCoreError",
+        # fsspec; Google, whose gcsfs makes ProxyError of 502; Azure.
+        *("FSTimeoutError", "GoogleAuthError", "ProxyError"),
+        *("ServiceRequestError", "ServiceResponseError"),
+    )
 )
 
 

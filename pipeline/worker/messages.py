@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from earmill.pipeline.common.monitoring import Counts, Stretch
+    from earmill.pipeline.formats.rows import QuarantineRow
     from earmill.pipeline.planning.shards import Shard
     from earmill.pipeline.sources.base import Item
 
@@ -60,16 +61,6 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row in quarantine, as in its table."""
-
-    row_id: str
-    stage: str
-    error_class: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class ShardNotes:
     """A worker's notes on a shard that it published, for progress reports alone.
 
@@ -84,7 +75,7 @@ class ShardNotes:
     attempt: str
     won: bool
     stages: Mapping[str, Stretch] = field(default_factory=dict)
-    bad: Sequence[BadRow] = ()
+    bad: Sequence[QuarantineRow] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,6 @@ from earmill.pipeline.worker.extraction import stored
 from earmill.pipeline.worker.messages import (
     CONCURRENT_SHARDS,
     MOST_ROWS_TOLD,
-    BadRow,
     PublishError,
     ShardNotes,
     ShardOrder,
@@ -171,10 +170,7 @@ class ShardRunner:
             finally:
                 with self._lock:
                     self._in_flight.pop(order.attempt, None)
-            bad = tuple(
-                BadRow(row.row_id, row.stage, row.error_class, row.message)
-                for row in rows.bad[:MOST_ROWS_TOLD]
-            )
+            bad = rows.bad[:MOST_ROWS_TOLD]
             return ShardNotes(order.attempt, won, stages.stretches(), bad)
 
     def probe(self, items: Sequence[Item]) -> None:

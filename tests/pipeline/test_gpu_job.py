@@ -7,6 +7,7 @@ real processes and a Ray of its own, which is told of one GPU that the interpret
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,14 @@ def a_gpu_in_the_session_s_ray(ray_session: None, monkeypatch: pytest.MonkeyPatc
     nodes = [Node(ray.get_runtime_context().get_node_id(), cpus=2, gpus=1)]
     monkeypatch.setattr(ray_executor, "live_nodes", lambda: nodes)
     monkeypatch.setattr(ray_executor, "wait_for_nodes", lambda *_, **__: nodes)
-    spawn = ray_executor.spawn_worker
 
-    def spawn_worker(make_runner: Any, *, num_gpus: float, **options: Any) -> Any:
-        return spawn(make_runner, **options)
+    class OnCpu(ray_executor.RayWorkers):
+        def start(self, index: int) -> Any:
+            request = self._request_of(index)
+            request = replace(request, place=replace(request.place, num_gpus=0.0))
+            return ray_executor.RayWorkers(lambda _: request).start(index)
 
-    monkeypatch.setattr(ray_executor, "spawn_worker", spawn_worker)
+    monkeypatch.setattr(ray_executor.RaySession, "workers", lambda _, request_of: OnCpu(request_of))
 
 
 def run_and_kill(job: Path) -> None:

@@ -15,21 +15,21 @@ import pytest
 import ray as ray_package
 
 from earmill.pipeline.common.errors import ClusterLost, DeviceError, RunStopped, SpecError
-from earmill.pipeline.driver.executors import executor_of, ray
+from earmill.pipeline.driver.executors import WorkerRequest, executor_of, ray
 from earmill.pipeline.driver.executors.local import LocalExecutor
 from earmill.pipeline.driver.executors.ray import (
     SILENT_S,
     ClusterError,
     ClusterWatch,
     RayExecutor,
+    RayWorkers,
     check_address,
     live_nodes,
     muted,
-    spawn_worker,
     wait_for_nodes,
 )
 from earmill.pipeline.driver.executors.ray import ray_session as session
-from earmill.pipeline.driver.placement import ClusterView, Node
+from earmill.pipeline.driver.placement import ClusterView, Node, Placement
 from earmill.pipeline.spec.job import JobSpec, RunSpec
 from tests.pipeline.outages import Clock
 
@@ -260,6 +260,7 @@ def test_an_actor_reserves_the_share_and_room_for_the_shards(
     asked: dict[str, Any] = {}
     remote = mock.MagicMock()
     monkeypatch.setattr(ray_package, "remote", lambda **options: asked.update(options) or remote)
-    spawn_worker(mock.Mock(), num_cpus=0.001, num_gpus=0.5, shards=32)
+    place = Placement("", threads=1, num_cpus=0.001, num_gpus=0.5)
+    RayWorkers(lambda index: WorkerRequest(mock.Mock(), place, 32)).start(0)
     assert (asked["num_cpus"], asked["num_gpus"]) == (0.001, 0.5)
     assert asked["concurrency_groups"]["shards"] == 32

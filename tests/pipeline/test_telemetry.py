@@ -19,13 +19,14 @@ from earmill.pipeline.common.monitoring import Counts, ProcessCounts, StageTimes
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.run_totals import RunMetrics
 from earmill.pipeline.driver.telemetry import Spans, exposed, observed, traced
+from earmill.pipeline.formats.rows import QuarantineRow
 from earmill.pipeline.spec.job import JobSpec, RunSpec
-from earmill.pipeline.worker.messages import BadRow, ShardNotes
+from earmill.pipeline.worker.messages import ShardNotes
 from tests.pipeline.outages import Clock
 from tests.pipeline.test_retry_after import errors
 
 PAGE = Path(__file__).parents[2] / "docs" / "watching.md"
-BAD = (BadRow("b\n.wav", "decode", "not_audio", "no\nsound"),)
+BAD = (QuarantineRow("b\n.wav", "uri", "decode", "not_audio", "no\nsound", 1),)
 STAGES = {"fetch": (100.0, 101.0), "model": (100.5, 103.0), "commit": (103.0, 103.02)}
 RUN: list[events.Event] = [
     events.JobStarted("speech", "out", "ab12", 5, 1, 50, 9, 1, 500.0, 100.0, 95.0),

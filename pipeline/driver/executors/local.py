@@ -7,6 +7,7 @@ the driver must not wait for it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
@@ -17,7 +18,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,8 @@ COMMAND = (
 # The end of a process's standard error is quoted when the process dies; the rest is dropped.
 LAST_WORDS_BYTES = 4096
 MOST_SAID_BYTES = 2**20
+# A call is a number, unique among the calls of all workers.
+CALL_NUMBERS = itertools.count()
 # Time between the closing of a worker's pipe and the end of its process, in seconds.
 ENDS_WITHIN_S = 5.0
 
@@ -111,12 +113,12 @@ class LocalWorkers:
         self._processes.append(process)
         return process
 
-    def call(self, worker: LocalProcess, kind: str, *args: object) -> LocalCall:
+    def call(self, worker: LocalProcess, kind: str, *args: object) -> int:
         return worker.call(kind, args)
 
     def ended(
-        self, calls: Collection[LocalCall], timeout_s: float
-    ) -> Iterable[tuple[LocalCall, Outcome | LostCall]]:
+        self, calls: Collection[int], timeout_s: float
+    ) -> Iterable[tuple[int, Outcome | LostCall]]:
         """Return calls whose answers have come, and all calls of processes that died."""
         by_connection = {
             process.connection: process for process in self._processes if process.pid is not None
@@ -133,13 +135,6 @@ class LocalWorkers:
         self._processes.remove(worker)
 
 
-@dataclass(eq=False, slots=True)
-class LocalCall:
-    """A call to a worker process that has not ended."""
-
-    number: int
-
-
 class LocalProcess:
     """A worker; a call starts its process, if there is none or it has died.
 
@@ -154,8 +149,7 @@ class LocalProcess:
     ) -> None:
         self._begin = (pickle.dumps(make_runner), shards)
         self._environment = KEPT_MEMORY | os.environ | dict(environment)
-        self._calls: dict[int, LocalCall] = {}
-        self._number = 0
+        self._calls: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._last_words = tempfile.TemporaryFile(buffering=0)
 
@@ -164,28 +158,34 @@ class LocalProcess:
         """Process id; None before the process is started and once it is known to be dead."""
         return None if self._process is None else self._process.pid
 
-    def call(self, kind: str, args: tuple[object, ...]) -> LocalCall:
+    def call(self, kind: str, args: tuple[object, ...]) -> int:
         """Send a call; if the process has died meanwhile, `read` returns the call as lost."""
         if self._process is None:
             self._start()
-        self._number += 1
-        call = LocalCall(self._number)
-        self._calls[call.number] = call
-        self._send((call.number, kind, pickle.dumps(args)))
+        call = next(CALL_NUMBERS)
+        self._calls.add(call)
+        self._send((call, kind, pickle.dumps(args)))
         return call
 
-    def read(self) -> list[tuple[LocalCall, Outcome | LostCall]]:
+    def read(self) -> list[tuple[int, Outcome | LostCall]]:
         """Return the answers that have come, and all calls as lost if the process has died.
 
         Call it when the connection is ready.
         """
-        ended: list[tuple[LocalCall, Outcome | LostCall]] = []
+        ended: list[tuple[int, Outcome | LostCall]] = []
         try:
             while self.connection.poll():
-                number, outcome = self.connection.recv()
-                ended.append((self._calls.pop(number), outcome))
+                call, outcome = self.connection.recv()
+                self._calls.remove(call)
+                ended.append((call, outcome))
         except (EOFError, OSError):
-            return ended + self._lost()
+            why = self._end()
+            # The system kills for memory, and writes nothing to standard error.
+            memory = why.startswith("SIGKILL") or speaks_of_memory(why)
+            hint = f" ({TOO_LITTLE})" if memory else ""
+            lost = LostCall(f"the worker process died: {why}{hint}", memory=memory)
+            calls, self._calls = sorted(self._calls), set()
+            return ended + [(call, lost) for call in calls]
         if os.fstat(self._last_words.fileno()).st_size > MOST_SAID_BYTES:
             self._last_words.truncate(0)
         return ended
@@ -219,15 +219,6 @@ class LocalProcess:
                 connection.send(message)
 
         self._out.submit(send, self.connection)
-
-    def _lost(self) -> list[tuple[LocalCall, Outcome | LostCall]]:
-        why = self._end()
-        # The system kills for memory, and writes nothing to standard error.
-        memory = why.startswith("SIGKILL") or speaks_of_memory(why)
-        hint = f" ({TOO_LITTLE})" if memory else ""
-        lost = LostCall(f"the worker process died: {why}{hint}", memory=memory)
-        calls, self._calls = list(self._calls.values()), {}
-        return [(call, lost) for call in calls]
 
     def _end(self) -> str:
         """End the process, and return how it ended."""

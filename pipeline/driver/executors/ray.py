@@ -26,7 +26,7 @@ from earmill.pipeline.driver.executors import KEPT_MEMORY, is_connected
 from earmill.pipeline.driver.placement import ClusterView, Node, gpu_seats
 from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
-from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome, Runner
+from earmill.pipeline.worker.messages import LostCall, Outcome
 from earmill.pipeline.worker.worker_process import ShardWorker
 
 if TYPE_CHECKING:
@@ -392,15 +392,21 @@ class RayWorkers:
 
     def start(self, index: int) -> Any:
         """Start an actor on the node of its place, or on another one if that node is gone."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         request = self._request_of(index)
-        return spawn_worker(
-            request.make_runner,
-            environment=request.environment,
-            num_cpus=request.place.num_cpus,
-            num_gpus=request.place.num_gpus,
-            shards=request.shards,
-            node_id=request.place.node_id or None,
-        )
+        options: dict[str, Any] = {
+            "num_cpus": request.place.num_cpus,
+            "num_gpus": request.place.num_gpus,
+            "max_restarts": -1,
+            "max_task_retries": 0,
+            "concurrency_groups": {SHARDS: request.shards, CONTROL: 1},
+        }
+        if node_id := request.place.node_id:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
+        actor = ray.remote(**options)(ShardWorker)
+        return actor.remote(request.make_runner, request.environment)
 
     def call(self, worker: Any, kind: str, *args: Any) -> Any:
         group = CONTROL if kind == "status" else SHARDS
@@ -423,35 +429,6 @@ class RayWorkers:
         import ray
 
         ray.kill(worker, no_restart=True)
-
-
-def spawn_worker(
-    make_runner: Callable[[], Runner],
-    *,
-    environment: Mapping[str, str] | None = None,
-    num_cpus: float = 0.0,
-    num_gpus: float = 0.0,
-    shards: int = CONCURRENT_SHARDS,
-    node_id: str | None = None,
-) -> Any:
-    """Start a worker as an actor, and return its handle; the worker is not warm yet.
-
-    Keep the sum of `num_cpus` below the cluster's CPUs: a cluster whose CPUs are all reserved
-    cannot run anything else and hangs. Another node than `node_id` is taken when that one is gone.
-    """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    options: dict[str, Any] = {
-        "num_cpus": num_cpus,
-        "num_gpus": num_gpus,
-        "max_restarts": -1,
-        "max_task_retries": 0,
-        "concurrency_groups": {SHARDS: shards, CONTROL: 1},
-    }
-    if node_id is not None:
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
-    return ray.remote(**options)(ShardWorker).remote(make_runner, environment)
 
 
 def _result(ref: Any) -> Outcome | LostCall:
