@@ -44,7 +44,6 @@ class Placement:
 
     Args:
         node_id: Its node; empty for any.
-        threads: Threads of its kernels.
         num_cpus: CPUs that Ray reserves for it.
         num_gpus: Share of a GPU that it computes on.
         device: Its `run.device`.
@@ -58,13 +57,9 @@ class Placement:
 
 
 def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[Placement]:
-    """Return the placements of a job's workers.
+    """Return the placements of a job's workers, at most one a shard (`at_most`).
 
-    Args:
-        at_most: Number of shards; more workers would have nothing to do.
-    Raises:
-        DeviceError: The job wants GPUs and no node has one.
-        SpecError: The nodes cannot hold the workers asked for.
+    Raises the errors of `gpu_seats`, and SpecError for nodes without a CPU.
     """
     seats = gpu_seats(nodes, run)
     with_gpus = {node.node_id for node in seats}

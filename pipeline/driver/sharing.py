@@ -44,8 +44,7 @@ class SharingPolicy:
 
     Args:
         joins: Work beside other drivers.
-        stays: Wait until the shards of the others are done, too; else leave when there is nothing
-            to claim.
+        stays: Wait until the shards of the others are done; else leave when nothing can be claimed.
         works: Process shards; else only close a complete output.
         start: Where in the plan to begin, as a fraction of it; None draws one.
     """
@@ -153,7 +152,6 @@ class ShardClaims:
     """Shards for a ledger, claimed ahead in a thread, because a store takes its time.
 
     Args:
-        claims: The claims of all drivers.
         shards: The shards without a commit, by id.
         ahead: Number of shards to hold here, and to keep pending in the ledger.
         stays: Wait for the shards of other drivers.
@@ -230,6 +228,5 @@ def claims_of(
     sharing: SharingPolicy,
     fence: Fence,
 ) -> BlockClaims:
-    """Return the claims of a driver, from its place in the plan on."""
     start = start_of(run_id) if sharing.start is None else sharing.start
     return BlockClaims(layout, plan_id, shards, done, run_id=run_id, start=start, fence=fence)

@@ -350,9 +350,7 @@ class GpuExtraction(Extraction):
             for index, extractor in enumerate(self._extractors)
             if extractor.backend.name == "cpu"
         }
-        self._launches = LaunchBatcher[Clip, ModelOutput](
-            self._run_launch, most_bytes=gpu.launch_bytes()
-        )
+        self._launches = LaunchBatcher(self._run_launch, most_bytes=gpu.launch_bytes())
 
     @contextmanager
     def shard(self) -> Iterator[Ticket]:

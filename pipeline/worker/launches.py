@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from earmill.pipeline.common.errors import DeviceLost
 
@@ -44,10 +44,6 @@ class HasSize(Protocol):
     def nbytes(self) -> int: ...
 
 
-Clip = TypeVar("Clip", bound=HasSize)
-Made = TypeVar("Made")
-
-
 class DeviceFull(MemoryError):
     """The launch does not fit into the device's memory."""
 
@@ -63,12 +59,12 @@ def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
 
 
 @dataclass(eq=False)
-class _Request(Generic[Clip, Made]):
+class _Request:
     """Clips that one shard waits for."""
 
-    clips: Sequence[Clip]
+    clips: Sequence[HasSize]
     since: float
-    made: dict[int, Made] = field(default_factory=dict)
+    made: dict[int, Any] = field(default_factory=dict)
     launched: int = 0
     error: BaseException | None = None
 
@@ -78,10 +74,10 @@ class _Request(Generic[Clip, Made]):
 
 
 # Clips of a launch: whose, and which of them.
-_Share = tuple[_Request[Clip, Made], range]
+_Share = tuple[_Request, range]
 
 
-class LaunchBatcher(Generic[Clip, Made]):
+class LaunchBatcher:
     """Collects clips, launches them together, and returns the results.
 
     Args:
@@ -89,12 +85,11 @@ class LaunchBatcher(Generic[Clip, Made]):
             DeviceFull where they do not fit, DeviceLost where nothing can be launched any more.
         most_clips: A launch begins when this number of clips waits, and takes no more.
         most_bytes: The same for their bytes.
-        linger_s: Longest time that a clip waits for others, in seconds.
     """
 
     def __init__(
         self,
-        launch: Callable[[Sequence[Clip]], Sequence[Made]],
+        launch: Callable[[Any], Sequence[Any]],
         *,
         most_clips: int = LAUNCH_CLIPS,
         most_bytes: int = LAUNCH_BYTES,
@@ -103,7 +98,7 @@ class LaunchBatcher(Generic[Clip, Made]):
         self._launch, self._linger_s = launch, linger_s
         self.most_clips, self.most_bytes = most_clips, most_bytes
         self._changed = threading.Condition()
-        self._queue: deque[_Request[Clip, Made]] = deque()
+        self._queue: deque[_Request] = deque()
         self._inside = self._waiting = 0
         self._lost = ""
         self._closed = False
@@ -131,9 +126,9 @@ class LaunchBatcher(Generic[Clip, Made]):
         """Inside the block, no launch waits for the clips of this thread's shard."""
         return self.shard(-1)
 
-    def extract(self, clips: Sequence[Clip]) -> list[Made]:
+    def extract(self, clips: Sequence[HasSize]) -> list[Any]:
         """Wait for the results of clips, in their order, or raise the error of their launch."""
-        request = _Request[Clip, Made](clips, time.monotonic())
+        request = _Request(clips, time.monotonic())
         with self._changed:
             if clips:
                 self._queue.append(request)
@@ -163,7 +158,7 @@ class LaunchBatcher(Generic[Clip, Made]):
             # This thread must not hold a finished launch's memory while it waits for the next.
             del shares
 
-    def _next(self) -> list[_Share[Clip, Made]]:
+    def _next(self) -> list[_Share]:
         """Wait for a launch and take it; empty at the end."""
         with self._changed:
             while not (self._closed or self._is_due()):
@@ -186,8 +181,8 @@ class LaunchBatcher(Generic[Clip, Made]):
             or time.monotonic() - self._queue[0].since >= self._linger_s
         )
 
-    def _take(self) -> list[_Share[Clip, Made]]:
-        shares: list[_Share[Clip, Made]] = []
+    def _take(self) -> list[_Share]:
+        shares: list[_Share] = []
         count = size = 0
         while self._queue:
             request = self._queue[0]
@@ -205,12 +200,12 @@ class LaunchBatcher(Generic[Clip, Made]):
             self._queue.popleft()
         return shares
 
-    def _run(self, shares: list[_Share[Clip, Made]]) -> None:
+    def _run(self, shares: list[_Share]) -> None:
         """Launch clips, then the parts of them that must be launched again."""
         for part in self._launched(shares):
             self._run(part)
 
-    def _launched(self, shares: list[_Share[Clip, Made]]) -> Iterable[list[_Share[Clip, Made]]]:
+    def _launched(self, shares: list[_Share]) -> Iterable[list[_Share]]:
         clips = [request.clips[position] for request, where in shares for position in where]
         try:
             made = self._launch(clips)
@@ -246,7 +241,7 @@ class LaunchBatcher(Generic[Clip, Made]):
                 self._changed.notify_all()
         return ()
 
-    def _fail(self, request: _Request[Clip, Made], error: BaseException) -> None:
+    def _fail(self, request: _Request, error: BaseException) -> None:
         with self._changed:
             request.error = error
             if request in self._queue:
@@ -254,10 +249,10 @@ class LaunchBatcher(Generic[Clip, Made]):
             self._changed.notify_all()
 
 
-def _cut(shares: list[_Share[Clip, Made]], count: int) -> tuple[list[_Share[Clip, Made]], ...]:
+def _cut(shares: list[_Share], count: int) -> tuple[list[_Share], ...]:
     """Split a launch behind its first `count` clips."""
-    first: list[_Share[Clip, Made]] = []
-    rest: list[_Share[Clip, Made]] = []
+    first: list[_Share] = []
+    rest: list[_Share] = []
     for request, where in shares:
         taken = where[: max(0, count)]
         count -= len(where)

@@ -80,10 +80,8 @@ def prefetched(
 
     Args:
         items: Pulled by the feeder.
-        work: Called in `pool` for each item.
-        pool: Threads that work.
         nbytes: Returns the size of a finished piece.
-        budget_bytes: Finished pieces of about so many bytes may wait for the consumer.
+        budget_bytes: Finished pieces of about this size may wait for the consumer.
         in_flight: Most pieces in work at once.
         feeders: Where `items` is pulled from; None takes a thread of its own. It must have a free
             thread for every call that runs at the same time.

@@ -188,7 +188,6 @@ class ShardRunner:
                 raise PublishError("rows could not be encoded") from error
 
     def seconds_in_flight(self) -> float:
-        """Audio seconds through the models in shards that are not published yet."""
         with self._lock:
             return sum(self._in_flight.values())
 
@@ -200,7 +199,6 @@ class ShardRunner:
         return by_part
 
     def waits_for(self) -> str:
-        """`source` or `output` while it takes long to answer."""
         if longest_wait_s() > SLOW_READ_S:
             return "source"
         return "output" if longest_call_s() > SLOW_CALL_S else ""

@@ -58,14 +58,14 @@ class Device:
         return [3 * value for value in values]
 
 
-Batch = Callable[..., LaunchBatcher[Sized, int]]
+Batch = Callable[..., LaunchBatcher]
 
 
 @pytest.fixture
 def batch() -> Iterator[Batch]:
-    made: list[LaunchBatcher[Sized, int]] = []
+    made: list[LaunchBatcher] = []
 
-    def make(device: Device, **options: float) -> LaunchBatcher[Sized, int]:
+    def make(device: Device, **options: float) -> LaunchBatcher:
         made.append(LaunchBatcher(device, **({"linger_s": NEVER_S} | options)))  # type: ignore[arg-type]
         return made[-1]
 
@@ -76,7 +76,7 @@ def batch() -> Iterator[Batch]:
 
 
 def run_shards(
-    batcher: LaunchBatcher[Sized, int], shards: Sequence[Sequence[Sized]]
+    batcher: LaunchBatcher, shards: Sequence[Sequence[Sized]]
 ) -> list[Future[list[int]]]:
     """Each shard in its own thread; all are inside before the first one asks."""
     ready = threading.Barrier(len(shards))
@@ -221,7 +221,7 @@ def test_whatever_meets_each_shard_gets_its_own(
     shards: list[list[int]], most_clips: int, room: int
 ) -> None:
     device = Device(room_bytes=room)
-    batcher = LaunchBatcher[Sized, int](device, most_clips=most_clips, linger_s=NEVER_S)
+    batcher = LaunchBatcher(device, most_clips=most_clips, linger_s=NEVER_S)
     try:
         ended = run_shards(batcher, [[Sized(value) for value in shard] for shard in shards])
         for future, values in zip(ended, shards, strict=True):
