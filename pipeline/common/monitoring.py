@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
 
@@ -291,13 +291,6 @@ class Counts:
     queue_bytes: int = 0
 
 
-class Queue(Protocol):
-    """A queue of bytes; it can be hashed and referred to weakly."""
-
-    @property
-    def waiting_bytes(self) -> int: ...
-
-
 class ProcessCounts:
     """The counters of this process. Safe in several threads."""
 
@@ -305,7 +298,7 @@ class ProcessCounts:
         self._lock = threading.Lock()
         self._retries: dict[tuple[str, str], int] = {}
         self._samples = self._padding = 0
-        self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+        self._queues: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def retried(self, what: str, error: BaseException) -> None:
         key = (what, cause_of(error))
@@ -319,14 +312,14 @@ class ProcessCounts:
             self._samples += samples
             self._padding += max(lengths, default=0) * len(lengths) - samples
 
-    def watch(self, queue: Queue) -> None:
-        """Count the bytes in a queue as long as it lives."""
+    def watch(self, queue: Any) -> None:
+        """Count the `waiting_bytes` of a queue as long as it lives."""
         with self._lock:
             self._queues.add(queue)
 
     def snapshot(self) -> Counts:
         with self._lock:
-            waiting = sum(queue.waiting_bytes for queue in self._queues)
+            waiting = sum(int(queue.waiting_bytes) for queue in self._queues)
             return Counts(dict(self._retries), self._samples, self._padding, waiting)
 
 

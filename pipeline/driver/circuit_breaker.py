@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 # A run stops after this many attempts in a row and this many seconds since the first.
 IN_A_ROW = 3
@@ -29,19 +28,6 @@ ADVICE = {
     "output": "the output cannot be written",
     "machine": "this machine cannot go on",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class OutageState:
-    """An outage that a shard met; its rows may be good.
-
-    Args:
-        kind: `source`, `missing`, `output` or `machine`.
-        reason: One line about the cause.
-    """
-
-    kind: str
-    reason: str
 
 
 class CircuitBreaker:
@@ -61,19 +47,22 @@ class CircuitBreaker:
         self._since = self._next_try = 0.0
         self.verdict = ""
 
-    def met(self, outage: OutageState) -> float:
-        """Note an attempt that met an outage, and return the seconds until the next attempt."""
+    def met(self, kind: str, reason: str) -> float:
+        """Note an attempt that met an outage; return the seconds until the next attempt.
+
+        Kinds are `source`, `missing`, `output` and `machine`; the rows may be good.
+        """
         now = self.now()
         if self._in_a_row == 0:
             self._since = now
         self._in_a_row += 1
         wait_s = self.pause_s(self._in_a_row)
         self._next_try = now + wait_s
-        enough_s = ENOUGH_MISSING_S if outage.kind == "missing" else ENOUGH_S
+        enough_s = ENOUGH_MISSING_S if kind == "missing" else ENOUGH_S
         if self._in_a_row >= IN_A_ROW and now - self._since >= enough_s:
-            advice = ADVICE.get(outage.kind, ADVICE["machine"])
+            advice = ADVICE.get(kind, ADVICE["machine"])
             self.verdict = (
-                f"{advice}: {outage.reason} ({self._in_a_row} attempts in a row over "
+                f"{advice}: {reason} ({self._in_a_row} attempts in a row over "
                 f"{now - self._since:.0f} s)"
             )
         return wait_s

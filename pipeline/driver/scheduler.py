@@ -340,9 +340,9 @@ class Scheduler:
         if assignment.probe is not None:
             self._ledger.probe_ended(assignment.work, outcome)
             return
-        call.slot.ended(assignment.work.seconds)
+        call.slot.ended(assignment.seconds)
         if isinstance(outcome, Outcome) and outcome.ok:
-            self._deadlines.learn(self._clock() - call.head_since, assignment.work.seconds)
+            self._deadlines.learn(self._clock() - call.head_since, assignment.seconds)
         self._tell_attempt(call, outcome)
         self._ledger.shard_ended(assignment.work, outcome, certain=not call.shared_worker)
 

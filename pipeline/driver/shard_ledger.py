@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.circuit_breaker import CircuitBreaker, OutageState
+from earmill.pipeline.driver.circuit_breaker import CircuitBreaker
 from earmill.pipeline.planning.shards import item_seconds
 from earmill.pipeline.worker.messages import LostCall, Outcome, ShardOrder
 
@@ -125,11 +125,6 @@ class ShardWork:
     def shard_id(self) -> str:
         return self.shard.shard_id
 
-    @property
-    def seconds(self) -> float:
-        """Planned audio, in seconds."""
-        return self.shard.seconds
-
     def order(self, witnesses: Sequence[Item] = ()) -> ShardOrder:
         """Return the order for the next attempt on the whole shard, with a new name."""
         return ShardOrder(
@@ -157,7 +152,7 @@ class Assignment:
     def seconds(self) -> float:
         """Planned audio of the rows, in seconds."""
         if self.probe is None:
-            return self.work.seconds
+            return self.work.shard.seconds
         return sum(item_seconds(item) for item in self.probe)
 
     @property
@@ -349,7 +344,7 @@ class ShardLedger:
         if outcome.outage and not work.copies:
             work.outages, work.waits_since = work.outages + 1, self._breaker.now()
             self._waiting.append(work)
-            self._meet(work, OutageState(outcome.outage, outcome.message))
+            self._meet(work, outcome.outage, outcome.message)
         elif outcome.outage:
             pass  # the result of the other copy decides
         elif outcome.memory and work.memory_share > LEAST_MEMORY:
@@ -371,7 +366,7 @@ class ShardLedger:
             return
         reason = outcome.message
         if outcome.outage:
-            self._meet(work, OutageState(outcome.outage, reason))
+            self._meet(work, outcome.outage, reason)
             self._searches.appendleft(work)
             return
         if isinstance(outcome, Outcome) and outcome.stage == "publish":
@@ -405,7 +400,7 @@ class ShardLedger:
             shard_id=work.shard_id,
             rows_ok=record.rows_ok,
             rows_bad=record.rows_bad,
-            seconds=work.seconds,
+            seconds=work.shard.seconds,
             nbytes=record.nbytes,
             audio_s=record.seconds,
             worker=work.worker,
@@ -414,9 +409,9 @@ class ShardLedger:
         self._sink(done)
         return True
 
-    def _meet(self, work: ShardWork, outage: OutageState) -> None:
-        pause_s = round(self._breaker.met(outage), 3)
-        waits = events.ShardWaits(work.shard_id, outage.reason, pause_s, work.worker, outage.kind)
+    def _meet(self, work: ShardWork, kind: str, reason: str) -> None:
+        pause_s = round(self._breaker.met(kind, reason), 3)
+        waits = events.ShardWaits(work.shard_id, reason, pause_s, work.worker, kind)
         self._sink(waits)
         self.result.fatal = self.result.fatal or self._breaker.verdict
 

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol
 
 from earmill.pipeline.common.errors import DeviceLost
@@ -60,12 +61,11 @@ def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
 
 @dataclass(eq=False)
 class _Request:
-    """Clips that one shard waits for."""
+    """Clips that one shard waits for, and the results that are there, by position."""
 
     clips: Sequence[HasSize]
     since: float
     made: dict[int, Any] = field(default_factory=dict)
-    launched: int = 0
     error: BaseException | None = None
 
     @property
@@ -73,8 +73,8 @@ class _Request:
         return self.error is not None or len(self.made) == len(self.clips)
 
 
-# Clips of a launch: whose, and which of them.
-_Share = tuple[_Request, range]
+# A clip: its request, and its position there.
+_Place = tuple[_Request, int]
 
 
 class LaunchBatcher:
@@ -98,7 +98,7 @@ class LaunchBatcher:
         self._launch, self._linger_s = launch, linger_s
         self.most_clips, self.most_bytes = most_clips, most_bytes
         self._changed = threading.Condition()
-        self._queue: deque[_Request] = deque()
+        self._queue: deque[_Place] = deque()
         self._inside = self._waiting = 0
         self._lost = ""
         self._closed = False
@@ -130,8 +130,7 @@ class LaunchBatcher:
         """Wait for the results of clips, in their order, or raise the error of their launch."""
         request = _Request(clips, time.monotonic())
         with self._changed:
-            if clips:
-                self._queue.append(request)
+            self._queue.extend((request, position) for position in range(len(clips)))
             self._waiting += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: request.is_over or self._lost or self._closed)
@@ -153,60 +152,48 @@ class LaunchBatcher:
     # -- in the launch threads ----------------------------------------------------------------
 
     def _work(self) -> None:
-        while shares := self._next():
-            self._run(shares)
+        while places := self._next():
+            self._run(places)
             # This thread must not hold a finished launch's memory while it waits for the next.
-            del shares
+            del places
 
-    def _next(self) -> list[_Share]:
-        """Wait for a launch and take it; empty at the end."""
+    def _next(self) -> list[_Place]:
+        """Wait for a launch and take its clips; empty at the end."""
         with self._changed:
             while not (self._closed or self._is_due()):
                 pause_s = None
                 if self._queue and not self._lost:
                     # Until the oldest clip has waited long enough.
-                    waited_s = time.monotonic() - self._queue[0].since
+                    waited_s = time.monotonic() - self._queue[0][0].since
                     pause_s = max(0.0, self._linger_s - waited_s)
                 self._changed.wait(pause_s)
-            return [] if self._closed else self._take()
+            places: list[_Place] = []
+            size = 0
+            while self._queue and len(places) < self.most_clips and not self._closed:
+                request, position = self._queue[0]
+                size += request.clips[position].nbytes
+                if places and size > self.most_bytes:
+                    break
+                places.append(self._queue.popleft())
+            return places
 
     def _is_due(self) -> bool:
-        waiting = [clip for each in self._queue for clip in each.clips[each.launched :]]
-        if not waiting or self._lost:
+        if not self._queue or self._lost:
             return False
         return (
             self._waiting >= self._inside
-            or len(waiting) >= self.most_clips
-            or sum(clip.nbytes for clip in waiting) >= self.most_bytes
-            or time.monotonic() - self._queue[0].since >= self._linger_s
+            or len(self._queue) >= self.most_clips
+            or sum(request.clips[k].nbytes for request, k in self._queue) >= self.most_bytes
+            or time.monotonic() - self._queue[0][0].since >= self._linger_s
         )
 
-    def _take(self) -> list[_Share]:
-        shares: list[_Share] = []
-        count = size = 0
-        while self._queue:
-            request = self._queue[0]
-            first = end = request.launched
-            while end < len(request.clips) and count < self.most_clips:
-                nbytes = request.clips[end].nbytes
-                if count and size + nbytes > self.most_bytes:
-                    break
-                count, size, end = count + 1, size + nbytes, end + 1
-            if end > first:
-                shares.append((request, range(first, end)))
-            request.launched = end
-            if end < len(request.clips):
-                break
-            self._queue.popleft()
-        return shares
-
-    def _run(self, shares: list[_Share]) -> None:
+    def _run(self, places: list[_Place]) -> None:
         """Launch clips, then the parts of them that must be launched again."""
-        for part in self._launched(shares):
+        for part in self._launched(places):
             self._run(part)
 
-    def _launched(self, shares: list[_Share]) -> Iterable[list[_Share]]:
-        clips = [request.clips[position] for request, where in shares for position in where]
+    def _launched(self, places: list[_Place]) -> Iterable[list[_Place]]:
+        clips = [request.clips[position] for request, position in places]
         try:
             made = self._launch(clips)
             if len(made) != len(clips):
@@ -219,45 +206,31 @@ class LaunchBatcher:
                     # In bytes: two long clips may not fit where a thousand short clips do.
                     half_bytes = sum(clip.nbytes for clip in clips) // 2
                     self.most_bytes = min(self.most_bytes, half_bytes)
-                return _cut(shares, len(clips) // 2)
+                half = len(places) // 2
+                return places[:half], places[half:]
             advice = (
                 "set run.device to cpu, audio.max_seconds lower, or leave the GPU to fewer workers "
                 "(run.gpus_per_worker)"
             )
-            self._fail(shares[0][0], DeviceFull(f"one clip alone is too large: {error}; {advice}"))
+            self._fail(places[0][0], DeviceFull(f"one clip alone is too large: {error}; {advice}"))
         except DeviceLost as error:
             with self._changed:
                 self._lost = str(error)
                 self._changed.notify_all()
         except BaseException as error:
-            if len(shares) > 1:
-                return [[share] for share in shares]
-            self._fail(shares[0][0], error)
+            by_request = [list(of_one) for _, of_one in groupby(places, lambda place: place[0])]
+            if len(by_request) > 1:
+                return by_request
+            self._fail(places[0][0], error)
         else:
-            results = iter(made)
             with self._changed:
-                for request, where in shares:
-                    request.made.update((position, next(results)) for position in where)
+                for (request, position), result in zip(places, made, strict=True):
+                    request.made[position] = result
                 self._changed.notify_all()
         return ()
 
     def _fail(self, request: _Request, error: BaseException) -> None:
         with self._changed:
             request.error = error
-            if request in self._queue:
-                self._queue.remove(request)
+            self._queue = deque(place for place in self._queue if place[0] is not request)
             self._changed.notify_all()
-
-
-def _cut(shares: list[_Share], count: int) -> tuple[list[_Share], ...]:
-    """Split a launch behind its first `count` clips."""
-    first: list[_Share] = []
-    rest: list[_Share] = []
-    for request, where in shares:
-        taken = where[: max(0, count)]
-        count -= len(where)
-        if taken:
-            first.append((request, taken))
-        if len(taken) < len(where):
-            rest.append((request, where[len(taken) :]))
-    return first, rest

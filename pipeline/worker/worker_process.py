@@ -27,19 +27,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from earmill.pipeline.common.errors import (
-    DeviceError,
-    DeviceLost,
-    EarmillError,
-    ErrorKind,
-    OvertakenError,
-    SourceOutage,
-    StorageError,
-    chain,
-    classify,
-    is_machine_fault,
-    is_out_of_memory,
-)
+from earmill.pipeline.common import errors
 from earmill.pipeline.common.machine import freeze_garbage_collector
 from earmill.pipeline.common.monitoring import counts
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
@@ -116,52 +104,49 @@ class ShardWorker:
 
 def _failed(stage: str, error: BaseException) -> Outcome:
     """Classify an exception: a fault of the shard, an outage, or permanent."""
-    if any(isinstance(one, OvertakenError) for one in chain(error)):
+    causes = list(errors.chain(error))
+    if any(isinstance(one, errors.OvertakenError) for one in causes):
         return Outcome(ok=False, stage="overtaken", message=one_line(error), permanent=True)
-    if any(isinstance(one, DeviceLost) for one in chain(error)):
+    if any(isinstance(one, errors.DeviceLost) for one in causes):
         return Outcome(ok=False, stage="device", message=one_line(error)[:MESSAGE_LIMIT])
-    if isinstance(error, DeviceError):
+    if isinstance(error, errors.DeviceError):
         return Outcome(ok=False, stage=stage, message=one_line(error), permanent=True)
     if stage == "publish" and is_permanent(error):
         return Outcome(ok=False, stage=stage, message=named_line(error), permanent=True)
     outage = outage_of(stage, error)
     if outage:
-        text = one_line(error) if isinstance(error, EarmillError) else named_line(error)
-        text += _full_place(error)
+        text = one_line(error) if isinstance(error, errors.EarmillError) else named_line(error)
+        full = [one for one in causes if isinstance(one, OSError) and one.errno == errno.ENOSPC]
+        if any(one.filename is None for one in full):
+            # The system did not name the full disk.
+            text += f" (temporary files are in {tempfile.gettempdir()}, TMPDIR says where)"
         return Outcome(ok=False, stage=stage, message=text[:MESSAGE_LIMIT], outage=outage)
     return Outcome(
         ok=False,
         stage=stage,
         message=named_line(error, where=stage == "rows"),
-        memory=is_out_of_memory(error),
+        memory=errors.is_out_of_memory(error),
     )
-
-
-def _full_place(error: BaseException) -> str:
-    """Return a hint at the temporary folder where the system did not name the full disk."""
-    full = (one for one in chain(error) if isinstance(one, OSError) and one.errno == errno.ENOSPC)
-    if any(one.filename is None for one in full):
-        return f" (temporary files are in {tempfile.gettempdir()}, TMPDIR says where)"
-    return ""
 
 
 def outage_of(stage: str, error: BaseException) -> str:
     """Return the kind of outage behind an exception; empty for a fault of the shard or program."""
-    for one in chain(error):
-        if isinstance(one, SourceOutage):
+    for one in errors.chain(error):
+        if isinstance(one, errors.SourceOutage):
             return one.kind
-        if isinstance(one, StorageError):
+        if isinstance(one, errors.StorageError):
             return "output"
     if stage == "publish":
         # The shard itself may be too large for memory.
-        short = is_out_of_memory(error)
-        return "output" if classify(error) is ErrorKind.OUTAGE and not short else ""
-    return "machine" if is_machine_fault(error) else ""
+        short = errors.is_out_of_memory(error)
+        return "output" if errors.classify(error) is errors.ErrorKind.OUTAGE and not short else ""
+    return "machine" if errors.is_machine_fault(error) else ""
 
 
 def is_permanent(error: BaseException) -> bool:
     """Return True if an I/O error will come back: no space, no right, read-only."""
-    return any(isinstance(one, OSError) and one.errno in PERMANENT_ERRNOS for one in chain(error))
+    causes = errors.chain(error)
+    return any(isinstance(one, OSError) and one.errno in PERMANENT_ERRNOS for one in causes)
 
 
 # Where memory runs out, the system kills a worker, which is started again, before its driver.
