@@ -53,7 +53,6 @@ def kept_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def type_json(kind: pa.DataType) -> Any:
-    """Return a type from `kept_type` as JSON."""
     encoded = _encoded(kind)
     if encoded is None:
         raise CommitError(f"expected a type that is carried through, got {kind}")
@@ -130,7 +129,6 @@ _MADE: Mapping[str, Callable[..., pa.DataType]] = {
 
 
 def has_text(kind: pa.DataType) -> bool:
-    """Return True if values of a type contain text."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return True
     return any(has_text(kind.field(index).type) for index in range(kind.num_fields))
@@ -161,14 +159,12 @@ class SeenTypes:
         self._seen: dict[str, set[str]] = {}
 
     def add(self, extra: Mapping[str, Any]) -> None:
-        """Add the values of one row."""
         for name, value in extra.items():
             kinds = self._seen.setdefault(name, set())
             if value is not None:
                 kinds.add(_kind(name, value))
 
     def found(self) -> dict[str, str]:
-        """Return the types so far."""
         return {name: _merge(kinds) for name, kinds in sorted(self._seen.items())}
 
 

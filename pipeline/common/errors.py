@@ -450,7 +450,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_text(error: BaseException) -> str:
-    """Return a message for the user with the cause and advice."""
     return (
         f"too little memory: {named_line(error)}; give this command more (`ulimit -v`, `ulimit "
         "-u`, the limit of its container or batch job), or let it take less: fewer run.workers, "

@@ -21,7 +21,6 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 @lru_cache(maxsize=1)
 def processor_name() -> str:
-    """Return the model name of the processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

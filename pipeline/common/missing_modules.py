@@ -30,7 +30,6 @@ def needed_modules(where: str = "") -> Iterator[None]:
 
 
 def missing_package(error: ImportError, where: str = "") -> MissingPackageError:
-    """Return the error to raise for a module that cannot be imported."""
     name = _module(error).partition(".")[0]
     what = f"the module {name}" if name else "a module"
     why = f"cannot be imported here ({one_line(error)})"
@@ -41,7 +40,6 @@ def missing_package(error: ImportError, where: str = "") -> MissingPackageError:
 
 
 def install_line(error: ImportError) -> str:
-    """Return the command that installs a module that cannot be imported."""
     name = _module(error)
     if not name:
         return f"run pip install --force-reinstall {OURS}"

@@ -76,7 +76,6 @@ class _ThreadState(threading.local):
         self.known = _Known()
 
     def switch(self, part: str, tally: CpuSeconds | None) -> None:
-        """Count the current stretch and begin another."""
         now_s = time.thread_time()
         if self.tally is not None:
             self.tally.add(self.part, now_s - self.since_s)
@@ -306,7 +305,6 @@ class ProcessCounts:
             self._retries[key] = self._retries.get(key, 0) + 1
 
     def batch(self, lengths: list[int]) -> None:
-        """Count a batch of clips with these numbers of samples."""
         samples = sum(lengths)
         with self._lock:
             self._samples += samples

@@ -49,7 +49,6 @@ def redact(uri: str) -> str:
 
 
 def redact_uris(text: str) -> str:
-    """Remove the secrets of all URIs in a text."""
     return _URI.sub(_found, text) if "://" in text else text
 
 
@@ -64,7 +63,6 @@ def redact_text(text: str) -> str:
 
 
 def has_secrets(uri: str) -> bool:
-    """Return True if the URI contains a secret."""
     return redact(uri) != uri
 
 
@@ -74,7 +72,6 @@ def _found(match: re.Match[str]) -> str:
 
 
 def _link(link: str) -> str:
-    """Redact one part of a chained URI."""
     scheme, separator, rest = link.partition("://")
     if not separator:
         return link

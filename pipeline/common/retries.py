@@ -39,7 +39,6 @@ def patient(budget_s: float | None = None) -> Iterator[None]:
 
 
 def in_a_job() -> bool:
-    """Return True if calls in this process belong to a job."""
     return bool(_jobs)
 
 

@@ -13,8 +13,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from earmill.pipeline.common.monitoring import DRIVER, Counts, counts
@@ -82,7 +81,6 @@ class RunTotals:
 
     @property
     def left_audio_s(self) -> float:
-        """Planned audio that is left, in seconds."""
         return self.planned_s - self.done_s
 
     @property
@@ -141,11 +139,11 @@ class Histogram:
         self.sum_s += seconds
 
 
-@dataclass
-class State:
-    """All totals of a run.
+class RunMetrics:
+    """Sums up the events of a run; fed by the driver's thread, read from any.
 
     Attributes:
+        started, finished: The run's first and last event.
         rows: ok or quarantined to rows that this run committed.
         quarantined: Reason to quarantined rows that this run committed.
         attempts: done, lost_race or failed to attempts on shards.
@@ -156,32 +154,22 @@ class State:
         last_commit_s: Time of the last commit, in seconds since 1970.
     """
 
-    started: events.JobStarted | None = None
-    finished: events.JobFinished | None = None
-    rows: Counter[str] = field(default_factory=Counter)
-    quarantined: Counter[str] = field(default_factory=Counter)
-    attempts: Counter[str] = field(default_factory=Counter)
-    retries: Counter[tuple[str, str]] = field(default_factory=Counter)
-    stages_s: dict[str, tuple[int, float]] = field(default_factory=dict)
-    audio_s: float = 0.0
-    nbytes: int = 0
-    last_commit_s: float | None = None
-    shards: Mapping[str, int] = field(default_factory=dict)
-    workers: Mapping[str, int] = field(default_factory=dict)
-    commits: Histogram = field(default_factory=lambda: Histogram(COMMIT_BUCKETS_S))
-    shard_times: Histogram = field(default_factory=lambda: Histogram(SHARD_BUCKETS_S))
-
-
-class RunMetrics:
-    """Sums up the events of a run; fed by the driver's thread, read from any."""
-
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.lock = threading.Lock()
-        self.state, self.tally, self._now = State(), RunTotals(clock), now
+        self.tally, self._now = RunTotals(clock), now
+        self.started: events.JobStarted | None = None
+        self.finished: events.JobFinished | None = None
+        self.rows, self.quarantined, self.attempts = (Counter[str]() for _ in range(3))
+        self.retries = Counter[tuple[str, str]]()
+        self.stages_s: dict[str, tuple[int, float]] = {}
+        self.audio_s, self.nbytes = 0.0, 0
+        self.last_commit_s: float | None = None
+        self.pool = events.PoolState({}, {})
+        self.commits, self.shard_times = Histogram(COMMIT_BUCKETS_S), Histogram(SHARD_BUCKETS_S)
         self._of_workers: dict[tuple[int, int], events.WorkerSays] = {}
         self._shards_done = Counter[str]()
         self._here = counts.snapshot()
@@ -193,7 +181,6 @@ class RunMetrics:
             self._take(event)
 
     def cpu_s(self) -> dict[str, float]:
-        """Return CPU seconds of all workers by part, and of this process."""
         found = Counter[str]()
         for said in self._of_workers.values():
             found.update(said.cpu_s)
@@ -201,7 +188,7 @@ class RunMetrics:
 
     def counted(self) -> Counts:
         """Return the counts of all workers and of this process since the run began."""
-        retries, samples, padding, waiting = Counter[tuple[str, str]](self.state.retries), 0, 0, 0
+        retries, samples, padding, waiting = Counter[tuple[str, str]](self.retries), 0, 0, 0
         living = {slot: generation for slot, generation in sorted(self._of_workers)}
         for (slot, generation), said in self._of_workers.items():
             retries.update(said.counts.retries)
@@ -214,25 +201,24 @@ class RunMetrics:
 
     def shards(self) -> dict[str, int]:
         """Return state to shards of the whole job; `done` includes earlier runs."""
-        started = self.state.started
+        started = self.started
         if started is None:
             return {}
         found = {"done": started.shards_done + self._shards_done["done"]}
         found["failed"] = self._shards_done["failed"]
         for name in ("waiting", "suspect", "searched", "in_flight"):
-            found[name] = self.state.shards.get(name, 0)
+            found[name] = self.pool.shards.get(name, 0)
         return {"pending": max(0, started.shards_total - sum(found.values())), **found}
 
     def _take(self, event: events.Event) -> None:
-        state = self.state
         match event:
             case events.JobStarted():
-                state.started = event
+                self.started = event
             case events.JobFinished():
-                state.finished = event
-                state.shards = state.workers = {}
+                self.finished = event
+                self.pool = events.PoolState({}, {})
             case events.PoolState():
-                state.shards, state.workers = event.shards, event.workers
+                self.pool = event
             case events.WorkerSays():
                 key = (event.worker, event.generation)
                 before = self._of_workers.get(key, event)
@@ -241,32 +227,32 @@ class RunMetrics:
                     self._of_workers[key] = event
             case events.ShardDone():
                 self._shards_done["done"] += 1
-                state.rows["ok"] += event.rows_ok
-                state.rows["quarantined"] += event.rows_bad
-                state.quarantined.update(event.bad_by_class)
-                state.audio_s += event.audio_s
-                state.nbytes += event.nbytes
-                state.last_commit_s = self._now()
+                self.rows["ok"] += event.rows_ok
+                self.rows["quarantined"] += event.rows_bad
+                self.quarantined.update(event.bad_by_class)
+                self.audio_s += event.audio_s
+                self.nbytes += event.nbytes
+                self.last_commit_s = self._now()
             case events.ShardFailed():
                 self._shards_done["failed"] += 1
             case events.ShardRetry() | events.ShardWaits():
-                state.retries["shard", event.cause or "other"] += 1
+                self.retries["shard", event.cause or "other"] += 1
             case events.WorkerLost():
-                state.retries["worker", "lost"] += 1
+                self.retries["worker", "lost"] += 1
             case events.ShardAttempt():
                 self._attempt(event)
 
     def _attempt(self, event: events.ShardAttempt) -> None:
-        state, notes = self.state, event.notes
+        notes = event.notes
         won = notes is not None and notes.won
-        state.attempts["failed" if event.error else "done" if won else "lost_race"] += 1
+        self.attempts["failed" if event.error else "done" if won else "lost_race"] += 1
         if event.error or notes is None:
             return
         for stage, (began_s, ended_s) in notes.stages.items():
-            times, total_s = state.stages_s.get(stage, (0, 0.0))
-            state.stages_s[stage] = (times + 1, total_s + max(0.0, ended_s - began_s))
+            times, total_s = self.stages_s.get(stage, (0, 0.0))
+            self.stages_s[stage] = (times + 1, total_s + max(0.0, ended_s - began_s))
         if notes.won and COMMIT_STAGE in notes.stages:
             began_s, ended_s = notes.stages[COMMIT_STAGE]
-            state.commits.add(ended_s - began_s)
+            self.commits.add(ended_s - began_s)
             first_s = min(began for began, _ in notes.stages.values())
-            state.shard_times.add(ended_s - first_s)
+            self.shard_times.add(ended_s - first_s)

@@ -67,7 +67,6 @@ class Deadlines:
         return least_s if self._row_s is None else min(least_s, self._row_s)
 
     def learn(self, wall_s: float, audio_s: float) -> None:
-        """Note that a shard of `audio_s` seconds took `wall_s` seconds."""
         if audio_s > 0:
             # Kept sorted, because the median is asked for at every tick and for every worker.
             insort(self._wall_per_audio, wall_s / audio_s)

@@ -63,7 +63,6 @@ class Bisection:
 
     @property
     def done(self) -> bool:
-        """True if no probe is left."""
         return not self._stack
 
     def next_probe(self) -> tuple[str, ...] | None:

@@ -99,14 +99,13 @@ class Collector:
         self._labels = {"process": process} if process else {}
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics as of now."""
         with self._figures.lock:
             return [*self._job(), *self._work(), *self._workers()]
 
     def _job(self) -> Iterator[Metric]:
-        figures, state, tally = self._figures, self._figures.state, self._figures.tally
-        if state.started is not None:
-            about = (state.started.job, state.started.plan_id, state.started.output)
+        figures, tally = self._figures, self._figures.tally
+        if figures.started is not None:
+            about = (figures.started.job, figures.started.plan_id, figures.started.output)
             text, labels = "Which job this is; always 1.", ("job_name", "plan_id", "output")
             yield self._gauge("earmill_job_info", text, {about: 1}, *labels)
             rows = {"ok": tally.rows_ok, "quarantined": tally.rows_bad, "planned": tally.rows_total}
@@ -115,39 +114,43 @@ class Collector:
             yield self._gauge("earmill_job_audio_seconds", "Audio of the job.", audio, "state")
             yield self._gauge("earmill_job_shards", "Shards of the job.", figures.shards(), "state")
             yield self._gauge("earmill_job_done_ratio", "How much is done, 0 to 1.", tally.share)
-        if tally.left_s is not None and state.finished is None:
+        if tally.left_s is not None and figures.finished is None:
             yield self._gauge("earmill_job_eta_seconds", "Time left at this rate.", tally.left_s)
         if tally.times_real_time is not None:
             rate = tally.times_real_time
             yield self._gauge("earmill_times_real_time", "Audio seconds per second.", rate)
-        if state.finished is not None:
-            end = {state.finished.status: state.finished.exit_code}
+        if figures.finished is not None:
+            end = {figures.finished.status: figures.finished.exit_code}
             yield self._gauge("earmill_job_exit_code", "Set at the end of the run.", end, "status")
 
     def _work(self) -> Iterator[Metric]:
-        state = self._figures.state
-        yield self._counter("earmill_rows", "Rows committed.", state.rows, "status")
-        reasons = state.quarantined
+        figures = self._figures
+        yield self._counter("earmill_rows", "Rows committed.", figures.rows, "status")
+        reasons = figures.quarantined
         yield self._counter("earmill_rows_quarantined", "Of them, by reason.", reasons, "reason")
-        yield self._counter("earmill_audio_seconds", "Audio of good rows committed.", state.audio_s)
-        yield self._counter("earmill_output_bytes", "Bytes of data files committed.", state.nbytes)
-        attempts = state.attempts
+        yield self._counter(
+            "earmill_audio_seconds", "Audio of good rows committed.", figures.audio_s
+        )
+        yield self._counter(
+            "earmill_output_bytes", "Bytes of data files committed.", figures.nbytes
+        )
+        attempts = figures.attempts
         yield self._counter("earmill_shard_attempts", "Attempts on shards.", attempts, "result")
         text = "Creation of a commit record."
-        yield self._histogram("earmill_commit_seconds", text, state.commits)
+        yield self._histogram("earmill_commit_seconds", text, figures.commits)
         text = "A shard, from fetching to its commit."
-        yield self._histogram("earmill_shard_seconds", text, state.shard_times)
+        yield self._histogram("earmill_shard_seconds", text, figures.shard_times)
         text = "Stages of shards by the wall clock; they overlap."
         stages = self._core.SummaryMetricFamily(
             "earmill_shard_stage_seconds", text, labels=["stage", *self._labels]
         )
-        for stage, (times, total_s) in sorted(state.stages_s.items()):
+        for stage, (times, total_s) in sorted(figures.stages_s.items()):
             stages.add_metric([stage, *self._labels.values()], count_value=times, sum_value=total_s)
         yield stages
-        if state.last_commit_s is not None:
+        if figures.last_commit_s is not None:
             text = "When a shard was last committed."
             name = "earmill_last_commit_timestamp_seconds"
-            yield self._gauge(name, text, state.last_commit_s)
+            yield self._gauge(name, text, figures.last_commit_s)
 
     def _workers(self) -> Iterator[Metric]:
         figures, counted = self._figures, self._figures.counted()
@@ -159,7 +162,7 @@ class Collector:
         yield self._counter("earmill_batch_samples", text, samples, "kind")
         text = "Decoded clips that wait for the models."
         yield self._gauge("earmill_queue_bytes", text, counted.queue_bytes)
-        yield self._gauge("earmill_workers", "Worker processes.", figures.state.workers, "state")
+        yield self._gauge("earmill_workers", "Worker processes.", figures.pool.workers, "state")
 
     def _gauge(self, name: str, text: str, values: Values, *labels: str) -> Metric:
         metric = self._core.GaugeMetricFamily(name, text, labels=[*labels, *self._labels])
@@ -310,7 +313,6 @@ class Spans:
                 self._finish(event)
 
     def close(self) -> None:
-        """End the job's span, whatever happened."""
         if self._job is not None:
             self._job.end()
             self._job = None

@@ -99,7 +99,6 @@ class WorkerSlot:
         self.seconds_in_flight = max(self.seconds_in_flight, seconds)
 
     def ended(self, seconds: float) -> None:
-        """Subtract a shard that has ended, of `seconds` seconds."""
         self.seconds_in_flight = max(0.0, self.seconds_in_flight - seconds)
 
     @property
@@ -195,7 +194,6 @@ class WorkerPool:
         return lost
 
     def grow(self) -> WorkerSlot:
-        """Add a slot, start its worker and ask it to warm up."""
         slot = WorkerSlot(len(self.slots), came_s=self._clock())
         self.slots.append(slot)
         self._start(slot)
@@ -249,7 +247,6 @@ class WorkerPlacements:
         self._last: ClusterView | None = None
 
     def of_living(self, pool: WorkerPool) -> list[Placement]:
-        """Return the places of the workers that are warm or warming."""
         return [self.places[slot.index] for slot in pool.slots if slot.state != DEAD]
 
     def follow(self, pool: WorkerPool, ledger: ShardLedger) -> None:

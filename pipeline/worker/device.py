@@ -63,7 +63,6 @@ class Gpu:
         return min(LAUNCH_BYTES, free // 8)
 
     def describe(self) -> dict[str, Any]:
-        """Return the provenance record of the device."""
         from amtcore.kernels.warp.driver.device_facts import device_facts
 
         kind = {"device": "cuda", "backend": self.backend}

@@ -140,7 +140,6 @@ class CastFeatures:
 
 
 def stored(made: ModelOutput, cast: Caster) -> CastFeatures:
-    """Cast the features of a clip."""
     whole = CastFeatures()
     for name, values in made.items():
         whole.streams[name] = whole.take(name, values, cast, last=True)
@@ -250,7 +249,6 @@ class Extraction:
         return self._queue.ticket()
 
     def begin(self, clips: Sequence[Clip]) -> list[Batch]:
-        """Start the extraction of a shard's next clips."""
         lengths = [clip.signals[0].shape[-1] for clip in clips]
         extract = carried(MODEL, self._extract)
         begun: list[Batch] = []

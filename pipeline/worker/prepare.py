@@ -155,7 +155,6 @@ class Unresampled:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the finished signal."""
         time = (resampled_length(self.ears.shape[-1], self.from_hz, self.to_hz),)
         return (len(self.ears), *time) if len(self.ears) == self.ears_of_model == EARS else time
 
@@ -244,7 +243,6 @@ class Preparer:
         return clips
 
     def gains(self, rms: float) -> tuple[float, ...]:
-        """Return the linear gain for each target, for a clip of this RMS."""
         return tuple(self.calibration.gain_for_rms(rms, each.unit) for each in self.targets)
 
     def facts(self, item: Item, audio: AudioFacts, gains: Sequence[float]) -> dict[str, Scalar]:
@@ -277,7 +275,6 @@ class Preparer:
         }
 
     def read(self, item: Item, stream: BinaryIO) -> Blocks:
-        """Open a fresh reader of the row's blocks."""
         margins = span_context(item, self.warm_up_s) or SpanContext()
         return self._open(
             stream,
@@ -359,7 +356,6 @@ class LongClip:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the samples that are held now."""
         return sum(block.nbytes for block in self._blocks)
 
     @property
@@ -445,7 +441,6 @@ class LongClip:
 
 
 def scaled(signal: Signal, gain: float, *, in_place: bool = False) -> Signal:
-    """Multiply a signal by a gain, in float32."""
     if gain == 1.0:
         return signal
     return np.multiply(signal, np.float32(gain), out=signal if in_place else None)

@@ -217,7 +217,6 @@ class RowProcessor:
         return prepared
 
     def close(self) -> None:
-        """End the threads."""
         self.extraction.close()
         for pool in (self._feeders, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
@@ -234,8 +233,6 @@ class RowProcessor:
         memory_share: float,
         stages: StageTimes,
     ) -> Generator[Prepared, None, None]:
-        """Fetch and decode every row, ahead and in order."""
-
         def work(entry: tuple[Item, BinaryIO | RowError]) -> Prepared:
             item, stream = entry
             try:

@@ -335,7 +335,6 @@ class ShardRunner:
         folder: Path,
         extra_types: Mapping[str, Any] | None,
     ) -> None:
-        """Write rows as a shard's files and read them back."""
         output, form = self._spec.output, self._job.parquet_form
         encoding = Encoding(output.dtype, output.row_group_profile, extra_types, self._attrs, form)
         for fmt in output.formats:

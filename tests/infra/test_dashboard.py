@@ -42,7 +42,7 @@ def exported() -> set[tuple[str, str]]:
     # Some time has gone by, so that there is a rate.
     figures.tally._clock.sleep(10.0)  # type: ignore[attr-defined]
     over = samples(scraped(figures))
-    figures.state.finished = None
+    figures.finished = None
     return {*over, *samples(scraped(figures)), *samples(scraped(fed()))}
 
 

@@ -108,7 +108,7 @@ def test_the_page_names_every_metric_and_no_other() -> None:
     figures = fed(END)
     figures.tally._clock.sleep(10.0)  # type: ignore[attr-defined]
     shown = set(re.findall(r"^# TYPE (\w+)", scraped(figures), re.M))
-    figures.state.finished = None
+    figures.finished = None
     shown |= set(re.findall(r"^# TYPE (\w+)", scraped(figures), re.M))
     assert shown == set(re.findall(r"^\| `(earmill_\w+)`", PAGE.read_text(), re.M))
 

@@ -57,7 +57,6 @@ class LocalExecutor:
     is_private = True
 
     def check(self, run: RunSpec) -> None:
-        """Refuse `cuda` on a machine without a GPU."""
         if run.device == "cuda":
             check_gpu()
 

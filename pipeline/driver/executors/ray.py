@@ -230,7 +230,6 @@ def _this_node() -> str:
 
 
 def live_nodes() -> list[Node]:
-    """Return the live nodes that offer CPUs or GPUs, in a stable order."""
     import ray
 
     return useful_nodes(ray.nodes())
