@@ -24,8 +24,8 @@ from earmill.pipeline.driver.sharing import ShardClaims
 from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
 from earmill.pipeline.operations.open_job import OpenJob, committed_of
 from earmill.pipeline.worker.launches import shards_in_flight
-from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
-from earmill.pipeline.worker.shard_runner import WorkerJob
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 
 
 class CommitReader:
@@ -54,7 +54,7 @@ class CommitReader:
 
 
 # Returns, for a worker's job, the function that builds its runner inside the worker's process.
-RunnerFactory = Callable[[WorkerJob], Callable[[], Runner]]
+RunnerFactory = Callable[[WorkerJob], Callable[[], ShardRunner]]
 
 
 def scheduler_of(

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from earmill.pipeline.common.errors import DeviceLost
 
@@ -36,13 +36,6 @@ LINGER_S = 0.5
 USUAL_RATE_HZ, BYTES_A_SAMPLE = 48000, 4
 # More shards in flight cost memory for clips that are decoded ahead, and gain nothing.
 MOST_SHARDS = 64
-
-
-class HasSize(Protocol):
-    """Something with a size in bytes."""
-
-    @property
-    def nbytes(self) -> int: ...
 
 
 class DeviceFull(MemoryError):
@@ -63,7 +56,7 @@ def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
 class _Request:
     """Clips that one shard waits for, and the results that are there, by position."""
 
-    clips: Sequence[HasSize]
+    clips: Sequence[Any]
     since: float
     made: dict[int, Any] = field(default_factory=dict)
     error: BaseException | None = None
@@ -78,7 +71,7 @@ _Place = tuple[_Request, int]
 
 
 class LaunchBatcher:
-    """Collects clips, launches them together, and returns the results.
+    """Collects clips, which have `nbytes`, launches them together, and returns the results.
 
     Args:
         launch: Computes clips in a launch thread and returns one result a clip. It raises
@@ -126,7 +119,7 @@ class LaunchBatcher:
         """Inside the block, no launch waits for the clips of this thread's shard."""
         return self.shard(-1)
 
-    def extract(self, clips: Sequence[HasSize]) -> list[Any]:
+    def extract(self, clips: Sequence[Any]) -> list[Any]:
         """Wait for the results of clips, in their order, or raise the error of their launch."""
         request = _Request(clips, time.monotonic())
         with self._changed:

@@ -1,4 +1,4 @@
-"""Messages of driver and workers: orders, outcomes, and the interface of a worker's runner.
+"""Messages of driver and workers: orders and outcomes.
 
 They are plain values, so they pickle small and need no Ray. An outcome is only a report: the commit
 record says whether a shard is done.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from earmill.pipeline.common.monitoring import Counts, Stretch
@@ -127,28 +127,3 @@ class LostCall:
 
 class PublishError(RuntimeError):
     """Rows were computed but the shard could not be written or committed."""
-
-
-class Runner(Protocol):
-    """The work behind a worker; built, warmed up and called inside the worker's process."""
-
-    def warm_up(self) -> WorkerInfo:
-        """Make everything ready; may be called again at no cost."""
-
-    def run(self, order: ShardOrder) -> ShardNotes | None:
-        """Process the shard and publish it; PublishError when the second half failed.
-
-        None where it was committed already, or there is nothing to tell.
-        """
-
-    def probe(self, items: Sequence[Item]) -> None:
-        """Process these rows and throw the result away."""
-
-    def seconds_in_flight(self) -> float:
-        """Audio seconds extracted so far in shards that are still running."""
-
-    def cpu_s(self) -> Mapping[str, float]:
-        """CPU seconds of the process since it was warm, by part, all in all."""
-
-    def waits_for(self) -> str:
-        """The kind of outage that a read which takes long now would be; empty if none does."""

@@ -156,7 +156,10 @@ class ShardRunner:
         return self._ready.info
 
     def run(self, order: ShardOrder) -> ShardNotes | None:
-        """Process the shard and publish it, unless another attempt has done so already."""
+        """Process the shard and publish it; PublishError when the second half failed.
+
+        Returns None where another attempt has published it already.
+        """
         again = self._job.again.get(order.shard.shard_id, Recommit())
         with patient(self._spec.run.retry_s), doing(OTHER, CpuSeconds(self._cpu)):
             if self._layout.exists(commit_path(order.shard.shard_id, again.generation)):
@@ -188,6 +191,7 @@ class ShardRunner:
                 raise PublishError("rows could not be encoded") from error
 
     def seconds_in_flight(self) -> float:
+        """Audio seconds through the models in shards that are not published yet."""
         with self._lock:
             return sum(self._in_flight.values())
 
@@ -199,6 +203,7 @@ class ShardRunner:
         return by_part
 
     def waits_for(self) -> str:
+        """The kind of outage that a read which takes long now would be; empty if none does."""
         if longest_wait_s() > SLOW_READ_S:
             return "source"
         return "output" if longest_call_s() > SLOW_CALL_S else ""

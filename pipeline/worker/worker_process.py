@@ -1,9 +1,9 @@
 """A worker: it runs shards, several at a time, and answers calls of its driver over a pipe.
 
-`ShardWorker` knows neither audio nor what carries its calls. The work is a `Runner`, built inside
-the process by a factory, so a failed warm-up can be repeated and does not end the process. An
-exception becomes an `Outcome` here. Only the death of the process reaches the executor. The commit
-record says whether a shard is done, never an outcome.
+`ShardWorker` knows neither audio nor what carries its calls. The work is a `ShardRunner`, built
+inside the process by a factory, so a failed warm-up can be repeated and does not end the process.
+An exception becomes an `Outcome` here. Only the death of the process reaches the executor. The
+commit record says whether a shard is done, never an outcome.
 
 `serve` puts it behind a pipe. The first message says what to build, each later one is a call with
 its number, and an answer carries the number back. The process ends with the pipe: no driver, no
@@ -31,10 +31,11 @@ from earmill.pipeline.common import errors
 from earmill.pipeline.common.machine import freeze_garbage_collector
 from earmill.pipeline.common.monitoring import counts
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
-from earmill.pipeline.worker.messages import Outcome, PublishError, Runner, ShardNotes, ShardOrder
+from earmill.pipeline.worker.messages import Outcome, PublishError, ShardNotes, ShardOrder
 
 if TYPE_CHECKING:
     from earmill.pipeline.sources.base import Item
+    from earmill.pipeline.worker.shard_runner import ShardRunner
 
 # Writing again will not help with these; the run stops and says why.
 PERMANENT_ERRNOS = frozenset(
@@ -43,7 +44,7 @@ PERMANENT_ERRNOS = frozenset(
 
 
 class ShardWorker:
-    """A Runner behind remote calls. `status` is called in a thread of its own.
+    """A `ShardRunner` behind remote calls. `status` is called in a thread of its own.
 
     Args:
         make_runner: Builds the runner; called once, by the first warm-up.
@@ -51,11 +52,11 @@ class ShardWorker:
     """
 
     def __init__(
-        self, make_runner: Callable[[], Runner], environment: Mapping[str, str] | None = None
+        self, make_runner: Callable[[], ShardRunner], environment: Mapping[str, str] | None = None
     ) -> None:
         os.environ.update(environment or {})
         self._make_runner = make_runner
-        self._runner: Runner | None = None
+        self._runner: ShardRunner | None = None
 
     def warm_up(self) -> Outcome:
         """Build and warm the runner; an outcome with `info`, or the reason why not."""
@@ -87,7 +88,7 @@ class ShardWorker:
             counts=counts.snapshot(),
         )
 
-    def _guard(self, work: Callable[[Runner], ShardNotes | None]) -> Outcome:
+    def _guard(self, work: Callable[[ShardRunner], ShardNotes | None]) -> Outcome:
         if self._runner is None:
             # Ray restarted the process without telling the driver.
             warm = self.warm_up()

@@ -16,7 +16,7 @@ from earmill.pipeline.driver.circuit_breaker import CircuitBreaker
 from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
-from earmill.pipeline.worker.messages import Runner
+from earmill.pipeline.worker.shard_runner import ShardRunner
 from earmill.pipeline.worker.worker_process import ShardWorker
 from tests.s3_stand_in import s3_stand_in
 
@@ -101,7 +101,7 @@ def s3_store() -> Iterator[tuple[FaultyStore, dict[str, Any]]]:
 
 def drive(
     shards: list[Shard],
-    runner: Runner,
+    runner: ShardRunner,
     committed: Callable[[str], Committed | None],
     clock: Clock,
     *,

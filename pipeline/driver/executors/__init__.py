@@ -20,7 +20,8 @@ from earmill.pipeline.common.machine import gpu_environment
 if TYPE_CHECKING:
     from earmill.pipeline.driver.placement import ClusterView, Node, Placement
     from earmill.pipeline.spec.job import RunSpec
-    from earmill.pipeline.worker.messages import LostCall, Outcome, Runner
+    from earmill.pipeline.worker.messages import LostCall, Outcome
+    from earmill.pipeline.worker.shard_runner import ShardRunner
 
 # glibc reads these when a process starts. Clips and features are megabytes that are allocated and
 # freed again and again: to return them to the system each time costs more in page faults.
@@ -41,7 +42,7 @@ class WorkerRequest:
         shards: Most shards that the worker is sent at a time.
     """
 
-    make_runner: Callable[[], Runner]
+    make_runner: Callable[[], ShardRunner]
     place: Placement
     shards: int
 

@@ -29,11 +29,12 @@ from earmill.pipeline.driver.executors import KEPT_MEMORY
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
-from earmill.pipeline.worker.messages import LostCall, Outcome, Runner
+from earmill.pipeline.worker.messages import LostCall, Outcome
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.executors import WorkerRequest
     from earmill.pipeline.spec.job import RunSpec
+    from earmill.pipeline.worker.shard_runner import ShardRunner
 
 HERE = "this machine"
 # Arguments are the file descriptor of the pipe and the module search path. Garbage collection
@@ -144,7 +145,7 @@ class LocalProcess:
     """
 
     def __init__(
-        self, make_runner: Callable[[], Runner], environment: Mapping[str, str], shards: int
+        self, make_runner: Callable[[], ShardRunner], environment: Mapping[str, str], shards: int
     ) -> None:
         self._begin = (pickle.dumps(make_runner), shards)
         self._environment = KEPT_MEMORY | os.environ | dict(environment)
