@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import LockedError
-from earmill.pipeline.dataset.crew import BlockClaims, clear_claims, start_of
+from earmill.pipeline.dataset.crew import BlockClaims, clear_claims
 from earmill.pipeline.dataset.description import DatasetFile, check_same, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, DriverLock, Fence
 from earmill.pipeline.dataset.finalise import finalise
@@ -216,17 +216,3 @@ class ShardClaims:
             self._error = error
         finally:
             self._over.set()
-
-
-def claims_of(
-    layout: Layout,
-    plan_id: str,
-    shards: list[str],
-    done: set[str],
-    *,
-    run_id: str,
-    sharing: SharingPolicy,
-    fence: Fence,
-) -> BlockClaims:
-    start = start_of(run_id) if sharing.start is None else sharing.start
-    return BlockClaims(layout, plan_id, shards, done, run_id=run_id, start=start, fence=fence)

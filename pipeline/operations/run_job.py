@@ -21,7 +21,7 @@ from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped,
 from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.text import duration, figure
 from earmill.pipeline.dataset.commit_record import commits_as
-from earmill.pipeline.dataset.crew import DriverMembership
+from earmill.pipeline.dataset.crew import BlockClaims, DriverMembership, start_of
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Heartbeat, overtaken
 from earmill.pipeline.dataset.finalise import finalise
@@ -37,7 +37,6 @@ from earmill.pipeline.driver.shard_ledger import Committed, Result
 from earmill.pipeline.driver.sharing import (
     ShardClaims,
     SharingPolicy,
-    claims_of,
     close,
     opening,
     sharing_of,
@@ -444,13 +443,14 @@ def _supply(
         if isinstance(lease, DriverMembership)
         else stack.enter_context(DriverMembership(job.layout))
     )
-    claims = claims_of(
+    run_id = member.holder.run_id
+    claims = BlockClaims(
         job.layout,
         job.plan.plan_id,
         [shard.shard_id for shard in job.plan.computed],
         set(job.before),
-        run_id=member.holder.run_id,
-        sharing=sharing,
+        run_id=run_id,
+        start=start_of(run_id) if sharing.start is None else sharing.start,
         fence=job.fence,
     )
     shards = {shard.shard_id: shard for shard in job.pending}
