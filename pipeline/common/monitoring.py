@@ -66,6 +66,14 @@ class CpuSeconds:
             return dict(self._seconds)
 
 
+# Threads that have used `doing`.
+_known: set[int] = set()
+
+
+class _Token:
+    """An object that can be referred to weakly."""
+
+
 class _ThreadState(threading.local):
     """The part and tally of this thread, and when they began on its own clock."""
 
@@ -73,29 +81,16 @@ class _ThreadState(threading.local):
         self.part = ""
         self.tally: CpuSeconds | None = None
         self.since_s = 0.0
-        self.known = _Known()
+        # The token lives as long as the thread.
+        self.token, thread = _Token(), threading.get_native_id()
+        _known.add(thread)
+        weakref.finalize(self.token, _known.discard, thread).atexit = False
 
     def switch(self, part: str, tally: CpuSeconds | None) -> None:
         now_s = time.thread_time()
         if self.tally is not None:
             self.tally.add(self.part, now_s - self.since_s)
         self.part, self.tally, self.since_s = part, tally, now_s
-
-
-# Threads that have used `doing`.
-_known: set[int] = set()
-
-
-class _Known:
-    """Membership of a thread in `_known`, as long as it lives."""
-
-    def __init__(self) -> None:
-        self._thread = threading.get_native_id()
-        _known.add(self._thread)
-
-    # Bound at definition: at the end of the process modules may be gone before threads are.
-    def __del__(self, forget: Callable[[int], None] = _known.discard) -> None:
-        forget(self._thread)
 
 
 _state = _ThreadState()

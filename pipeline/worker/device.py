@@ -235,7 +235,7 @@ class DeviceInput:
 
 
 def _as_model_input(ears: Tensor, wanted: Unresampled) -> Tensor:
-    """Compute `channels.as_model_input` and `prepare.scaled` with tensors, to the last bit."""
+    """Compute `Preparer.ready` with tensors, to the last bit."""
     import torch
 
     if len(ears) == 1:

@@ -291,11 +291,13 @@ class Preparer:
 
         `by_rate` may be overwritten: the signal of a single target is scaled in place.
         """
-        alone = len(self.targets) == 1
-        made = {
-            target: scaled(as_model_input(by_rate[target.fs_hz], target.ears), gain, in_place=alone)
-            for target, gain in zip(self.targets, gains, strict=True)
-        }
+        made: dict[Target, Signal] = {}
+        for target, gain in zip(self.targets, gains, strict=True):
+            signal = as_model_input(by_rate[target.fs_hz], target.ears)
+            if gain != 1.0:
+                out = signal if len(self.targets) == 1 else None
+                signal = np.multiply(signal, np.float32(gain), out=out)
+            made[target] = signal
         return tuple(made[target] for target in self.targets)
 
     def _resampled(
@@ -438,9 +440,3 @@ class LongClip:
                     made = [stream.push(ear) for stream, ear in zip(of_ears, ears, strict=True)]
                 by_rate[rate] = np.stack(made)
         return self._preparer.ready(by_rate, gains)
-
-
-def scaled(signal: Signal, gain: float, *, in_place: bool = False) -> Signal:
-    if gain == 1.0:
-        return signal
-    return np.multiply(signal, np.float32(gain), out=signal if in_place else None)

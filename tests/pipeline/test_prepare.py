@@ -14,7 +14,7 @@ from earmill.pipeline.audio.channels import MIXED
 from earmill.pipeline.common.errors import RowError, TruncatedError
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.job import AudioSpec
-from earmill.pipeline.worker.prepare import Clip, LongClip, Preparer, Signal, Target, scaled
+from earmill.pipeline.worker.prepare import Clip, LongClip, Preparer, Signal, Target
 from tests.pipeline.audio_factory import Samples, encode, speech_like, with_bad_sample
 
 RATE_HZ = 16000
@@ -130,11 +130,14 @@ class TestLevels:
         assert level_db_spl(both.signals[0], MODEL_UNIT) == pytest.approx(60.0, abs=1e-4)
 
     def test_a_gain_of_one_copies_nothing(self) -> None:
-        signal = np.ones(3, np.float32)
-        assert scaled(signal, 1.0) is signal
-        assert scaled(signal, 0.5).dtype == np.float32
-        assert signal.tolist() == [1.0] * 3
-        assert scaled(signal, 0.5, in_place=True) is signal and signal.tolist() == [0.5] * 3
+        one, two = preparer(), preparer(Target(RATE_HZ, PA), PLAIN)
+        ears = np.ones((1, 3), np.float32)
+        assert np.shares_memory(one.ready({RATE_HZ: ears}, [1.0])[0], ears)
+        half, whole = two.ready({RATE_HZ: ears}, [0.5, 1.0])
+        assert half.dtype == np.float32 and half.tolist() == [0.5] * 3
+        assert np.shares_memory(whole, ears) and ears.tolist() == [[1.0] * 3]
+        one.ready({RATE_HZ: ears}, [0.5])
+        assert ears.tolist() == [[0.5] * 3]
 
     @pytest.mark.parametrize("to_hz", [RATE_HZ, 22050.0])
     def test_targets_that_are_equal_are_scaled_once(self, to_hz: float) -> None:
