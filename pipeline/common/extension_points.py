@@ -56,7 +56,7 @@ class ExtensionPoint:
         return _owner(self._only(name))
 
     def _registered(self) -> Sequence[EntryPoint]:
-        return [point for point in _installed(tuple(sys.path)) if point.group == self.group]
+        return _installed(self.group, tuple(sys.path))
 
     def _only(self, name: str) -> EntryPoint:
         points = [point for point in self._registered() if point.name == name]
@@ -85,14 +85,16 @@ FORMATS = ExtensionPoint("earmill.formats", "format")
 
 
 @lru_cache(maxsize=8)
-def _installed(path: tuple[str, ...]) -> Sequence[EntryPoint]:
-    """Return the entry points of both groups; they depend on `path`, which is `sys.path`.
+def _listed(path: tuple[str, ...]) -> Any:
+    """Return all entry points of the environment; they depend on `path`, which is `sys.path`."""
+    return entry_points()
 
-    Entry points without metadata are left out: a failed removal leaves them behind.
-    """
+
+@lru_cache(maxsize=32)
+def _installed(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
+    """Return the entry points of a group; a failed removal leaves some without metadata behind."""
     files = "METADATA", "PKG-INFO"
-    listed = entry_points()
-    points = [p for point in (SOURCES, FORMATS) for p in listed.select(group=point.group)]
+    points = _listed(path).select(group=group)
     return [p for p in points if p.dist is not None and any(map(p.dist.read_text, files))]
 
 

@@ -270,19 +270,12 @@ TIMEOUT, CONNECTION, MACHINE = "timeout", "connection", "machine"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Values of the counters.
+    """Values of the counters."""
 
-    Args:
-        retries: (source or output, cause) to the number of retries.
-        samples: Samples of all clips that went through the models in batches.
-        padding: Samples by which these clips were shorter than the longest clip of their batch.
-        queue_bytes: Bytes of decoded clips that wait for the models now.
-    """
-
-    retries: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    samples: int = 0
-    padding: int = 0
-    queue_bytes: int = 0
+    retries: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by (target, cause)
+    samples: int = 0  # of all clips that went through the models in batches
+    padding: int = 0  # samples that clips were shorter than the longest of their batch
+    queue_bytes: int = 0  # decoded clips that wait for the models now
 
 
 class ProcessCounts:

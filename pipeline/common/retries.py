@@ -44,23 +44,15 @@ def in_a_job() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """A retry policy.
+    """A retry policy."""
 
-    Args:
-        budget_s: Seconds after the first try in which further tries may start; 0 tries once.
-        first_s: Pause before the second try; it doubles with each try.
-        longest_s: Longest pause.
-        what: Target of the call in `common.monitoring.counts`.
-        jitter: Function that returns a random number in [0, 1).
-    """
-
-    budget_s: float
-    first_s: float = 0.2
-    longest_s: float = 8.0
-    what: str = OTHER
+    budget_s: float  # after the first try, in which further tries may start; 0 tries once
+    first_s: float = 0.2  # pause before the second try; it doubles with each try
+    longest_s: float = 8.0  # longest pause
+    what: str = OTHER  # target of the call in `counts`
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = random.random
+    jitter: Callable[[], float] = random.random  # in [0, 1)
 
     def run(self, work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
         """Return the value of `work`; raise its last exception if it is not tried again."""

@@ -40,20 +40,13 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of a worker.
+    """The place of a worker."""
 
-    Args:
-        node_id: Its node; empty for any.
-        num_cpus: CPUs that Ray reserves for it.
-        num_gpus: Share of a GPU that it computes on.
-        device: Its `run.device`.
-    """
-
-    node_id: str
+    node_id: str  # empty for any
     threads: int
-    num_cpus: float
-    num_gpus: float = 0.0
-    device: str = "cpu"
+    num_cpus: float  # CPUs that Ray reserves for it
+    num_gpus: float = 0.0  # share of a GPU that it computes on
+    device: str = "cpu"  # its `run.device`
 
 
 def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[Placement]:

@@ -95,29 +95,18 @@ class Bisection:
 
 @dataclass(eq=False, slots=True)
 class ShardWork:
-    """A shard and its history in this run.
-
-    Attributes:
-        attempts: Failed attempts since the last search that the shard has certainly caused.
-        failures: All failed attempts.
-        fruitless: Searches that found no culprit, and probes that found no room to write.
-        copies: Calls in flight for it; two while a slow shard is tried a second time.
-        worker: Index of the slot where an attempt ended last.
-        outages: Number of outages that the shard met, the last at `waits_since`.
-        memory_share: Part of the usual memory that its next attempt may take.
-        culprits: Row id to reason of the rows that go to quarantine.
-    """
+    """A shard and its history in this run."""
 
     shard: Shard
-    attempts: int = 0
-    failures: int = 0
-    fruitless: int = 0
-    copies: int = 0
-    worker: int | None = None
-    outages: int = 0
-    waits_since: float = 0.0
-    memory_share: float = 1.0
-    culprits: dict[str, str] = field(default_factory=dict)
+    attempts: int = 0  # failed ones that the shard has certainly caused, since the last search
+    failures: int = 0  # all failed attempts
+    fruitless: int = 0  # searches without a culprit, and probes that found no room to write
+    copies: int = 0  # calls in flight; two while a slow shard is tried a second time
+    worker: int | None = None  # index of the slot where an attempt ended last
+    outages: int = 0  # number of outages that the shard met
+    waits_since: float = 0.0  # time of the last outage
+    memory_share: float = 1.0  # part of the usual memory for the next attempt
+    culprits: dict[str, str] = field(default_factory=dict)  # row id to reason, for quarantine
     search: Bisection | None = None
 
     @property
@@ -169,47 +158,29 @@ WITNESSES = 4
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The numbers that the driver keeps of a commit record.
-
-    Args:
-        nbytes: Bytes of its data files.
-        seconds: Audio of its good rows, in seconds.
-        bad_by_class: Error class to quarantined rows.
-        generation: How often the shard was committed again.
-    """
+    """The numbers that the driver keeps of a commit record."""
 
     rows_ok: int
     rows_bad: int
-    nbytes: int
-    seconds: float
-    bad_by_class: Mapping[str, int] = field(default_factory=dict)
-    generation: int = 0
+    nbytes: int  # of its data files
+    seconds: float  # audio of its good rows
+    bad_by_class: Mapping[str, int] = field(default_factory=dict)  # quarantined rows
+    generation: int = 0  # how often it was committed again
     attempt: str = ""
 
 
 @dataclass(slots=True)
 class Result:
-    """How a run ended, shard by shard.
+    """How a run ended, shard by shard."""
 
-    Args:
-        done: Shard id to its commit.
-        failed: Shard id to the reason why it was given up.
-        fatal: Why nothing more was tried; empty if everything was.
-        stopped: The run was asked to stop.
-        left_to_others: Shards that other drivers have.
-        seconds: Audio of the good rows that this run committed, in seconds.
-        worked_s: Time from the first warm worker to the end, in seconds.
-        cpu_s: CPU seconds in that time, by part; see `driver.scheduler`.
-    """
-
-    done: dict[str, Committed] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    fatal: str = ""
-    stopped: bool = False
-    left_to_others: int = 0
-    seconds: float = 0.0
-    worked_s: float = 0.0
-    cpu_s: dict[str, float] = field(default_factory=dict)
+    done: dict[str, Committed] = field(default_factory=dict)  # by shard id
+    failed: dict[str, str] = field(default_factory=dict)  # shard id to reason
+    fatal: str = ""  # why nothing more was tried; empty if everything was
+    stopped: bool = False  # the run was asked to stop
+    left_to_others: int = 0  # shards that other drivers have
+    seconds: float = 0.0  # audio of the good rows that this run committed
+    worked_s: float = 0.0  # time from the first warm worker to the end
+    cpu_s: dict[str, float] = field(default_factory=dict)  # of that time, by part
 
 
 class ShardLedger:

@@ -40,19 +40,12 @@ ARRAYS = (
 
 @dataclass(frozen=True, slots=True)
 class SharingPolicy:
-    """How a driver shares an output.
+    """How a driver shares an output."""
 
-    Args:
-        joins: Work beside other drivers.
-        stays: Wait until the shards of the others are done; else leave when nothing can be claimed.
-        works: Process shards; else only close a complete output.
-        start: Where in the plan to begin, as a fraction of it; None draws one.
-    """
-
-    joins: bool = False
-    stays: bool = True
-    works: bool = True
-    start: float | None = 0.0
+    joins: bool = False  # work beside other drivers
+    stays: bool = True  # wait for the shards of others; else leave when nothing can be claimed
+    works: bool = True  # process shards; else only close a complete output
+    start: float | None = 0.0  # where in the plan to begin, as a fraction; None draws one
 
 
 def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> SharingPolicy:

@@ -37,58 +37,36 @@ WORK = ("run", "probe")
 
 @dataclass(eq=False, slots=True)
 class WorkerCall:
-    """A call to a worker that has not ended.
+    """A call to a worker that has not ended."""
 
-    Args:
-        kind: warm_up, run, probe or status.
-        ref: The executor's object for the call.
-        payload: The scheduler's object for the call.
-        head_since: When the call became the oldest work of its slot; deadlines count from here.
-        shared_worker: Another call was in flight when the worker was lost, so blame is uncertain.
-        generation: Number of the worker in the slot.
-    """
-
-    kind: str
+    kind: str  # warm_up, run, probe or status
     slot: WorkerSlot
-    ref: Any
-    payload: Any = None
-    head_since: float = 0.0
-    shared_worker: bool = False
-    generation: int = 0
+    ref: Any  # the executor's object for the call
+    payload: Any = None  # the scheduler's object for the call
+    head_since: float = 0.0  # when it became the oldest work of its slot; deadlines count from here
+    shared_worker: bool = False  # lost with another call in flight, so blame is uncertain
+    generation: int = 0  # number of the worker in the slot
 
 
 @dataclass(eq=False, slots=True)
 class WorkerSlot:
-    """A place for one worker.
-
-    Attributes:
-        work: Run and probe calls in flight, oldest first; at most as many as the worker takes.
-        warming_since: When the worker was last started.
-        retry_s: When to ask for warm-up again.
-        generation: How often a worker was started here.
-        asked: A status call is in flight.
-        failures: Warm-ups in a row that failed.
-        failing_since: When the first of these failed.
-        waits_for: `source` or `output` if the worker waited for it when last asked, else empty.
-        came_s: When its cores came to the run, by the pool's clock.
-        left_s: When its cores left the run.
-    """
+    """A place for one worker."""
 
     index: int
     worker: Any = None
     state: str = WARMING
     info: WorkerInfo | None = None
-    work: list[WorkerCall] = field(default_factory=list)
-    warming_since: float = 0.0
-    retry_s: float | None = None
+    work: list[WorkerCall] = field(default_factory=list)  # runs and probes in flight, oldest first
+    warming_since: float = 0.0  # when the worker was last started
+    retry_s: float | None = None  # when to ask for warm-up again
     seconds_in_flight: float = 0.0
-    generation: int = 0
-    asked: bool = False
-    failures: int = 0
-    failing_since: float = 0.0
-    waits_for: str = ""
-    came_s: float = 0.0
-    left_s: float = math.inf
+    generation: int = 0  # how often a worker was started here
+    asked: bool = False  # a status call is in flight
+    failures: int = 0  # warm-ups in a row that failed
+    failing_since: float = 0.0  # when the first of these failed
+    waits_for: str = ""  # `source` or `output` if it waited for that when last asked
+    came_s: float = 0.0  # when its cores came to the run, by the pool's clock
+    left_s: float = math.inf  # when its cores left the run
 
     def under_way(self, seconds: float) -> None:
         """Note the audio that the worker has extracted in unpublished shards, in seconds.

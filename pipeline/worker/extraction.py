@@ -100,19 +100,12 @@ def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str,
 
 @dataclass(frozen=True)
 class CastFeatures:
-    """The features of a row, cast.
+    """The features of a row, cast."""
 
-    Args:
-        streams: As `FeatureRow.streams` has them.
-        steps: Steps of the streams of events, and frames of the streams in int8.
-        errors: Cast errors of the streams of frames.
-        begun: Frames in int8 streams that do not fill a block yet.
-    """
-
-    streams: dict[str, Values] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
-    errors: dict[str, CastError] = field(default_factory=dict)
-    begun: dict[str, Frames] = field(default_factory=dict)
+    streams: dict[str, Values] = field(default_factory=dict)  # as `FeatureRow.streams` has them
+    steps: dict[str, int] = field(default_factory=dict)  # of events, and frames in int8
+    errors: dict[str, CastError] = field(default_factory=dict)  # of frames
+    begun: dict[str, Frames] = field(default_factory=dict)  # frames in int8 that fill no block yet
 
     def take(self, name: str, made: Any, cast: Caster, *, last: bool) -> Frames:
         """Return a stretch of a stream, cast, and note its steps and cast errors.

@@ -25,104 +25,66 @@ MOST_ROWS_TOLD = 20
 
 @dataclass(frozen=True, slots=True)
 class ShardOrder:
-    """One attempt on one shard.
-
-    Args:
-        attempt: Eight hex digits, unique to this attempt.
-        attempts: Attempts so far, this one included.
-        culprits: Row id -> reason, for rows that must go to quarantine unprocessed.
-        witnesses: Rows of the source that were read before, in this run or an earlier one.
-        memory_share: Part of the usual memory for clips and batches; changes no value.
-    """
+    """One attempt on one shard."""
 
     shard: Shard
-    attempt: str
-    attempts: int = 1
-    culprits: Mapping[str, str] = field(default_factory=dict)
-    witnesses: Sequence[Item] = ()
-    memory_share: float = 1.0
+    attempt: str  # eight hex digits, unique to this attempt
+    attempts: int = 1  # so far, this one included
+    culprits: Mapping[str, str] = field(default_factory=dict)  # row id to reason
+    witnesses: Sequence[Item] = ()  # rows of the source that were read before
+    memory_share: float = 1.0  # part of the usual memory for clips and batches
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Facts about a warm worker.
-
-    Args:
-        device: cpu, cuda or interpreted.
-        shards: Shards that it takes at a time.
-        note: Why it does not use the GPU that the job allows; one line.
-    """
+    """Facts about a warm worker."""
 
     pid: int
-    device: str
+    device: str  # cpu, cuda or interpreted
     threads: int
-    shards: int = CONCURRENT_SHARDS
-    note: str = ""
+    shards: int = CONCURRENT_SHARDS  # that it takes at a time
+    note: str = ""  # why it does not use the GPU that the job allows
 
 
 @dataclass(frozen=True, slots=True)
 class ShardNotes:
-    """A worker's notes on a shard that it published, for progress reports alone.
-
-    Args:
-        attempt: Attempt of the order.
-        won: True if the commit of this attempt counts.
-        stages: Name to when it began and ended, seconds since 1970; `commit` is the creation of the
-            record.
-        bad: The first of its quarantined rows; at most `MOST_ROWS_TOLD`.
-    """
+    """A worker's notes on a shard that it published, for progress reports alone."""
 
     attempt: str
-    won: bool
-    stages: Mapping[str, Stretch] = field(default_factory=dict)
-    bad: Sequence[QuarantineRow] = ()
+    won: bool  # the commit of this attempt counts
+    stages: Mapping[str, Stretch] = field(default_factory=dict)  # when each began and ended
+    bad: Sequence[QuarantineRow] = ()  # the first `MOST_ROWS_TOLD` of its quarantined rows
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of a call, as far as the worker knows.
 
-    Args:
-        stage: Where it failed: warm_up, rows or publish; device, where that was lost and the
-            process is of no more use; overtaken, where another command has the output now.
-        message: One line for people.
-        permanent: Trying again is pointless.
-        outage: Kind of an outage, see `driver.circuit_breaker`; it says nothing of the shard.
-        info: Set by a good warm-up.
-        value: Set by a status call.
-        memory: There was too little of it.
-        cpu_s: CPU seconds of the process since it was warm, by part; of shards and status calls.
-        counts: What the process has counted since it began; of shards and status calls.
-        notes: Set by a shard that was published.
+    Stages of a failure are warm_up, rows and publish; device, where that was lost and the process
+    is of no more use; overtaken, where another command has the output now.
     """
 
     ok: bool
     stage: str = ""
-    message: str = ""
-    permanent: bool = False
-    outage: str = ""
-    info: WorkerInfo | None = None
-    value: float = 0.0
-    memory: bool = False
-    cpu_s: Mapping[str, float] = field(default_factory=dict)
-    counts: Counts | None = None
-    notes: ShardNotes | None = None
+    message: str = ""  # one line for people
+    permanent: bool = False  # trying again is pointless
+    outage: str = ""  # its kind; says nothing of the shard
+    info: WorkerInfo | None = None  # set by a good warm-up
+    value: float = 0.0  # set by a status call
+    memory: bool = False  # there was too little of it
+    cpu_s: Mapping[str, float] = field(default_factory=dict)  # by part, since the process was warm
+    counts: Counts | None = None  # since the process began
+    notes: ShardNotes | None = None  # set by a shard that was published
 
 
 @dataclass(frozen=True, slots=True)
 class LostCall:
-    """The worker did not answer: its process is gone, unreachable or was killed for hanging.
-
-    Args:
-        restarting: Ray is starting the process again; the same handle will work in a moment.
-        outage: Kind of an outage, if the worker was waiting for its end when it was given up.
-        memory: It may have been killed for the memory it took.
-    """
+    """The worker did not answer: its process is gone, unreachable or was killed for hanging."""
 
     message: str
-    restarting: bool = False
-    outage: str = ""
-    memory: bool = False
+    restarting: bool = False  # Ray is starting the process again, behind the same handle
+    outage: str = ""  # kind of the outage whose end it waited for
+    memory: bool = False  # it may have been killed for the memory it took
 
 
 class PublishError(RuntimeError):

@@ -47,20 +47,13 @@ WARM_UP_SAMPLES = (44100, 30001, 777)
 
 @dataclass(frozen=True)
 class WarmModels:
-    """Models that have run once.
-
-    Args:
-        gpu: GPU of the extractors; None for this process's CPU.
-        note: Why they run on the CPU where the job allows a GPU; else empty.
-        device: Provenance record of the device.
-        features: Features of a second of noise, by stream.
-    """
+    """Models that have run once."""
 
     extractors: Sequence[Extractor]
-    gpu: Gpu | None
-    note: str
-    device: dict[str, Any]
-    features: dict[str, Any]
+    gpu: Gpu | None  # of the extractors; None for this process's CPU
+    note: str  # why not on the GPU that the job allows; else empty
+    device: dict[str, Any]  # provenance record
+    features: dict[str, Any]  # of a second of noise, by stream
 
 
 def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:

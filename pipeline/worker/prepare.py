@@ -44,17 +44,11 @@ ModelOutput = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SpanContext:
-    """Audio that is read around a planned span.
+    """Audio that is read around a planned span."""
 
-    Args:
-        lead_s: Whole seconds before the span.
-        tail_s: Whole seconds after the span.
-        own_s: Seconds of the span; None where it ends its recording and keeps all to the end.
-    """
-
-    lead_s: int = 0
-    tail_s: int = 0
-    own_s: int | None = None
+    lead_s: int = 0  # whole seconds before the span
+    tail_s: int = 0  # whole seconds after the span
+    own_s: int | None = None  # of the span; None where it keeps all to the end of its recording
 
 
 def span_context(item: Item, warm_up_s: int) -> SpanContext | None:

@@ -81,33 +81,22 @@ SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 class WorkerJob:
     """A job as it is sent to a worker, once; called there, it builds the runner.
 
-    Args:
-        spec: The job, storage options included.
-        threads: Kernel threads of this worker.
-        folder: The driver's working folder, against which the spec's relative paths resolve.
-        device: `cpu`; `cuda`, or `auto` for a GPU where one works.
-        shards: Most shards in flight on a GPU.
-        parquet_form: Form of a stream's cells in the dataset's Parquet files.
-        streams: The dataset's streams, as dataset.json describes them: an earlier release may have
-            begun it, and all of its shards are stored alike. Empty for those of a new dataset.
-        extra_types: Types of carried-through columns over the whole plan.
-        again: Shards whose commit is to be replaced.
-        scratch: Name of the run's folder for files that are not published yet.
-        fence: The run's right to write to the output.
+    `streams` are as dataset.json describes them: an earlier release may have begun the dataset, and
+    all of its shards are stored alike. They are empty for a new dataset.
     """
 
-    spec: JobSpec
+    spec: JobSpec  # storage options included
     plan_id: str
-    threads: int
-    folder: str
-    device: str = "cpu"
-    shards: int = CONCURRENT_SHARDS
-    parquet_form: str = BINARY
+    threads: int  # of kernels
+    folder: str  # of the driver; relative paths of the spec resolve against it
+    device: str = "cpu"  # `cpu`; `cuda`, or `auto` for a GPU where one works
+    shards: int = CONCURRENT_SHARDS  # most in flight on a GPU
+    parquet_form: str = BINARY  # of a stream's cells
     streams: Sequence[Mapping[str, Any]] = ()
     extra_types: Mapping[str, Any] = field(default_factory=dict)
-    again: Mapping[str, Recommit] = field(default_factory=dict)
-    scratch: str = "workers"
-    fence: Fence = UNFENCED
+    again: Mapping[str, Recommit] = field(default_factory=dict)  # commits to be replaced
+    scratch: str = "workers"  # folder of the run for unpublished files
+    fence: Fence = UNFENCED  # the run's right to write to the output
 
     def __call__(self) -> ShardRunner:
         return ShardRunner(self)
@@ -115,20 +104,13 @@ class WorkerJob:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A warm worker: its source is open, its models have run.
-
-    Args:
-        streams: The dataset's streams as they are stored.
-        device: What provenance records of the device.
-        worker: Host, process and Ray's node.
-        info: What the driver is told.
-    """
+    """A warm worker: its source is open, its models have run."""
 
     rows: RowProcessor
-    streams: Sequence[StreamInfo]
-    device: Mapping[str, Any]
-    worker: Mapping[str, Any]
-    info: WorkerInfo
+    streams: Sequence[StreamInfo]  # of the dataset, as they are stored
+    device: Mapping[str, Any]  # what provenance records of it
+    worker: Mapping[str, Any]  # host, process and Ray's node
+    info: WorkerInfo  # what the driver is told
 
 
 class ShardRunner:

@@ -34,17 +34,11 @@ KEPT_MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """A request for a worker.
+    """A request for a worker."""
 
-    Args:
-        make_runner: Builds the worker's runner inside its process.
-        place: Node, threads and device of the worker.
-        shards: Most shards that the worker is sent at a time.
-    """
-
-    make_runner: Callable[[], ShardRunner]
-    place: Placement
-    shards: int
+    make_runner: Callable[[], ShardRunner]  # builds the worker's runner inside its process
+    place: Placement  # node, threads and device of the worker
+    shards: int  # most shards that it is sent at a time
 
     @property
     def environment(self) -> dict[str, str]:
