@@ -1,18 +1,18 @@
 """Measurements of a process: CPU seconds by part of the work, times of stages, counters.
 
-    with doing("decode", tally):       # counts this thread's time for the tally
-        with doing("hash"):            # counts it as another part of the same tally
+    with doing("decode", tally):  # Counts this thread's time for the tally.
+        with doing("hash"):  # Counts it as another part of the same tally.
             ...
 
 A thread's time belongs to its innermost part, so parts never overlap and add up to the time spent.
-Threads of libraries (kernels, torch, Zarr) do not use `doing`: each counts for the kind of part in
+Threads of libraries (kernels, torch, Zarr) do not use `doing`. Each counts for the kind of part in
 which it was first seen, and is read when such a part ends. Time that no part claims is `other`.
 
 `StageTimes` notes when the stages of a piece of work began and ended. Stages overlap, because a
 shard's first clips are in the models while its last clips are fetched: their times do not add up.
 
-`counts` has the counters for monitoring: retries by cause, batches, queued bytes. All counters but
-the queued bytes only grow.
+Counters for monitoring are in `counts`: retries by cause, batches, queued bytes. All but the queued
+bytes only grow.
 
 Measuring is always on: a clock is read in a microsecond, and counting is rare.
 """
@@ -272,10 +272,10 @@ TIMEOUT, CONNECTION, MACHINE = "timeout", "connection", "machine"
 class Counts:
     """Values of the counters."""
 
-    retries: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by (target, cause)
-    samples: int = 0  # of all clips that went through the models in batches
-    padding: int = 0  # samples that clips were shorter than the longest of their batch
-    queue_bytes: int = 0  # decoded clips that wait for the models now
+    retries: Mapping[tuple[str, str], int] = field(default_factory=dict)  # Key: target, cause.
+    samples: int = 0  # Samples of clips that went through the models.
+    padding: int = 0  # Samples missing to the longest clip of the batch.
+    queue_bytes: int = 0  # Decoded clips that wait for the models now.
 
 
 class ProcessCounts:

@@ -46,13 +46,13 @@ def in_a_job() -> bool:
 class RetryPolicy:
     """A retry policy."""
 
-    budget_s: float  # after the first try, in which further tries may start; 0 tries once
-    first_s: float = 0.2  # pause before the second try; it doubles with each try
-    longest_s: float = 8.0  # longest pause
-    what: str = OTHER  # target of the call in `counts`
+    budget_s: float  # Seconds in which further tries may start; 0 tries once.
+    first_s: float = 0.2  # Pause before the second try; it doubles with each try.
+    longest_s: float = 8.0  # Longest pause.
+    what: str = OTHER  # Target of the call in `counts`.
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = random.random  # in [0, 1)
+    jitter: Callable[[], float] = random.random  # Random number in [0, 1).
 
     def run(self, work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
         """Return the value of `work`; raise its last exception if it is not tried again."""

@@ -42,11 +42,11 @@ class ClusterView:
 class Placement:
     """The place of a worker."""
 
-    node_id: str  # empty for any
+    node_id: str  # Empty for any node.
     threads: int
-    num_cpus: float  # CPUs that Ray reserves for it
-    num_gpus: float = 0.0  # share of a GPU that it computes on
-    device: str = "cpu"  # its `run.device`
+    num_cpus: float  # CPUs that Ray reserves for it.
+    num_gpus: float = 0.0  # Share of a GPU that it computes on.
+    device: str = "cpu"  # Its `run.device`.
 
 
 def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[Placement]:
@@ -87,9 +87,8 @@ def cpu_note(nodes: Sequence[Node], run: RunSpec) -> str:
 def gpu_seats(nodes: Sequence[Node], run: RunSpec) -> list[Node]:
     """Return the node of every GPU worker that fits, first workers of all nodes first.
 
-    Raises:
-        DeviceError: The job needs GPUs and no node has one.
-        SpecError: The nodes cannot hold the workers asked for.
+    Raises DeviceError where the job needs GPUs and no node has one, and SpecError where the nodes
+    cannot hold the workers asked for.
     """
     seats: list[Node] = []
     if run.gpus_wanted:

@@ -146,8 +146,8 @@ class RunMetrics:
         started, finished: The run's first and last event.
         rows: ok or quarantined to rows that this run committed.
         quarantined: Reason to quarantined rows that this run committed.
-        attempts: done, lost_race or failed to attempts on shards.
-        retries: (what, cause) to retries; what is source, output, shard or worker.
+        attempts: Attempts on shards by result: done, lost_race or failed.
+        retries: Retries by target (source, output, shard or worker) and cause.
         stages_s: Stage of a shard to number and sum of its durations.
         audio_s: Audio of good rows that this run committed, in seconds.
         nbytes: Bytes of data files that this run committed.

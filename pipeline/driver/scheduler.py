@@ -60,12 +60,6 @@ class Deadlines:
         self._fixed_s, self._row_s = fixed_s, row_s
         self._wall_per_audio: list[float] = []
 
-    @property
-    def least_s(self) -> float:
-        """The shortest deadline that any shard can have, in seconds."""
-        least_s = BASE_S if self._fixed_s is None else self._fixed_s
-        return least_s if self._row_s is None else min(least_s, self._row_s)
-
     def learn(self, wall_s: float, audio_s: float) -> None:
         if audio_s > 0:
             # Kept sorted, because the median is asked for at every tick and for every worker.
@@ -143,9 +137,7 @@ class Scheduler:
     """Runs a ledger's shards on a pool until each is settled, or until told to stop.
 
     Args:
-        sink: Takes events.
         observe: Takes events for telemetry.
-        stop: Polled between waits.
         on_tick: Called at each turn of the loop; an exception in it ends the run.
         drain_s: Time that shards in flight have after a request to stop, in seconds.
         clock: Monotonic seconds; also the pool's clock.
@@ -403,15 +395,13 @@ class Scheduler:
         if now - self._last_check < POLL_S:
             return
         self._last_check = now
-        # Most workers are early, so their exact deadline is not computed.
-        early_s = self._deadlines.least_s
         for slot in self._pool.slots:
             if slot.retry_s is not None and now >= slot.retry_s:
                 self._pool.warm_up(slot)
             elif slot.state == WARMING and now - slot.warming_since > WARM_UP_LIMIT_S:
                 late = LostCall(f"not ready within {WARM_UP_LIMIT_S:.0f} s")
                 self._warm_up_failed(slot, late)
-            elif slot.work and now - slot.work[0].head_since > early_s:
+            elif slot.work:
                 self._check_head(slot, now - slot.work[0].head_since)
 
     def _check_head(self, slot: WorkerSlot, waited_s: float) -> None:

@@ -98,15 +98,15 @@ class ShardWork:
     """A shard and its history in this run."""
 
     shard: Shard
-    attempts: int = 0  # failed ones that the shard has certainly caused, since the last search
-    failures: int = 0  # all failed attempts
-    fruitless: int = 0  # searches without a culprit, and probes that found no room to write
-    copies: int = 0  # calls in flight; two while a slow shard is tried a second time
-    worker: int | None = None  # index of the slot where an attempt ended last
-    outages: int = 0  # number of outages that the shard met
-    waits_since: float = 0.0  # time of the last outage
-    memory_share: float = 1.0  # part of the usual memory for the next attempt
-    culprits: dict[str, str] = field(default_factory=dict)  # row id to reason, for quarantine
+    attempts: int = 0  # Failures certainly caused by the shard, since the last search.
+    failures: int = 0  # All failed attempts.
+    fruitless: int = 0  # Searches without a culprit, and probes that found no room to write.
+    copies: int = 0  # Calls in flight; two while a slow shard is tried a second time.
+    worker: int | None = None  # Index of the slot where an attempt ended last.
+    outages: int = 0  # Number of outages that the shard met.
+    waits_since: float = 0.0  # Time of the last outage.
+    memory_share: float = 1.0  # Part of the usual memory for the next attempt.
+    culprits: dict[str, str] = field(default_factory=dict)  # Row id to reason, for quarantine.
     search: Bisection | None = None
 
     @property
@@ -162,10 +162,10 @@ class Committed:
 
     rows_ok: int
     rows_bad: int
-    nbytes: int  # of its data files
-    seconds: float  # audio of its good rows
-    bad_by_class: Mapping[str, int] = field(default_factory=dict)  # quarantined rows
-    generation: int = 0  # how often it was committed again
+    nbytes: int  # Bytes of its data files.
+    seconds: float  # Audio of its good rows.
+    bad_by_class: Mapping[str, int] = field(default_factory=dict)  # Quarantined rows.
+    generation: int = 0  # How often it was committed again.
     attempt: str = ""
 
 
@@ -173,14 +173,14 @@ class Committed:
 class Result:
     """How a run ended, shard by shard."""
 
-    done: dict[str, Committed] = field(default_factory=dict)  # by shard id
-    failed: dict[str, str] = field(default_factory=dict)  # shard id to reason
-    fatal: str = ""  # why nothing more was tried; empty if everything was
-    stopped: bool = False  # the run was asked to stop
-    left_to_others: int = 0  # shards that other drivers have
-    seconds: float = 0.0  # audio of the good rows that this run committed
-    worked_s: float = 0.0  # time from the first warm worker to the end
-    cpu_s: dict[str, float] = field(default_factory=dict)  # of that time, by part
+    done: dict[str, Committed] = field(default_factory=dict)  # Commits by shard id.
+    failed: dict[str, str] = field(default_factory=dict)  # Shard id to reason.
+    fatal: str = ""  # Why nothing more was tried; empty if everything was.
+    stopped: bool = False  # The run was asked to stop.
+    left_to_others: int = 0  # Shards that other drivers have.
+    seconds: float = 0.0  # Audio of the good rows that this run committed.
+    worked_s: float = 0.0  # Time from the first warm worker to the end.
+    cpu_s: dict[str, float] = field(default_factory=dict)  # CPU seconds of that time.
 
 
 class ShardLedger:

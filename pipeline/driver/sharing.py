@@ -42,10 +42,10 @@ ARRAYS = (
 class SharingPolicy:
     """How a driver shares an output."""
 
-    joins: bool = False  # work beside other drivers
-    stays: bool = True  # wait for the shards of others; else leave when nothing can be claimed
-    works: bool = True  # process shards; else only close a complete output
-    start: float | None = 0.0  # where in the plan to begin, as a fraction; None draws one
+    joins: bool = False  # Work beside other drivers.
+    stays: bool = True  # Wait for the shards of others.
+    works: bool = True  # Process shards; False only closes.
+    start: float | None = 0.0  # First shard, as a fraction of the plan; None draws one.
 
 
 def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> SharingPolicy:
@@ -144,10 +144,7 @@ def close(
 class ShardClaims:
     """Shards for a ledger, claimed ahead in a thread, because a store takes its time.
 
-    Args:
-        shards: The shards without a commit, by id.
-        ahead: Number of shards to hold here, and to keep pending in the ledger.
-        stays: Wait for the shards of other drivers.
+    The number `ahead` of shards is held here, and kept pending in the ledger.
     """
 
     def __init__(

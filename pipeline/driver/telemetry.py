@@ -43,12 +43,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def observed(run: RunSpec, sink: events.Sink) -> Iterator[tuple[events.Sink, events.Sink]]:
-    """Give two sinks for the time of a run: of all events, and of the events for telemetry alone.
-
-    Raises:
-        OutputError: The address or file of the metrics cannot be used.
-        MissingPackageError: The package for what was asked for is missing.
-    """
+    """Give two sinks for the time of a run: of all events, and of those for telemetry alone."""
     watchers: list[events.Sink] = []
     with ExitStack() as stack:
         if run.metrics is not None:
@@ -86,10 +81,8 @@ PLACES = {"{pid}": lambda: str(os.getpid()), "{host}": socket.gethostname}
 class Collector:
     """Makes the metrics at each scrape.
 
-    Args:
-        figures: The run's totals.
-        process: Value of a label `process` on every metric; empty for no such label. Metrics in
-            text files of one machine must differ.
+    Every metric has a label `process`, unless that is empty, because metrics in text files of one
+    machine must differ.
     """
 
     def __init__(self, figures: RunMetrics, process: str = "") -> None:
@@ -192,10 +185,8 @@ class Collector:
 def exposed(figures: RunMetrics, where: str) -> Iterator[str]:
     """Show the metrics for the time of the block; gives a sentence that says where.
 
-    Args:
-        figures: The run's totals.
-        where: HOST:PORT to listen at, with port 0 for any free port; or the path of a text file
-            that ends in .prom, in which `{pid}` and `{host}` are replaced.
+    An address `where` is HOST:PORT to listen at, with port 0 for any free port. Else it is the path
+    of a text file that ends in .prom, in which `{pid}` and `{host}` are replaced.
     """
     try:
         import prometheus_client  # noqa: F401

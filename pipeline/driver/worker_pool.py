@@ -3,10 +3,8 @@
 A `WorkerSlot` is a place for a worker: its worker may die and be replaced, and the slot stays. The
 executor's `Workers` start processes and carry calls. The scheduler decides what a loss means.
 
-`WorkerPlacements` follows a cluster whose nodes come and go:
-
-    a node comes     a worker on it, as if the node had been there at the start
-    a node is gone   its workers are given up, their shards go back
+`WorkerPlacements` follows a cluster whose nodes come and go. A new node gets a worker, as if the
+node had been there at the start. Workers of a lost node are given up, and their shards go back.
 
 If all nodes of the workers are gone, the workers stay: they are actors of Ray, which starts them on
 the next node. So a run always has a worker that works or is waited for, and an autoscaler sees it.
@@ -39,13 +37,13 @@ WORK = ("run", "probe")
 class WorkerCall:
     """A call to a worker that has not ended."""
 
-    kind: str  # warm_up, run, probe or status
+    kind: str  # One of warm_up, run, probe and status.
     slot: WorkerSlot
-    ref: Any  # the executor's object for the call
-    payload: Any = None  # the scheduler's object for the call
-    head_since: float = 0.0  # when it became the oldest work of its slot; deadlines count from here
-    shared_worker: bool = False  # lost with another call in flight, so blame is uncertain
-    generation: int = 0  # number of the worker in the slot
+    ref: Any  # The executor's object for the call.
+    payload: Any = None  # The scheduler's object for the call.
+    head_since: float = 0.0  # Time when the call became the oldest of its slot.
+    shared_worker: bool = False  # Lost with another call in flight, so blame is uncertain.
+    generation: int = 0  # Number of the worker in the slot.
 
 
 @dataclass(eq=False, slots=True)
@@ -56,17 +54,17 @@ class WorkerSlot:
     worker: Any = None
     state: str = WARMING
     info: WorkerInfo | None = None
-    work: list[WorkerCall] = field(default_factory=list)  # runs and probes in flight, oldest first
-    warming_since: float = 0.0  # when the worker was last started
-    retry_s: float | None = None  # when to ask for warm-up again
+    work: list[WorkerCall] = field(default_factory=list)  # Runs and probes in flight, oldest first.
+    warming_since: float = 0.0  # When the worker was last started.
+    retry_s: float | None = None  # When to ask for warm-up again.
     seconds_in_flight: float = 0.0
-    generation: int = 0  # how often a worker was started here
-    asked: bool = False  # a status call is in flight
-    failures: int = 0  # warm-ups in a row that failed
-    failing_since: float = 0.0  # when the first of these failed
-    waits_for: str = ""  # `source` or `output` if it waited for that when last asked
-    came_s: float = 0.0  # when its cores came to the run, by the pool's clock
-    left_s: float = math.inf  # when its cores left the run
+    generation: int = 0  # How often a worker was started here.
+    asked: bool = False  # A status call is in flight.
+    failures: int = 0  # Warm-ups in a row that failed.
+    failing_since: float = 0.0  # When the first of these failed.
+    waits_for: str = ""  # `source` or `output` if it waited for that when last asked.
+    came_s: float = 0.0  # When its cores came to the run, by the pool's clock.
+    left_s: float = math.inf  # When its cores left the run.
 
     def under_way(self, seconds: float) -> None:
         """Note the audio that the worker has extracted in unpublished shards, in seconds.
@@ -205,11 +203,8 @@ ID_DIGITS = 8
 class WorkerPlacements:
     """The places of a run's workers, by the index of their slots.
 
-    Args:
-        places: The places at the start.
-        seen: Returns the last view of the cluster; None where no node comes or goes. A newer view
-            is another object.
-        sink: Takes a note for each worker that comes or leaves.
+    `seen` returns the last view of the cluster; None where no node comes or goes. A newer view is
+    another object. `sink` takes a note for each worker that comes or leaves.
     """
 
     def __init__(

@@ -40,15 +40,10 @@ DRIVER_VERSION = "/sys/module/nvidia/version"
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that a worker computes on, or the interpreter of its kernels.
+    """The GPU that a worker computes on, or the interpreter of its kernels."""
 
-    Args:
-        backend: Backend of the extractors: cuda, or interpreted.
-        device: Device of their tensors.
-    """
-
-    backend: str
-    device: torch.device
+    backend: str  # Backend of extractors: cuda, or interpreted.
+    device: torch.device  # Device of tensors.
 
     def launch_bytes(self) -> int:
         """Return the bytes of samples that one launch may hold.
@@ -275,10 +270,8 @@ def golden_second(fs_hz: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float]:
     """Compare models on the GPU with the CPU; return the largest relative error of each stream.
 
-    Args:
-        models: Each model, built for the GPU and for the CPU.
-    Raises:
-        DeviceError: An error is above its tolerance.
+    `models` has each model built for the GPU and for the CPU. Raises DeviceError for an error above
+    its tolerance.
     """
     errors: dict[str, float] = {}
     for checked, reference in models:

@@ -102,10 +102,10 @@ def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str,
 class CastFeatures:
     """The features of a row, cast."""
 
-    streams: dict[str, Values] = field(default_factory=dict)  # as `FeatureRow.streams` has them
-    steps: dict[str, int] = field(default_factory=dict)  # of events, and frames in int8
-    errors: dict[str, CastError] = field(default_factory=dict)  # of frames
-    begun: dict[str, Frames] = field(default_factory=dict)  # frames in int8 that fill no block yet
+    streams: dict[str, Values] = field(default_factory=dict)  # Values as in `FeatureRow`.
+    steps: dict[str, int] = field(default_factory=dict)  # Steps of events and int8 frames.
+    errors: dict[str, CastError] = field(default_factory=dict)  # Cast errors of frames.
+    begun: dict[str, Frames] = field(default_factory=dict)  # Int8 frames of the next block.
 
     def take(self, name: str, made: Any, cast: Caster, *, last: bool) -> Frames:
         """Return a stretch of a stream, cast, and note its steps and cast errors.
@@ -117,7 +117,7 @@ class CastFeatures:
         if isinstance(made, np.ndarray):
             if cast.in_blocks(name):
                 self.steps[name] = self.steps.get(name, 0) + len(made)
-                # Later frames than those of full int8 blocks wait for the next stretch.
+                # Frames behind the last full int8 block wait for the next stretch.
                 held = np.concatenate([self.begun[name], made]) if name in self.begun else made
                 due = len(held) if last else len(held) // BLOCK_FRAMES * BLOCK_FRAMES
                 self.begun[name], made = held[due:].copy(), held[:due]
@@ -206,15 +206,10 @@ class ModelQueue:
 
 
 class Extraction:
-    """The models of a job.
+    """The models of a job. Features of long clips go to files in `spill_folder`.
 
-    Attributes:
-        windows_ahead: Windows of a shard that may be under way while the next is filled.
-
-    Args:
-        pool: Threads that read long clips ahead.
-        spill_folder: Folder for the features of long clips.
-        ahead_bytes: Most bytes that are read ahead.
+    `pool` reads long clips ahead, by `ahead_bytes` at most. Up to `windows_ahead` windows of a
+    shard may be under way while the next is filled.
     """
 
     windows_ahead = 1

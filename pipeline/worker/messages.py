@@ -28,11 +28,11 @@ class ShardOrder:
     """One attempt on one shard."""
 
     shard: Shard
-    attempt: str  # eight hex digits, unique to this attempt
-    attempts: int = 1  # so far, this one included
-    culprits: Mapping[str, str] = field(default_factory=dict)  # row id to reason
-    witnesses: Sequence[Item] = ()  # rows of the source that were read before
-    memory_share: float = 1.0  # part of the usual memory for clips and batches
+    attempt: str  # Eight hex digits, unique to this attempt.
+    attempts: int = 1  # Attempts so far, this one included.
+    culprits: Mapping[str, str] = field(default_factory=dict)  # Row id to reason.
+    witnesses: Sequence[Item] = ()  # Rows of the source that were read before.
+    memory_share: float = 1.0  # Part of the usual memory for clips and batches.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class WorkerInfo:
     """Facts about a warm worker."""
 
     pid: int
-    device: str  # cpu, cuda or interpreted
+    device: str  # One of cpu, cuda and interpreted.
     threads: int
-    shards: int = CONCURRENT_SHARDS  # that it takes at a time
-    note: str = ""  # why it does not use the GPU that the job allows
+    shards: int = CONCURRENT_SHARDS  # Shards that it takes at a time.
+    note: str = ""  # Why it does not use the GPU that the job allows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +51,30 @@ class ShardNotes:
     """A worker's notes on a shard that it published, for progress reports alone."""
 
     attempt: str
-    won: bool  # the commit of this attempt counts
-    stages: Mapping[str, Stretch] = field(default_factory=dict)  # when each began and ended
-    bad: Sequence[QuarantineRow] = ()  # the first `MOST_ROWS_TOLD` of its quarantined rows
+    won: bool  # The commit of this attempt counts.
+    stages: Mapping[str, Stretch] = field(default_factory=dict)  # When each began and ended.
+    bad: Sequence[QuarantineRow] = ()  # The first `MOST_ROWS_TOLD` of its quarantined rows.
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of a call, as far as the worker knows.
 
-    Stages of a failure are warm_up, rows and publish; device, where that was lost and the process
-    is of no more use; overtaken, where another command has the output now.
+    Stages of a failure are warm_up, rows, publish, device and overtaken. A process whose device was
+    lost is of no more use. The output of an overtaken run belongs to another command.
     """
 
     ok: bool
     stage: str = ""
-    message: str = ""  # one line for people
-    permanent: bool = False  # trying again is pointless
-    outage: str = ""  # its kind; says nothing of the shard
-    info: WorkerInfo | None = None  # set by a good warm-up
-    value: float = 0.0  # set by a status call
-    memory: bool = False  # there was too little of it
-    cpu_s: Mapping[str, float] = field(default_factory=dict)  # by part, since the process was warm
-    counts: Counts | None = None  # since the process began
-    notes: ShardNotes | None = None  # set by a shard that was published
+    message: str = ""  # One line for people.
+    permanent: bool = False  # Trying again is pointless.
+    outage: str = ""  # Kind of outage; says nothing of the shard.
+    info: WorkerInfo | None = None  # Set by a good warm-up.
+    value: float = 0.0  # Set by a status call.
+    memory: bool = False  # There was too little of it.
+    cpu_s: Mapping[str, float] = field(default_factory=dict)  # By part, since the warm-up.
+    counts: Counts | None = None  # Since the process began.
+    notes: ShardNotes | None = None  # Set by a shard that was published.
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class LostCall:
     """The worker did not answer: its process is gone, unreachable or was killed for hanging."""
 
     message: str
-    restarting: bool = False  # Ray is starting the process again, behind the same handle
-    outage: str = ""  # kind of the outage whose end it waited for
-    memory: bool = False  # it may have been killed for the memory it took
+    restarting: bool = False  # Ray is starting the process again.
+    outage: str = ""  # Kind of outage that it waited for.
+    memory: bool = False  # It may have been killed for the memory it took.
 
 
 class PublishError(RuntimeError):

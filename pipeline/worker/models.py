@@ -50,10 +50,10 @@ class WarmModels:
     """Models that have run once."""
 
     extractors: Sequence[Extractor]
-    gpu: Gpu | None  # of the extractors; None for this process's CPU
-    note: str  # why not on the GPU that the job allows; else empty
-    device: dict[str, Any]  # provenance record
-    features: dict[str, Any]  # of a second of noise, by stream
+    gpu: Gpu | None  # None for the CPU.
+    note: str  # Reason for the CPU in a job that allows a GPU.
+    device: dict[str, Any]  # Provenance record.
+    features: dict[str, Any]  # Features of a second of noise.
 
 
 def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:

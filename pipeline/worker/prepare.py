@@ -46,9 +46,9 @@ ModelOutput = Mapping[str, Any]
 class SpanContext:
     """Audio that is read around a planned span."""
 
-    lead_s: int = 0  # whole seconds before the span
-    tail_s: int = 0  # whole seconds after the span
-    own_s: int | None = None  # of the span; None where it keeps all to the end of its recording
+    lead_s: int = 0  # Whole seconds before the span.
+    tail_s: int = 0  # Whole seconds after the span.
+    own_s: int | None = None  # Seconds of the span; None for a span up to the end.
 
 
 def span_context(item: Item, warm_up_s: int) -> SpanContext | None:
@@ -283,7 +283,7 @@ class Preparer:
     def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
         """Return each target's signal from (ear, time) at its rate; equal targets share one array.
 
-        `by_rate` may be overwritten: the signal of a single target is scaled in place.
+        Signals of `by_rate` may be overwritten: a single target scales its signal in place.
         """
         made: dict[Target, Signal] = {}
         for target, gain in zip(self.targets, gains, strict=True):

@@ -81,22 +81,22 @@ SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 class WorkerJob:
     """A job as it is sent to a worker, once; called there, it builds the runner.
 
-    `streams` are as dataset.json describes them: an earlier release may have begun the dataset, and
-    all of its shards are stored alike. They are empty for a new dataset.
+    Its streams are as dataset.json describes them. An earlier release may have begun the dataset,
+    and all of its shards are stored alike. There are none for a new dataset.
     """
 
-    spec: JobSpec  # storage options included
+    spec: JobSpec  # Storage options included.
     plan_id: str
-    threads: int  # of kernels
-    folder: str  # of the driver; relative paths of the spec resolve against it
-    device: str = "cpu"  # `cpu`; `cuda`, or `auto` for a GPU where one works
-    shards: int = CONCURRENT_SHARDS  # most in flight on a GPU
-    parquet_form: str = BINARY  # of a stream's cells
+    threads: int  # Threads of kernels.
+    folder: str  # Folder of the driver, for relative paths of the spec.
+    device: str = "cpu"  # `cpu`; `cuda`, or `auto` for a GPU where one works.
+    shards: int = CONCURRENT_SHARDS  # Most shards in flight on a GPU.
+    parquet_form: str = BINARY  # Form of a stream's cells.
     streams: Sequence[Mapping[str, Any]] = ()
     extra_types: Mapping[str, Any] = field(default_factory=dict)
-    again: Mapping[str, Recommit] = field(default_factory=dict)  # commits to be replaced
-    scratch: str = "workers"  # folder of the run for unpublished files
-    fence: Fence = UNFENCED  # the run's right to write to the output
+    again: Mapping[str, Recommit] = field(default_factory=dict)  # Commits to be replaced.
+    scratch: str = "workers"  # Folder of the run for unpublished files.
+    fence: Fence = UNFENCED  # The run's right to write to the output.
 
     def __call__(self) -> ShardRunner:
         return ShardRunner(self)
@@ -107,10 +107,10 @@ class _Ready:
     """A warm worker: its source is open, its models have run."""
 
     rows: RowProcessor
-    streams: Sequence[StreamInfo]  # of the dataset, as they are stored
-    device: Mapping[str, Any]  # what provenance records of it
-    worker: Mapping[str, Any]  # host, process and Ray's node
-    info: WorkerInfo  # what the driver is told
+    streams: Sequence[StreamInfo]  # Streams of the dataset as stored.
+    device: Mapping[str, Any]  # Provenance record of the device.
+    worker: Mapping[str, Any]  # Host, process and Ray's node.
+    info: WorkerInfo  # Facts for the driver.
 
 
 class ShardRunner:
@@ -203,12 +203,13 @@ class ShardRunner:
         with doing(MODEL, CpuSeconds(), libraries=FOR_MODELS):
             models = warm_models(spec, job.threads, job.device)
         output = spec.output
-        infos = [info for model in models.extractors for info in model.streams]
-        streams = stored_streams(infos, output.dtype, output.formats)
         if job.streams:
             from amtcore.features.stream_info import StreamInfo
 
             streams = [StreamInfo.from_dict(info) for info in job.streams]
+        else:
+            infos = [info for model in models.extractors for info in model.streams]
+            streams = stored_streams(infos, output.dtype, output.formats)
         # Encode a row and read it back: the writers' imports cost seconds the first time.
         with (
             doing(ENCODE, CpuSeconds(), libraries=FOR_FILES),

@@ -46,9 +46,7 @@ PERMANENT_ERRNOS = frozenset(
 class ShardWorker:
     """A `ShardRunner` behind remote calls. `status` is called in a thread of its own.
 
-    Args:
-        make_runner: Builds the runner; called once, by the first warm-up.
-        environment: Variables to set before anything heavy is imported (thread counts).
+    `environment` is set before anything heavy is imported (thread counts).
     """
 
     def __init__(

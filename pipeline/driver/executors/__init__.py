@@ -36,9 +36,9 @@ KEPT_MEMORY = {
 class WorkerRequest:
     """A request for a worker."""
 
-    make_runner: Callable[[], ShardRunner]  # builds the worker's runner inside its process
-    place: Placement  # node, threads and device of the worker
-    shards: int  # most shards that it is sent at a time
+    make_runner: Callable[[], ShardRunner]  # Builds the worker's runner inside its process.
+    place: Placement  # Node, threads and device of the worker.
+    shards: int  # Most shards that it is sent at a time.
 
     @property
     def environment(self) -> dict[str, str]:
@@ -98,9 +98,9 @@ class Executor(Protocol):
         """Refuse at once an address that nobody listens at, or a GPU that is missing."""
 
     def session(self, run: RunSpec, say: Callable[[str], None]) -> AbstractContextManager[Session]:
-        """Start or join the machines; what was started is stopped after the block.
+        """Start or join the machines; stop the started ones after the block.
 
-        `say` is called with a sentence about what is waited for.
+        Waiting is announced by a sentence to `say`.
         """
 
 

@@ -90,12 +90,7 @@ class LocalSession:
 
 
 class LocalWorkers:
-    """Processes as `Workers`.
-
-    Args:
-        request_of: Describes the worker of a place.
-        gpus: GPUs as CUDA_VISIBLE_DEVICES names them, dealt to the workers in turn.
-    """
+    """Processes as `Workers`; `gpus`, named as CUDA_VISIBLE_DEVICES has them, are dealt in turn."""
 
     def __init__(
         self, request_of: Callable[[int], WorkerRequest], gpus: Sequence[str] = ()
@@ -127,7 +122,8 @@ class LocalWorkers:
             time.sleep(timeout_s)
             return ()
         ready = wait(list(by_connection), timeout_s)
-        return [ended for each in ready for ended in by_connection[each].read()]  # type: ignore[index]
+        processes = [by_connection[each] for each in ready]  # type: ignore[index]
+        return [ended for process in processes for ended in process.read()]
 
     def kill(self, worker: LocalProcess) -> None:
         """Kill the process; its calls are forgotten."""
@@ -138,10 +134,7 @@ class LocalWorkers:
 class LocalProcess:
     """A worker; a call starts its process, if there is none or it has died.
 
-    Args:
-        make_runner: Builds the worker's runner; must pickle.
-        environment: Variables of the process, beside those of this one.
-        shards: Calls that run at a time.
+    `environment` adds to the variables of this process. The process runs `shards` calls at a time.
     """
 
     def __init__(

@@ -94,11 +94,7 @@ class RayExecutor:
 
 
 def check_address(address: str) -> None:
-    """Check that a Ray cluster can be reached; Ray itself would try for minutes.
-
-    Raises:
-        ClusterError: Nobody listens there, or the address is not that of a Ray cluster.
-    """
+    """Raise ClusterError where no cluster answers at once; Ray itself would try for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -124,13 +120,10 @@ def _unreachable(address: str, error: Exception) -> ClusterError:
 def ray_session(address: str | None = None) -> Iterator[None]:
     """Connect this process to Ray for the time of the block.
 
-    Args:
-        address: Cluster to join, `auto` included. None uses the Ray that this process is connected
-            to, and leaves it as it is; without one a Ray is started, and stopped after the block.
-    Raises:
-        ClusterError: The cluster cannot be joined.
-        RunStopped: Ray cannot be started.
-        SpecError: The process is connected to another cluster.
+    `address` names the cluster to join, `auto` included. None uses the Ray that this process is
+    connected to, and leaves it as it is; without one a Ray is started, and stopped after the block.
+    Raises ClusterError, RunStopped where Ray cannot be started, and SpecError where the process is
+    connected to another cluster.
     """
     if address is None and not is_connected():
         for name, value in OWN_RAY_ENV.items():
