@@ -3,10 +3,6 @@
 Cards are made at finalise from dataset.json, the commits and the index, so they describe the stored
 data, not the job. Equal datasets give equal cards. Croissant 1.1 with array shapes and PROV-O
 lineage is in `earmill.pipeline.dataset.croissant`.
-
-Card files (README.md, croissant.json, provenance.jsonld) go with a snapshot. Their names are fixed,
-so a driver that was stopped while it closed a dataset could overwrite the cards of a later
-snapshot. So each card is replaced only while its content is as it was when the closing began.
 """
 
 from __future__ import annotations
@@ -17,71 +13,22 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.croissant import croissant, has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.dataset.driver_lock import Fence
-from earmill.pipeline.dataset.snapshot import described, read_current
 from earmill.pipeline.formats.dtypes import BLOCK_ROWS, INT8
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import CastError, OutFile, total
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
 from earmill.pipeline.spec.licenses import stored_licenses
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CROISSANT_FILE, PROVENANCE_FILE, README_FILE
-
-# Content of each card by its name; None where there is no such file.
-Cards = Mapping[str, bytes | None]
-
-
-def read_if_there(layout: Layout, name: str) -> bytes | None:
-    """Return the content of a file, damaged or not, or None where it is missing."""
-    try:
-        return layout.read_bytes(name)
-    except FileNotFoundError:
-        return None
-
-
-def read_cards(layout: Layout) -> dict[str, bytes | None]:
-    """Return the cards that are there."""
-    return {
-        name: read_if_there(layout, name) for name in (README_FILE, CROISSANT_FILE, PROVENANCE_FILE)
-    }
-
-
-def replace_cards(layout: Layout, cards: Mapping[str, bytes], seen: Cards, fence: Fence) -> None:
-    """Replace the cards that were seen.
-
-    Raises:
-        OvertakenError: Another command has taken the output over.
-    """
-    for name, content in cards.items():
-        before = seen.get(name)
-        fence.check(layout)
-        while not layout.replace_own(name, content, before):
-            # Either another command has the output now, or one that had it before has just woken.
-            fence.check(layout)
-            before = read_if_there(layout, name)
-
-
-def put_cards_back(layout: Layout, cards: Mapping[str, bytes], seen: Cards) -> None:
-    """Undo `replace_cards` where the snapshot that counts names the cards that were seen."""
-    with suppress(CommitError):
-        current = read_current(layout)
-        named = () if current is None else current.cards
-        for card in named:
-            before, written = seen.get(card.path), cards.get(card.path)
-            if before is not None and written is not None and card == described(card.path, before):
-                layout.replace_own(card.path, before, written)
-
+from earmill.pipeline.storage.paths import CROISSANT_FILE, README_FILE
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
 # How the stored rows of a stream in int8 become frames.

@@ -18,7 +18,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from earmill.pipeline.common.errors import LockedError, StorageError
@@ -47,9 +47,6 @@ _CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
 class DriverMembership(Heartbeat):
     """Membership of an output's crew until `leave` or the end of a `with`.
 
-    Args:
-        layout: The output. run_id: Name of this run; None draws one.
-        heartbeat_s: Interval of the signs of life, s.
     Raises:
         LockedError: Somebody needs the output for itself.
     """
@@ -88,11 +85,13 @@ class BlockClaims:
     """One member's view of who does which shards; asked by one thread.
 
     Args:
-        layout: The output. plan_id: What is shared out.
-        shards: Every shard of the plan, in order. done: Those that are committed.
-        run_id: Of this member.
+        layout: The output.
+        plan_id: The plan whose shards are claimed.
+        shards: Every shard of the plan, in order.
+        done: Committed shards.
+        run_id: Run id of this member.
         start: Where to begin, as a fraction of the plan: members that begin apart seldom meet.
-        fence: The run's right to write to the output; looked at before a claim.
+        fence: The run's right to write to the output; checked before a claim.
         clock: Monotonic seconds.
     """
 
@@ -129,15 +128,14 @@ class BlockClaims:
             return []
         self._looked = now
         self._done = committed_shards(self._layout)
-        others = [
-            block
-            for block in range(len(self._blocks))
-            if block not in self._mine and self._left(block)
-        ]
+        others = self._of_others()
         if not others:
             return None
-        for block in self._abandoned(others):
-            if self._get(block):
+        self._numbers = self._claimed()
+        living = live_crew(self._layout)
+        for block in others:
+            is_claimed = block in self._numbers and self._owner(block) in living
+            if not is_claimed and self._get(block):
                 self._looked = None
                 return self._left(block)
         return []
@@ -145,8 +143,11 @@ class BlockClaims:
     @property
     def others(self) -> int:
         """Shards that others had when it was last looked."""
+        return sum(len(self._left(block)) for block in self._of_others())
+
+    def _of_others(self) -> list[int]:
         blocks = range(len(self._blocks))
-        return sum(len(self._left(block)) for block in blocks if block not in self._mine)
+        return [block for block in blocks if block not in self._mine and self._left(block)]
 
     def _left(self, block: int) -> list[str]:
         return [shard for shard in self._blocks[block] if shard not in self._done]
@@ -160,14 +161,6 @@ class BlockClaims:
         if got:
             self._mine.add(block)
         return got
-
-    def _abandoned(self, blocks: Sequence[int]) -> Iterator[int]:
-        """Yield the blocks whose members are gone."""
-        self._numbers = self._claimed()
-        living = live_crew(self._layout)
-        for block in blocks:
-            if block not in self._numbers or self._owner(block) not in living:
-                yield block
 
     def _owner(self, block: int) -> str:
         name = claim_path(self._plan_id, block, self._numbers[block])

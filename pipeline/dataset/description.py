@@ -44,13 +44,12 @@ class Change(Strict):
     """Changes of a revision to the dataset before it.
 
     Args:
-        number: Number of the revision.
         why: update, compact, ..., as in the log.
         base: Path of the snapshot that it was made on.
         plans: Ids of the plans before, whose commits are still part of it.
         dropped: Committed shards that are not part of it any more.
         next_shard: The lowest number that no shard ever had.
-        carried: Table of the rows that are copied, see `dataset.revision`; None where none is.
+        carried: Table of the rows that are copied, see `dataset.copied_rows`; None where none is.
         created: ISO 8601 time, UTC.
     """
 
@@ -69,20 +68,18 @@ class DatasetFile(Strict):
     """The content of dataset.json, and of the revisions that take its place.
 
     Args:
-        name: Name of the job.
-        spec: Canonical spec, `JobSpec.canonical()`. spec_sha256: `JobSpec.sha256()`.
-        plan_id: The plan that all commits belong to.
+        spec: `JobSpec.canonical()`; `spec_sha256` is `JobSpec.sha256()`.
         streams: `StreamInfo.to_dict()` of every stream.
         buffers_sha256: Model name to the hash of its buffers.
-        provenance: `run_provenance()`: packages, git commit, host, device, kernel backend, dtype.
+        provenance: `run_provenance()`.
         extra_types: Carried-through column to its type over the whole plan, as `common.arrow_types`
             writes it.
         extra_labels: Carried-through column of class numbers to the names of the classes.
         created: ISO 8601 time, UTC.
         parquet_form: See `formats.parquet.cells`; not named where it is nested, as all sets were
             that were begun before layout version 3.
-        licenses: Of `source` and `features`, as far as the job states them: `LicensesSpec`.
-        change: What makes it a revision; None in dataset.json.
+        licenses: Licences of `source` and `features`, as far as the job states them.
+        change: Changes of a revision; None in dataset.json.
     """
 
     name: str
@@ -114,6 +111,11 @@ class DatasetFile(Strict):
     def plan_ids(self) -> frozenset[str]:
         """The plans that commits of this dataset may be of."""
         return frozenset((self.plan_id, *(self.change.plans if self.change else ())))
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """Committed shards that are not part of it any more."""
+        return frozenset(self.change.dropped if self.change else ())
 
     def to_json(self) -> str:
         """Return the JSON text; `from_json` gives an equal object."""
@@ -152,7 +154,7 @@ def read_dataset(layout: Layout) -> DatasetFile | None:
     """The description that counts, the newest revision; None where the output is new.
 
     Raises:
-        OutputError: The file is damaged, or the place cannot be read; one line either way.
+        OutputError: The file is damaged, or the place cannot be read.
     """
     with store_errors(layout.url()):
         numbers = map(parse_revision_path, layout.list("revisions"))
@@ -161,11 +163,7 @@ def read_dataset(layout: Layout) -> DatasetFile | None:
 
 
 def require_dataset(layout: Layout) -> DatasetFile:
-    """The description that counts.
-
-    Raises:
-        OutputError: As `read_dataset`, or there is none; a folder that holds some is told which.
-    """
+    """`read_dataset`, or an OutputError that names datasets below a place that is none."""
     dataset = read_dataset(layout)
     if dataset is None:
         hint = datasets_below(layout)
@@ -205,11 +203,8 @@ def datasets_below(layout: Layout) -> str:
 def dropped_shards(layout: Layout) -> frozenset[str]:
     """Committed shards that only older snapshots have; nothing is read where there is no
     revision."""
-    if not layout.list("revisions"):
-        return frozenset()
-    dataset = read_dataset(layout)
-    change = None if dataset is None else dataset.change
-    return frozenset(() if change is None else change.dropped)
+    dataset = read_dataset(layout) if layout.list("revisions") else None
+    return frozenset() if dataset is None else dataset.dropped
 
 
 def raise_version(layout: Layout) -> None:
@@ -221,11 +216,7 @@ def raise_version(layout: Layout) -> None:
 
 
 def check_same(layout: Layout, dataset: DatasetFile) -> None:
-    """Check that the output still holds the dataset that a command began with.
-
-    Raises:
-        OvertakenError: It holds a later revision, another dataset or none.
-    """
+    """Raise OvertakenError unless the output still holds the dataset that a command began with."""
     now = read_dataset(layout)
     if now is None or now.identity != dataset.identity:
         raise OvertakenError(
@@ -248,11 +239,7 @@ def _check_shape(found: DatasetFile) -> None:
 
 
 def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
-    """Refuse to continue a dataset with something that would not give the same rows.
-
-    Raises:
-        OutputError: Another spec, another plan or another model state.
-    """
+    """Refuse, with an OutputError, to continue a dataset with another spec, plan or model state."""
     if stored.spec_sha256 != wanted.spec_sha256:
         changed = describe_changes(stored.spec, wanted.spec) or "not visible in the spec"
         raise OutputError(
@@ -265,12 +252,13 @@ def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
             "files were added, removed or changed; resume with the stored plan or use another "
             "output.uri"
         )
-    scales = [{s["name"]: s.get("scale_factor", 1.0) for s in d.streams} for d in (stored, wanted)]
-    if scales[0] != scales[1]:
+    was, now = (
+        {s["name"]: s.get("scale_factor", 1.0) for s in d.streams} for d in (stored, wanted)
+    )
+    if was != now:
         raise OutputError(
-            f"this output was begun with the scales {scales[0]} of its streams, this release "
-            f"stores them with {scales[1]}; continue with the release named in dataset.json or use "
-            "another output.uri"
+            f"this output was begun with the scales {was} of its streams, this release stores them "
+            f"with {now}; continue with the release named in dataset.json or use another output.uri"
         )
     if dict(stored.buffers_sha256) != dict(wanted.buffers_sha256):
         raise OutputError(
@@ -288,13 +276,19 @@ def open_dataset(
     Returns what is stored; of two drivers that start together both get the same.
 
     Args:
-        may_write: Asked before the file is created; raises where the run was overtaken.
+        may_write: Called before the file is created; raises where the run was overtaken.
     Raises:
         OutputError: The output belongs to something else, or is not empty and has no dataset.json.
     """
     stored = read_dataset(layout)
     if stored is None:
-        _check_free(layout)
+        taken = [name for name in _CARDS if layout.exists(name)]
+        taken += [name for name in _OURS if layout.list(name)]
+        if taken:
+            raise OutputError(
+                f"{layout.url()} has no {DATASET_FILE} but already holds {', '.join(taken)}; "
+                "use an empty output.uri"
+            )
         may_write(layout)
         if layout.put_if_absent(DATASET_FILE, wanted.to_json().encode()):
             return wanted
@@ -303,13 +297,3 @@ def open_dataset(
             raise OutputError(f"{layout.url(DATASET_FILE)} exists but cannot be read")
     check_dataset(stored, wanted)
     return stored
-
-
-def _check_free(layout: Layout) -> None:
-    taken = [name for name in _CARDS if layout.exists(name)]
-    taken += [name for name in _OURS if layout.list(name)]
-    if taken:
-        raise OutputError(
-            f"{layout.url()} has no {DATASET_FILE} but already holds {', '.join(taken)}; "
-            "use an empty output.uri"
-        )

@@ -9,7 +9,7 @@ is the same row.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import PurePosixPath
@@ -21,7 +21,6 @@ from earmill.pipeline.common.text import Shown
 from earmill.pipeline.dataset.commit_record import read_commit, reading_pool
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
-    Current,
     EarlierSnapshot,
     LogEntry,
     Snapshot,
@@ -30,6 +29,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_checked,
     read_current,
     read_snapshot,
+    require_current,
 )
 from earmill.pipeline.storage.documents import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
@@ -80,7 +80,7 @@ def log(layout: Layout) -> list[LogEntry]:
         OutputError: Nothing was closed here so far.
         CommitError: `current.json` is damaged.
     """
-    return [past.entry for past in _current(layout).all_snapshots]
+    return [past.entry for past in require_current(layout).all_snapshots]
 
 
 def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
@@ -91,9 +91,9 @@ def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
             characters); or a date or time, also as ISO 8601 text: the last one closed by then
             (a date means its end; a time without zone is UTC).
     Raises:
-        OutputError: There is none, in one line with those that there are.
+        OutputError: There is none; the line lists the snapshots that there are.
     """
-    known = _current(layout).all_snapshots
+    known = require_current(layout).all_snapshots
     found = _chosen(known, which)
     if found is None:
         shown = [f"{past.entry.number} ({past.entry.created or 'no date'})" for past in known]
@@ -113,15 +113,15 @@ def diff(layout: Layout, before: Which, after: Which = CURRENT) -> SnapshotDiff:
 
 
 def next_entry(
-    layout: Layout, made: Snapshot, past: Iterable[EarlierSnapshot], begun: LogEntry
+    layout: Layout, made: Snapshot, known: Sequence[EarlierSnapshot], begun: LogEntry
 ) -> LogEntry:
     """The log entry of a snapshot that is about to count.
 
     Args:
-        made: Without its entry. past: Those that counted before, the oldest first.
+        made: The snapshot without its entry.
+        known: Earlier snapshots, the oldest first.
         begun: The entry without number, time and what has changed.
     """
-    known = list(past)
     number = max((one.entry.number for one in known), default=0) + 1
     created = datetime.now(UTC).isoformat(timespec="seconds")
     entry = replace(begun, number=number, created=created)
@@ -131,8 +131,9 @@ def next_entry(
         found = compare_snapshots(layout, read_snapshot(layout, known[-1]), made)
     except (CommitError, OSError, pa.ArrowException):
         return entry  # damaged: what it held is not known any more
-    counts = (len(found.added), len(found.changed), len(found.removed))
-    return replace(entry, added=counts[0], changed=counts[1], removed=counts[2])
+    return replace(
+        entry, added=len(found.added), changed=len(found.changed), removed=len(found.removed)
+    )
 
 
 def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:
@@ -226,15 +227,6 @@ def _audio(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, tuple[obj
         return dict(pair for pairs in pool.map(of_shard, refs.items()) for pair in pairs)
 
 
-def _current(layout: Layout) -> Current:
-    current = read_current(layout)
-    if current is None:
-        raise OutputError(
-            f"{layout.url()}: expected a closed dataset, found no snapshot; run the job to its end"
-        )
-    return current
-
-
 def _chosen(known: tuple[EarlierSnapshot, ...], which: Which) -> EarlierSnapshot | None:
     if isinstance(which, bool):
         return None
@@ -248,14 +240,12 @@ def _chosen(known: tuple[EarlierSnapshot, ...], which: Which) -> EarlierSnapshot
         return known[-2] if len(known) > 1 else None
     until = _end_of(which)
     if until is not None:
-        closed = [p for p in known if p.entry.created and _time(p.entry.created) <= until]
+        dated = [past for past in known if past.entry.created]
+        closed = [p for p in dated if datetime.fromisoformat(p.entry.created) <= until]
         return closed[-1] if closed else None
-    named = [past for past in known if _stem(past).startswith(str(which))]
-    return named[0] if len(named) == 1 and len(str(which)) >= _MIN_NAME_CHARS else None
-
-
-def _stem(past: EarlierSnapshot) -> str:
-    return PurePosixPath(past.snapshot.path).stem
+    name = str(which)
+    named = [p for p in known if PurePosixPath(p.snapshot.path).stem.startswith(name)]
+    return named[0] if len(named) == 1 and len(name) >= _MIN_NAME_CHARS else None
 
 
 def _end_of(which: str | date) -> datetime | None:
@@ -268,7 +258,3 @@ def _end_of(which: str | date) -> datetime | None:
     if not isinstance(which, datetime):
         which = datetime(which.year, which.month, which.day, 23, 59, 59, 999999)
     return which if which.tzinfo else which.replace(tzinfo=UTC)
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
+from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, OutputError
 from earmill.pipeline.dataset.commit_record import StoredCommit, parsed_json
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
@@ -35,7 +35,7 @@ CARDS = (README_FILE, CROISSANT_FILE)
 
 
 class Attempt(Protocol):
-    """Which attempt on a shard a commit is; `CommitRecord` has it."""
+    """The attempt on a shard that a commit is of, as `CommitRecord` states it."""
 
     @property
     def generation(self) -> int: ...
@@ -89,7 +89,7 @@ class Snapshot(Strict):
     """Files that belong together.
 
     Args:
-        index, plan, dataset: With their hashes. commits: By shard.
+        commits: Commit records by shard.
         moments: Statistics of the dataset, of each stream that every commit has them of.
         additions: Name of each set of features beside these rows, in `additions/<name>`, to its
             snapshot there; the path is relative to this root.
@@ -134,10 +134,12 @@ class Current(Strict):
     """The content of current.json.
 
     Args:
-        snapshot: The snapshot that counts. cards: README.md, croissant.json and, but in datasets of
-            earlier releases, provenance.jsonld, made from it.
-        entry: Of that snapshot. history: Those that counted before, the oldest first.
-        sha256: Of the rest, where it was read from a file.
+        snapshot: The snapshot that counts.
+        cards: README.md, croissant.json and, but in datasets of earlier releases,
+            provenance.jsonld, made from the snapshot.
+        entry: Log entry of the snapshot.
+        history: Earlier snapshots, the oldest first.
+        sha256: Hash of the other fields, where they were read from a file.
     """
 
     snapshot: OutFile
@@ -177,6 +179,16 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def require_current(layout: Layout) -> Current:
+    """Return `current.json`, or raise OutputError where the dataset was never closed."""
+    current = read_current(layout)
+    if current is None:
+        raise OutputError(
+            f"{layout.url()}: expected a closed dataset, found no snapshot; run the job to its end"
+        )
+    return current
+
+
 def moments_of(
     stored: Mapping[str, StoredCommit], streams: Sequence[Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
@@ -195,11 +207,8 @@ def name_of(content: bytes) -> str:
 
 
 def read_checked(layout: Layout, file: OutFile) -> bytes:
-    """The content of a file that something else names with its hash.
-
-    Raises:
-        CommitError: It is missing, cannot be read, or holds something else.
-    """
+    """The content of a file that something else names with its hash; CommitError where the file is
+    missing or holds something else."""
     try:
         content = layout.read_bytes(file.path)
     except (OSError, ValueError) as err:  # a ValueError: the path leads out of the dataset
@@ -215,11 +224,8 @@ def read_checked(layout: Layout, file: OutFile) -> bytes:
 
 
 def read_current(layout: Layout) -> Current | None:
-    """Return `current.json`, or None where the dataset was never closed or is of layout version 1.
-
-    Raises:
-        CommitError: It is damaged.
-    """
+    """Return `current.json`, or None where the dataset was never closed or is of layout version 1;
+    CommitError where it is damaged."""
     try:
         return Current.from_json(layout.read_bytes(CURRENT_FILE))
     except FileNotFoundError:
@@ -255,10 +261,7 @@ def is_closed(layout: Layout, records: Mapping[str, Attempt]) -> bool:
         for file in (*current.cards, snapshot.plan, snapshot.dataset, snapshot.index):
             read_checked(layout, file)
         dataset = read_dataset(layout)
-        return (
-            dataset is not None
-            and dataset.path == snapshot.dataset.path
-            and snapshot.is_of(records)
-        )
+        is_newest = dataset is not None and dataset.path == snapshot.dataset.path
+        return is_newest and snapshot.is_of(records)
     except CommitError:
         return False

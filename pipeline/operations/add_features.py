@@ -20,20 +20,23 @@ from earmill.pipeline.dataset.description import (
     require_dataset,
 )
 from earmill.pipeline.dataset.driver_lock import held, overtaken
-from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.finalise import finalise, good_plan_rows
 from earmill.pipeline.dataset.revision import is_finished
-from earmill.pipeline.dataset.row_index import STATUS_OK
-from earmill.pipeline.dataset.snapshot import Current, read_checked, read_current, read_snapshot
+from earmill.pipeline.dataset.snapshot import (
+    Current,
+    read_current,
+    read_snapshot,
+    require_current,
+)
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import StopRequest
 from earmill.pipeline.operations.open_job import compare
 from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
-from earmill.pipeline.operations.update import UPDATE, Update
+from earmill.pipeline.operations.update import Update
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec, read_mapping
-from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
@@ -71,7 +74,12 @@ def add_features(
     spec, name = _spec_of(dataset, uri, job, storage_options or {}, overrides)
     place = Layout.open(spec.output.uri, storage_options)
     rows = _good_plan(layout, plan, spec)
-    quiet = _without_source(sink)
+
+    def quiet(event: events.Event) -> None:
+        # The rows are the dataset's, so changes of the source's listing do not matter.
+        if not isinstance(event, events.SourceChanged):
+            sink(event)
+
     while True:
         _check_unchanged(layout, current)
         _take_changes(place, spec, rows)
@@ -92,11 +100,7 @@ def add_features(
 
 
 def _check_unchanged(layout: Layout, current: Current | None) -> None:
-    """Check that the snapshot whose rows the features belong to is still the current one.
-
-    Raises:
-        OvertakenError: It is not, or the dataset is gone.
-    """
+    """Raise OvertakenError unless the snapshot whose rows the features belong to is current."""
     if current is None or read_current(layout) != current:
         raise OvertakenError(
             f"{layout.url()}: another command changed or removed the dataset after this one began; "
@@ -147,12 +151,7 @@ def _spec_of(
 
 def _good_plan(layout: Layout, plan: Plan, spec: JobSpec) -> Plan:
     """Return a plan of the good rows of the current snapshot, in their shards."""
-    current = read_current(layout)
-    if current is None:
-        raise OutputError(f"{layout.url()}: expected a closed dataset; run the job to its end")
-    table = table_of(read_checked(layout, read_snapshot(layout, current).index))
-    columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
-    good = {row_id for row_id, status in zip(*columns, strict=True) if status == STATUS_OK}
+    good = good_plan_rows(layout, read_snapshot(layout, require_current(layout)))
     shards = [
         Shard(shard.shard_id, items)
         for shard in plan.shards
@@ -160,8 +159,9 @@ def _good_plan(layout: Layout, plan: Plan, spec: JobSpec) -> Plan:
     ]
     if not shards:
         raise OutputError(f"{layout.url()}: expected good rows to add features to, there is none")
-    about = {"extra_types": plan.extra_types, "extra_labels": plan.extra_labels}
-    return plan_of(shards, spec.sha256(), **about)
+    return plan_of(
+        shards, spec.sha256(), extra_types=plan.extra_types, extra_labels=plan.extra_labels
+    )
 
 
 def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
@@ -176,23 +176,6 @@ def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
     if changes:
         with held(place) as fence:
             check_same(place, stored)
-            items = list(rows.items())
-            update = Update(
-                spec,
-                place,
-                before,
-                open_source(spec.source, spec.audio.array_rate_hz),
-                items,
-                changes,
-            )
-            update.begin(stored, why=UPDATE, fence=fence)
-
-
-def _without_source(sink: events.Sink) -> events.Sink:
-    """Return a sink without `SourceChanged`: the rows are the dataset's, not the listing's."""
-
-    def told(event: events.Event) -> None:
-        if not isinstance(event, events.SourceChanged):
-            sink(event)
-
-    return told
+            source = open_source(spec.source, spec.audio.array_rate_hz)
+            update = Update(spec, place, before, source, list(rows.items()), changes)
+            update.begin(stored, fence=fence)

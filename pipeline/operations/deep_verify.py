@@ -21,15 +21,15 @@ from earmill.pipeline.common.errors import CommitError, OutputError, SourceOutag
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.common.text import Shown, few
 from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
+from earmill.pipeline.dataset.copied_rows import stored_rows
 from earmill.pipeline.dataset.description import read_description
-from earmill.pipeline.dataset.snapshot import Snapshot, read_checked, read_current, read_snapshot
-from earmill.pipeline.dataset.stored_rows import stored_rows
+from earmill.pipeline.dataset.finalise import good_plan_rows
+from earmill.pipeline.dataset.snapshot import Snapshot, read_snapshot, require_current
 from earmill.pipeline.formats.dtypes import INT8, dequantised
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.models import WarmModels, warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor
@@ -91,7 +91,6 @@ def verify_deep(
     """Compute random rows of the current snapshot again, and compare them with the stored rows.
 
     Args:
-        layout: The dataset.
         spec: The dataset's job; see `stored_job`.
         rows: Number of rows; all rows if there are fewer.
         seed: Draws the rows; None draws a seed, too.
@@ -104,12 +103,12 @@ def verify_deep(
     """
     if rows < 1:
         raise ValueError(f"expected at least 1 row to compute again, got {rows}")
-    current = read_current(layout)
-    if current is None:
-        raise OutputError(f"{layout.url()}: expected a closed dataset; run the job to its end")
-    snapshot = read_snapshot(layout, current)
+    snapshot = read_snapshot(layout, require_current(layout))
     seed = random.randrange(2**32) if seed is None else seed
-    drawn = _drawn(layout, snapshot, rows, seed)
+    good = sorted(good_plan_rows(layout, snapshot))
+    if not good:
+        raise OutputError(f"{layout.url()}: expected good rows to compute again, there is none")
+    drawn = sorted(random.Random(seed).sample(good, min(rows, len(good))))
     on_begin("building the models")
     threads = threads or cores()
     models = warm_models(spec, threads, spec.run.device)
@@ -125,8 +124,9 @@ def verify_deep(
     with closing(processor):
         for stored, item, record in _stored(layout, snapshot, drawn):
             made, reason = _computed(processor, item)
+            exact = _same_machine(record, models)
             for row in stored:
-                counts.take(row, made.get(row.row_id), reason, _same_machine(record, models))
+                counts.take(row, made.get(row.row_id), reason, exact)
     return DeepReport(
         seed, len(drawn), counts.equal, counts.close, counts.worst, tuple(counts.problems)
     )
@@ -226,16 +226,6 @@ def _moved(stored: Any, now: Any) -> float:
     """Return the share of events that differ; a moved event counts once."""
     others = {tuple(row) for row in stored.tolist()} ^ {tuple(row) for row in now.tolist()}
     return max(1.0, len(others) / 2) / max(1, len(stored), len(now))
-
-
-def _drawn(layout: Layout, snapshot: Snapshot, rows: int, seed: int) -> list[str]:
-    """Return good planned rows, drawn without repetition, in order of their ids."""
-    table = table_of(read_checked(layout, snapshot.index))
-    columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
-    good = sorted({row_id for row_id, status in zip(*columns, strict=True) if status == "ok"})
-    if not good:
-        raise OutputError(f"{layout.url()}: expected good rows to compute again, there is none")
-    return sorted(random.Random(seed).sample(good, min(rows, len(good))))
 
 
 def _same_machine(record: CommitRecord, models: WarmModels) -> bool:

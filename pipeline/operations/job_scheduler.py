@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 from earmill.pipeline.dataset.commit_record import READ_THREADS, Recommit, read_commit
 from earmill.pipeline.dataset.driver_lock import Heartbeat
@@ -30,12 +29,7 @@ from earmill.pipeline.worker.shard_runner import WorkerJob
 
 
 class CommitReader:
-    """Reads commit records for `ShardLedger`.
-
-    Args:
-        read: Reads the record of a shard; None if there is none.
-        side_by_side: Several reads at a time are faster than one.
-    """
+    """Reads commit records for `ShardLedger`, several at a time where that is faster."""
 
     def __init__(self, read: Callable[[str], Committed | None], *, side_by_side: bool) -> None:
         self._read = read
@@ -66,19 +60,14 @@ def scheduler_of(
     stop: StopRequest,
     lease: Heartbeat | None,
     make_runner: RunnerFactory,
-    supply: Callable[[int], ShardClaims | None],
+    supply: Callable[[int], ShardClaims] | None,
 ) -> Scheduler:
     """Return the scheduler of the pending shards, with a worker for each place of the session.
 
     Args:
-        job: The open job.
-        session: The executor's machines.
-        sink: Takes events.
         observe: Takes events for telemetry.
-        stop: A request to stop.
         lease: Gives the run its right to write; checked at every tick.
-        make_runner: Builds the workers' runners.
-        supply: Begins to claim shards, so many ahead; returns None for a run that does not share.
+        supply: Begins to claim shards, so many ahead; None for a run that does not share.
     """
     run, nodes = job.spec.run, session.nodes()
     placements = place_workers(nodes, run, at_most=len(job.pending))
@@ -86,13 +75,19 @@ def scheduler_of(
     if note := cpu_note(nodes, run):
         sink(events.Note(note))
 
-    committed = CommitReader(partial(_committed, job), side_by_side=not job.layout.is_local)
+    def read(shard_id: str) -> Committed | None:
+        known = job.again.get(shard_id, Recommit())
+        record = read_commit(job.layout, shard_id, known.generation)
+        return None if record is None else committed_of(record)
+
+    committed = CommitReader(read, side_by_side=not job.layout.is_local)
 
     def request_of(index: int) -> WorkerRequest:
         return _request_of(job, worker_places.places[index], make_runner)
 
-    claims = supply(sum(shards_of(job, place) for place in placements))
     placed = len(placements)
+    ahead = sum(shards_of(job, place) for place in placements)
+    claims = None if supply is None else supply(ahead)
 
     def on_tick() -> None:
         nonlocal placed
@@ -127,12 +122,6 @@ def scheduler_of(
         on_tick=on_tick,
         drain_s=run.grace_s,
     )
-
-
-def _committed(job: OpenJob, shard_id: str) -> Committed | None:
-    known = job.again.get(shard_id, Recommit())
-    record = read_commit(job.layout, shard_id, known.generation)
-    return None if record is None else committed_of(record)
 
 
 def shards_of(job: OpenJob, place: Placement) -> int:

@@ -15,15 +15,20 @@ from typing import Any
 
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import RowError, SourceError
-from earmill.pipeline.dataset.commit_record import CommitRecord, bad_rows, commits, reading_pool
+from earmill.pipeline.dataset.commit_record import (
+    CommitRecord,
+    commits,
+    plan_row_of,
+    quarantined_rows,
+    reading_pool,
+)
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, held
-from earmill.pipeline.dataset.recompute import RowFilter
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
-from earmill.pipeline.dataset.row_coverage import plan_row_of
 from earmill.pipeline.driver import events
 from earmill.pipeline.operations.open_job import Changes, compare, listing, other_audio
-from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, equal_rows
+from earmill.pipeline.operations.retry import RowFilter
+from earmill.pipeline.planning.equal_rows import computes_equal_once, equal_rows
 from earmill.pipeline.planning.make_plan import check_items, known_types
 from earmill.pipeline.planning.plan import Plan, read_row_ids
 from earmill.pipeline.planning.shards import cut
@@ -47,9 +52,6 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
     Nothing happens without a dataset of this job, or if the dataset is not finished: the run
     finishes it first.
 
-    Args:
-        spec: The job.
-        sink: Takes events.
     Raises:
         SourceError, SourceOutage: The source cannot be listed or read.
         OutputError, LockedError: As `run_job`.
@@ -78,12 +80,12 @@ def _finished(
     Raises:
         OvertakenError: Another command took the output over inside.
     """
-    if not _is_of(spec, read_dataset(layout)):
+    if _dataset_of(spec, layout) is None:
         yield None
         return
     with held(layout) as fence:
-        dataset = read_dataset(layout)  # with the lock: another command may have changed it
-        if dataset is None or not _is_of(spec, dataset):
+        dataset = _dataset_of(spec, layout)  # another command may have changed it before
+        if dataset is None:
             yield None
             return
         plan = Plan.read(layout, dataset.plan_id)
@@ -94,8 +96,9 @@ def _finished(
         yield dataset, plan, fence
 
 
-def _is_of(spec: JobSpec, dataset: DatasetFile | None) -> bool:
-    return dataset is not None and dataset.spec_sha256 == spec.sha256()
+def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:
+    dataset = read_dataset(layout)
+    return dataset if dataset is not None and dataset.spec_sha256 == spec.sha256() else None
 
 
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
@@ -106,9 +109,7 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
     A source that cannot be listed is left to the run.
 
     Args:
-        spec: The job.
         chosen: Which quarantined rows; see `find_retry`.
-        sink: Takes events.
     Raises:
         SourceError, SourceOutage, OutputError, LockedError: As `start_update`.
     """
@@ -182,9 +183,9 @@ def _matching(layout: Layout, plan: Plan, chosen: RowFilter) -> dict[str, set[st
         if not record.rows_bad:
             continue
         known = frozenset(planned[shard])
-        for row in bad_rows(layout, record).to_pylist():
+        for row in quarantined_rows(layout, record):
             if chosen(row):
-                found.setdefault(shard, set()).add(plan_row_of(row["row_id"], known))
+                found.setdefault(shard, set()).add(plan_row_of(row.row_id, known))
     return found
 
 
@@ -200,32 +201,27 @@ class Update:
     changes: Changes
 
     def begin(self, dataset: DatasetFile, why: str = UPDATE, fence: Fence = UNFENCED) -> None:
-        """Store the revision.
-
-        Args:
-            dataset: The dataset's description.
-            why: UPDATE or RETRY.
-            fence: The command's right to write to the output.
-        """
+        """Store the revision; `why` is UPDATE or RETRY."""
         gone = {*self.changes.removed, *self.changes.changed}
-        touched = {
-            shard.shard_id: shard
-            for shard in self.plan.shards
-            if any(item.row_id in gone for item in shard.items)
-        }
         listed = {item.row_id: item for item in self.items}
-        added = [
-            NewShard(tuple(listed[row_id] for row_id in same), tuple((shard_id, k) for k in same))
-            for shard_id, shard in touched.items()
-            if (same := [item.row_id for item in shard.items if item.row_id not in gone])
-        ]
+        touched, added = list[str](), list[NewShard]()
+        for shard in self.plan.shards:
+            same = [item.row_id for item in shard.items if item.row_id not in gone]
+            if len(same) == len(shard.items):
+                continue
+            touched.append(shard.shard_id)
+            if same:
+                rows = tuple(listed[row_id] for row_id in same)
+                added.append(NewShard(rows, tuple((shard.shard_id, row_id) for row_id in same)))
         wanted = {*self.changes.added, *self.changes.changed}
         fresh = [item for item in self.items if item.row_id in wanted]
         known = self._relabelled(listed) | self._moved(fresh)
         for rows in self._cut(item for item in fresh if item.row_id in known):
             added.append(NewShard(rows, tuple(known[item.row_id] for item in rows)))
         computed = [item for item in fresh if item.row_id not in known]
-        equal = self._equal(computed)
+        # Computed rows with the same bytes as another computed row.
+        computes_once = computes_equal_once(self.spec)
+        equal = equal_rows(self.source, lambda: computed) if computes_once else {}
         for is_copy in (False, True):
             for rows in self._cut(item for item in computed if (item.row_id in equal) is is_copy):
                 added.append(NewShard(rows))
@@ -267,7 +263,10 @@ class Update:
     def _moved(self, fresh: Sequence[Item]) -> dict[str, Place]:
         """Return new rows with the bytes and span of a committed row; reads files of equal size."""
         sizes = {item.size for item in fresh if item.size is not None}
-        there = committed_bytes(self.layout, sizes, self._parts())
+        parts = {}
+        if self.spec.audio.spans is not None:
+            parts = {item.row_id: item.part_of for item in self.plan.items() if item.part_of}
+        there = committed_bytes(self.layout, sizes, parts)
         alike = {key[:-1] for key in there}
         suspects = [item for item in fresh if _stretch(item) in alike]
         found = {}
@@ -279,21 +278,6 @@ class Update:
             if key in there:
                 found[item.row_id] = there[key]
         return found
-
-    def _equal(self, computed: Sequence[Item]) -> Equal:
-        """Return computed rows with the same bytes as another computed row."""
-        if not computes_equal_once(self.spec):
-            return {}
-        return equal_rows(self.source, lambda: computed)
-
-    def _parts(self) -> dict[str, tuple[float, float | None]]:
-        """Return the recordings of planned spans, by row id.
-
-        The audio before a span, which the models hear, depends on its recording.
-        """
-        if self.spec.audio.spans is None:
-            return {}
-        return {item.row_id: item.part_of for item in self.plan.items() if item.part_of}
 
 
 def _stretch(item: Item) -> tuple[Any, ...]:
@@ -314,9 +298,8 @@ def committed_bytes(
     """Return (bytes, start, end, recording, sha256) to the good row with such a file.
 
     Args:
-        layout: The output.
         sizes: Sizes of files to look for, in bytes.
-        parts: Row id of a span to its recording.
+        parts: Row id of a span to its recording, because the models hear the audio before a span.
     """
     if not sizes:
         return {}

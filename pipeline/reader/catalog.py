@@ -28,6 +28,7 @@ from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
     bad_rows,
     commits,
+    promise_of,
     read_commit,
     reading_pool,
 )
@@ -40,7 +41,6 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.dataset.stored_rows import promise_of
 from earmill.pipeline.formats.block_cache import FrameSpan
 from earmill.pipeline.formats.format import CommittedRows, Format, Promise, explain_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments

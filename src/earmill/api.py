@@ -22,12 +22,12 @@ from earmill.pipeline.spec.job import JobSpec
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.garbage import Collected
     from earmill.pipeline.dataset.history import SnapshotDiff, Which
-    from earmill.pipeline.dataset.recompute import Chooser
     from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.dataset.verify import Report
     from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
     from earmill.pipeline.hub.push import Pushed
     from earmill.pipeline.operations.deep_verify import DeepReport
+    from earmill.pipeline.operations.retry import Chooser
     from earmill.pipeline.planning.estimate import JobCost
     from earmill.pipeline.storage.layout import Layout
 
@@ -91,7 +91,7 @@ def extract(
         end = earmill.extract("job.yaml", overrides=["run.workers=2"], progress=True)
         print(end.rows_ok, end.rows_bad, end.output)
     """
-    from earmill.pipeline.dataset.recompute import damaged
+    from earmill.pipeline.operations.retry import damaged
 
     if repair and not resume:
         raise ValueError("repair needs resume=True: it continues an output")
@@ -231,8 +231,7 @@ def retry(
     Raises:
         EarmillError: See `extract`.
     """
-    from earmill.pipeline.dataset.recompute import RowFilter
-    from earmill.pipeline.operations.retry import find_retry
+    from earmill.pipeline.operations.retry import RowFilter, find_retry
     from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error, stage=stage, uri=uri)
@@ -361,7 +360,7 @@ def compact(
         LockedError: A driver works on the output.
     """
     from earmill.jobs.console.progress import logged_text
-    from earmill.pipeline.dataset.compact import compact as merge
+    from earmill.pipeline.dataset.revision import compact as merge
 
     with _opened_layout(uri, storage_options) as layout:
         return merge(
