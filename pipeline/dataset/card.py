@@ -38,6 +38,13 @@ INT8_TO_FRAMES = (
     '    low, high = block[:2].view("u1").astype("<u4")',
     '    frames += [*(block[2:] * (low << 16 | high << 24).view("<f4"))]',
 )
+FILES = (
+    "## Files\n\n"
+    "`commits/*.json` name every file with its size and sha256; a file that no commit names is "
+    "not part of the dataset. `rows/` holds the provenance of each row (source, hashes, "
+    "decoder, rate, gain), `quarantine/` the rows that could not be processed and why. "
+    "`earmill verify` checks all of it."
+)
 
 
 def cards_of(
@@ -59,10 +66,13 @@ def readme(
     dataset: DatasetFile, records: Sequence[CommitRecord], index: pa.Table, index_file: OutFile
 ) -> str:
     """The card as Markdown, with the front matter Hugging Face reads."""
+    models = ", ".join(sorted({str(stream["model"]) for stream in dataset.streams}))
+    source = dataset.spec.get("source", {}).get("uri", "unknown")
     parts = [
         _front_matter(dataset, records),
         f"# {_text(dataset.name)}",
-        _summary(dataset),
+        f"Auditory-model features ({_text(models)}) of the audio in {_code(source)}, one row a "
+        "clip, every row with its provenance.",
         _licenses(dataset),
         _numbers(records, index_file),
         _streams(dataset.streams),
@@ -71,7 +81,7 @@ def readme(
         _reading(dataset, records),
         _bad_rows(index),
         _origin(dataset, records),
-        _layout_note(),
+        FILES,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -112,15 +122,6 @@ def _text(value: object) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(_text(cell) for cell in line) + " |" for line in lines)
-
-
-def _summary(dataset: DatasetFile) -> str:
-    models = ", ".join(sorted({str(stream["model"]) for stream in dataset.streams}))
-    source = dataset.spec.get("source", {}).get("uri", "unknown")
-    return (
-        f"Auditory-model features ({_text(models)}) of the audio in {_code(source)}, one row a "
-        "clip, every row with its provenance."
-    )
 
 
 def _licenses(dataset: DatasetFile) -> str:
@@ -164,21 +165,19 @@ def _labels(dataset: DatasetFile) -> str:
 
 
 def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
-    for stream in streams:
-        channels = max(0, len(stream.get("channel_offsets") or ()) - 1)
-        rows.append(
-            (
-                _code(stream["name"]),
-                stream["model"],
-                stream["width"],
-                channels,
-                layout_of(stream).rate_text.removeprefix("at "),
-                stream["pool"],
-                stream["unit"],
-                ", ".join(stream.get("axes") or ()),
-            )
+    rows = [
+        (
+            _code(stream["name"]),
+            stream["model"],
+            stream["width"],
+            max(0, len(stream.get("channel_offsets") or ()) - 1),
+            layout_of(stream).rate_text.removeprefix("at "),
+            stream["pool"],
+            stream["unit"],
+            ", ".join(stream.get("axes") or ()),
         )
+        for stream in streams
+    ]
     header = ["stream", "model", "columns", "channels", "frame rate", "pooling", "unit", "axes"]
     note = (
         "`channel_offsets` in `dataset.json` cuts the columns into one block a channel; `fc_hz` "
@@ -263,23 +262,12 @@ def _cells(streams: Sequence[Mapping[str, Any]], fmt: str, dtype: str) -> list[s
 
 
 def _bad_rows(index: pa.Table) -> str:
-    reasons = zip(
-        index.column("stage").to_pylist(), index.column("error_class").to_pylist(), strict=True
-    )
-    counts = Counter(reason for reason in reasons if reason[0] is not None)
+    columns = (index.column(name).to_pylist() for name in ("stage", "error_class"))
+    counts = Counter(reason for reason in zip(*columns, strict=True) if reason[0] is not None)
     if not counts:
         return ""
     rows = [(stage, name, count) for (stage, name), count in sorted(counts.items())]
     return "## Quarantine\n\n" + _table(["stage", "reason", "rows"], rows)
-
-
-def _devices(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
-    """Return the names of the devices that computed the shards."""
-    of_shards = [record.info.get("device") for record in records]
-    known = [device for device in of_shards if isinstance(device, Mapping)]
-    names = {device["name"] for device in known if isinstance(device.get("name"), str)}
-    begun = (dataset.provenance.get("device") or {}).get("name", "unknown")
-    return ", ".join(sorted(names)) or begun
 
 
 def _origin(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
@@ -287,33 +275,22 @@ def _origin(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
     git = provenance.get("git") or {}
     versions = provenance.get("versions") or {}
     host = provenance.get("host") or {}
+    commit = (git.get("commit") or "unknown") + (", modified" if git.get("dirty") else "")
+    of_shards = [record.info.get("device") for record in records]
+    names = {device.get("name") for device in of_shards if isinstance(device, Mapping)}
+    devices = ", ".join(sorted(name for name in names if isinstance(name, str)))
+    begun_on = (provenance.get("device") or {}).get("name", "unknown")
     rows = [
         ("made with", f"earmill {versions.get('earmill', 'unknown version')}"),
-        (
-            "git commit",
-            (git.get("commit") or "unknown") + (", modified" if git.get("dirty") else ""),
-        ),
+        ("git commit", commit),
         ("begun", dataset.created),
         ("spec sha256", _code(dataset.spec_sha256)),
         ("plan", _code(dataset.plan_id)),
-        ("device", _devices(dataset, records)),
+        ("device", devices or begun_on),
         ("system", host.get("system", "unknown")),
     ]
     spec = json.dumps(dataset.spec, indent=2, sort_keys=True)
     return (
-        "## Origin\n\n"
-        + _table(["what", "value"], rows)
-        + "\n\nThe job, as far as it decides the values:\n\n```json\n"
-        + spec
-        + "\n```"
-    )
-
-
-def _layout_note() -> str:
-    return (
-        "## Files\n\n"
-        "`commits/*.json` name every file with its size and sha256; a file that no commit names is "
-        "not part of the dataset. `rows/` holds the provenance of each row (source, hashes, "
-        "decoder, rate, gain), `quarantine/` the rows that could not be processed and why. "
-        "`earmill verify` checks all of it."
+        f"## Origin\n\n{_table(['what', 'value'], rows)}\n\n"
+        f"The job, as far as it decides the values:\n\n```json\n{spec}\n```"
     )

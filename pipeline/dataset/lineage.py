@@ -50,19 +50,17 @@ def lineage_of(
     past: Sequence[EarlierSnapshot],
     now: EarlierSnapshot,
 ) -> dict[str, bytes]:
-    """Return the content of the file, with all snapshots up to the next current one.
-
-    Args:
-        past: Earlier snapshots, the oldest first.
-        now: The snapshot that becomes current.
-        records: Its commits.
-    """
+    """Return the content of the file, with the snapshots `past`, the oldest first, and with `now`,
+    the snapshot of these commits that becomes current."""
     known = _known_software(layout)
     software = {now.snapshot.path: _software(records)}
     for one in past:
         path = one.snapshot.path
         software[path] = known[path] if path in known else _software(_records_of(layout, one))
-    begun = {one.entry.revision: _begun(layout, dataset, one.entry.revision) for one in past}
+    begun: dict[int, str | None] = {0: dataset.created}
+    for number in {one.entry.revision for one in past if one.entry.revision}:
+        found = read_description(layout, revision_path(number))
+        begun[number] = found.change.created if found and found.change else None
     begun[now.entry.revision] = dataset.change.created if dataset.change else dataset.created
     document = provenance(dataset, [*past, now], software, begun)
     return {PROVENANCE_FILE: (json.dumps(document, indent=1) + "\n").encode()}
@@ -81,8 +79,20 @@ def provenance(
         software: Path of each to the releases of earmill that computed its rows.
         begun: Number of each revision, 0 for dataset.json, to when it was begun, if that is known.
     """
-    agents = sorted({version for versions in software.values() for version in versions})
-    nodes = [*_things(dataset), *(_agent(version, dataset) for version in agents)]
+    versions, git = dataset.provenance.get("versions") or {}, dataset.provenance.get("git") or {}
+    nodes = _things(dataset)
+    for version in sorted({version for found in software.values() for version in found}):
+        commit = git.get("commit") if versions.get("earmill") == version else None
+        nodes.append(
+            {
+                "@id": _agent_id(version),
+                "@type": "prov:SoftwareAgent",
+                "rdfs:label": f"earmill {version}",
+                "schema:name": "earmill",
+                "schema:softwareVersion": version,
+                **({"dct:hasVersion": f"git:{commit}"} if commit else {}),
+            }
+        )
     before: EarlierSnapshot | None = None
     for one in snapshots:
         nodes.append(_snapshot(one, before))
@@ -128,19 +138,6 @@ def _licensed(stated: License | None) -> Node:
     if stated is None:
         return {}
     return {"dct:license": {"@id": stated.url} if stated.url else stated.title}
-
-
-def _agent(version: str, dataset: DatasetFile) -> Node:
-    versions, git = dataset.provenance.get("versions") or {}, dataset.provenance.get("git") or {}
-    commit = git.get("commit") if versions.get("earmill") == version else None
-    return {
-        "@id": _agent_id(version),
-        "@type": "prov:SoftwareAgent",
-        "rdfs:label": f"earmill {version}",
-        "schema:name": "earmill",
-        "schema:softwareVersion": version,
-        **({"dct:hasVersion": f"git:{commit}"} if commit else {}),
-    }
 
 
 def _agent_id(version: str) -> str:
@@ -225,10 +222,3 @@ def _records_of(layout: Layout, one: EarlierSnapshot) -> list[CommitRecord]:
     except CommitError:
         return []
     return [record for record in found if record is not None]
-
-
-def _begun(layout: Layout, dataset: DatasetFile, revision: int) -> str | None:
-    if revision == 0:
-        return dataset.created
-    found = read_description(layout, revision_path(revision))
-    return found.change.created if found and found.change else None
