@@ -104,8 +104,7 @@ class CommitRecord(Strict):
     def path(self, kind: str) -> str | None:
         """Path of the `rows`, the `quarantine`, or a format's part; None where there is none.
 
-        Raises:
-            ExtensionError: The shard has a part of this format, which is not installed here.
+        ExtensionError where the shard has a part of a format that is not installed here.
         """
         if kind == "rows":
             return paths.rows_path(self.shard, self.attempt)
@@ -188,11 +187,8 @@ def committed_shards(layout: Layout) -> set[str]:
 
 
 def read_stored(layout: Layout, shard_id: str, generation: int = 0) -> StoredCommit | None:
-    """One record of a shard with the hash of its bytes, or None where it does not exist.
-
-    Raises:
-        CommitError: It cannot be parsed, or is of another generation than its name says.
-    """
+    """One record of a shard with the hash of its bytes, or None where it does not exist;
+    CommitError where it is damaged, or of another generation than its name says."""
     name = paths.commit_path(shard_id, generation)
     try:
         text = layout.read_bytes(name)
@@ -216,11 +212,7 @@ def read_commit(layout: Layout, shard_id: str, generation: int = 0) -> CommitRec
 
 
 def stored_commits(layout: Layout) -> dict[str, StoredCommit]:
-    """The record that counts of every committed shard, in order.
-
-    Raises:
-        CommitError: One of them cannot be read; it names the file.
-    """
+    """The record that counts of every committed shard, in order."""
     return _read_newest(layout, lambda stored: stored)
 
 
@@ -234,9 +226,7 @@ def commits_as(
 ) -> dict[str, T]:
     """A part of each of these records; of the rest, which names every file, nothing is kept.
 
-    Args:
-        part: Called with each record, in one of several threads.
-        without: Shards that are left out, unread.
+    `part` is called in one of several threads. Shards in `without` are not read.
     """
     return _read_newest(layout, lambda stored: part(stored.record), without)
 
@@ -303,10 +293,7 @@ def row_problems(
 ) -> list[str]:
     """Find the problems of one shard's rows, one readable line each.
 
-    Args:
-        ok: (row id, plan row id) of every good row.
-        bad: Row ids of the quarantine table.
-        plan_rows: The row ids planned for the shard.
+    `ok` has row id and plan row id of every good row, `bad` the ids of the quarantine table.
     """
     planned = frozenset(plan_rows)
     good_plan = {plan_row for _, plan_row in ok}

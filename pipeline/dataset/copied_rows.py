@@ -120,9 +120,7 @@ def carry_over(
 ) -> int:
     """Publish the copied shards of a revision that have no commit; return how many.
 
-    Raises:
-        OvertakenError: Another command has taken the output over.
-        CommitError: A commit or file that is copied from is gone or damaged, or the output failed.
+    CommitError where a commit or file that is copied from is gone or damaged.
     """
     carried = carried_rows(layout, dataset)
     done = newest_generations(layout) if carried else {}
@@ -141,9 +139,6 @@ def copy_equal(
     """Publish shards of rows that are equal to others, which are all committed.
 
     A row is in quarantine where the other one is, and where that had other bytes than planned.
-
-    Raises:
-        OvertakenError, CommitError: As of `carry_over`.
     """
     newest = newest_generations(layout)
 
@@ -293,9 +288,7 @@ def stored_rows(
 ) -> Iterator[FeatureRow]:
     """The good rows of a shard that came of these rows of the plan, in the order of the shard.
 
-    Raises:
-        CommitError: A file is missing or damaged.
-        ExtensionError: None of the shard's formats is installed here.
+    CommitError where a file is damaged, ExtensionError where no format of it is installed.
     """
     streams = {info["name"]: layout_of(info) for info in dataset.streams}
     name = chosen(record.formats, None, {})

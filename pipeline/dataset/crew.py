@@ -85,14 +85,10 @@ class BlockClaims:
     """One member's view of who does which shards; asked by one thread.
 
     Args:
-        layout: The output.
-        plan_id: The plan whose shards are claimed.
         shards: Every shard of the plan, in order.
         done: Committed shards.
-        run_id: Run id of this member.
         start: Where to begin, as a fraction of the plan: members that begin apart seldom meet.
         fence: The run's right to write to the output; checked before a claim.
-        clock: Monotonic seconds.
     """
 
     def __init__(

@@ -129,11 +129,8 @@ class Fence:
     run_id: str = ""
 
     def check(self, layout: Layout) -> None:
-        """Read the file now: no clock tells a process how long it was stopped.
-
-        Raises:
-            OvertakenError: The file names another run, or is gone.
-        """
+        """Read the file now, because no clock tells a process how long it was stopped;
+        OvertakenError where the file names another run, or is gone."""
         if not self.name:
             return
         holder = read_holder(layout, self.name)
@@ -210,13 +207,11 @@ class DriverLock(Heartbeat):
     """Holds the output until `release`, the end of a `with`, or the death of the process.
 
     Args:
-        layout: The output.
-        run_id: Name of this run; None draws one.
         shares: Others may join; see `dataset.crew`.
         alone: Refuse an output on which members of a crew are at work, and evict those that gave no
             sign of life.
         heartbeat_s: Interval of the signs of life, s; well below `STALE_S`.
-        wait: Waits so many seconds before a heartbeat of the future is looked at again.
+        wait: Waits so many seconds before a heartbeat of the future is read again.
 
     Raises:
         LockedError: Another live driver holds it, or got it first.
@@ -315,11 +310,8 @@ def read_holder(layout: Layout, name: str = DRIVER_FILE) -> LockHolder | None:
 
 
 def stored_holder(layout: Layout, name: str) -> tuple[LockHolder, bytes] | None:
-    """Return the stored holder and the bytes of its file, or None where there is no file.
-
-    Raises:
-        LockedError: The file is something else.
-    """
+    """Return the stored holder and the bytes of its file, or None where there is no file;
+    LockedError where the file is something else."""
     try:
         content = layout.read_bytes(name)
         return typed_json(LockHolder, content), content
@@ -339,12 +331,8 @@ def live_crew(layout: Layout) -> dict[str, LockHolder]:
 
 
 def evict_crew(layout: Layout) -> None:
-    """Remove the memberships of drivers that gave no sign of life: whoever of them wakes finds
-    itself overtaken.
-
-    Raises:
-        LockedError: A member lives.
-    """
+    """Remove the memberships of drivers that gave no sign of life, so that a driver that wakes
+    finds itself overtaken; LockedError where a member lives."""
     for name in layout.list(CREW):
         found = stored_holder(layout, name)
         if found is None or (not found[0].may_live() and layout.remove_own(name, found[1])):

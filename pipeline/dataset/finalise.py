@@ -76,32 +76,17 @@ _NAMED_PROBLEMS = 5
 
 @dataclass(frozen=True)
 class IndexPart:
-    """The rows of one shard for the index.
-
-    Args:
-        tables: Its good rows, and its bad rows if there are any.
-        order: Row numbers in these tables, one after the other, in the order of the plan.
-    """
+    """Good and bad rows of one shard for the index, and their numbers in the order of the plan."""
 
     tables: list[pa.Table]
     order: np.ndarray
 
 
-@dataclass(frozen=True)
-class Finalised:
-    """A closed dataset: paths of the snapshot and the index, rows, seconds of good audio."""
-
-    snapshot: str
-    path: str
-    rows_ok: int
-    rows_bad: int
-    seconds: float
-
-
 def finalise(
     layout: Layout, add: Mapping[str, OutFile] | None = None, fence: Fence = UNFENCED
-) -> Finalised:
-    """Write index, snapshot, cards and current.json; doing it again changes nothing.
+) -> Snapshot:
+    """Write index, snapshot, cards and current.json, and return the snapshot; doing it again
+    changes nothing.
 
     Args:
         add: Sets of features beside these rows, see `Snapshot.additions`; earlier sets stay as long
@@ -146,16 +131,16 @@ def finalise(
         },
         moments=moments_of(stored, dataset.streams),
     )
-    snapshot, entry, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
+    made, named, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
     # Before the cards, which go with what counts, are overwritten.
     if read_if_there(layout, CURRENT_FILE) != seen:
         fence.check(layout)
         raise closed_by_another(layout)
     made_of = list(records.values())
     cards = cards_of(layout, dataset, made_of, index, file)
-    cards |= lineage_of(layout, dataset, made_of, history, EarlierSnapshot(snapshot, entry))
-    named = tuple(described(name, content) for name, content in cards.items())
-    current = Current(snapshot, named, entry, history)
+    cards |= lineage_of(layout, dataset, made_of, history, EarlierSnapshot(named, made.entry))
+    card_files = tuple(described(name, content) for name, content in cards.items())
+    current = Current(named, card_files, made.entry, history)
     try:
         replace_cards(layout, cards, cards_seen, fence)
         fence.check(layout)
@@ -166,13 +151,7 @@ def finalise(
         _open_again(layout, current, seen, file)
         put_cards_back(layout, cards, cards_seen)
         raise
-    return Finalised(
-        snapshot=snapshot.path,
-        path=file.path,
-        rows_ok=sum(record.rows_ok for record in made_of),
-        rows_bad=sum(record.rows_bad for record in made_of),
-        seconds=sum(record.seconds for record in made_of),
-    )
+    return made
 
 
 def read_if_there(layout: Layout, name: str) -> bytes | None:
@@ -186,11 +165,7 @@ def read_if_there(layout: Layout, name: str) -> bytes | None:
 def replace_cards(
     layout: Layout, cards: Mapping[str, bytes], seen: Mapping[str, bytes | None], fence: Fence
 ) -> None:
-    """Replace the cards that were seen.
-
-    Raises:
-        OvertakenError: Another command has taken the output over.
-    """
+    """Replace the cards that were seen."""
     for name, content in cards.items():
         before = seen.get(name)
         fence.check(layout)
@@ -305,15 +280,16 @@ def _store_snapshot(
     index: pa.Table,
     add: Mapping[str, OutFile],
     fence: Fence,
-) -> tuple[OutFile, LogEntry, tuple[EarlierSnapshot, ...]]:
-    """Write a snapshot with its log entry, unless the current snapshot is the same; return its
-    file, its entry, and the earlier snapshots."""
+) -> tuple[Snapshot, OutFile, tuple[EarlierSnapshot, ...]]:
+    """Write a snapshot with its log entry, unless the current snapshot is the same; return it, its
+    file, and the earlier snapshots."""
     known = known_snapshots(layout)
     made = replace(made, additions={**_additions(layout, made, known), **add})
     if known:
-        again = _encoded(replace(made, entry=known[-1].entry))
-        if again[0] == known[-1].snapshot:
-            return _put_named(layout, again[0].path, again[1], fence), known[-1].entry, known[:-1]
+        again = replace(made, entry=known[-1].entry)
+        file, content = _encoded(again)
+        if file == known[-1].snapshot:
+            return again, _put_named(layout, file.path, content, fence), known[:-1]
     good = sum(status == STATUS_OK for status in index.column("status").to_pylist())
     change = dataset.change
     revision = change.number if change is not None else 0
@@ -322,9 +298,9 @@ def _store_snapshot(
         why = change.why
     why = WHY_ADDED if add else why
     begun = LogEntry(why=why, revision=revision, rows_ok=good, rows_bad=len(index) - good)
-    entry = next_entry(layout, made, known, begun)
-    file, content = _encoded(replace(made, entry=entry))
-    return _put_named(layout, file.path, content, fence), entry, known
+    made = replace(made, entry=next_entry(layout, made, known, begun))
+    file, content = _encoded(made)
+    return made, _put_named(layout, file.path, content, fence), known
 
 
 def _additions(

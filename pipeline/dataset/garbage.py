@@ -113,7 +113,6 @@ def collect_garbage(
             neither keeps; with none all stay.
         grace_s: Age of a file below which it stays, s.
         dry_run: Return what would be removed, and remove nothing.
-        now_s: Seconds since 1970; None is now.
     Raises:
         OutputError: No dataset there, or one that was never closed.
         LockedError: A driver works on it.
@@ -222,25 +221,14 @@ def _add_unfinished(found: _Unnamed, layout: Layout, until_s: float) -> None:
 
 @dataclass(frozen=True)
 class Removed:
-    """Orphans that were removed, and orphans that were kept.
-
-    Args:
-        parts: Files and stores that were removed.
-        kept: Orphans that were left, file by file.
-    """
+    """Files and stores that were removed, and files that were kept."""
 
     parts: list[str]
     kept: list[str]
 
 
 def remove_orphans(layout: Layout) -> Removed:
-    """Remove the attempts that no commit of any generation names.
-
-    Raises:
-        OutputError: There is no dataset at this place.
-        LockedError: A live driver works on this output.
-        OvertakenError: Another command took it over while this one gave no sign of life.
-    """
+    """Remove the attempts that no commit of any generation names."""
     require_dataset(layout)
     with held(layout) as fence:
         records, unclear = _all_records(layout)

@@ -74,12 +74,7 @@ class SnapshotDiff(Shown):
 
 
 def log(layout: Layout) -> list[LogEntry]:
-    """One entry a snapshot, the oldest first; the last one counts.
-
-    Raises:
-        OutputError: Nothing was closed here so far.
-        CommitError: `current.json` is damaged.
-    """
+    """One entry a snapshot, the oldest first; the last one counts."""
     return [past.entry for past in require_current(layout).all_snapshots]
 
 
@@ -115,13 +110,7 @@ def diff(layout: Layout, before: Which, after: Which = CURRENT) -> SnapshotDiff:
 def next_entry(
     layout: Layout, made: Snapshot, known: Sequence[EarlierSnapshot], begun: LogEntry
 ) -> LogEntry:
-    """The log entry of a snapshot that is about to count.
-
-    Args:
-        made: The snapshot without its entry.
-        known: Earlier snapshots, the oldest first.
-        begun: The entry without number, time and what has changed.
-    """
+    """Complete the log entry of a snapshot that is about to count: number, time, changed rows."""
     number = max((one.entry.number for one in known), default=0) + 1
     created = datetime.now(UTC).isoformat(timespec="seconds")
     entry = replace(begun, number=number, created=created)
@@ -157,13 +146,22 @@ def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:
 
 def compare_snapshots(layout: Layout, old: Snapshot, new: Snapshot) -> SnapshotDiff:
     """Rows by which two snapshots differ."""
-    sides = [_states(layout, one) for one in (old, new)]
-    ids = [states.keys() for states in sides]
-    added, removed, both = ids[1] - ids[0], ids[0] - ids[1], ids[0] & ids[1]
-    changed = {row_id for row_id in both if sides[0][row_id][0] != sides[1][row_id][0]}
-    changed |= _other_audio(layout, old, new, sides, both - changed)
+    before, after = _states(layout, old), _states(layout, new)
+    added, removed = after.keys() - before.keys(), before.keys() - after.keys()
+    changed, suspects = set[str](), set[str]()
+    for row_id in before.keys() & after.keys():
+        (state, shard), (state_now, shard_now) = before[row_id], after[row_id]
+        if state != state_now:
+            changed.add(row_id)
+        elif state == OK and (
+            shard != shard_now or old.commits.get(shard) != new.commits.get(shard)
+        ):
+            suspects.add(row_id)  # its audio may differ
+    audio = _audio(layout, old, {before[row_id][1] for row_id in suspects})
+    audio_now = _audio(layout, new, {after[row_id][1] for row_id in suspects})
+    changed |= {row_id for row_id in suspects if audio.get(row_id) != audio_now.get(row_id)}
     states = {
-        row_id: (sides[0].get(row_id, (None,))[0], sides[1].get(row_id, (None,))[0])
+        row_id: (before.get(row_id, (None,))[0], after.get(row_id, (None,))[0])
         for row_id in sorted(added | removed | changed)
     }
     return SnapshotDiff(
@@ -176,11 +174,8 @@ def compare_snapshots(layout: Layout, old: Snapshot, new: Snapshot) -> SnapshotD
     )
 
 
-# Row id -> its state and its shard.
-_States = dict[str, tuple[str, str]]
-
-
-def _states(layout: Layout, snapshot: Snapshot) -> _States:
+def _states(layout: Layout, snapshot: Snapshot) -> dict[str, tuple[str, str]]:
+    """Return the state and the shard of every row."""
     table = table_of(read_checked(layout, snapshot.index))
     names = ("row_id", "status", "error_class", "shard")
     columns = (table.column(name).to_pylist() for name in names)
@@ -190,26 +185,9 @@ def _states(layout: Layout, snapshot: Snapshot) -> _States:
     }
 
 
-def _other_audio(
-    layout: Layout, old: Snapshot, new: Snapshot, sides: list[_States], rows: set[str]
-) -> set[str]:
-    """Good rows of both with other audio; read only where the commits are not the same."""
-    suspects = set()
-    for row_id in rows:
-        (state, before), (_, after) = (states[row_id] for states in sides)
-        same = before == after and old.commits.get(before) == new.commits.get(after)
-        if state == OK and not same:
-            suspects.add(row_id)
-    shards = [{states[row_id][1] for row_id in suspects} for states in sides]
-    audio = [
-        _audio(layout, {shard: one.commits[shard] for shard in sorted(names)})
-        for one, names in zip((old, new), shards, strict=True)
-    ]
-    return {row_id for row_id in suspects if audio[0].get(row_id) != audio[1].get(row_id)}
-
-
-def _audio(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, tuple[object, ...]]:
-    """Return the identity of the audio of every good row of some commits."""
+def _audio(layout: Layout, snapshot: Snapshot, shards: set[str]) -> dict[str, tuple[object, ...]]:
+    """Return the identity of the audio of every good row of some shards."""
+    refs = {shard: snapshot.commits[shard] for shard in sorted(shards)}
 
     def of_shard(named: tuple[str, CommitRef]) -> Iterator[tuple[str, tuple[object, ...]]]:
         shard, ref = named

@@ -85,12 +85,7 @@ _NO_SPACE = {
 def check_replacement(
     layout: Layout, shard_id: str, generation: int, rows: Sequence[FeatureRow]
 ) -> str | None:
-    """Refuse good rows that would replace better ones; the attempt that is replaced, if known.
-
-    Raises:
-        CommitError: There is nothing to replace, a good row is not good any more, or its audio is
-            another.
-    """
+    """Refuse good rows that would replace better ones; return the replaced attempt, if known."""
     if generation - 1 not in generations(layout).get(shard_id, ()):
         raise CommitError(
             f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt is to "

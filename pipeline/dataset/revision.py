@@ -149,11 +149,7 @@ def begin_revision(
 
 def look_again(layout: Layout, made: DatasetFile, fence: Fence) -> None:
     """Take a description back where this process was stopped just before it was stored, and the
-    files that it names were removed meanwhile. One that is whole stays, for the next run.
-
-    Raises:
-        OvertakenError: Another command has taken the output over.
-    """
+    files that it names were removed meanwhile. One that is whole stays, for the next run."""
     try:
         fence.check(layout)
     except OvertakenError:
@@ -227,7 +223,6 @@ def compact(
     Args:
         shard_seconds, shard_rows: Audio and rows of a merged shard, at most; None takes what the
             job says.
-        on_begin: Called with a line about each long step.
     Returns:
         The log entry of the new snapshot, None where nothing is small.
     Raises:

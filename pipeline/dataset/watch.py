@@ -65,10 +65,8 @@ class ShardFacts:
 def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
     """Return the facts of one record.
 
-    Its quarantine table is read where an earlier release did not count reasons.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: `record.info` is none of ours.
+    Its quarantine table is read where an earlier release did not count reasons. A `record.info`
+    that is none of ours raises KeyError, TypeError, ValueError or AttributeError.
     """
     info = record.info
     worker, device = info.get("worker", {}), info.get("device", {})

@@ -56,13 +56,8 @@ def add_features(
     """Compute other models' streams for the rows of a dataset that lack them.
 
     Args:
-        uri: The dataset.
         job: Job file or mapping with `extract`. `name` names the addition, else its models do. It
             may hold `run` and `source.storage_options`; the other sections are the dataset's.
-        storage_options: Storage options of the place.
-        overrides: `a.b=c` strings.
-        sink: Takes events.
-        stop: See `run_job`.
     Raises:
         SpecError: No models, or a name that cannot be a folder.
         OutputError: There is no finished dataset.
@@ -70,10 +65,20 @@ def add_features(
     """
     layout = Layout.open(uri, storage_options)
     dataset, plan = _finished(layout)
-    current = read_current(layout)
+    current = require_current(layout)
     spec, name = _spec_of(dataset, uri, job, storage_options or {}, overrides)
     place = Layout.open(spec.output.uri, storage_options)
-    rows = _good_plan(layout, plan, spec)
+    good = good_plan_rows(layout, read_snapshot(layout, current))
+    shards = [
+        Shard(shard.shard_id, items)
+        for shard in plan.shards
+        if (items := tuple(item for item in shard.items if item.row_id in good))
+    ]
+    if not shards:
+        raise OutputError(f"{layout.url()}: expected good rows to add features to, there is none")
+    rows = plan_of(
+        shards, spec.sha256(), extra_types=plan.extra_types, extra_labels=plan.extra_labels
+    )
 
     def quiet(event: events.Event) -> None:
         # The rows are the dataset's, so changes of the source's listing do not matter.
@@ -99,9 +104,9 @@ def add_features(
     return end
 
 
-def _check_unchanged(layout: Layout, current: Current | None) -> None:
+def _check_unchanged(layout: Layout, current: Current) -> None:
     """Raise OvertakenError unless the snapshot whose rows the features belong to is current."""
-    if current is None or read_current(layout) != current:
+    if read_current(layout) != current:
         raise OvertakenError(
             f"{layout.url()}: another command changed or removed the dataset after this one began; "
             "run this command again"
@@ -147,21 +152,6 @@ def _spec_of(
         **({"run": given["run"]} if "run" in given else {}),
     }
     return JobSpec.load(spec, overrides=overrides), name
-
-
-def _good_plan(layout: Layout, plan: Plan, spec: JobSpec) -> Plan:
-    """Return a plan of the good rows of the current snapshot, in their shards."""
-    good = good_plan_rows(layout, read_snapshot(layout, require_current(layout)))
-    shards = [
-        Shard(shard.shard_id, items)
-        for shard in plan.shards
-        if (items := tuple(item for item in shard.items if item.row_id in good))
-    ]
-    if not shards:
-        raise OutputError(f"{layout.url()}: expected good rows to add features to, there is none")
-    return plan_of(
-        shards, spec.sha256(), extra_types=plan.extra_types, extra_labels=plan.extra_labels
-    )
 
 
 def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:

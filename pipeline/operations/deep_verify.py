@@ -91,11 +91,8 @@ def verify_deep(
     """Compute random rows of the current snapshot again, and compare them with the stored rows.
 
     Args:
-        spec: The dataset's job; see `stored_job`.
-        rows: Number of rows; all rows if there are fewer.
         seed: Draws the rows; None draws a seed, too.
         threads: Threads of kernels; None takes all cores.
-        on_begin: Called with a sentence about each long step.
     Raises:
         OutputError: There is no closed dataset.
         SourceError, SourceOutage: The source cannot be opened, or is away.

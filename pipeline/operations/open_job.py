@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import zip_longest
@@ -127,15 +128,6 @@ def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
     )
 
 
-def update_hint(source: Source, plan: Plan) -> str:
-    """Return a clause on --update that says how the source has changed; empty if it has not."""
-    try:
-        found = compare(plan.items(), listing(source))
-    except EarmillError:
-        return ""
-    return f", --update to take in what has changed in the source ({found})" if found else ""
-
-
 def listing(source: Source) -> Iterator[Item]:
     """Yield the source's rows, without durations if it can, because durations open every file."""
     yield from getattr(source, "listing", source.items)()
@@ -204,11 +196,8 @@ def committed_of(record: CommitRecord) -> Committed:
 
 
 def stored_dataset(spec: JobSpec, layout: Layout) -> DatasetFile | None:
-    """Return the output's description; None if the output is new.
-
-    Raises:
-        OutputError: The output belongs to another job.
-    """
+    """Return the output's description, None if the output is new; OutputError if it belongs to
+    another job."""
     stored = read_dataset(layout)
     if stored is not None and stored.spec_sha256 != spec.sha256():
         changed = describe_changes(stored.spec, spec.canonical()) or "not visible in the spec"
@@ -236,7 +225,6 @@ def open_job(
 
     Args:
         plan: The plan, stored or new.
-        resume: Go on with an output that holds commits.
         again: Chooses commits to replace.
         beside: Other drivers may be at work, and this driver does not hold the lock.
         stored: The output's description; None if it has none yet.
@@ -261,9 +249,13 @@ def open_job(
     chosen = again(layout) if again is not None else {}
     before = commits_as(layout, committed_of, without=chosen)
     if before and not (resume or beside):
+        hint = ""
+        with suppress(EarmillError):
+            if changes := compare(plan.items(), listing(source)):
+                hint = f", --update to take in what has changed in the source ({changes})"
         raise OutputError(
             f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
-            f"add --resume to go on with it{update_hint(source, plan)}, or use another output.uri"
+            f"add --resume to go on with it{hint}, or use another output.uri"
         )
     may_write(layout)
     if not beside:

@@ -60,11 +60,7 @@ class RowFilter:
 
     @classmethod
     def of(cls, **given: str | Iterable[str]) -> RowFilter:
-        """Build a filter of a text or several for each name.
-
-        Raises:
-            SpecError: A value that is no text, or empty.
-        """
+        """Build a filter of a text or several for each name; SpecError for an empty text."""
         lists: dict[str, tuple[str, ...]] = {}
         for name, value in given.items():
             one = isinstance(value, str) or not isinstance(value, Iterable)
@@ -125,18 +121,14 @@ def stored_job(
     job: Job | None = None,
     overrides: Iterable[str] = (),
 ) -> JobSpec:
-    """Return the job of a dataset, with this place as output.
+    """Return the job of a dataset, with this place, as the caller wrote it, as output.
 
     Args:
-        layout: The dataset's place.
-        uri: The same place as the caller wrote it.
-        storage_options: Storage options of the place.
         job: The job file, for keys that dataset.json does not hold: credentials, `run`.
         overrides: `a.b=c` strings.
     Raises:
         OutputError: There is no dataset.
-        SpecError: The job is wrong, or dataset.json names code to import; such code is taken from
-            the author's job file only.
+        SpecError: The job is wrong, or dataset.json names code to import.
     """
     dataset = require_dataset(layout)
     known: Mapping[str, Any] = {}

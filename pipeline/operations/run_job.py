@@ -82,12 +82,10 @@ def summarise(
     """Return the last event of a run.
 
     Args:
-        result: The commits and failures of this run.
         before: Commits of earlier runs.
         shards: Number of shards of the plan.
-        layout: The output; its index holds the reasons of quarantined rows.
         max_bad_fraction: Quarantined rows allowed, as a fraction of all rows.
-        skipped: What the listing left out, in words.
+        skipped: Rows that the listing left out, in words.
         closed: The run made the current snapshot, perhaps of copied rows alone.
     """
     records = [*before, *result.done.values()]
@@ -106,10 +104,21 @@ def summarise(
                 "--quarantine for why"
             )
     else:
-        status, exit_code = "failed" if result.fatal or result.failed else "stopped", EXIT_FAILED
-        if result.left_to_others and status == "stopped" and not result.stopped:
+        status, exit_code, why = "failed", EXIT_FAILED, f"failed: {result.fatal}"
+        committed = f"{len(records):,} of {shards:,} shards are committed"
+        if not result.fatal and result.failed:
+            shard_id, reason = next(iter(result.failed.items()))
+            more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
+            why = f"failed: shard {shard_id}: {reason}{more}"
+        elif not result.fatal:
+            status = why = "stopped"
+        message = f"{why}; {committed}: {RESUME}"
+        if status == "stopped" and result.left_to_others and not result.stopped:
             status, exit_code = "left", EXIT_DONE
-        message = _incomplete_message(result, len(records), shards)
+            message = (
+                f"nothing left to do here: {committed}, other drivers have the rest; the last one "
+                "writes the index, or `earmill extract` with --finish"
+            )
     return JobFinished(
         status=status,
         exit_code=exit_code,
@@ -142,24 +151,6 @@ def _complete_message(
     return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {layout.url()}"
 
 
-def _incomplete_message(result: Result, committed: int, shards: int) -> str:
-    if result.fatal:
-        why = f"failed: {result.fatal}"
-    elif result.failed:
-        shard_id, reason = next(iter(result.failed.items()))
-        more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
-        why = f"failed: shard {shard_id}: {reason}{more}"
-    elif result.left_to_others and not result.stopped:
-        return (
-            f"nothing left to do here: {committed:,} of {shards:,} shards are committed, other "
-            "drivers have the rest; the last one writes the index, or `earmill extract` with "
-            "--finish"
-        )
-    else:
-        why = "stopped"
-    return f"{why}; {committed:,} of {shards:,} shards are committed: {RESUME}"
-
-
 def _bad_by_class(layout: Layout) -> dict[str, int]:
     """Return quarantined rows by reason, most frequent first, from the current index."""
     name = current_index(layout)
@@ -185,12 +176,11 @@ def run_job(
     """Run a job to its end, or as far as it gets, and return the last event.
 
     Args:
-        spec: The job.
         resume: Go on with an output that holds commits of this job.
         again: Chooses committed shards to process once more; see `operations.retry`.
         plan: The plan of a new output; None lists the source.
         sink: Takes all events, the last one included.
-        stop: Asked to stop by a signal handler or another thread.
+        stop: Set by a signal handler or another thread.
         join: Work beside other drivers on this output, and take over shards that they leave.
         finish: Compute nothing; write the index if every shard is committed.
         make_runner: Builds the workers' runners; a caller may extend the row pipeline.

@@ -49,13 +49,12 @@ def sample(
     seed: int | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> Sampled:
-    """Process random rows of a plan, and scale what they cost by seconds of audio.
+    """Process random rows of a plan, and scale their cost by seconds of audio.
 
     Args:
         start_s: Seconds from the call to a warm worker.
-        rows: How many rows to draw; all rows where the plan has fewer.
         seed: Draws the rows; None draws a seed as well.
-        on_begin: Called with the number of rows before they are processed, in a sentence.
+        on_begin: Called with a sentence before the rows are processed.
     Raises:
         SourceError: No row of the sample can be used. Else as `run_job`.
     """

@@ -50,11 +50,7 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
     """Begin a revision if the source has changed; `run_job` with `resume` carries it out.
 
     Nothing happens without a dataset of this job, or if the dataset is not finished: the run
-    finishes it first.
-
-    Raises:
-        SourceError, SourceOutage: The source cannot be listed or read.
-        OutputError, LockedError: As `run_job`.
+    finishes it first. Errors are as of `run_job`.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, sink) as found:
@@ -75,11 +71,7 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
 def _finished(
     spec: JobSpec, layout: Layout, sink: events.Sink
 ) -> Iterator[tuple[DatasetFile, Plan, Fence] | None]:
-    """Hold the lock for a change of the plan; None without a finished dataset of the job.
-
-    Raises:
-        OvertakenError: Another command took the output over inside.
-    """
+    """Hold the lock for a change of the plan; None without a finished dataset of the job."""
     if _dataset_of(spec, layout) is None:
         yield None
         return
@@ -107,72 +99,45 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
     `run_job` retries the rows whose file is unchanged, and replaces their commits. A commit must
     have the files of its plan, by size and tag, so a row whose file has changed needs a new plan.
     A source that cannot be listed is left to the run.
-
-    Args:
-        chosen: Which quarantined rows; see `find_retry`.
-    Raises:
-        SourceError, SourceOutage, OutputError, LockedError: As `start_update`.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, events.ignore) as found:
-        if found is not None:
-            _retry_changed(spec, layout, chosen, sink, *found)
-
-
-def _retry_changed(
-    spec: JobSpec,
-    layout: Layout,
-    chosen: RowFilter,
-    sink: events.Sink,
-    dataset: DatasetFile,
-    plan: Plan,
-    fence: Fence,
-) -> None:
-    """Begin the revision of `start_retry` on a finished dataset; the lock is held."""
-    by_shard = _matching(layout, plan, chosen)
-    source = planned_source(spec)
-    try:
-        listed = {item.row_id: item for item in listing(source)}
-    except SourceError:
-        return
-    others = {
-        shard.shard_id
-        for shard in plan.shards
-        if shard.shard_id in by_shard
-        for item in shard.items
-        if item.row_id in by_shard[shard.shard_id]
-        and item.row_id in listed
-        and other_audio(item, listed[item.row_id])
-    }
-    # A new shard has no commit to replace, so all its matching rows are tried.
-    rows = frozenset(row_id for shard in others for row_id in by_shard[shard])
-    if not rows:
-        return
-    sink(events.Note(f"files have changed: {len(rows):,} quarantined rows are planned anew"))
-    rows |= _other_spans(plan, listed, rows)
-    items = [
-        listed.get(item.row_id, item) if item.row_id in rows else item for item in plan.items()
-    ]
-    changes = Changes(changed=tuple(sorted(rows)))
-    Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY, fence=fence)
-
-
-def _other_spans(plan: Plan, listed: Mapping[str, Item], rows: Collection[str]) -> frozenset[str]:
-    """Return all spans of recordings whose file has changed for one of these rows.
-
-    Otherwise the other spans of the recording would still be of the earlier file.
-    """
-    changed = {
-        recording_of(item.row_id)
-        for item in plan.items()
-        if item.part_of and item.row_id in rows
-        if item.row_id in listed and other_audio(item, listed[item.row_id])
-    }
-    return frozenset(
-        item.row_id
-        for item in plan.items()
-        if item.part_of and item.row_id in listed and recording_of(item.row_id) in changed
-    )
+        if found is None:
+            return
+        dataset, plan, fence = found
+        by_shard = _matching(layout, plan, chosen)
+        source = planned_source(spec)
+        try:
+            listed = {item.row_id: item for item in listing(source)}
+        except SourceError:
+            return
+        rows, recordings = set[str](), set[str]()
+        for shard in plan.shards:
+            matching = by_shard.get(shard.shard_id, set())
+            changed = [
+                item
+                for item in shard.items
+                if item.row_id in matching
+                and item.row_id in listed
+                and other_audio(item, listed[item.row_id])
+            ]
+            # A new shard has no commit to replace, so all its matching rows are tried.
+            rows |= matching if changed else set()
+            recordings |= {recording_of(item.row_id) for item in changed if item.part_of}
+        if not rows:
+            return
+        sink(events.Note(f"files have changed: {len(rows):,} quarantined rows are planned anew"))
+        # Otherwise the other spans of a recording would still be of the earlier file.
+        rows |= {
+            item.row_id
+            for item in plan.items()
+            if item.part_of and item.row_id in listed and recording_of(item.row_id) in recordings
+        }
+        items = [
+            listed.get(item.row_id, item) if item.row_id in rows else item for item in plan.items()
+        ]
+        changes = Changes(changed=tuple(sorted(rows)))
+        Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY, fence=fence)
 
 
 def _matching(layout: Layout, plan: Plan, chosen: RowFilter) -> dict[str, set[str]]:
@@ -297,9 +262,7 @@ def committed_bytes(
 ) -> dict[tuple[Any, ...], Place]:
     """Return (bytes, start, end, recording, sha256) to the good row with such a file.
 
-    Args:
-        sizes: Sizes of files to look for, in bytes.
-        parts: Row id of a span to its recording, because the models hear the audio before a span.
+    `parts` has the recordings of spans, by row id: the models hear the audio before a span.
     """
     if not sizes:
         return {}
