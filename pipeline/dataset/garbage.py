@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from earmill.pipeline.common.errors import CommitError
@@ -52,6 +52,9 @@ _PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.[^/]+")
 # In the order in which they go: what names others before these.
 FOLDERS = ("snapshots", "index", "plan", "revisions", "commits", *PUBLISHED)
 
+# Path of a file or folder, and its files.
+Part = tuple[str, list[Entry]]
+
 
 @dataclass(frozen=True, repr=False)
 class Collected(Shown):
@@ -77,23 +80,6 @@ class Collected(Shown):
             "files": f"{self.files:,}, {bytes_text(self.bytes)}",
             "too young to go": f"{self.young:,}",
         }
-
-
-@dataclass
-class _Unnamed:
-    parts: list[str] = field(default_factory=list)
-    files: int = 0
-    bytes: int = 0
-    young: int = 0
-
-    def add(self, path: str, files: Sequence[Entry], until_s: float) -> None:
-        """Add a part with its files, unless one of them is younger than `until_s`."""
-        if any(file.modified is None or file.modified > until_s for file in files):
-            self.young += len(files)
-            return
-        self.parts.append(path)
-        self.files += len(files)
-        self.bytes += sum(file.nbytes for file in files)
 
 
 def collect_garbage(
@@ -131,20 +117,25 @@ def collect_garbage(
         kept = replace(current, history=tuple(past for past in current.history if past not in gone))
         named = _named(layout, dataset, kept)
         known = {*all_generations(layout), *dataset.dropped}
-        unnamed = _unnamed(layout, named, known, now - grace_s)
-        _add_unfinished(unnamed, layout, now - grace_s)
+        parts, files, young = list[str](), list[Entry](), 0
+        for path, entries in _unnamed(layout, named, known):
+            if any(file.modified is None or file.modified > now - grace_s for file in entries):
+                young += len(entries)
+            else:
+                parts.append(path)
+                files += entries
         if not dry_run:
             if gone:
                 seen, shorter = current.to_json().encode(), kept.to_json().encode()
                 fence.check(layout)
                 if not layout.replace_own(CURRENT_FILE, shorter, seen):
                     raise closed_by_another(layout)
-            for part in unnamed.parts:
+            for part in parts:
                 # Names come back: the index of the same rows has the same name.
                 fence.check(layout)
                 layout.delete(part)
-    entries = tuple(past.entry for past in gone)
-    return Collected(entries, tuple(unnamed.parts), unnamed.files, unnamed.bytes, unnamed.young)
+    nbytes = sum(file.nbytes for file in files)
+    return Collected(tuple(past.entry for past in gone), tuple(parts), len(files), nbytes, young)
 
 
 def _expired(
@@ -187,36 +178,29 @@ def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
     return named
 
 
-def _unnamed(layout: Layout, named: set[str], known: Collection[str], until_s: float) -> _Unnamed:
-    """Find parts that nothing refers to.
+def _unnamed(layout: Layout, named: set[str], known: Collection[str]) -> Iterator[Part]:
+    """Yield the parts that nothing refers to, in the order in which they go.
 
     Args:
         known: Shards that are committed or were dropped: on others somebody may be at work.
     """
-    found = _Unnamed()
     for folder in FOLDERS:
-        entries, parts = layout.entries(folder), dict[str, list[str]]()
+        entries, parts = layout.entries(folder), dict[str, list[Entry]]()
         for name in entries.keys() - named:
+            part = _PART.match(name)
             if paths.plan_of_part(name) in named:
                 continue
-            part = _PART.match(name)
             if folder not in PUBLISHED:
-                parts[name] = [name]
+                parts[name] = [entries[name]]
             elif part is not None and part[1] in known:
-                parts.setdefault(part[0], []).append(name)
-        for path, names in sorted(parts.items()):
-            found.add(path, [entries[name] for name in names], until_s)
-    return found
-
-
-def _add_unfinished(found: _Unnamed, layout: Layout, until_s: float) -> None:
-    """Find unfinished parts of processes that are gone, and locks of takeovers."""
-    parts: dict[str, list[Entry]] = {}
+                parts.setdefault(part[0], []).append(entries[name])
+        yield from sorted(parts.items(), key=lambda part: part[0])
+    # Unfinished parts of processes that are gone, and locks of takeovers.
+    unfinished: dict[str, list[Entry]] = {}
     for name, entry in layout.everything().items():
         if (part := _UNFINISHED.match(name)) is not None:
-            parts.setdefault(part[0], []).append(entry)
-    for path, files in sorted(parts.items()):
-        found.add(path, files, until_s)
+            unfinished.setdefault(part[0], []).append(entry)
+    yield from sorted(unfinished.items(), key=lambda part: part[0])
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,13 @@ def compact(
                 plan,
                 why=COMPACT,
                 dropped=[shard.shard_id for group in groups for shard in group],
-                added=[_merged(group) for group in groups],
+                added=[
+                    NewShard(
+                        tuple(item for shard in group for item in shard.items),
+                        tuple((shard.shard_id, k.row_id) for shard in group for k in shard.items),
+                    )
+                    for group in groups
+                ],
                 fence=fence,
             )
             plan = Plan.read(layout, dataset.plan_id)
@@ -291,8 +297,3 @@ def _groups(
         group.append(shard)
     if len(group) > 1:
         yield group
-
-
-def _merged(group: Sequence[Shard]) -> NewShard:
-    rows = [(item, (shard.shard_id, item.row_id)) for shard in group for item in shard.items]
-    return NewShard(tuple(item for item, _ in rows), tuple(place for _, place in rows))

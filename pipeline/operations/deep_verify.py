@@ -111,7 +111,7 @@ def verify_deep(
     models = warm_models(spec, threads, spec.run.device)
     source = open_source(spec.source, spec.audio.array_rate_hz)
     on_begin(f"computing {len(drawn):,} rows")
-    counts = _Counts()
+    differ, problems = list[float](), list[str]()
     # In child processes, because a decoder may crash, and libmpg123 prints warnings.
     apart = spec.run.model_copy(update={"decode_in_child": True})
     spec = spec.model_copy(update={"run": apart})
@@ -123,10 +123,14 @@ def verify_deep(
             made, reason = _computed(processor, item)
             exact = _same_machine(record, models)
             for row in stored:
-                counts.take(row, made.get(row.row_id), reason, exact)
-    return DeepReport(
-        seed, len(drawn), counts.equal, counts.close, counts.worst, tuple(counts.problems)
-    )
+                size, problem = _compared(row, made.get(row.row_id), reason, exact)
+                if problem:
+                    problems.append(problem)
+                else:
+                    differ.append(size)
+    close = sum(size > 0 for size in differ)
+    worst = max(differ, default=0.0)
+    return DeepReport(seed, len(drawn), len(differ) - close, close, worst, tuple(problems))
 
 
 def _stored(
@@ -157,37 +161,32 @@ def _computed(processor: RowProcessor, item: Item) -> tuple[dict[str, FeatureRow
     return {row.row_id: row for row in found.good}, "; ".join(row.message for row in found.bad)
 
 
-@dataclass
-class _Counts:
-    equal: int = 0
-    close: int = 0
-    worst: float = 0.0
-    problems: list[str] = field(default_factory=list)
+def _compared(
+    stored: FeatureRow, now: FeatureRow | None, reason: str, exact: bool
+) -> tuple[float, str]:
+    """Return the difference of a stored row and the row computed now, and the problem if any.
 
-    def take(self, stored: FeatureRow, now: FeatureRow | None, reason: str, exact: bool) -> None:
-        """Compare a stored row with the row computed now, or note why there is none."""
-        named = f"row {stored.row_id!r}"
-        if now is None:
-            self.problems.append(f"{named} cannot be computed again: {reason or 'it is gone'}")
-            return
-        if now.facts.get("pcm_sha256") != stored.facts.get("pcm_sha256"):
-            self.problems.append(f"{named}: its audio is another one now, so it is not compared")
-            return
-        found = differences(stored, now)
-        differing = {name: (size, most) for name, (size, most) in found.items() if size > 0}
-        if not differing:
-            self.equal += 1
-        elif not exact and all(size <= most for size, most in differing.values()):
-            self.close += 1
-            self.worst = max([self.worst, *(size for size, _ in differing.values())])
-        else:
-            worst = max(differing, key=lambda name: differing[name][0])
-            wanted = "bit for bit" if exact else f"within {differing[worst][1]:g}"
-            self.problems.append(
-                f"{named}, stream {worst}: expected what is computed now {wanted}, it differs by "
-                f"{differing[worst][0]:.3g}; run `earmill extract` with --resume --repair where "
-                "`earmill verify` finds damage, else look at versions and devices of its commit"
-            )
+    `reason` says why there is no row now; `exact` allows no difference.
+    """
+    named = f"row {stored.row_id!r}"
+    if now is None:
+        return 0.0, f"{named} cannot be computed again: {reason or 'it is gone'}"
+    if now.facts.get("pcm_sha256") != stored.facts.get("pcm_sha256"):
+        return 0.0, f"{named}: its audio is another one now, so it is not compared"
+    found = differences(stored, now)
+    differing = {name: (size, most) for name, (size, most) in found.items() if size > 0}
+    if not differing:
+        return 0.0, ""
+    worst = max(differing, key=lambda name: differing[name][0])
+    size, most = differing[worst]
+    if not exact and all(size <= most for size, most in differing.values()):
+        return size, ""
+    wanted = "bit for bit" if exact else f"within {most:g}"
+    return size, (
+        f"{named}, stream {worst}: expected what is computed now {wanted}, it differs by "
+        f"{size:.3g}; run `earmill extract` with --resume --repair where `earmill verify` finds "
+        "damage, else look at versions and devices of its commit"
+    )
 
 
 def differences(stored: FeatureRow, now: FeatureRow) -> dict[str, tuple[float, float]]:

@@ -83,7 +83,23 @@ def scheduler_of(
     committed = CommitReader(read, side_by_side=not job.layout.is_local)
 
     def request_of(index: int) -> WorkerRequest:
-        return _request_of(job, worker_places.places[index], make_runner)
+        place = worker_places.places[index]
+        shards = shards_of(job, place)
+        work = WorkerJob(
+            spec=job.spec,
+            plan_id=job.plan.plan_id,
+            threads=place.threads,
+            folder=os.getcwd(),
+            device=place.device,
+            shards=shards,
+            parquet_form=job.dataset.parquet_form,
+            streams=job.dataset.streams,
+            extra_types=job.dataset.extra_types,
+            again=job.again,
+            scratch=job.scratch,
+            fence=job.fence,
+        )
+        return WorkerRequest(make_runner(work), place, shards)
 
     placed = len(placements)
     ahead = sum(shards_of(job, place) for place in placements)
@@ -132,22 +148,3 @@ def shards_of(job: OpenJob, place: Placement) -> int:
     return shards_in_flight(
         job.plan.rows / count, sum(shard.seconds for shard in job.plan.shards) / count
     )
-
-
-def _request_of(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> WorkerRequest:
-    shards = shards_of(job, place)
-    work = WorkerJob(
-        spec=job.spec,
-        plan_id=job.plan.plan_id,
-        threads=place.threads,
-        folder=os.getcwd(),
-        device=place.device,
-        shards=shards,
-        parquet_form=job.dataset.parquet_form,
-        streams=job.dataset.streams,
-        extra_types=job.dataset.extra_types,
-        again=job.again,
-        scratch=job.scratch,
-        fence=job.fence,
-    )
-    return WorkerRequest(make_runner(work), place, shards)

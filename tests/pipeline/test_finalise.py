@@ -160,7 +160,7 @@ def test_channels_of_a_row_stand_together(tmp_path: Path) -> None:
     index = read_index(layout)
     assert [line["row_id"] for line in index] == ["z#ch0", "z#ch1", "a#ch0", "a#ch1"]
     assert [line["plan_row_id"] for line in index] == ["z", "z", "a", "a"]
-    assert [line["row"] for line in index] == [None, 2, 1, 0]
+    assert [line["row"] for line in index] == [None, 2, 0, 1]
 
 
 def test_a_dataset_without_one_good_row_can_be_closed(tmp_path: Path) -> None:
