@@ -167,12 +167,19 @@ def commit_problems(
     if extra:
         found.append(f"commits of shards that are not in the plan: {some(extra)}")
     for shard, record in records.items():
-        if record.shard != shard:
-            found.append(f"shard {shard}: its commit record is that of shard {record.shard}")
-        if record.plan_id not in dataset.plan_ids:
-            found.append(f"shard {shard}: commit of plan {record.plan_id}, not {dataset.plan_id}")
-        if record.spec_sha256 != dataset.spec_sha256:
-            found.append(f"shard {shard}: commit of another spec, {record.spec_sha256}")
+        found += _foreign(dataset, shard, record)
+    return found
+
+
+def _foreign(dataset: DatasetFile, shard: str, record: CommitRecord) -> list[str]:
+    """Find signs that a shard's record belongs to another shard or job."""
+    found = []
+    if record.shard != shard:
+        found.append(f"shard {shard}: its commit record is that of shard {record.shard}")
+    if record.plan_id not in dataset.plan_ids:
+        found.append(f"shard {shard}: commit of plan {record.plan_id}, not {dataset.plan_id}")
+    if record.spec_sha256 != dataset.spec_sha256:
+        found.append(f"shard {shard}: commit of another spec, {record.spec_sha256}")
     return found
 
 
@@ -217,7 +224,7 @@ class _Check:
         records = {shard: one.record for shard, one in stored.items()}
         if is_readable:
             self.problems += commit_problems(self._dataset, plan, records)
-            self.damaged |= {k for k, one in records.items() if not self._belongs(k, one)}
+            self.damaged |= {k for k, one in records.items() if _foreign(self._dataset, k, one)}
         present = published(self._layout)
         named = [(shard, file) for shard, record in records.items() for file in record.files]
         for record in records.values():
@@ -251,11 +258,6 @@ class _Check:
         if lines:
             self.damaged.add(shard)
             self.problems += lines
-
-    def _belongs(self, shard: str, record: CommitRecord) -> bool:
-        """Return True if the record under a shard's name belongs to this shard of this job."""
-        same = (record.shard, record.spec_sha256) == (shard, self._dataset.spec_sha256)
-        return same and record.plan_id in self._dataset.plan_ids
 
     def _read_commits(self) -> tuple[dict[str, StoredCommit], list[CommitRecord]]:
         """Return the current records and the replaced ones; any other file is a problem."""

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
 from earmill.pipeline.common.retries import patient
@@ -62,9 +62,6 @@ from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 from earmill.pipeline.worker.models import compiling
-
-if TYPE_CHECKING:
-    from amtcore.features.base import Extractor
 
 EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
 
@@ -211,29 +208,19 @@ def _resumable() -> Iterator[None]:
         raise
 
 
+@dataclass
 class _Run:
     """One call of `run_job`: first `check`, then `process`."""
 
-    # Set by `check`: the models, the description of the output and the plan, where they are known.
-    extractors: Sequence[Extractor]
-    stored: DatasetFile | None
-    plan: Plan | None
-
-    def __init__(
-        self,
-        spec: JobSpec,
-        sharing: SharingPolicy,
-        resume: bool,
-        again: Chooser | None,
-        sink: events.Sink,
-        observe: events.Sink,
-        stop: StopRequest,
-        make_runner: RunnerFactory,
-    ) -> None:
-        self.began_s = time.monotonic()
-        self.spec, self.sharing, self.resume, self.again = spec, sharing, resume, again
-        self.sink, self.observe, self.stop = sink, observe, stop
-        self.make_runner = make_runner
+    spec: JobSpec
+    sharing: SharingPolicy
+    resume: bool
+    again: Chooser | None
+    sink: events.Sink
+    observe: events.Sink
+    stop: StopRequest
+    make_runner: RunnerFactory
+    began_s: float = field(default_factory=time.monotonic)
 
     def tell(self, text: str) -> None:
         """Emit that a step begins."""
