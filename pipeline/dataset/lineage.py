@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -56,11 +57,16 @@ def lineage_of(
     software = {now.snapshot.path: _software(records)}
     for one in past:
         path = one.snapshot.path
-        software[path] = known[path] if path in known else _software(_records_of(layout, one))
+        software[path] = known.get(path, [])
+        if path not in known:
+            with suppress(CommitError):  # a record of an older snapshot may be gone
+                refs = read_snapshot(layout, one).commits.items()
+                found = [read_commit(layout, shard, ref.generation) for shard, ref in refs]
+                software[path] = _software(record for record in found if record is not None)
     begun: dict[int, str | None] = {0: dataset.created}
     for number in {one.entry.revision for one in past if one.entry.revision}:
-        found = read_description(layout, revision_path(number))
-        begun[number] = found.change.created if found and found.change else None
+        revision = read_description(layout, revision_path(number))
+        begun[number] = revision.change.created if revision and revision.change else None
     begun[now.entry.revision] = dataset.change.created if dataset.change else dataset.created
     document = provenance(dataset, [*past, now], software, begun)
     return {PROVENANCE_FILE: (json.dumps(document, indent=1) + "\n").encode()}
@@ -212,13 +218,3 @@ def _known_software(layout: Layout) -> dict[str, list[str]]:
         }
     except (CommitError, LookupError, TypeError, ValueError):
         return {}
-
-
-def _records_of(layout: Layout, one: EarlierSnapshot) -> list[CommitRecord]:
-    """The commits of an older snapshot, as far as they are still there."""
-    try:
-        refs = read_snapshot(layout, one).commits
-        found = [read_commit(layout, shard, ref.generation) for shard, ref in refs.items()]
-    except CommitError:
-        return []
-    return [record for record in found if record is not None]

@@ -97,12 +97,14 @@ def check_replacement(
         before = None
     if before is None:
         return None
-    audio = _good_audio(layout, before)
-    if audio is None:
+    try:
+        table = read_table(layout, str(before.path("rows")), ["row_id", AUDIO])
+        audio = dict(zip(table["row_id"].to_pylist(), table[AUDIO].to_pylist(), strict=True))
+    except (OSError, KeyError, pa.ArrowException):  # the table of rows is damaged as well
         if len(rows) < before.rows_ok:
             raise CommitError(
                 f"{before.rows_ok} rows were good, now {len(rows)} are; the commit stays as it is"
-            )
+            ) from None
         return before.attempt
     now = {row.row_id: row.facts.get(AUDIO) for row in rows}
     if lost := set(audio) - set(now):
@@ -116,16 +118,6 @@ def check_replacement(
             "source, or extract it into another output"
         )
     return before.attempt
-
-
-def _good_audio(layout: Layout, record: CommitRecord) -> dict[str, str | None] | None:
-    """Row id to the hash of its audio, or None where the table of rows is damaged as well."""
-    try:
-        table = read_table(layout, str(record.path("rows")), ["row_id", AUDIO])
-        pairs = zip(table["row_id"].to_pylist(), table[AUDIO].to_pylist(), strict=True)
-    except (OSError, KeyError, pa.ArrowException):
-        return None
-    return dict(pairs)
 
 
 def publish_shard(

@@ -174,14 +174,11 @@ def find_retry(
     layout = Layout.open(uri, storage_options)
     with store_errors(layout.url()):
         spec = stored_job(layout, uri, storage_options, job=job, overrides=overrides)
-        work = choose(layout) or _was_cut_off(layout)
-    return (spec, choose) if work else None
-
-
-def _was_cut_off(layout: Layout) -> bool:
-    """Return True if a run replaced commits or began a revision, and ended before it closed the
-    dataset."""
-    records = commits(layout)
-    begun = require_dataset(layout).change is not None
-    again = begun or any(record.generation for record in records.values())
-    return again and not is_closed(layout, records)
+        if choose(layout):
+            return spec, choose
+        # A run may have replaced commits or begun a revision, and ended before it closed the
+        # dataset.
+        records = commits(layout)
+        begun = require_dataset(layout).change is not None
+        again = begun or any(record.generation for record in records.values())
+        return (spec, choose) if again and not is_closed(layout, records) else None

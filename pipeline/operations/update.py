@@ -105,7 +105,12 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
         if found is None:
             return
         dataset, plan, fence = found
-        by_shard = _matching(layout, plan, chosen)
+        planned = read_row_ids(layout, plan.plan_id)
+        by_shard: dict[str, set[str]] = {}
+        for shard_id, record in commits(layout).items():
+            known = frozenset(planned[shard_id]) if record.rows_bad else frozenset[str]()
+            passing = [row for row in quarantined_rows(layout, record) if chosen(row)]
+            by_shard[shard_id] = {plan_row_of(row.row_id, known) for row in passing}
         source = planned_source(spec)
         try:
             listed = {item.row_id: item for item in listing(source)}
@@ -113,7 +118,7 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
             return
         rows, recordings = set[str](), set[str]()
         for shard in plan.shards:
-            matching = by_shard.get(shard.shard_id, set())
+            matching = by_shard[shard.shard_id]
             changed = [
                 item
                 for item in shard.items
@@ -138,20 +143,6 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
         ]
         changes = Changes(changed=tuple(sorted(rows)))
         Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY, fence=fence)
-
-
-def _matching(layout: Layout, plan: Plan, chosen: RowFilter) -> dict[str, set[str]]:
-    """Return the planned rows of the quarantined rows that pass the filter, by shard."""
-    found: dict[str, set[str]] = {}
-    planned = read_row_ids(layout, plan.plan_id)
-    for shard, record in commits(layout).items():
-        if not record.rows_bad:
-            continue
-        known = frozenset(planned[shard])
-        for row in quarantined_rows(layout, record):
-            if chosen(row):
-                found.setdefault(shard, set()).add(plan_row_of(row.row_id, known))
-    return found
 
 
 @dataclass(frozen=True)
@@ -222,7 +213,10 @@ class Update:
             for item in shard.items
             if item.row_id in changed and not other_audio(item, listed[item.row_id])
         }
-        good = good_rows(self.layout, {shard for shard, _ in found.values()})
+        shards = {shard for shard, _ in found.values()}
+        records = {k: record for k, record in commits(self.layout).items() if k in shards}
+        tables = _row_tables(self.layout, records, ["plan_row_id"])
+        good = {(shard, row["plan_row_id"]) for shard, rows in tables for row in rows}
         return {row_id: place for row_id, place in found.items() if place in good}
 
     def _moved(self, fresh: Sequence[Item]) -> dict[str, Place]:
@@ -248,13 +242,6 @@ class Update:
 def _stretch(item: Item) -> tuple[Any, ...]:
     """Return the size of a row's file and its span, which with its bytes decide the features."""
     return (item.size, item.start_s, item.end_s, item.part_of)
-
-
-def good_rows(layout: Layout, shards: Collection[str]) -> set[Place]:
-    """Return the planned rows of some shards that are good."""
-    records = {k: record for k, record in commits(layout).items() if k in shards}
-    tables = _row_tables(layout, records, ["plan_row_id"])
-    return {(shard, row["plan_row_id"]) for shard, rows in tables for row in rows}
 
 
 def committed_bytes(
