@@ -24,7 +24,7 @@ from pydantic_core import to_json
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.machine import Threads
-from earmill.pipeline.dataset.description import dropped_shards
+from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.formats.format import Format, Promise, format_name
 from earmill.pipeline.formats.moments import StoredMoments
 from earmill.pipeline.formats.registry import format_of
@@ -158,9 +158,10 @@ def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:
 def generations(layout: Layout) -> dict[str, list[int]]:
     """Every shard of the dataset that has a record, with its generations in order.
 
-    Listings only, and the newest revision where there is one: it says which shards no longer count.
+    Reads the newest revision where there is one, because it drops shards, and listings.
     """
-    dropped = dropped_shards(layout)
+    dataset = read_dataset(layout) if layout.list("revisions") else None
+    dropped = frozenset() if dataset is None else dataset.dropped
     return {
         shard: found for shard, found in all_generations(layout).items() if shard not in dropped
     }

@@ -34,7 +34,7 @@ from earmill.pipeline.dataset.commit_record import (
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.driver_lock import Fence
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
-from earmill.pipeline.dataset.snapshot import described, name_of, read_checked
+from earmill.pipeline.dataset.snapshot import put_named, read_checked
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.format import explain_damage, is_as_committed
 from earmill.pipeline.formats.registry import chosen, format_of
@@ -98,11 +98,7 @@ def write_carried(layout: Layout, rows: Iterable[CarriedRow]) -> OutFile | None:
         return None
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(listed, schema=SCHEMA), sink, compression="zstd")
-    content = sink.getvalue()
-    file = described(carried_path(name_of(content)), content)
-    if not layout.create_own(file.path, content):
-        layout.write_bytes(file.path, content)
-    return file
+    return put_named(layout, carried_path, sink.getvalue())
 
 
 def carried_rows(layout: Layout, dataset: DatasetFile) -> dict[str, list[CarriedRow]]:

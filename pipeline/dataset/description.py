@@ -200,13 +200,6 @@ def datasets_below(layout: Layout) -> str:
     return f"; did you mean {' or '.join(names)}{more}?" if names else ""
 
 
-def dropped_shards(layout: Layout) -> frozenset[str]:
-    """Committed shards that only older snapshots have; nothing is read where there is no
-    revision."""
-    dataset = read_dataset(layout) if layout.list("revisions") else None
-    return frozenset() if dataset is None else dataset.dropped
-
-
 def raise_version(layout: Layout) -> None:
     """Raise the layout version, so that releases that cannot read the dataset refuse it."""
     found = _stored_description(layout, DATASET_FILE)

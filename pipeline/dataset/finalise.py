@@ -44,6 +44,7 @@ from earmill.pipeline.dataset.snapshot import (
     described,
     moments_of,
     name_of,
+    put_named,
     read_checked,
     read_current,
     read_snapshot,
@@ -269,8 +270,8 @@ def _store(layout: Layout, index: pa.Table, fence: Fence) -> OutFile:
             return described(path, content)
     buffer = io.BytesIO()
     pq.write_table(index, buffer, compression="zstd", compression_level=3, write_page_index=True)
-    content = buffer.getvalue()
-    return _put_named(layout, paths.index_path(name_of(content)), content, fence)
+    fence.check(layout)
+    return put_named(layout, paths.index_path, buffer.getvalue())
 
 
 def _store_snapshot(
@@ -285,22 +286,21 @@ def _store_snapshot(
     file, and the earlier snapshots."""
     known = known_snapshots(layout)
     made = replace(made, additions={**_additions(layout, made, known), **add})
-    if known:
-        again = replace(made, entry=known[-1].entry)
-        file, content = _encoded(again)
-        if file == known[-1].snapshot:
-            return again, _put_named(layout, file.path, content, fence), known[:-1]
-    good = sum(status == STATUS_OK for status in index.column("status").to_pylist())
-    change = dataset.change
-    revision = change.number if change is not None else 0
-    why = WHY_AGAIN if known else WHY_FIRST
-    if change is not None and (not known or known[-1].entry.revision != revision):
-        why = change.why
-    why = WHY_ADDED if add else why
-    begun = LogEntry(why=why, revision=revision, rows_ok=good, rows_bad=len(index) - good)
-    made = replace(made, entry=next_entry(layout, made, known, begun))
-    file, content = _encoded(made)
-    return made, _put_named(layout, file.path, content, fence), known
+    again = replace(made, entry=known[-1].entry) if known else made
+    if known and described(known[-1].snapshot.path, again.to_json().encode()) == known[-1].snapshot:
+        made, known = again, known[:-1]
+    else:
+        good = sum(status == STATUS_OK for status in index.column("status").to_pylist())
+        change = dataset.change
+        revision = change.number if change is not None else 0
+        why = WHY_AGAIN if known else WHY_FIRST
+        if change is not None and (not known or known[-1].entry.revision != revision):
+            why = change.why
+        why = WHY_ADDED if add else why
+        begun = LogEntry(why=why, revision=revision, rows_ok=good, rows_bad=len(index) - good)
+        made = replace(made, entry=next_entry(layout, made, known, begun))
+    fence.check(layout)
+    return made, put_named(layout, paths.snapshot_path, made.to_json().encode()), known
 
 
 def _additions(
@@ -317,21 +317,8 @@ def _additions(
     return before.additions
 
 
-def _encoded(snapshot: Snapshot) -> tuple[OutFile, bytes]:
-    content = snapshot.to_json().encode()
-    return described(paths.snapshot_path(name_of(content)), content), content
-
-
 def _read(layout: Layout, rel: str) -> OutFile:
     return described(rel, layout.read_bytes(rel))
-
-
-def _put_named(layout: Layout, rel: str, content: bytes, fence: Fence) -> OutFile:
-    """Write a file that is named by its content; one that was damaged since is written again."""
-    fence.check(layout)
-    if not layout.create_own(rel, content):
-        layout.write_bytes(rel, content)
-    return described(rel, content)
 
 
 def good_plan_rows(layout: Layout, snapshot: Snapshot) -> set[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -204,6 +204,14 @@ def described(path: str, content: bytes) -> OutFile:
 def name_of(content: bytes) -> str:
     """How an immutable file is named: by the start of its sha256."""
     return _sha256(content)[:CONTENT_CHARS]
+
+
+def put_named(layout: Layout, path_of: Callable[[str], str], content: bytes) -> OutFile:
+    """Write a file that is named by its content; one that was damaged since is written again."""
+    file = described(path_of(name_of(content)), content)
+    if not layout.create_own(file.path, content):
+        layout.write_bytes(file.path, content)
+    return file
 
 
 def read_checked(layout: Layout, file: OutFile) -> bytes:
