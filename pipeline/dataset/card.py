@@ -27,8 +27,8 @@ from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import CastError, OutFile, total
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
 from earmill.pipeline.spec.licenses import stored_licenses
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CROISSANT_FILE, README_FILE
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
 # How the stored rows of a stream in int8 become frames.
@@ -57,8 +57,8 @@ def cards_of(
     """Return the content of README.md and croissant.json."""
     machine = croissant(dataset, records, index_file, layout.url())
     return {
-        README_FILE: readme(dataset, records, index, index_file).encode(),
-        CROISSANT_FILE: (json.dumps(machine, indent=1) + "\n").encode(),
+        paths.README_FILE: readme(dataset, records, index, index_file).encode(),
+        paths.CROISSANT_FILE: (json.dumps(machine, indent=1) + "\n").encode(),
     }
 
 

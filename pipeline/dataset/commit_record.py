@@ -38,7 +38,6 @@ from earmill.pipeline.storage.documents import (
     versioned_json,
 )
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import LAYOUT_VERSION
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -92,7 +91,7 @@ class CommitRecord(Strict):
     files: tuple[OutFile, ...]
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-    layout_version: int = LAYOUT_VERSION
+    layout_version: int = paths.LAYOUT_VERSION
     generation: int = 0
     replaces: str | None = None
 

@@ -20,23 +20,15 @@ from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.licenses import stored_licenses
 from earmill.pipeline.spec.messages import describe_changes
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import Strict, UnreadableVersionError, versioned_json
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import (
-    CROISSANT_FILE,
-    DATASET_FILE,
-    LAYOUT_VERSION,
-    PROVENANCE_FILE,
-    README_FILE,
-    parse_revision_path,
-    revision_path,
-)
 from earmill.pipeline.storage.retrying import store_errors
 
 # Parts that only a dataset has: finding one without dataset.json means the place is taken.
 _OURS = ("data", "rows", "quarantine", "commits", "index")
 _NAMED_BELOW = 3
-_CARDS = (README_FILE, CROISSANT_FILE, PROVENANCE_FILE)
+_CARDS = (paths.README_FILE, paths.CROISSANT_FILE, paths.PROVENANCE_FILE)
 
 
 @dataclass(frozen=True)
@@ -95,12 +87,14 @@ class DatasetFile(Strict):
     parquet_form: str = NESTED
     licenses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     change: Change | None = None
-    layout_version: int = LAYOUT_VERSION
+    layout_version: int = paths.LAYOUT_VERSION
 
     @property
     def path(self) -> str:
         """Where it is stored."""
-        return DATASET_FILE if self.change is None else revision_path(self.change.number)
+        return (
+            paths.DATASET_FILE if self.change is None else paths.revision_path(self.change.number)
+        )
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
@@ -144,7 +138,7 @@ class DatasetFile(Strict):
             ) from err
         except (ValueError, KeyError, TypeError) as err:
             raise OutputError(
-                f"{DATASET_FILE} is not readable: {type(err).__name__}: {err}; "
+                f"{paths.DATASET_FILE} is not readable: {type(err).__name__}: {err}; "
                 "restore it, or use another output"
             ) from err
         return found
@@ -157,9 +151,9 @@ def read_dataset(layout: Layout) -> DatasetFile | None:
         OutputError: The file is damaged, or the place cannot be read.
     """
     with store_errors(layout.url()):
-        numbers = map(parse_revision_path, layout.list("revisions"))
+        numbers = map(paths.parse_revision_path, layout.list("revisions"))
         newest = max((number for number in numbers if number is not None), default=0)
-    return read_description(layout, revision_path(newest) if newest else DATASET_FILE)
+    return read_description(layout, paths.revision_path(newest) if newest else paths.DATASET_FILE)
 
 
 def require_dataset(layout: Layout) -> DatasetFile:
@@ -168,7 +162,7 @@ def require_dataset(layout: Layout) -> DatasetFile:
     if dataset is None:
         hint = datasets_below(layout)
         raise OutputError(
-            f"{layout.url()} holds no {DATASET_FILE}; give the output.uri of a job{hint}"
+            f"{layout.url()} holds no {paths.DATASET_FILE}; give the output.uri of a job{hint}"
         )
     return dataset
 
@@ -194,7 +188,7 @@ def _stored_description(layout: Layout, rel: str) -> tuple[DatasetFile, bytes] |
 
 def datasets_below(layout: Layout) -> str:
     """For a message: datasets one folder below a local place that is none."""
-    found = sorted(Path(layout.root).glob(f"*/{DATASET_FILE}")) if layout.is_local else []
+    found = sorted(Path(layout.root).glob(f"*/{paths.DATASET_FILE}")) if layout.is_local else []
     names = [one_line(str(path.parent)) for path in found[:_NAMED_BELOW]]
     more = ", ..." if len(found) > _NAMED_BELOW else ""
     return f"; did you mean {' or '.join(names)}{more}?" if names else ""
@@ -202,10 +196,10 @@ def datasets_below(layout: Layout) -> str:
 
 def raise_version(layout: Layout) -> None:
     """Raise the layout version, so that releases that cannot read the dataset refuse it."""
-    found = _stored_description(layout, DATASET_FILE)
-    if found is not None and found[0].layout_version < LAYOUT_VERSION:
-        raised = replace(found[0], layout_version=LAYOUT_VERSION)
-        layout.replace_own(DATASET_FILE, raised.to_json().encode(), found[1])
+    found = _stored_description(layout, paths.DATASET_FILE)
+    if found is not None and found[0].layout_version < paths.LAYOUT_VERSION:
+        raised = replace(found[0], layout_version=paths.LAYOUT_VERSION)
+        layout.replace_own(paths.DATASET_FILE, raised.to_json().encode(), found[1])
 
 
 def check_same(layout: Layout, dataset: DatasetFile) -> None:
@@ -279,14 +273,14 @@ def open_dataset(
         taken += [name for name in _OURS if layout.list(name)]
         if taken:
             raise OutputError(
-                f"{layout.url()} has no {DATASET_FILE} but already holds {', '.join(taken)}; "
+                f"{layout.url()} has no {paths.DATASET_FILE} but already holds {', '.join(taken)}; "
                 "use an empty output.uri"
             )
         may_write(layout)
-        if layout.put_if_absent(DATASET_FILE, wanted.to_json().encode()):
+        if layout.put_if_absent(paths.DATASET_FILE, wanted.to_json().encode()):
             return wanted
         stored = read_dataset(layout)
         if stored is None:
-            raise OutputError(f"{layout.url(DATASET_FILE)} exists but cannot be read")
+            raise OutputError(f"{layout.url(paths.DATASET_FILE)} exists but cannot be read")
     check_dataset(stored, wanted)
     return stored

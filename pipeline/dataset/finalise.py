@@ -62,12 +62,6 @@ from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import (
-    CROISSANT_FILE,
-    CURRENT_FILE,
-    PROVENANCE_FILE,
-    README_FILE,
-)
 
 STATUS_OK, STATUS_BAD = "ok", "quarantined"
 # Kinds of runs, in the log.
@@ -98,9 +92,10 @@ def finalise(
         OutputError: There is no dataset here.
         OvertakenError: Another command has taken the output over, or closed the dataset meanwhile.
     """
-    seen = read_if_there(layout, CURRENT_FILE)
+    seen = read_if_there(layout, paths.CURRENT_FILE)
     cards_seen = {
-        name: read_if_there(layout, name) for name in (README_FILE, CROISSANT_FILE, PROVENANCE_FILE)
+        name: read_if_there(layout, name)
+        for name in (paths.README_FILE, paths.CROISSANT_FILE, paths.PROVENANCE_FILE)
     }
     dataset = read_dataset(layout)
     if dataset is None:
@@ -134,7 +129,7 @@ def finalise(
     )
     made, named, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
     # Before the cards, which go with what counts, are overwritten.
-    if read_if_there(layout, CURRENT_FILE) != seen:
+    if read_if_there(layout, paths.CURRENT_FILE) != seen:
         fence.check(layout)
         raise closed_by_another(layout)
     made_of = list(records.values())
@@ -145,7 +140,7 @@ def finalise(
     try:
         replace_cards(layout, cards, cards_seen, fence)
         fence.check(layout)
-        if not layout.replace_own(CURRENT_FILE, current.to_json().encode(), seen):
+        if not layout.replace_own(paths.CURRENT_FILE, current.to_json().encode(), seen):
             raise closed_by_another(layout)
         fence.check(layout)
     except OvertakenError:
@@ -195,9 +190,9 @@ def _open_again(layout: Layout, made: Current, seen: bytes | None, index: OutFil
         return
     mine = made.to_json().encode()
     if seen is None:
-        layout.remove_own(CURRENT_FILE, mine)
+        layout.remove_own(paths.CURRENT_FILE, mine)
     else:
-        layout.replace_own(CURRENT_FILE, seen, mine)
+        layout.replace_own(paths.CURRENT_FILE, seen, mine)
 
 
 def closed_by_another(layout: Layout) -> OvertakenError:

@@ -40,7 +40,6 @@ from earmill.pipeline.dataset.verify import PUBLISHED, published
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.backend import Entry
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CURRENT_FILE
 from earmill.pipeline.storage.scratch import clear_scratch
 
 GRACE_S = 24 * 3600.0
@@ -128,7 +127,7 @@ def collect_garbage(
             if gone:
                 seen, shorter = current.to_json().encode(), kept.to_json().encode()
                 fence.check(layout)
-                if not layout.replace_own(CURRENT_FILE, shorter, seen):
+                if not layout.replace_own(paths.CURRENT_FILE, shorter, seen):
                     raise closed_by_another(layout)
             for part in parts:
                 # Names come back: the index of the same rows has the same name.

@@ -26,8 +26,8 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.spec.licenses import License, stored_licenses
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import PROVENANCE_FILE, revision_path
 
 CONTEXT: dict[str, Any] = {
     "prov": "http://www.w3.org/ns/prov#",
@@ -65,11 +65,11 @@ def lineage_of(
                 software[path] = _software(record for record in found if record is not None)
     begun: dict[int, str | None] = {0: dataset.created}
     for number in {one.entry.revision for one in past if one.entry.revision}:
-        revision = read_description(layout, revision_path(number))
+        revision = read_description(layout, paths.revision_path(number))
         begun[number] = revision.change.created if revision and revision.change else None
     begun[now.entry.revision] = dataset.change.created if dataset.change else dataset.created
     document = provenance(dataset, [*past, now], software, begun)
-    return {PROVENANCE_FILE: (json.dumps(document, indent=1) + "\n").encode()}
+    return {paths.PROVENANCE_FILE: (json.dumps(document, indent=1) + "\n").encode()}
 
 
 def provenance(
@@ -205,7 +205,7 @@ def _known_software(layout: Layout) -> dict[str, list[str]]:
     try:
         current = read_current(layout)
         cards = current.cards if current else ()
-        file = next((card for card in cards if card.path == PROVENANCE_FILE), None)
+        file = next((card for card in cards if card.path == paths.PROVENANCE_FILE), None)
         nodes = loads_json(read_checked(layout, file), max_chars=None)["@graph"] if file else []
         by_id = {node["@id"]: node for node in nodes}
         return {

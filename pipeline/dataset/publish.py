@@ -31,20 +31,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from earmill.pipeline.common import timing
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
-from earmill.pipeline.common.timing import (
-    CHECK,
-    COMMIT,
-    ENCODE,
-    FOR_FILES,
-    HASH,
-    StageTimes,
-    carried,
-    current,
-    doing,
-    in_order,
-)
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
     CommitRecord,
@@ -139,7 +128,7 @@ def publish_shard(
     extra_types: Mapping[str, Any] | None = None,
     generation: int = 0,
     folder: Path | None = None,
-    stages: StageTimes | None = None,
+    stages: timing.StageTimes | None = None,
     fence: Fence = UNFENCED,
 ) -> bool:
     """Write one shard and commit it; True where this attempt won, False where another one had.
@@ -164,7 +153,7 @@ def publish_shard(
             disk is full, a file did not read back as written, or the upload failed. Nothing is
             committed then, and local temporaries are gone.
     """
-    shard = _Shard(layout, shard_id, attempt, stages or StageTimes(), fence)
+    shard = _Shard(layout, shard_id, attempt, stages or timing.StageTimes(), fence)
     with _explained(shard_id, layout, fence):
         if not isinstance(attrs.get("spec_sha256"), str):
             raise CommitError(
@@ -180,8 +169,8 @@ def publish_shard(
         bad = sorted(bad, key=lambda r: (position[plan_row_of(r.row_id, position)], r.row_id))
         replaces = check_replacement(layout, shard_id, generation, rows) if generation else None
         with shard.room(folder):
-            digest = shard.beside(HASH, lambda: digest_rows(rows, streams, dtype))
-            moments = shard.beside(CHECK, lambda: shard_moments(rows, streams))
+            digest = shard.beside(timing.HASH, lambda: digest_rows(rows, streams, dtype))
+            moments = shard.beside(timing.CHECK, lambda: shard_moments(rows, streams))
             encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
             shard.encode(rows, bad, streams, formats, encoding, digest)
             by_stream = digest.result().streams
@@ -256,7 +245,7 @@ class _Shard:
     """
 
     def __init__(
-        self, layout: Layout, shard_id: str, attempt: str, stages: StageTimes, fence: Fence
+        self, layout: Layout, shard_id: str, attempt: str, stages: timing.StageTimes, fence: Fence
     ) -> None:
         self.layout, self.stages, self.fence = layout, stages, fence
         self.shard_id, self.attempt = shard_id, attempt
@@ -280,12 +269,15 @@ class _Shard:
 
     def beside(self, part: str, work: Callable[[], T]) -> Future[T]:
         """Begin work in the thread beside this one, after the work that was begun there before."""
-        return self._side.submit(carried(part, self.stages.stage(part)(work)))
+        return self._side.submit(timing.carried(part, self.stages.stage(part)(work)))
 
     @contextmanager
     def _timed(self, name: str, part: str, libraries: str = "") -> Iterator[None]:
         start = time.perf_counter()
-        with self.stages.stage(part if part != COMMIT else name), doing(part, libraries=libraries):
+        with (
+            self.stages.stage(part if part != timing.COMMIT else name),
+            timing.doing(part, libraries=libraries),
+        ):
             yield
         self.timings_s[name] = round(time.perf_counter() - start, 6)
 
@@ -299,21 +291,21 @@ class _Shard:
         digest: Future[ShardDigest],
     ) -> None:
         """Write every part, and check the features."""
-        with doing(ENCODE):
+        with timing.doing(timing.ENCODE):
             scalars = row_table(rows, streams, encoding.extra_types)
         encoding = replace(encoding, scalars=scalars)
         for fmt in formats:
             chosen = format_of(fmt)
-            with self._timed(f"encode_{fmt}", ENCODE, FOR_FILES):
+            with self._timed(f"encode_{fmt}", timing.ENCODE, timing.FOR_FILES):
                 with self._new_part(paths.data_path, chosen.suffix) as path:
                     chosen.write(path, rows, streams, encoding)
-            with self._timed(f"check_{fmt}", CHECK, FOR_FILES):
+            with self._timed(f"check_{fmt}", timing.CHECK, timing.FOR_FILES):
                 problems = chosen.problems(path, rows, streams, digest.result())
                 if problems:
                     raise CommitError(
                         f"the {fmt} file does not hold what was written: {'; '.join(problems)}"
                     )
-        with self._timed("encode_rows", ENCODE):
+        with self._timed("encode_rows", timing.ENCODE):
             with self._new_part(paths.rows_path) as path:
                 write_table(scalars, path)
             if bad:
@@ -326,18 +318,18 @@ class _Shard:
         name = named(self.shard_id, self.attempt, *more)
         path = self.parts[name] = self.folder / name.replace("/", "-")
         yield path
-        self._hashed.append(self.beside(HASH, lambda: _files_of(name, path)))
+        self._hashed.append(self.beside(timing.HASH, lambda: _files_of(name, path)))
 
     def hashed_files(self) -> tuple[OutFile, ...]:
         """Size and sha256 of every file that was written, in the order of paths."""
-        with self._timed("hash", HASH):
+        with self._timed("hash", timing.HASH):
             found = [file for files in self._hashed for file in files.result()]
             return tuple(sorted(found, key=lambda file: file.path.split("/")))
 
     def upload(self, files: Sequence[OutFile]) -> None:
         """Bring every part to the output, look that it arrived in full length and settle it."""
         try:
-            with self._timed("upload", COMMIT, FOR_FILES):
+            with self._timed("upload", timing.COMMIT, timing.FOR_FILES):
                 for name, local in self.parts.items():
                     put = self.layout.upload_dir if local.is_dir() else self.layout.upload_file
                     put(local, name)
@@ -360,17 +352,17 @@ class _Shard:
 
     def commit(self, record: CommitRecord) -> bool:
         """Create the record; a lost race removes this attempt's files again."""
-        tally = current()
+        tally = timing.current()
         info = {
             **record.info,
             "timings_s": {**record.info.get("timings_s", {}), **self.timings_s},
             # CPU seconds of the attempt, up to its record.
-            **({} if tally is None else {"cpu_s": in_order(tally.seconds())}),
+            **({} if tally is None else {"cpu_s": timing.in_order(tally.seconds())}),
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         text = replace(record, info=info).to_json()
         name = paths.commit_path(self.shard_id, record.generation)
-        with self.stages.stage(COMMIT), doing(COMMIT):
+        with self.stages.stage(timing.COMMIT), timing.doing(timing.COMMIT):
             try:
                 self.fence.check(self.layout)
             except OvertakenError:

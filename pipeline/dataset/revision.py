@@ -37,8 +37,8 @@ from earmill.pipeline.planning.make_plan import SHARD_DIGITS
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import LAYOUT_VERSION, plan_path
 from earmill.pipeline.storage.scratch import clear_scratch
 
 # Why a revision was begun, in the log.
@@ -137,7 +137,7 @@ def begin_revision(
         extra_labels=revised.extra_labels,
         licenses=dataset.licenses if licenses is None else licenses,
         change=change,
-        layout_version=LAYOUT_VERSION,
+        layout_version=paths.LAYOUT_VERSION,
     )
     fence.check(layout)
     raise_version(layout)
@@ -153,7 +153,7 @@ def look_again(layout: Layout, made: DatasetFile, fence: Fence) -> None:
     try:
         fence.check(layout)
     except OvertakenError:
-        needed = [plan_path(made.plan_id)]
+        needed = [paths.plan_path(made.plan_id)]
         if made.change is not None and made.change.carried is not None:
             needed.append(made.change.carried.path)
         if not all(map(layout.exists, needed)):

@@ -20,18 +20,13 @@ from earmill.pipeline.dataset.commit_record import StoredCommit, parsed_json
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import Strict
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import (
-    CROISSANT_FILE,
-    CURRENT_FILE,
-    LAYOUT_VERSION,
-    README_FILE,
-)
 
 CONTENT_CHARS = 16
 # Cards that every closed dataset has.
-CARDS = (README_FILE, CROISSANT_FILE)
+CARDS = (paths.README_FILE, paths.CROISSANT_FILE)
 
 
 class Attempt(Protocol):
@@ -103,7 +98,7 @@ class Snapshot(Strict):
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     additions: Mapping[str, OutFile] = field(default_factory=dict)
     entry: LogEntry = LogEntry()
-    layout_version: int = LAYOUT_VERSION
+    layout_version: int = paths.LAYOUT_VERSION
 
     def to_json(self) -> str:
         """Return the JSON text, one commit a line; `from_json` gives an equal object."""
@@ -146,7 +141,7 @@ class Current(Strict):
     cards: tuple[OutFile, ...]
     entry: LogEntry = LogEntry()
     history: tuple[EarlierSnapshot, ...] = ()
-    layout_version: int = LAYOUT_VERSION
+    layout_version: int = paths.LAYOUT_VERSION
     sha256: str = field(default="", compare=False)
 
     def to_json(self) -> str:
@@ -165,9 +160,9 @@ class Current(Strict):
     @classmethod
     def from_json(cls, text: str | bytes) -> Current:
         """Parse current.json; CommitError where it is damaged in any byte."""
-        current = parsed_json(cls, text, CURRENT_FILE)
+        current = parsed_json(cls, text, paths.CURRENT_FILE)
         if current.to_json() != (text if isinstance(text, str) else text.decode()):
-            raise CommitError(f"not {CURRENT_FILE} as it was written: its content changed")
+            raise CommitError(f"not {paths.CURRENT_FILE} as it was written: its content changed")
         return current
 
 
@@ -235,11 +230,11 @@ def read_current(layout: Layout) -> Current | None:
     """Return `current.json`, or None where the dataset was never closed or is of layout version 1;
     CommitError where it is damaged."""
     try:
-        return Current.from_json(layout.read_bytes(CURRENT_FILE))
+        return Current.from_json(layout.read_bytes(paths.CURRENT_FILE))
     except FileNotFoundError:
         return None
     except CommitError as err:
-        raise CommitError(f"{layout.url(CURRENT_FILE)}: {err}; {CLOSE_AGAIN}") from err
+        raise CommitError(f"{layout.url(paths.CURRENT_FILE)}: {err}; {CLOSE_AGAIN}") from err
 
 
 def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:

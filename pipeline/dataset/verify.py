@@ -47,7 +47,6 @@ from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CURRENT_FILE, commit_path
 
 # Folders whose files commits name.
 PUBLISHED = ("data", "rows", "quarantine")
@@ -330,7 +329,7 @@ class _Check:
             for card in current.cards:
                 found += _changed(layout, card)
             found += [
-                f"{name}: missing in {CURRENT_FILE}; {CLOSE_AGAIN}"
+                f"{name}: missing in {paths.CURRENT_FILE}; {CLOSE_AGAIN}"
                 for name in sorted(set(CARDS) - {card.path for card in current.cards})
             ]
             snapshot = read_snapshot(layout, current)
@@ -353,13 +352,13 @@ class _Check:
             one = stored.get(shard)
             if one is None:
                 continue  # reported as missing or unreadable
-            name = commit_path(shard, one.record.generation)
+            name = paths.commit_path(shard, one.record.generation)
             if ref.is_lost_in(one):
                 self.damaged.add(shard)
                 found.append(
                     f"{name}: content changed since the dataset was closed"
                     if one.record.generation == ref.generation
-                    else f"{commit_path(shard, ref.generation)}: missing, it replaced {name}"
+                    else f"{paths.commit_path(shard, ref.generation)}: missing, it replaced {name}"
                 )
             elif (one.record.generation, one.record.attempt) != (ref.generation, ref.attempt):
                 found.append(
@@ -368,8 +367,8 @@ class _Check:
                 )
         if extra := sorted(set(stored) - set(snapshot.commits)):
             found.append(
-                f"{CURRENT_FILE}: the index lacks {len(extra)} committed shards, {extra[0]} first; "
-                f"{CLOSE_AGAIN}"
+                f"{paths.CURRENT_FILE}: the index lacks {len(extra)} committed shards, "
+                f"{extra[0]} first; {CLOSE_AGAIN}"
             )
         return found
 
@@ -418,7 +417,9 @@ def _not_closed(
     if not indexes and not cards and not layout.list("snapshots"):
         return []
     if dataset.layout_version > 1 or not indexes:
-        return [f"{CURRENT_FILE}: missing, the dataset was not closed to the end; {CLOSE_AGAIN}"]
+        return [
+            f"{paths.CURRENT_FILE}: missing, the dataset was not closed to the end; {CLOSE_AGAIN}"
+        ]
     found = [f"{name}: missing; {CLOSE_AGAIN}" for name in CARDS if name not in cards]
     if len(indexes) > 1:
         found.append(f"{len(indexes)} index files and nothing says which one counts; {CLOSE_AGAIN}")
