@@ -1,8 +1,7 @@
-"""The dataset's own description: README.md for people, croissant.json for machines.
+"""README.md of a dataset: the card for people.
 
 Cards are made at finalise from dataset.json, the commits and the index, so they describe the stored
-data, not the job. Equal datasets give equal cards. Croissant 1.1 with array shapes and PROV-O
-lineage is in `earmill.pipeline.dataset.croissant`.
+data, not the job. Equal datasets give equal cards.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ import pyarrow as pa
 
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
-from earmill.pipeline.dataset.croissant import croissant, has_bytes, parts_of, tabular
+from earmill.pipeline.dataset.croissant import has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.formats.dtypes import BLOCK_ROWS, INT8
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import CastError, OutFile, total
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
 from earmill.pipeline.spec.licenses import stored_licenses
-from earmill.pipeline.storage import paths
-from earmill.pipeline.storage.layout import Layout
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
 # How the stored rows of a stream in int8 become frames.
@@ -45,21 +42,6 @@ FILES = (
     "decoder, rate, gain), `quarantine/` the rows that could not be processed and why. "
     "`earmill verify` checks all of it."
 )
-
-
-def cards_of(
-    layout: Layout,
-    dataset: DatasetFile,
-    records: Sequence[CommitRecord],
-    index: pa.Table,
-    index_file: OutFile,
-) -> dict[str, bytes]:
-    """Return the content of README.md and croissant.json."""
-    machine = croissant(dataset, records, index_file, layout.url())
-    return {
-        paths.README_FILE: readme(dataset, records, index, index_file).encode(),
-        paths.CROISSANT_FILE: (json.dumps(machine, indent=1) + "\n").encode(),
-    }
 
 
 def readme(

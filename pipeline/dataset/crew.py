@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from earmill.pipeline.common.errors import LockedError, StorageError
+from earmill.pipeline.common.errors import LockedError
 from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.dataset.driver_lock import (
     HEARTBEAT_S,
@@ -45,7 +45,7 @@ _CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
 
 
 class DriverMembership(Heartbeat):
-    """Membership of an output's crew until `leave` or the end of a `with`.
+    """Membership of an output's crew until `release` or the end of a `with`.
 
     Raises:
         LockedError: Somebody needs the output for itself.
@@ -64,21 +64,13 @@ class DriverMembership(Heartbeat):
             raise LockedError(f"{layout.url()} is not to be shared now ({lock}); wait for its end")
         self._start("crew")
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give all claims back; safe to call again."""
         self._stop()
-        # An output that is away must not hide why the run ended.
-        with suppress(StorageError):
-            self._layout.delete(self.fence.name)
+        self._layout.delete(self.fence.name)
         if self._layout.is_local:
             with suppress(OSError):  # not empty: others go on
                 os.rmdir(self._layout.path(CREW))
-
-    def __enter__(self) -> DriverMembership:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.leave()
 
 
 class BlockClaims:

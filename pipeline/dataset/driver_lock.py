@@ -23,10 +23,12 @@ import secrets
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -168,7 +170,7 @@ def overtaken(layout: Layout, holder: LockHolder | None = None) -> OvertakenErro
     )
 
 
-class Heartbeat:
+class Heartbeat(ABC):
     """Signs of life of a run in the file that names it, until another run takes the file over."""
 
     def __init__(self, layout: Layout, name: str, holder: LockHolder, heartbeat_s: float) -> None:
@@ -176,6 +178,19 @@ class Heartbeat:
         self.fence = Fence(name, holder.run_id)
         self._done = threading.Event()
         self._lost: OvertakenError | None = None
+
+    @abstractmethod
+    def release(self) -> None:
+        """Stop the heartbeat and remove the file; safe to call again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        # An output that is away must not hide why the run ended, nor that it is done: the next
+        # driver finds the holder gone.
+        with suppress(StorageError):
+            self.release()
 
     def check(self) -> None:
         """Raise OvertakenError where the heartbeat found that another run took over; reads nothing,
@@ -244,15 +259,6 @@ class DriverLock(Heartbeat):
         found = stored_holder(self._layout, DRIVER_FILE)
         if found is not None and found[0].run_id == self.holder.run_id:
             self._layout.remove_own(DRIVER_FILE, found[1])
-
-    def __enter__(self) -> DriverLock:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        # An output that is away must not hide why the run ended, nor that it is done: the next
-        # driver finds the holder gone.
-        with suppress(StorageError):
-            self.release()
 
     def _take(self, name: str) -> None:
         """Get the lock of this name, or raise LockedError.

@@ -13,6 +13,7 @@ snapshot. So each card is replaced only while its content is as it was when the 
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
-from earmill.pipeline.dataset.card import cards_of
+from earmill.pipeline.dataset.card import readme
 from earmill.pipeline.dataset.commit_record import (
     StoredCommit,
     plan_row_of,
@@ -31,11 +32,13 @@ from earmill.pipeline.dataset.commit_record import (
     some,
     stored_commits,
 )
+from earmill.pipeline.dataset.croissant import croissant
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.history import compare_snapshots, known_snapshots, next_entry
 from earmill.pipeline.dataset.lineage import lineage_of
 from earmill.pipeline.dataset.snapshot import (
+    CARDS,
     CommitRef,
     Current,
     EarlierSnapshot,
@@ -93,10 +96,7 @@ def finalise(
         OvertakenError: Another command has taken the output over, or closed the dataset meanwhile.
     """
     seen = read_if_there(layout, paths.CURRENT_FILE)
-    cards_seen = {
-        name: read_if_there(layout, name)
-        for name in (paths.README_FILE, paths.CROISSANT_FILE, paths.PROVENANCE_FILE)
-    }
+    cards_seen = {name: read_if_there(layout, name) for name in (*CARDS, paths.PROVENANCE_FILE)}
     dataset = read_dataset(layout)
     if dataset is None:
         raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
@@ -133,8 +133,12 @@ def finalise(
         fence.check(layout)
         raise closed_by_another(layout)
     made_of = list(records.values())
-    cards = cards_of(layout, dataset, made_of, index, file)
-    cards |= lineage_of(layout, dataset, made_of, history, EarlierSnapshot(named, made.entry))
+    now = EarlierSnapshot(named, made.entry)
+    cards = {
+        paths.README_FILE: readme(dataset, made_of, index, file).encode(),
+        paths.CROISSANT_FILE: _as_json(croissant(dataset, made_of, file, layout.url())),
+        paths.PROVENANCE_FILE: _as_json(lineage_of(layout, dataset, made_of, history, now)),
+    }
     card_files = tuple(described(name, content) for name, content in cards.items())
     current = Current(named, card_files, made.entry, history)
     try:
@@ -148,6 +152,10 @@ def finalise(
         put_cards_back(layout, cards, cards_seen)
         raise
     return made
+
+
+def _as_json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def read_if_there(layout: Layout, name: str) -> bytes | None:

@@ -50,8 +50,8 @@ def lineage_of(
     records: Sequence[CommitRecord],
     past: Sequence[EarlierSnapshot],
     now: EarlierSnapshot,
-) -> dict[str, bytes]:
-    """Return the content of the file, with the snapshots `past`, the oldest first, and with `now`,
+) -> Node:
+    """Return the whole document, with the snapshots `past`, the oldest first, and with `now`,
     the snapshot of these commits that becomes current."""
     known = _known_software(layout)
     software = {now.snapshot.path: _software(records)}
@@ -68,8 +68,7 @@ def lineage_of(
         revision = read_description(layout, paths.revision_path(number))
         begun[number] = revision.change.created if revision and revision.change else None
     begun[now.entry.revision] = dataset.change.created if dataset.change else dataset.created
-    document = provenance(dataset, [*past, now], software, begun)
-    return {paths.PROVENANCE_FILE: (json.dumps(document, indent=1) + "\n").encode()}
+    return provenance(dataset, [*past, now], software, begun)
 
 
 def provenance(
@@ -78,7 +77,7 @@ def provenance(
     software: Mapping[str, Sequence[str]],
     begun: Mapping[int, str | None],
 ) -> Node:
-    """The whole document.
+    """Build the document.
 
     Args:
         snapshots: The oldest first; the last one counts.
