@@ -293,7 +293,9 @@ def row_problems(
 ) -> list[str]:
     """Find the problems of one shard's rows, one readable line each.
 
-    `ok` has row id and plan row id of every good row, `bad` the ids of the quarantine table.
+    Args:
+        ok: (row id, plan row id) of every good row.
+        bad: Row ids of the quarantine table.
     """
     planned = frozenset(plan_rows)
     good_plan = {plan_row for _, plan_row in ok}

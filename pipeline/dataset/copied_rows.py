@@ -2,8 +2,8 @@
 
 A copy costs reading and writing, and no computing. Values are the stored ones, bit for bit. A row
 whose features would fill memory is held in files, as it was when it was computed. A shard of copies
-is a shard like any other, published put-if-absent: a run that was killed goes on with the shards
-that have no commit, and each comes out the same.
+is published put-if-absent, like any shard. After a kill, the next run goes on with the shards that
+have no commit, and each comes out the same.
 
 A table, stored with the revision, names for every carried row of a new shard the commit that has
 its features.

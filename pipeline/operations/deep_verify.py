@@ -166,7 +166,9 @@ def _compared(
 ) -> tuple[float, str]:
     """Return the difference of a stored row and the row computed now, and the problem if any.
 
-    `reason` says why there is no row now; `exact` allows no difference.
+    Args:
+        reason: The reason why there is no row now.
+        exact: Allow no difference.
     """
     named = f"row {stored.row_id!r}"
     if now is None:

@@ -343,7 +343,7 @@ class _Run:
     def _supply(
         self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None
     ) -> Callable[[int], ShardClaims]:
-        """Return a function that begins to claim shards, so many ahead."""
+        """Return a function that begins to claim shards; its argument is how many are held."""
         member = lease
         if not isinstance(member, DriverMembership):
             member = stack.enter_context(DriverMembership(job.layout))

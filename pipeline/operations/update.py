@@ -249,7 +249,8 @@ def committed_bytes(
 ) -> dict[tuple[Any, ...], Place]:
     """Return (bytes, start, end, recording, sha256) to the good row with such a file.
 
-    `parts` has the recordings of spans, by row id: the models hear the audio before a span.
+    Args:
+        parts: Row id of a span to its recording. The models hear the audio before a span.
     """
     if not sizes:
         return {}
