@@ -400,7 +400,7 @@ def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
     for name, seen in kinds.items():
         common[name] = pa.float64() if seen <= {pa.int64(), pa.float64()} else pa.string()
         if len(seen) == 1:
-            (common[name],) = seen
+            common[name] = next(iter(seen))
     same = []
     for part in parts:
         schema = part.schema
