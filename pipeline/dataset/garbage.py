@@ -99,9 +99,6 @@ def collect_garbage(
         grace_s: Age of a file below which it stays, s.
         dry_run: Return what would be removed, and remove nothing.
     Raises:
-        OutputError: No dataset there, or one that was never closed.
-        LockedError: A driver works on it.
-        OvertakenError: Another command took it over while this one gave no sign of life.
         CommitError: A snapshot or commit record is damaged, so that what it names is unknown.
     """
     if keep is not None and keep < 1:

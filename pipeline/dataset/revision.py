@@ -221,15 +221,9 @@ def compact(
     a kill, the same command or `extract` with --resume goes on.
 
     Args:
-        shard_seconds, shard_rows: Audio and rows of a merged shard, at most; None takes what the
-            job says.
+        shard_seconds, shard_rows: Most audio and rows of a merged shard; None takes the job's.
     Returns:
         The log entry of the new snapshot, None where nothing is small.
-    Raises:
-        OutputError: No dataset there, or one that is not finished.
-        LockedError: A driver works on it.
-        OvertakenError: Another command took it over while this one gave no sign of life.
-        CommitError: A shard to be copied is damaged, or the output failed.
     """
     require_dataset(layout)
     with held(layout) as fence:

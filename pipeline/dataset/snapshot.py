@@ -102,8 +102,7 @@ class Snapshot(Strict):
 
     def to_json(self) -> str:
         """Return the JSON text, one commit a line; `from_json` gives an equal object."""
-        data = asdict(self)
-        return _canonical({**data, "commits": {k: asdict(v) for k, v in self.commits.items()}})
+        return _canonical(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Snapshot:

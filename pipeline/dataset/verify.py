@@ -188,9 +188,6 @@ def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> 
     Args:
         hashes: Read every file and compare its sha256; else sizes and small files only.
         threads: Files read at the same time.
-
-    Raises:
-        OutputError: There is no dataset at this place at all.
     """
     dataset = require_dataset(layout)
     with Threads(max(1, threads)) as pool:

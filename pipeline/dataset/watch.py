@@ -166,12 +166,7 @@ class JobProgress:
 
 
 class JobWatch:
-    """Looks at a job again and again.
-
-    Args:
-        layout: The job's output.
-        now: Returns seconds since 1970.
-    """
+    """Looks at a job again and again; `now` returns seconds since 1970."""
 
     def __init__(self, layout: Layout, now: Callable[[], float] = time.time) -> None:
         self._layout, self._now = layout, now
@@ -181,13 +176,7 @@ class JobWatch:
         self._newest: dict[str, int] = {}
 
     def look(self, most: int = READ_AT_ONCE) -> JobProgress | None:
-        """How far it is now; None where no job has begun there.
-
-        Args:
-            most: Commit records to read at most.
-        Raises:
-            CommitError: The plan is damaged. OutputError: Files of a job without its description.
-        """
+        """How far the job is now; None where none has begun. Reads `most` new records at most."""
         dataset = read_dataset(self._layout)
         if dataset is None:
             return None
@@ -232,9 +221,9 @@ class JobWatch:
             state = "finished" if self._is_closed(dataset) else "closing"
         else:
             state = "quiet" if age_s > pace.quiet_s else "running"
-        runs = state == "running"
+        lately = pace if state == "running" else _Pace()
         unread_s = sum(self._planned[s][1] for s in newest if s not in records)
-        left_s = pace.times_real_time and (planned_s - through_s) / pace.times_real_time
+        left_s = lately.times_real_time and (planned_s - through_s) / lately.times_real_time
         return JobProgress(
             name=dataset.name,
             uri=self._layout.url(),
@@ -251,10 +240,10 @@ class JobWatch:
             nbytes=sum(seen.nbytes for seen in read),
             share_done=through_s / planned_s if planned_s else float(done),
             bad_by_class=count_reasons(read),
-            workers=pace.workers if runs else 0,
-            rows_per_s=pace.rows_per_s if runs else None,
-            times_real_time=pace.times_real_time if runs else None,
-            eta_s=left_s if runs else None,
+            workers=lately.workers,
+            rows_per_s=lately.rows_per_s,
+            times_real_time=lately.times_real_time,
+            eta_s=left_s,
             last_commit_age_s=None if pace.last_s is None else age_s,
             quiet_after_s=pace.quiet_s,
             unread=len(newest) - len(records),
