@@ -35,20 +35,23 @@ from earmill.pipeline.dataset.commit_record import (
 from earmill.pipeline.dataset.croissant import croissant
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
-from earmill.pipeline.dataset.history import compare_snapshots, known_snapshots, next_entry
 from earmill.pipeline.dataset.lineage import lineage_of
 from earmill.pipeline.dataset.snapshot import (
     CARDS,
+    STATUS_BAD,
+    STATUS_OK,
     CommitRef,
     Current,
     EarlierSnapshot,
     LogEntry,
     Snapshot,
+    compare_snapshots,
     described,
+    known_snapshots,
     moments_of,
     name_of,
+    next_entry,
     put_named,
-    read_checked,
     read_current,
     read_snapshot,
 )
@@ -66,7 +69,6 @@ from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 
-STATUS_OK, STATUS_BAD = "ok", "quarantined"
 # Kinds of runs, in the log.
 WHY_FIRST, WHY_AGAIN, WHY_ADDED = "extract", "retry or repair", "add-features"
 _NAMED_PROBLEMS = 5
@@ -322,13 +324,6 @@ def _additions(
 
 def _read(layout: Layout, rel: str) -> OutFile:
     return described(rel, layout.read_bytes(rel))
-
-
-def good_plan_rows(layout: Layout, snapshot: Snapshot) -> set[str]:
-    """Return the planned rows that have features in a snapshot."""
-    table = table_of(read_checked(layout, snapshot.index), ["plan_row_id", "status"])
-    columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
-    return {row_id for row_id, status in zip(*columns, strict=True) if status == STATUS_OK}
 
 
 def build_index(parts: Sequence[IndexPart]) -> pa.Table:

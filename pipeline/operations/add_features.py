@@ -20,10 +20,11 @@ from earmill.pipeline.dataset.description import (
     require_dataset,
 )
 from earmill.pipeline.dataset.driver_lock import held, overtaken
-from earmill.pipeline.dataset.finalise import finalise, good_plan_rows
+from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.revision import is_finished
 from earmill.pipeline.dataset.snapshot import (
     Current,
+    good_plan_rows,
     read_current,
     read_snapshot,
     require_current,

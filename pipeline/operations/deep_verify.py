@@ -23,8 +23,12 @@ from earmill.pipeline.common.text import Shown, few
 from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
 from earmill.pipeline.dataset.copied_rows import stored_rows
 from earmill.pipeline.dataset.description import read_description
-from earmill.pipeline.dataset.finalise import good_plan_rows
-from earmill.pipeline.dataset.snapshot import Snapshot, read_snapshot, require_current
+from earmill.pipeline.dataset.snapshot import (
+    Snapshot,
+    good_plan_rows,
+    read_snapshot,
+    require_current,
+)
 from earmill.pipeline.formats.dtypes import INT8, dequantised
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.planning.plan import Plan

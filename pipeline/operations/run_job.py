@@ -24,8 +24,8 @@ from earmill.pipeline.dataset.copied_rows import copy_equal
 from earmill.pipeline.dataset.crew import DriverMembership
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Heartbeat, overtaken
-from earmill.pipeline.dataset.finalise import STATUS_BAD, finalise
-from earmill.pipeline.dataset.snapshot import current_index, read_current
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.snapshot import STATUS_BAD, current_index, read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import executor_of

@@ -33,9 +33,10 @@ from earmill.pipeline.dataset.commit_record import (
     reading_pool,
 )
 from earmill.pipeline.dataset.description import DatasetFile, datasets_below, read_description
-from earmill.pipeline.dataset.history import Which, find_snapshot
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
+    Which,
+    find_snapshot,
     name_of,
     read_checked,
     read_current,

@@ -21,8 +21,7 @@ from earmill.pipeline.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.garbage import Collected
-    from earmill.pipeline.dataset.history import SnapshotDiff, Which
-    from earmill.pipeline.dataset.snapshot import LogEntry
+    from earmill.pipeline.dataset.snapshot import LogEntry, SnapshotDiff, Which
     from earmill.pipeline.dataset.verify import Report
     from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
     from earmill.pipeline.hub.push import Pushed
@@ -307,7 +306,7 @@ def log(uri: Uri, *, storage_options: Mapping[str, Any] | None = None) -> list[L
     Raises:
         OutputError: There is no snapshot yet.
     """
-    from earmill.pipeline.dataset.history import log as read_log
+    from earmill.pipeline.dataset.snapshot import log as read_log
 
     with _opened_layout(uri, storage_options) as layout:
         return read_log(layout)
@@ -333,7 +332,7 @@ def diff(
         changes = earmill.diff("features", 1, 2)
         print(changes.added, changes.changed, changes.removed)
     """
-    from earmill.pipeline.dataset.history import diff as compare
+    from earmill.pipeline.dataset.snapshot import diff as compare
 
     with _opened_layout(uri, storage_options) as layout:
         return compare(layout, before, after)
