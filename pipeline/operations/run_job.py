@@ -101,13 +101,15 @@ def summarise(
                 "--quarantine for why"
             )
     else:
-        status, exit_code, why = "failed", EXIT_FAILED, f"failed: {result.fatal}"
+        status, exit_code = "failed", EXIT_FAILED
         committed = f"{len(records):,} of {shards:,} shards are committed"
-        if not result.fatal and result.failed:
+        if result.fatal:
+            why = f"failed: {result.fatal}"
+        elif result.failed:
             shard_id, reason = next(iter(result.failed.items()))
             more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
             why = f"failed: shard {shard_id}: {reason}{more}"
-        elif not result.fatal:
+        else:
             status = why = "stopped"
         message = f"{why}; {committed}: {RESUME}"
         if status == "stopped" and result.left_to_others and not result.stopped:
