@@ -31,7 +31,7 @@ def compact(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Merge small shards into larger ones, as a new snapshot with the same values."""
-    from earmill.pipeline.dataset.compact import compact as merge
+    from earmill.pipeline.dataset.revision import compact as merge
 
     tell = teller(quiet=quiet or as_json)
     with options.open_output(uri, storage_options) as layout:

@@ -11,7 +11,7 @@ from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.history import SnapshotDiff
+    from earmill.pipeline.dataset.snapshot import SnapshotDiff
 
 SHOWN_ROWS = 20
 
@@ -26,7 +26,7 @@ def diff(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Show the rows that differ between two snapshots: added, removed, or changed."""
-    from earmill.pipeline.dataset.history import diff as compare
+    from earmill.pipeline.dataset.snapshot import diff as compare
 
     with options.open_output(uri, storage_options) as layout:
         difference = compare(layout, before, after)

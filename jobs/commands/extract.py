@@ -76,7 +76,7 @@ def extract(
         job, overrides=options.run_overrides(set_, log_format, metrics, ray_address)
     )
     check_submitted(spec)
-    from earmill.pipeline.dataset.recompute import damaged
+    from earmill.pipeline.operations.retry import damaged
     from earmill.pipeline.operations.update import start_update
 
     end = run_and_report(

@@ -18,7 +18,7 @@ def log(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """List the snapshots of a dataset, newest first: date, reason, rows, changes."""
-    from earmill.pipeline.dataset.history import log as read_log
+    from earmill.pipeline.dataset.snapshot import log as read_log
 
     with options.open_output(uri, storage_options) as layout:
         entries = read_log(layout)

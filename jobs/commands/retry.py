@@ -52,8 +52,7 @@ def retry(
     """
     if where is not None:
         raise typer.BadParameter(_GONE)
-    from earmill.pipeline.dataset.recompute import RowFilter
-    from earmill.pipeline.operations.retry import find_retry
+    from earmill.pipeline.operations.retry import RowFilter, find_retry
     from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error or (), stage=stage or (), uri=uri or ())

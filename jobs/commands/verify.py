@@ -48,7 +48,7 @@ def verify(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Check that a dataset is whole. Exit code 1 if it is not."""
-    from earmill.pipeline.dataset.orphans import remove_orphans as remove
+    from earmill.pipeline.dataset.garbage import remove_orphans as remove
     from earmill.pipeline.dataset.verify import verify as check
 
     deep_report = None

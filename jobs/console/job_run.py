@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from earmill.jobs.console import process
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.recompute import Chooser
     from earmill.pipeline.driver.events import JobFinished, Sink, StopRequest
+    from earmill.pipeline.operations.retry import Chooser
     from earmill.pipeline.spec.job import JobSpec
 
 

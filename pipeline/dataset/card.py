@@ -1,12 +1,7 @@
-"""The dataset's own description: README.md for people, croissant.json for machines.
+"""README.md of a dataset: the card for people.
 
 Cards are made at finalise from dataset.json, the commits and the index, so they describe the stored
-data, not the job. Equal datasets give equal cards. Croissant 1.1 with array shapes and PROV-O
-lineage is in `earmill.pipeline.dataset.croissant`.
-
-Card files (README.md, croissant.json, provenance.jsonld) go with a snapshot. Their names are fixed,
-so a driver that was stopped while it closed a dataset could overwrite the cards of a later
-snapshot. So each card is replaced only while its content is as it was when the closing began.
+data, not the job. Equal datasets give equal cards.
 """
 
 from __future__ import annotations
@@ -17,71 +12,20 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
-from earmill.pipeline.dataset.croissant import croissant, has_bytes, parts_of, tabular
+from earmill.pipeline.dataset.croissant import has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.dataset.driver_lock import Fence
-from earmill.pipeline.dataset.snapshot import described, read_current
 from earmill.pipeline.formats.dtypes import BLOCK_ROWS, INT8
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import CastError, OutFile, total
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
 from earmill.pipeline.spec.licenses import stored_licenses
-from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CROISSANT_FILE, PROVENANCE_FILE, README_FILE
-
-# Content of each card by its name; None where there is no such file.
-Cards = Mapping[str, bytes | None]
-
-
-def read_if_there(layout: Layout, name: str) -> bytes | None:
-    """Return the content of a file, damaged or not, or None where it is missing."""
-    try:
-        return layout.read_bytes(name)
-    except FileNotFoundError:
-        return None
-
-
-def read_cards(layout: Layout) -> dict[str, bytes | None]:
-    """Return the cards that are there."""
-    return {
-        name: read_if_there(layout, name) for name in (README_FILE, CROISSANT_FILE, PROVENANCE_FILE)
-    }
-
-
-def replace_cards(layout: Layout, cards: Mapping[str, bytes], seen: Cards, fence: Fence) -> None:
-    """Replace the cards that were seen.
-
-    Raises:
-        OvertakenError: Another command has taken the output over.
-    """
-    for name, content in cards.items():
-        before = seen.get(name)
-        fence.check(layout)
-        while not layout.replace_own(name, content, before):
-            # Either another command has the output now, or one that had it before has just woken.
-            fence.check(layout)
-            before = read_if_there(layout, name)
-
-
-def put_cards_back(layout: Layout, cards: Mapping[str, bytes], seen: Cards) -> None:
-    """Undo `replace_cards` where the snapshot that counts names the cards that were seen."""
-    with suppress(CommitError):
-        current = read_current(layout)
-        named = () if current is None else current.cards
-        for card in named:
-            before, written = seen.get(card.path), cards.get(card.path)
-            if before is not None and written is not None and card == described(card.path, before):
-                layout.replace_own(card.path, before, written)
-
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
 # How the stored rows of a stream in int8 become frames.
@@ -91,31 +35,26 @@ INT8_TO_FRAMES = (
     '    low, high = block[:2].view("u1").astype("<u4")',
     '    frames += [*(block[2:] * (low << 16 | high << 24).view("<f4"))]',
 )
-
-
-def cards_of(
-    layout: Layout,
-    dataset: DatasetFile,
-    records: Sequence[CommitRecord],
-    index: pa.Table,
-    index_file: OutFile,
-) -> dict[str, bytes]:
-    """Return the content of README.md and croissant.json."""
-    machine = croissant(dataset, records, index_file, layout.url())
-    return {
-        README_FILE: readme(dataset, records, index, index_file).encode(),
-        CROISSANT_FILE: (json.dumps(machine, indent=1) + "\n").encode(),
-    }
+FILES = (
+    "## Files\n\n"
+    "`commits/*.json` name every file with its size and sha256; a file that no commit names is "
+    "not part of the dataset. `rows/` holds the provenance of each row (source, hashes, "
+    "decoder, rate, gain), `quarantine/` the rows that could not be processed and why. "
+    "`earmill verify` checks all of it."
+)
 
 
 def readme(
     dataset: DatasetFile, records: Sequence[CommitRecord], index: pa.Table, index_file: OutFile
 ) -> str:
     """The card as Markdown, with the front matter Hugging Face reads."""
+    models = ", ".join(sorted({str(stream["model"]) for stream in dataset.streams}))
+    source = dataset.spec.get("source", {}).get("uri", "unknown")
     parts = [
         _front_matter(dataset, records),
         f"# {_text(dataset.name)}",
-        _summary(dataset),
+        f"Auditory-model features ({_text(models)}) of the audio in {_code(source)}, one row a "
+        "clip, every row with its provenance.",
         _licenses(dataset),
         _numbers(records, index_file),
         _streams(dataset.streams),
@@ -124,7 +63,7 @@ def readme(
         _reading(dataset, records),
         _bad_rows(index),
         _origin(dataset, records),
-        _layout_note(),
+        FILES,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -165,15 +104,6 @@ def _text(value: object) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(_text(cell) for cell in line) + " |" for line in lines)
-
-
-def _summary(dataset: DatasetFile) -> str:
-    models = ", ".join(sorted({str(stream["model"]) for stream in dataset.streams}))
-    source = dataset.spec.get("source", {}).get("uri", "unknown")
-    return (
-        f"Auditory-model features ({_text(models)}) of the audio in {_code(source)}, one row a "
-        "clip, every row with its provenance."
-    )
 
 
 def _licenses(dataset: DatasetFile) -> str:
@@ -217,21 +147,19 @@ def _labels(dataset: DatasetFile) -> str:
 
 
 def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
-    for stream in streams:
-        channels = max(0, len(stream.get("channel_offsets") or ()) - 1)
-        rows.append(
-            (
-                _code(stream["name"]),
-                stream["model"],
-                stream["width"],
-                channels,
-                layout_of(stream).rate_text.removeprefix("at "),
-                stream["pool"],
-                stream["unit"],
-                ", ".join(stream.get("axes") or ()),
-            )
+    rows = [
+        (
+            _code(stream["name"]),
+            stream["model"],
+            stream["width"],
+            max(0, len(stream.get("channel_offsets") or ()) - 1),
+            layout_of(stream).rate_text.removeprefix("at "),
+            stream["pool"],
+            stream["unit"],
+            ", ".join(stream.get("axes") or ()),
         )
+        for stream in streams
+    ]
     header = ["stream", "model", "columns", "channels", "frame rate", "pooling", "unit", "axes"]
     note = (
         "`channel_offsets` in `dataset.json` cuts the columns into one block a channel; `fc_hz` "
@@ -316,23 +244,12 @@ def _cells(streams: Sequence[Mapping[str, Any]], fmt: str, dtype: str) -> list[s
 
 
 def _bad_rows(index: pa.Table) -> str:
-    reasons = zip(
-        index.column("stage").to_pylist(), index.column("error_class").to_pylist(), strict=True
-    )
-    counts = Counter(reason for reason in reasons if reason[0] is not None)
+    columns = (index.column(name).to_pylist() for name in ("stage", "error_class"))
+    counts = Counter(reason for reason in zip(*columns, strict=True) if reason[0] is not None)
     if not counts:
         return ""
     rows = [(stage, name, count) for (stage, name), count in sorted(counts.items())]
     return "## Quarantine\n\n" + _table(["stage", "reason", "rows"], rows)
-
-
-def _devices(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
-    """Return the names of the devices that computed the shards."""
-    of_shards = [record.info.get("device") for record in records]
-    known = [device for device in of_shards if isinstance(device, Mapping)]
-    names = {device["name"] for device in known if isinstance(device.get("name"), str)}
-    begun = (dataset.provenance.get("device") or {}).get("name", "unknown")
-    return ", ".join(sorted(names)) or begun
 
 
 def _origin(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
@@ -340,33 +257,22 @@ def _origin(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
     git = provenance.get("git") or {}
     versions = provenance.get("versions") or {}
     host = provenance.get("host") or {}
+    commit = (git.get("commit") or "unknown") + (", modified" if git.get("dirty") else "")
+    of_shards = [record.info.get("device") for record in records]
+    names = {device.get("name") for device in of_shards if isinstance(device, Mapping)}
+    devices = ", ".join(sorted(name for name in names if isinstance(name, str)))
+    begun_on = (provenance.get("device") or {}).get("name", "unknown")
     rows = [
         ("made with", f"earmill {versions.get('earmill', 'unknown version')}"),
-        (
-            "git commit",
-            (git.get("commit") or "unknown") + (", modified" if git.get("dirty") else ""),
-        ),
+        ("git commit", commit),
         ("begun", dataset.created),
         ("spec sha256", _code(dataset.spec_sha256)),
         ("plan", _code(dataset.plan_id)),
-        ("device", _devices(dataset, records)),
+        ("device", devices or begun_on),
         ("system", host.get("system", "unknown")),
     ]
     spec = json.dumps(dataset.spec, indent=2, sort_keys=True)
     return (
-        "## Origin\n\n"
-        + _table(["what", "value"], rows)
-        + "\n\nThe job, as far as it decides the values:\n\n```json\n"
-        + spec
-        + "\n```"
-    )
-
-
-def _layout_note() -> str:
-    return (
-        "## Files\n\n"
-        "`commits/*.json` name every file with its size and sha256; a file that no commit names is "
-        "not part of the dataset. `rows/` holds the provenance of each row (source, hashes, "
-        "decoder, rate, gain), `quarantine/` the rows that could not be processed and why. "
-        "`earmill verify` checks all of it."
+        f"## Origin\n\n{_table(['what', 'value'], rows)}\n\n"
+        f"The job, as far as it decides the values:\n\n```json\n{spec}\n```"
     )

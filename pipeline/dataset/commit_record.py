@@ -3,14 +3,20 @@
 `commits/<shard>.json` is generation 0. A record that replaces it is created beside it, if absent,
 as `commits/<shard>.r1.json`, and says what it replaces; the highest generation counts. Nothing is
 removed by that, so a reader of an older index goes on with the record that the index was made of.
+
+A plan row is covered by one or more good rows (channels may be rows of their own) or by one
+quarantine row; a quarantine row `<id>#ch<k>` stands for one channel. Publishing, finalising and
+verifying all use `row_problems`, so they cannot disagree.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import pyarrow as pa
 from pydantic import AfterValidator
@@ -18,11 +24,11 @@ from pydantic_core import to_json
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.machine import Threads
-from earmill.pipeline.dataset.description import dropped_shards
-from earmill.pipeline.formats.format import format_name
+from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.formats.format import Format, Promise, format_name
 from earmill.pipeline.formats.moments import StoredMoments
 from earmill.pipeline.formats.registry import format_of
-from earmill.pipeline.formats.row_table import quarantine_table
+from earmill.pipeline.formats.row_table import QUARANTINE_SCHEMA, quarantine_table
 from earmill.pipeline.formats.rows import OutFile, QuarantineRow
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import (
@@ -32,7 +38,9 @@ from earmill.pipeline.storage.documents import (
     versioned_json,
 )
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import LAYOUT_VERSION
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
 
 T = TypeVar("T")
 
@@ -42,6 +50,9 @@ FILES_A_THREAD = 64
 # In `CommitRecord.info`; records of earlier releases have none.
 BAD_BY_CLASS = "bad_by_class"
 COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
+# Names that a message shows of a list.
+NAMED = 5
+_CHANNEL = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -49,14 +60,7 @@ class CommitRecord(Strict):
     """The files and totals of one shard; the content of `commits/<shard>.json`.
 
     Args:
-        shard: Shard id.
         attempt: The attempt that won.
-        plan_id: Plan of the shard.
-        spec_sha256: Hash of the job spec.
-        formats: Formats of the feature files.
-        dtype: Dtype of the values.
-        rows_ok: Rows with features.
-        rows_bad: Rows in quarantine.
         plan_rows: Rows of the plan that are covered, good or bad; differs from the sum of the two
             where channels are rows of their own.
         seconds: Audio behind the good rows, s.
@@ -87,7 +91,7 @@ class CommitRecord(Strict):
     files: tuple[OutFile, ...]
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-    layout_version: int = LAYOUT_VERSION
+    layout_version: int = paths.LAYOUT_VERSION
     generation: int = 0
     replaces: str | None = None
 
@@ -99,8 +103,7 @@ class CommitRecord(Strict):
     def path(self, kind: str) -> str | None:
         """Path of the `rows`, the `quarantine`, or a format's part; None where there is none.
 
-        Raises:
-            ExtensionError: The shard has a part of this format, which is not installed here.
+        ExtensionError where the shard has a part of a format that is not installed here.
         """
         if kind == "rows":
             return paths.rows_path(self.shard, self.attempt)
@@ -111,16 +114,12 @@ class CommitRecord(Strict):
         return paths.data_path(self.shard, self.attempt, format_of(kind).suffix)
 
     def to_json(self) -> str:
-        """The record as JSON text; `from_json` gives an equal record."""
+        """Return the JSON text; `from_json` gives an equal record."""
         return to_json(self, indent=1).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> CommitRecord:
-        """Parse a record.
-
-        Raises:
-            CommitError: Not JSON, a field is missing or of another type, or another version.
-        """
+        """Parse a record; CommitError where it is damaged or of an unknown version."""
         return parsed_json(cls, text, "a commit record")
 
 
@@ -137,6 +136,14 @@ class Recommit:
     keep: tuple[QuarantineRow, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class StoredCommit:
+    """A commit record as it stands in the dataset, with the hash of its bytes."""
+
+    record: CommitRecord
+    sha256: str
+
+
 def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:
     """A file of commits or snapshots as its dataclass; CommitError where it is not `what`."""
     try:
@@ -147,20 +154,13 @@ def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:
         raise CommitError(f"not {what}: {err}") from err
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCommit:
-    """A commit record as it stands in the dataset, with the hash of its bytes."""
-
-    record: CommitRecord
-    sha256: str
-
-
 def generations(layout: Layout) -> dict[str, list[int]]:
     """Every shard of the dataset that has a record, with its generations in order.
 
-    Listings only, and the newest revision where there is one: it says which shards no longer count.
+    Reads the newest revision where there is one, because it drops shards, and listings.
     """
-    dropped = dropped_shards(layout)
+    dataset = read_dataset(layout) if layout.list("revisions") else None
+    dropped = frozenset() if dataset is None else dataset.dropped
     return {
         shard: found for shard, found in all_generations(layout).items() if shard not in dropped
     }
@@ -176,17 +176,19 @@ def all_generations(layout: Layout) -> dict[str, list[int]]:
     return {shard: sorted(numbers) for shard, numbers in sorted(found.items())}
 
 
+def newest_generations(layout: Layout) -> dict[str, int]:
+    """Every shard of the dataset that has a record, with the generation that counts."""
+    return {shard: numbers[-1] for shard, numbers in generations(layout).items()}
+
+
 def committed_shards(layout: Layout) -> set[str]:
     """Ids of the shards that are done."""
     return set(generations(layout))
 
 
 def read_stored(layout: Layout, shard_id: str, generation: int = 0) -> StoredCommit | None:
-    """One record of a shard with the hash of its bytes, or None where it does not exist.
-
-    Raises:
-        CommitError: It cannot be parsed, or is of another generation than its name says.
-    """
+    """One record of a shard with the hash of its bytes, or None where it does not exist;
+    CommitError where it is damaged, or of another generation than its name says."""
     name = paths.commit_path(shard_id, generation)
     try:
         text = layout.read_bytes(name)
@@ -209,21 +211,14 @@ def read_commit(layout: Layout, shard_id: str, generation: int = 0) -> CommitRec
     return None if stored is None else stored.record
 
 
-def stored_commits(layout: Layout, without: Container[str] = ()) -> dict[str, StoredCommit]:
-    """The record that counts of every committed shard, in order.
-
-    Args:
-        without: Shards that are left out, unread.
-
-    Raises:
-        CommitError: One of them cannot be read; it names the file.
-    """
-    return _reduced(layout, lambda stored: stored, without)
+def stored_commits(layout: Layout) -> dict[str, StoredCommit]:
+    """The record that counts of every committed shard, in order."""
+    return _read_newest(layout, lambda stored: stored)
 
 
-def commits(layout: Layout, without: Container[str] = ()) -> dict[str, CommitRecord]:
+def commits(layout: Layout) -> dict[str, CommitRecord]:
     """The records of `stored_commits` alone."""
-    return _reduced(layout, lambda stored: stored.record, without)
+    return _read_newest(layout, lambda stored: stored.record)
 
 
 def commits_as(
@@ -231,23 +226,18 @@ def commits_as(
 ) -> dict[str, T]:
     """A part of each of these records; of the rest, which names every file, nothing is kept.
 
-    Args:
-        part: Takes it, in one of several threads.
+    `part` is called in one of several threads. Shards in `without` are not read.
     """
-    return _reduced(layout, lambda stored: part(stored.record), without)
+    return _read_newest(layout, lambda stored: part(stored.record), without)
 
 
-def _reduced(
-    layout: Layout, part: Callable[[StoredCommit], T], without: Container[str]
+def _read_newest(
+    layout: Layout, part: Callable[[StoredCommit], T], without: Container[str] = ()
 ) -> dict[str, T]:
-    newest = [
-        (shard, numbers[-1])
-        for shard, numbers in generations(layout).items()
-        if shard not in without
-    ]
+    newest = [entry for entry in newest_generations(layout).items() if entry[0] not in without]
 
-    def read(item: tuple[str, int]) -> T | None:
-        stored = read_stored(layout, *item)
+    def read(entry: tuple[str, int]) -> T | None:
+        stored = read_stored(layout, *entry)
         return None if stored is None else part(stored)
 
     with reading_pool(layout, len(newest)) as pool:
@@ -262,7 +252,66 @@ def reading_pool(layout: Layout, files: int) -> Threads:
     return Threads(few if layout.is_local else READ_THREADS)
 
 
+def promise_of(
+    record: CommitRecord,
+    streams: Mapping[str, Mapping[str, Any] | StreamInfo],
+    dtype: str,
+    fmt: Format,
+) -> Promise:
+    """Return the contents that a commit states for its shard's files in one format."""
+    layouts = {name: fmt.layout_of(info) for name, info in streams.items()}
+    return Promise(
+        rows=record.rows_ok,
+        frames={name: record.frames[name] for name in streams},
+        columns={k: (v.stored_width, v.stored_dtype(dtype)) for k, v in layouts.items()},
+        files={file.path: file for file in record.files},
+    )
+
+
 def bad_rows(layout: Layout, record: CommitRecord) -> pa.Table:
     """The table of quarantined rows that a commit names; an empty one where it names none."""
     path = record.path("quarantine")
     return quarantine_table([]) if path is None else read_table(layout, path)
+
+
+def quarantined_rows(layout: Layout, record: CommitRecord) -> list[QuarantineRow]:
+    """The quarantined rows that a commit names."""
+    table = bad_rows(layout, record).select(QUARANTINE_SCHEMA.names)
+    return [QuarantineRow(**row) for row in table.to_pylist()]
+
+
+def plan_row_of(row_id: str, plan_rows: Container[str]) -> str:
+    """Return the plan row of a quarantine row; the id itself where the plan has it."""
+    match = _CHANNEL.fullmatch(row_id)
+    if row_id in plan_rows or match is None:
+        return row_id
+    return match.group(1)
+
+
+def row_problems(
+    ok: Sequence[tuple[str, str]], bad: Sequence[str], plan_rows: Sequence[str]
+) -> list[str]:
+    """Find the problems of one shard's rows, one readable line each.
+
+    Args:
+        ok: (row id, plan row id) of every good row.
+        bad: Row ids of the quarantine table.
+    """
+    planned = frozenset(plan_rows)
+    good_plan = {plan_row for _, plan_row in ok}
+    covered = good_plan | {plan_row_of(row_id, planned) for row_id in bad}
+    counts = Counter([row_id for row_id, _ in ok] + list(bad))
+    found = {
+        "row twice": [row_id for row_id, count in counts.items() if count > 1],
+        "row not in the plan": covered - planned,
+        "row missing": planned - covered,
+        "row both good and in quarantine": good_plan & set(bad) & planned,
+    }
+    return [f"{what}: {some(names)}" for what, names in found.items() if names]
+
+
+def some(names: Iterable[str]) -> str:
+    """Return the first few names and the number of the others."""
+    names = sorted(names)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(repr(name) for name in names[:NAMED]) + more

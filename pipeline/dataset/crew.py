@@ -18,10 +18,10 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from earmill.pipeline.common.errors import LockedError, StorageError
+from earmill.pipeline.common.errors import LockedError
 from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.dataset.driver_lock import (
     HEARTBEAT_S,
@@ -45,11 +45,8 @@ _CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
 
 
 class DriverMembership(Heartbeat):
-    """Membership of an output's crew until `leave` or the end of a `with`.
+    """Membership of an output's crew until `release` or the end of a `with`.
 
-    Args:
-        layout: The output. run_id: Name of this run; None draws one.
-        heartbeat_s: Interval of the signs of life, s.
     Raises:
         LockedError: Somebody needs the output for itself.
     """
@@ -67,33 +64,23 @@ class DriverMembership(Heartbeat):
             raise LockedError(f"{layout.url()} is not to be shared now ({lock}); wait for its end")
         self._start("crew")
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give all claims back; safe to call again."""
         self._stop()
-        # An output that is away must not hide why the run ended.
-        with suppress(StorageError):
-            self._layout.delete(self.fence.name)
+        self._layout.delete(self.fence.name)
         if self._layout.is_local:
             with suppress(OSError):  # not empty: others go on
                 os.rmdir(self._layout.path(CREW))
-
-    def __enter__(self) -> DriverMembership:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.leave()
 
 
 class BlockClaims:
     """One member's view of who does which shards; asked by one thread.
 
     Args:
-        layout: The output. plan_id: What is shared out.
-        shards: Every shard of the plan, in order. done: Those that are committed.
-        run_id: Of this member.
+        shards: Every shard of the plan, in order.
+        done: Committed shards.
         start: Where to begin, as a fraction of the plan: members that begin apart seldom meet.
-        fence: The run's right to write to the output; looked at before a claim.
-        clock: Monotonic seconds.
+        fence: The run's right to write to the output; checked before a claim.
     """
 
     def __init__(
@@ -129,15 +116,14 @@ class BlockClaims:
             return []
         self._looked = now
         self._done = committed_shards(self._layout)
-        others = [
-            block
-            for block in range(len(self._blocks))
-            if block not in self._mine and self._left(block)
-        ]
+        others = self._of_others()
         if not others:
             return None
-        for block in self._abandoned(others):
-            if self._get(block):
+        self._numbers = self._claimed()
+        living = live_crew(self._layout)
+        for block in others:
+            is_claimed = block in self._numbers and self._owner(block) in living
+            if not is_claimed and self._get(block):
                 self._looked = None
                 return self._left(block)
         return []
@@ -145,8 +131,11 @@ class BlockClaims:
     @property
     def others(self) -> int:
         """Shards that others had when it was last looked."""
+        return sum(len(self._left(block)) for block in self._of_others())
+
+    def _of_others(self) -> list[int]:
         blocks = range(len(self._blocks))
-        return sum(len(self._left(block)) for block in blocks if block not in self._mine)
+        return [block for block in blocks if block not in self._mine and self._left(block)]
 
     def _left(self, block: int) -> list[str]:
         return [shard for shard in self._blocks[block] if shard not in self._done]
@@ -160,14 +149,6 @@ class BlockClaims:
         if got:
             self._mine.add(block)
         return got
-
-    def _abandoned(self, blocks: Sequence[int]) -> Iterator[int]:
-        """Yield the blocks whose members are gone."""
-        self._numbers = self._claimed()
-        living = live_crew(self._layout)
-        for block in blocks:
-            if block not in self._numbers or self._owner(block) not in living:
-                yield block
 
     def _owner(self, block: int) -> str:
         name = claim_path(self._plan_id, block, self._numbers[block])

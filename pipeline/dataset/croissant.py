@@ -17,7 +17,7 @@ from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.licenses import License, stored_licenses
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
@@ -50,26 +50,30 @@ CONTEXT: dict[str, Any] = {
 def croissant(
     dataset: DatasetFile, records: Sequence[CommitRecord], index: OutFile, url: str
 ) -> dict[str, Any]:
-    """The whole document.
-
-    Args:
-        index: The index file. url: Where the dataset is, without credentials.
-    """
+    """The whole document; `url` is the dataset's place without credentials."""
+    streams = "; ".join(
+        f"{layout.name}: {layout.model}, {layout.width} {layout.columns_are} {layout.rate_text}, "
+        f"{layout.unit}"
+        for layout in map(layout_of, dataset.streams)
+    )
+    created = [str(record.info["created"]) for record in records if "created" in record.info]
+    ended = max([dataset.created, *created])
+    table = tabular(records)
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "name": dataset.name,
-        "description": _description(dataset),
+        "description": f"Auditory-model features of audio, one row a clip. Streams: {streams}.",
         "conformsTo": CONFORMS_TO,
         "license": _license(stored_licenses(dataset.licenses).features),
         "url": url,
         "creator": {"@type": "sc:Organization", "name": f"earmill job {dataset.name}"},
-        "datePublished": _ended(dataset, records),
+        "datePublished": ended,
         "dateCreated": dataset.created,
         "version": f"1.0.0+{index.sha256[:16]}",
-        **_lineage(dataset, records),
+        **_lineage(dataset, ended),
         "distribution": _distribution(records, index),
-        "recordSet": _record_sets(dataset, records),
+        "recordSet": [_index_set(), *([_feature_set(dataset, table)] if table else [])],
     }
 
 
@@ -83,35 +87,21 @@ def _license(stated: License | None) -> Any:
     return named | ({"url": stated.url} if stated.url else {})
 
 
-def _description(dataset: DatasetFile) -> str:
-    streams = "; ".join(map(_stream_text, map(layout_of, dataset.streams)))
-    return f"Auditory-model features of audio, one row a clip. Streams: {streams}."
-
-
-def _stream_text(layout: StreamLayout) -> str:
-    return (
-        f"{layout.name}: {layout.model}, {layout.width} {layout.columns_are} {layout.rate_text}, "
-        f"{layout.unit}"
-    )
-
-
-def _ended(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
-    return max([dataset.created, *(str(r.info["created"]) for r in records if "created" in r.info)])
-
-
-def _lineage(dataset: DatasetFile, records: Sequence[CommitRecord]) -> dict[str, Any]:
+def _lineage(dataset: DatasetFile, ended: str) -> dict[str, Any]:
     """PROV-O: the dataset was derived from the source by a job that this software ran."""
     provenance = dataset.provenance
     version = (provenance.get("versions") or {}).get("earmill", "unknown version")
     commit = (provenance.get("git") or {}).get("commit")
-    software = f"earmill {version}" + (f", git {commit}" if commit else "")
     source = {
         "@type": "prov:Entity",
         "prov:label": f"source audio: {dataset.spec.get('source', {}).get('uri', 'unknown')}",
         "license": _license(stored_licenses(dataset.licenses).source),
     }
     spec = {"@type": "prov:Entity", "prov:label": f"job spec, sha256 {dataset.spec_sha256}"}
-    agent = {"@type": "prov:SoftwareAgent", "prov:label": software}
+    agent = {
+        "@type": "prov:SoftwareAgent",
+        "prov:label": f"earmill {version}" + (f", git {commit}" if commit else ""),
+    }
     return {
         "prov:wasDerivedFrom": source,
         "prov:wasAttributedTo": agent,
@@ -119,7 +109,7 @@ def _lineage(dataset: DatasetFile, records: Sequence[CommitRecord]) -> dict[str,
             "@type": "prov:Activity",
             "prov:label": f"feature extraction, plan {dataset.plan_id}",
             "prov:startedAtTime": dataset.created,
-            "prov:endedAtTime": _ended(dataset, records),
+            "prov:endedAtTime": ended,
             "prov:used": [source, spec],
             "prov:wasAssociatedWith": agent,
         },
@@ -127,11 +117,12 @@ def _lineage(dataset: DatasetFile, records: Sequence[CommitRecord]) -> dict[str,
 
 
 def _distribution(records: Sequence[CommitRecord], index: OutFile) -> list[dict[str, Any]]:
-    found = [
-        _file_set("rows", PARQUET, parts_of(records, "rows")),
-        *(_feature_files(records, name) for name in _formats(records)),
-        _file_set("quarantine", PARQUET, parts_of(records, "quarantine")),
-    ]
+    file_sets = [("rows", PARQUET, parts_of(records, "rows"))]
+    for name in _formats(records):
+        found, parts = format_of(name), parts_of(records, name)
+        includes = [f"{part}/**" for part in parts] if found.is_folder else parts
+        file_sets.append((f"features-{name}", found.media_type, includes))
+    file_sets.append(("quarantine", PARQUET, parts_of(records, "quarantine")))
     return [
         {
             "@type": "cr:FileObject",
@@ -143,7 +134,17 @@ def _distribution(records: Sequence[CommitRecord], index: OutFile) -> list[dict[
             "sha256": index.sha256,
             "description": "Index of all rows, good and quarantined",
         },
-        *(file_set for file_set in found if file_set["includes"]),
+        *(
+            {
+                "@type": "cr:FileSet",
+                "@id": name,
+                "name": name,
+                "encodingFormat": encoding,
+                "includes": includes,
+            }
+            for name, encoding, includes in file_sets
+            if includes
+        ),
     ]
 
 
@@ -159,30 +160,6 @@ def tabular(records: Sequence[CommitRecord]) -> str:
 def parts_of(records: Sequence[CommitRecord], kind: str) -> list[str]:
     """The committed parts of a kind, one by one: a pattern would match garbage as well."""
     return [part for record in records if (part := record.path(kind))]
-
-
-def _feature_files(records: Sequence[CommitRecord], name: str) -> dict[str, Any]:
-    found, parts = format_of(name), parts_of(records, name)
-    includes = [f"{part}/**" for part in parts] if found.is_folder else parts
-    return _file_set(f"features-{name}", found.media_type, includes)
-
-
-def _file_set(name: str, encoding: str, includes: list[str]) -> dict[str, Any]:
-    return {
-        "@type": "cr:FileSet",
-        "@id": name,
-        "name": name,
-        "encodingFormat": encoding,
-        "includes": includes,
-    }
-
-
-def _record_sets(dataset: DatasetFile, records: Sequence[CommitRecord]) -> list[dict[str, Any]]:
-    sets = [_index_set()]
-    table = tabular(records)
-    if table:
-        sets.append(_feature_set(dataset, table))
-    return sets
 
 
 def _field(
@@ -225,10 +202,10 @@ def _index_set() -> dict[str, Any]:
 
 def _feature_set(dataset: DatasetFile, table: str) -> dict[str, Any]:
     source = {"fileSet": {"@id": f"features-{table}"}}
-    field_of = _bytes_field if has_bytes(dataset, table) else _stream_field
     row_id = _field("features", "row_id", "sc:Text", source, "Unique name of the row")
     # Spelled as a source: the bare reference of the specification breaks mlcroissant 1.1.
     row_id["references"] = {"field": {"@id": "index-rows/row_id"}}
+    origins = {"uri": "Source audio of the row", "pcm_sha256": "Hash of the decoded samples"}
     return {
         "@type": "cr:RecordSet",
         "@id": "features",
@@ -238,14 +215,12 @@ def _feature_set(dataset: DatasetFile, table: str) -> dict[str, Any]:
         "field": [
             row_id,
             _field("features", "seconds", "sc:Float", source, "Duration of the audio, s"),
-            *(
-                field_of(stream, source, dataset.spec["output"]["dtype"])
-                for stream in dataset.streams
-            ),
+            *(_stream_field(dataset, table, stream, source) for stream in dataset.streams),
         ],
         "annotation": [
-            _origin_field("uri", "Source audio of the row", source),
-            _origin_field("pcm_sha256", "Hash of the decoded samples", source),
+            _field("features", column, "sc:Text", source, text)
+            | {"equivalentProperty": "prov:wasDerivedFrom"}
+            for column, text in origins.items()
         ],
     }
 
@@ -256,34 +231,22 @@ def has_bytes(dataset: DatasetFile, fmt: str) -> bool:
 
 
 def _stream_field(
-    stream: Mapping[str, Any], source: Mapping[str, Any], dtype: str
+    dataset: DatasetFile, table: str, stream: Mapping[str, Any], source: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Describe a column of arrays, or a column of bytes as text.
+
+    Croissant has no type for bytes, and its readers leave the bytes of a text unchanged.
+    """
     layout = layout_of(stream)
-    field = _field("features", layout.name, layout.croissant_type, source, _described(stream))
-    return {**field, "isArray": True, "arrayShape": f"-1,{layout.stored_width}"}
-
-
-def _bytes_field(
-    stream: Mapping[str, Any], source: Mapping[str, Any], dtype: str
-) -> dict[str, Any]:
-    """Describe a column of bytes as text.
-
-    Croissant has no type for bytes, and its readers leave the bytes of a text unchanged."""
-    layout = format_of(PARQUET_FORMAT).layout_of(stream)
-    stored = layout.stored_dtype(dtype)
-    text = f"{_described(stream)}; bytes of (-1, {layout.stored_width}) {stored}, little endian"
-    return _field("features", layout.name, "sc:Text", source, text)
-
-
-def _described(stream: Mapping[str, Any]) -> str:
     text = (
         f"{stream['model']} in {stream['unit']}, {stream['frame_rate_hz']:g} frames/s, "
         f"pooled by {stream['pool']}"
     )
-    field_text = layout_of(stream).field_text
-    return f"{text}; {field_text}" if field_text else text
-
-
-def _origin_field(column: str, text: str, source: Mapping[str, Any]) -> dict[str, Any]:
-    field = _field("features", column, "sc:Text", source, text)
-    return {**field, "equivalentProperty": "prov:wasDerivedFrom"}
+    text += f"; {layout.field_text}" if layout.field_text else ""
+    if not has_bytes(dataset, table):
+        field = _field("features", layout.name, layout.croissant_type, source, text)
+        return {**field, "isArray": True, "arrayShape": f"-1,{layout.stored_width}"}
+    layout = format_of(table).layout_of(stream)
+    stored = layout.stored_dtype(dataset.spec["output"]["dtype"])
+    text += f"; bytes of (-1, {layout.stored_width}) {stored}, little endian"
+    return _field("features", layout.name, "sc:Text", source, text)

@@ -20,23 +20,15 @@ from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.licenses import stored_licenses
 from earmill.pipeline.spec.messages import describe_changes
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import Strict, UnreadableVersionError, versioned_json
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import (
-    CROISSANT_FILE,
-    DATASET_FILE,
-    LAYOUT_VERSION,
-    PROVENANCE_FILE,
-    README_FILE,
-    parse_revision_path,
-    revision_path,
-)
 from earmill.pipeline.storage.retrying import store_errors
 
 # Parts that only a dataset has: finding one without dataset.json means the place is taken.
 _OURS = ("data", "rows", "quarantine", "commits", "index")
 _NAMED_BELOW = 3
-_CARDS = (README_FILE, CROISSANT_FILE, PROVENANCE_FILE)
+_CARDS = (paths.README_FILE, paths.CROISSANT_FILE, paths.PROVENANCE_FILE)
 
 
 @dataclass(frozen=True)
@@ -44,13 +36,12 @@ class Change(Strict):
     """Changes of a revision to the dataset before it.
 
     Args:
-        number: Number of the revision.
         why: update, compact, ..., as in the log.
         base: Path of the snapshot that it was made on.
         plans: Ids of the plans before, whose commits are still part of it.
         dropped: Committed shards that are not part of it any more.
         next_shard: The lowest number that no shard ever had.
-        carried: Table of the rows that are copied, see `dataset.revision`; None where none is.
+        carried: Table of the rows that are copied, see `dataset.copied_rows`; None where none is.
         created: ISO 8601 time, UTC.
     """
 
@@ -69,20 +60,18 @@ class DatasetFile(Strict):
     """The content of dataset.json, and of the revisions that take its place.
 
     Args:
-        name: Name of the job.
-        spec: Canonical spec, `JobSpec.canonical()`. spec_sha256: `JobSpec.sha256()`.
-        plan_id: The plan that all commits belong to.
+        spec: `JobSpec.canonical()`; `spec_sha256` is `JobSpec.sha256()`.
         streams: `StreamInfo.to_dict()` of every stream.
         buffers_sha256: Model name to the hash of its buffers.
-        provenance: `run_provenance()`: packages, git commit, host, device, kernel backend, dtype.
+        provenance: `run_provenance()`.
         extra_types: Carried-through column to its type over the whole plan, as `common.arrow_types`
             writes it.
         extra_labels: Carried-through column of class numbers to the names of the classes.
         created: ISO 8601 time, UTC.
         parquet_form: See `formats.parquet.cells`; not named where it is nested, as all sets were
             that were begun before layout version 3.
-        licenses: Of `source` and `features`, as far as the job states them: `LicensesSpec`.
-        change: What makes it a revision; None in dataset.json.
+        licenses: Licences of `source` and `features`, as far as the job states them.
+        change: Changes of a revision; None in dataset.json.
     """
 
     name: str
@@ -98,12 +87,14 @@ class DatasetFile(Strict):
     parquet_form: str = NESTED
     licenses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     change: Change | None = None
-    layout_version: int = LAYOUT_VERSION
+    layout_version: int = paths.LAYOUT_VERSION
 
     @property
     def path(self) -> str:
         """Where it is stored."""
-        return DATASET_FILE if self.change is None else revision_path(self.change.number)
+        return (
+            paths.DATASET_FILE if self.change is None else paths.revision_path(self.change.number)
+        )
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
@@ -114,6 +105,11 @@ class DatasetFile(Strict):
     def plan_ids(self) -> frozenset[str]:
         """The plans that commits of this dataset may be of."""
         return frozenset((self.plan_id, *(self.change.plans if self.change else ())))
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """Committed shards that are not part of it any more."""
+        return frozenset(self.change.dropped if self.change else ())
 
     def to_json(self) -> str:
         """Return the JSON text; `from_json` gives an equal object."""
@@ -142,7 +138,7 @@ class DatasetFile(Strict):
             ) from err
         except (ValueError, KeyError, TypeError) as err:
             raise OutputError(
-                f"{DATASET_FILE} is not readable: {type(err).__name__}: {err}; "
+                f"{paths.DATASET_FILE} is not readable: {type(err).__name__}: {err}; "
                 "restore it, or use another output"
             ) from err
         return found
@@ -152,25 +148,21 @@ def read_dataset(layout: Layout) -> DatasetFile | None:
     """The description that counts, the newest revision; None where the output is new.
 
     Raises:
-        OutputError: The file is damaged, or the place cannot be read; one line either way.
+        OutputError: The file is damaged, or the place cannot be read.
     """
     with store_errors(layout.url()):
-        numbers = map(parse_revision_path, layout.list("revisions"))
+        numbers = map(paths.parse_revision_path, layout.list("revisions"))
         newest = max((number for number in numbers if number is not None), default=0)
-    return read_description(layout, revision_path(newest) if newest else DATASET_FILE)
+    return read_description(layout, paths.revision_path(newest) if newest else paths.DATASET_FILE)
 
 
 def require_dataset(layout: Layout) -> DatasetFile:
-    """The description that counts.
-
-    Raises:
-        OutputError: As `read_dataset`, or there is none; a folder that holds some is told which.
-    """
+    """`read_dataset`, or an OutputError that names datasets below a place that is none."""
     dataset = read_dataset(layout)
     if dataset is None:
         hint = datasets_below(layout)
         raise OutputError(
-            f"{layout.url()} holds no {DATASET_FILE}; give the output.uri of a job{hint}"
+            f"{layout.url()} holds no {paths.DATASET_FILE}; give the output.uri of a job{hint}"
         )
     return dataset
 
@@ -196,36 +188,22 @@ def _stored_description(layout: Layout, rel: str) -> tuple[DatasetFile, bytes] |
 
 def datasets_below(layout: Layout) -> str:
     """For a message: datasets one folder below a local place that is none."""
-    found = sorted(Path(layout.root).glob(f"*/{DATASET_FILE}")) if layout.is_local else []
+    found = sorted(Path(layout.root).glob(f"*/{paths.DATASET_FILE}")) if layout.is_local else []
     names = [one_line(str(path.parent)) for path in found[:_NAMED_BELOW]]
     more = ", ..." if len(found) > _NAMED_BELOW else ""
     return f"; did you mean {' or '.join(names)}{more}?" if names else ""
 
 
-def dropped_shards(layout: Layout) -> frozenset[str]:
-    """Committed shards that only older snapshots have; nothing is read where there is no
-    revision."""
-    if not layout.list("revisions"):
-        return frozenset()
-    dataset = read_dataset(layout)
-    change = None if dataset is None else dataset.change
-    return frozenset(() if change is None else change.dropped)
-
-
 def raise_version(layout: Layout) -> None:
     """Raise the layout version, so that releases that cannot read the dataset refuse it."""
-    found = _stored_description(layout, DATASET_FILE)
-    if found is not None and found[0].layout_version < LAYOUT_VERSION:
-        raised = replace(found[0], layout_version=LAYOUT_VERSION)
-        layout.replace_own(DATASET_FILE, raised.to_json().encode(), found[1])
+    found = _stored_description(layout, paths.DATASET_FILE)
+    if found is not None and found[0].layout_version < paths.LAYOUT_VERSION:
+        raised = replace(found[0], layout_version=paths.LAYOUT_VERSION)
+        layout.replace_own(paths.DATASET_FILE, raised.to_json().encode(), found[1])
 
 
 def check_same(layout: Layout, dataset: DatasetFile) -> None:
-    """Check that the output still holds the dataset that a command began with.
-
-    Raises:
-        OvertakenError: It holds a later revision, another dataset or none.
-    """
+    """Raise OvertakenError unless the output still holds the dataset that a command began with."""
     now = read_dataset(layout)
     if now is None or now.identity != dataset.identity:
         raise OvertakenError(
@@ -248,11 +226,7 @@ def _check_shape(found: DatasetFile) -> None:
 
 
 def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
-    """Refuse to continue a dataset with something that would not give the same rows.
-
-    Raises:
-        OutputError: Another spec, another plan or another model state.
-    """
+    """Refuse, with an OutputError, to continue a dataset with another spec, plan or model state."""
     if stored.spec_sha256 != wanted.spec_sha256:
         changed = describe_changes(stored.spec, wanted.spec) or "not visible in the spec"
         raise OutputError(
@@ -265,12 +239,13 @@ def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
             "files were added, removed or changed; resume with the stored plan or use another "
             "output.uri"
         )
-    scales = [{s["name"]: s.get("scale_factor", 1.0) for s in d.streams} for d in (stored, wanted)]
-    if scales[0] != scales[1]:
+    was, now = (
+        {s["name"]: s.get("scale_factor", 1.0) for s in d.streams} for d in (stored, wanted)
+    )
+    if was != now:
         raise OutputError(
-            f"this output was begun with the scales {scales[0]} of its streams, this release "
-            f"stores them with {scales[1]}; continue with the release named in dataset.json or use "
-            "another output.uri"
+            f"this output was begun with the scales {was} of its streams, this release stores them "
+            f"with {now}; continue with the release named in dataset.json or use another output.uri"
         )
     if dict(stored.buffers_sha256) != dict(wanted.buffers_sha256):
         raise OutputError(
@@ -288,28 +263,24 @@ def open_dataset(
     Returns what is stored; of two drivers that start together both get the same.
 
     Args:
-        may_write: Asked before the file is created; raises where the run was overtaken.
+        may_write: Called before the file is created; raises where the run was overtaken.
     Raises:
         OutputError: The output belongs to something else, or is not empty and has no dataset.json.
     """
     stored = read_dataset(layout)
     if stored is None:
-        _check_free(layout)
+        taken = [name for name in _CARDS if layout.exists(name)]
+        taken += [name for name in _OURS if layout.list(name)]
+        if taken:
+            raise OutputError(
+                f"{layout.url()} has no {paths.DATASET_FILE} but already holds {', '.join(taken)}; "
+                "use an empty output.uri"
+            )
         may_write(layout)
-        if layout.put_if_absent(DATASET_FILE, wanted.to_json().encode()):
+        if layout.put_if_absent(paths.DATASET_FILE, wanted.to_json().encode()):
             return wanted
         stored = read_dataset(layout)
         if stored is None:
-            raise OutputError(f"{layout.url(DATASET_FILE)} exists but cannot be read")
+            raise OutputError(f"{layout.url(paths.DATASET_FILE)} exists but cannot be read")
     check_dataset(stored, wanted)
     return stored
-
-
-def _check_free(layout: Layout) -> None:
-    taken = [name for name in _CARDS if layout.exists(name)]
-    taken += [name for name in _OURS if layout.list(name)]
-    if taken:
-        raise OutputError(
-            f"{layout.url()} has no {DATASET_FILE} but already holds {', '.join(taken)}; "
-            "use an empty output.uri"
-        )

@@ -23,10 +23,12 @@ import secrets
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -47,9 +49,9 @@ class LockHolder(Strict):
     """A driver, as stored in driver.json.
 
     Args:
-        run_id: Random name of this run.
-        host: Host name, for people. machine: Boot and process namespace; pids compare within one.
-        pid, created_unix_s: The process; both, as pids are used again.
+        host: Host name, for people.
+        machine: Boot and process namespace; pids compare within one.
+        pid: Process id. With `created_unix_s`, as pids are used again.
         heartbeat_unix_s: Last sign of life, s since 1970.
         shares: Others may work on the output meanwhile, as members of its crew.
     """
@@ -64,11 +66,7 @@ class LockHolder(Strict):
 
     @classmethod
     def here(cls, run_id: str | None = None, *, shares: bool = False) -> LockHolder:
-        """This process, now.
-
-        Args:
-            run_id: Name of this run; None draws one.
-        """
+        """This process, now. None draws a run id."""
         return cls(
             run_id=run_id or secrets.token_hex(8),
             host=socket.gethostname(),
@@ -90,17 +88,16 @@ class LockHolder(Strict):
 
     def is_gone(self) -> bool:
         """Return True if its process ran on this machine and has ended."""
-        return self.machine == machine_id() and not self._runs()
-
-    def _runs(self) -> bool:
+        if self.machine != machine_id():
+            return False
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.created_unix_s) <= _CREATED_TOLERANCE_S
-            return same and process.status() != psutil.STATUS_ZOMBIE
+            return not same or process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
-            return False
-        except psutil.AccessDenied:
             return True
+        except psutil.AccessDenied:
+            return False
 
     def __str__(self) -> str:
         return (
@@ -134,16 +131,13 @@ class Fence:
     run_id: str = ""
 
     def check(self, layout: Layout) -> None:
-        """Read the file now: no clock tells a process how long it was stopped.
-
-        Raises:
-            OvertakenError: The file names another run, or is gone.
-        """
+        """Read the file now, because no clock tells a process how long it was stopped;
+        OvertakenError where the file names another run, or is gone."""
         if not self.name:
             return
-        found = stored_holder(layout, self.name)
-        if found is None or found[0].run_id != self.run_id:
-            raise overtaken(layout, None if found is None else found[0])
+        holder = read_holder(layout, self.name)
+        if holder is None or holder.run_id != self.run_id:
+            raise overtaken(layout, holder)
 
     @contextmanager
     def says_why(self, layout: Layout) -> Iterator[None]:
@@ -167,11 +161,7 @@ UNFENCED = Fence()
 
 
 def overtaken(layout: Layout, holder: LockHolder | None = None) -> OvertakenError:
-    """The error of a run that has lost its right to write.
-
-    Args:
-        holder: The run that has the output now, if it is known.
-    """
+    """The error of a run that lost its right to write, to the holder if that one is known."""
     who = f" ({holder})" if holder is not None else ", or the output was removed,"
     return OvertakenError(
         f"another command took {layout.url()} over{who} while this run gave no sign of life; this "
@@ -180,21 +170,27 @@ def overtaken(layout: Layout, holder: LockHolder | None = None) -> OvertakenErro
     )
 
 
-class Heartbeat:
-    """Signs of life of a run in the file that names it, until another run takes the file over.
-
-    Args:
-        layout: The output.
-        name: The file.
-        holder: This run.
-        heartbeat_s: Interval of the signs of life, s; well below `STALE_S`.
-    """
+class Heartbeat(ABC):
+    """Signs of life of a run in the file that names it, until another run takes the file over."""
 
     def __init__(self, layout: Layout, name: str, holder: LockHolder, heartbeat_s: float) -> None:
         self._layout, self._heartbeat_s, self.holder = layout, heartbeat_s, holder
         self.fence = Fence(name, holder.run_id)
         self._done = threading.Event()
         self._lost: OvertakenError | None = None
+
+    @abstractmethod
+    def release(self) -> None:
+        """Stop the heartbeat and remove the file; safe to call again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        # An output that is away must not hide why the run ended, nor that it is done: the next
+        # driver finds the holder gone.
+        with suppress(StorageError):
+            self.release()
 
     def check(self) -> None:
         """Raise OvertakenError where the heartbeat found that another run took over; reads nothing,
@@ -226,13 +222,11 @@ class DriverLock(Heartbeat):
     """Holds the output until `release`, the end of a `with`, or the death of the process.
 
     Args:
-        layout: The output.
-        run_id: Name of this run; None draws one.
         shares: Others may join; see `dataset.crew`.
         alone: Refuse an output on which members of a crew are at work, and evict those that gave no
             sign of life.
         heartbeat_s: Interval of the signs of life, s; well below `STALE_S`.
-        wait: Waits so many seconds before a heartbeat of the future is looked at again.
+        wait: Waits so many seconds before a heartbeat of the future is read again.
 
     Raises:
         LockedError: Another live driver holds it, or got it first.
@@ -266,62 +260,41 @@ class DriverLock(Heartbeat):
         if found is not None and found[0].run_id == self.holder.run_id:
             self._layout.remove_own(DRIVER_FILE, found[1])
 
-    def __enter__(self) -> DriverLock:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        # An output that is away must not hide why the run ended, nor that it is done: the next
-        # driver finds the holder gone.
-        with suppress(StorageError):
-            self.release()
-
     def _take(self, name: str) -> None:
         """Get the lock of this name, or raise LockedError.
 
         A dead holder X is replaced under the lock `<name>.<X>`, taken by the same function. Whoever
         has that one looks again before it writes: only while X still stands there is it free.
         """
-        if self._layout.create_own(name, self._text()):
+        if self._layout.create_own(name, as_seen_now(self.holder)):
             return
-        holder = self._read(name)
+        holder = read_holder(self._layout, name)
         if holder is not None:
-            self._refuse_if_live(name, holder)
+            live = holder.may_live()
+            if live and holder.age_s < -STALE_S:  # a clock far ahead: it must show that it lives
+                self._wait(STALE_S)
+                live = read_holder(self._layout, name) != holder
+            if live:
+                raise LockedError(_at_work(self._layout, holder))
             takeover = f"{name}.{holder.run_id}"
             self._take(takeover)
             try:
                 now = stored_holder(self._layout, name)
                 if now is not None and now[0].run_id == holder.run_id:
                     # Not over a driver that took over while this one was stopped.
-                    if self._layout.replace_own(name, self._text(), now[1]):
+                    if self._layout.replace_own(name, as_seen_now(self.holder), now[1]):
                         return
             finally:
                 self._layout.delete(takeover)
         # It left while we looked, or another driver was faster: whoever creates it now has it.
-        if not self._layout.create_own(name, self._text()):
+        if not self._layout.create_own(name, as_seen_now(self.holder)):
             raise LockedError(f"another driver just began to work on {self._layout.url()}")
-
-    def _refuse_if_live(self, name: str, holder: LockHolder) -> None:
-        live = holder.may_live()
-        if live and holder.age_s < -STALE_S:  # a clock far ahead: it must show that it lives
-            self._wait(STALE_S)
-            live = self._read(name) != holder
-        if live:
-            raise LockedError(_at_work(self._layout, holder))
-
-    def _text(self) -> bytes:
-        return as_seen_now(self.holder)
-
-    def _read(self, name: str) -> LockHolder | None:
-        return read_holder(self._layout, name)
 
 
 @contextmanager
 def held(layout: Layout) -> Iterator[Fence]:
-    """Hold an output alone; an error inside is an OvertakenError where the run was overtaken.
-
-    Raises:
-        LockedError: As of `DriverLock`.
-    """
+    """Hold an output alone, as `DriverLock` does; an error inside is an OvertakenError where the
+    run was overtaken."""
     with DriverLock(layout) as lock, lock.fence.says_why(layout):
         yield lock.fence
 
@@ -343,11 +316,8 @@ def read_holder(layout: Layout, name: str = DRIVER_FILE) -> LockHolder | None:
 
 
 def stored_holder(layout: Layout, name: str) -> tuple[LockHolder, bytes] | None:
-    """Return the stored holder and the bytes of its file, or None where there is no file.
-
-    Raises:
-        LockedError: The file is something else.
-    """
+    """Return the stored holder and the bytes of its file, or None where there is no file;
+    LockedError where the file is something else."""
     try:
         content = layout.read_bytes(name)
         return typed_json(LockHolder, content), content
@@ -362,17 +332,13 @@ def stored_holder(layout: Layout, name: str) -> tuple[LockHolder, bytes] | None:
 
 def live_crew(layout: Layout) -> dict[str, LockHolder]:
     """Drivers that share the output now, by run id."""
-    found = {name: read_holder(layout, name) for name in layout.list(CREW)}
-    return {one.run_id: one for one in found.values() if one is not None and one.may_live()}
+    found = [read_holder(layout, name) for name in layout.list(CREW)]
+    return {one.run_id: one for one in found if one is not None and one.may_live()}
 
 
 def evict_crew(layout: Layout) -> None:
-    """Remove the memberships of drivers that gave no sign of life: whoever of them wakes finds
-    itself overtaken.
-
-    Raises:
-        LockedError: A member lives.
-    """
+    """Remove the memberships of drivers that gave no sign of life, so that a driver that wakes
+    finds itself overtaken; LockedError where a member lives."""
     for name in layout.list(CREW):
         found = stored_holder(layout, name)
         if found is None or (not found[0].may_live() and layout.remove_own(name, found[1])):

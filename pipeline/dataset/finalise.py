@@ -4,55 +4,70 @@ Refuses unless plan and commits add up row by row. The index is sorted by the pl
 own content, so that running twice, or finalising a resumed and an undisturbed run, gives the same
 file. `current.json` comes last and names it all with hashes: until it is replaced, what it named
 before still counts. Nothing else is touched: a dataset can be read without being finalised.
+
+Card files (README.md, croissant.json, provenance.jsonld) go with a snapshot. Their names are fixed,
+so a driver that was stopped while it closed a dataset could overwrite the cards of a later
+snapshot. So each card is replaced only while its content is as it was when the closing began.
 """
 
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
-from earmill.pipeline.dataset.card import (
-    cards_of,
-    put_cards_back,
-    read_cards,
-    read_if_there,
-    replace_cards,
+from earmill.pipeline.dataset.card import readme
+from earmill.pipeline.dataset.commit_record import (
+    StoredCommit,
+    plan_row_of,
+    reading_pool,
+    some,
+    stored_commits,
 )
-from earmill.pipeline.dataset.commit_record import StoredCommit, reading_pool, stored_commits
+from earmill.pipeline.dataset.croissant import croissant
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
-from earmill.pipeline.dataset.history import compare_snapshots, known_snapshots, next_entry
 from earmill.pipeline.dataset.lineage import lineage_of
-from earmill.pipeline.dataset.row_coverage import some
-from earmill.pipeline.dataset.row_index import STATUS_OK, IndexPart, build_index, index_part
 from earmill.pipeline.dataset.snapshot import (
+    CARDS,
+    STATUS_BAD,
+    STATUS_OK,
     CommitRef,
     Current,
     EarlierSnapshot,
     LogEntry,
     Snapshot,
+    compare_snapshots,
     described,
+    known_snapshots,
     moments_of,
     name_of,
+    next_entry,
+    put_named,
     read_current,
     read_snapshot,
 )
 from earmill.pipeline.dataset.verify import (
+    ShardTables,
     commit_problems,
     read_tables,
     table_problems,
 )
+from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CURRENT_FILE
 
 # Kinds of runs, in the log.
 WHY_FIRST, WHY_AGAIN, WHY_ADDED = "extract", "retry or repair", "add-features"
@@ -60,38 +75,30 @@ _NAMED_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
-class Finalised:
-    """A closed dataset.
+class IndexPart:
+    """Good and bad rows of one shard for the index, and their numbers in the order of the plan."""
 
-    Args:
-        snapshot: Path of the snapshot. path: Of the index. Both relative to the root.
-        rows_ok, rows_bad: Rows in it. seconds: Audio behind the good ones, s.
-    """
-
-    snapshot: str
-    path: str
-    rows_ok: int
-    rows_bad: int
-    seconds: float
+    tables: list[pa.Table]
+    order: np.ndarray
 
 
 def finalise(
     layout: Layout, add: Mapping[str, OutFile] | None = None, fence: Fence = UNFENCED
-) -> Finalised:
-    """Write index, snapshot, cards and current.json; doing it again changes nothing.
+) -> Snapshot:
+    """Write index, snapshot, cards and current.json, and return the snapshot; doing it again
+    changes nothing.
 
     Args:
-        add: Sets of features beside these rows, see `Snapshot.additions`; those of before stay as
-            long as no row changes.
-        fence: The right of the command to write here.
+        add: Sets of features beside these rows, see `Snapshot.additions`; earlier sets stay as long
+            as no row changes.
     Raises:
         CommitError: A shard is not committed, a row is missing, double or foreign, or a file that
             never changes is another than when the dataset was closed before.
         OutputError: There is no dataset here.
         OvertakenError: Another command has taken the output over, or closed the dataset meanwhile.
     """
-    seen = read_if_there(layout, CURRENT_FILE)
-    cards_seen = read_cards(layout)
+    seen = read_if_there(layout, paths.CURRENT_FILE)
+    cards_seen = {name: read_if_there(layout, name) for name in (*CARDS, paths.PROVENANCE_FILE)}
     dataset = read_dataset(layout)
     if dataset is None:
         raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
@@ -112,35 +119,78 @@ def finalise(
     index = build_index([one for one in found if isinstance(one, IndexPart)])
     del found
     file = _store(layout, index, fence)
-    made = _snapshot(layout, dataset, file, stored)
-    snapshot, entry, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
+    made = Snapshot(
+        index=file,
+        plan=_read(layout, paths.plan_path(dataset.plan_id)),
+        dataset=_read(layout, dataset.path),
+        commits={
+            shard: CommitRef(one.record.generation, one.record.attempt, one.sha256)
+            for shard, one in stored.items()
+        },
+        moments=moments_of(stored, dataset.streams),
+    )
+    made, named, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
     # Before the cards, which go with what counts, are overwritten.
-    if read_if_there(layout, CURRENT_FILE) != seen:
+    if read_if_there(layout, paths.CURRENT_FILE) != seen:
         fence.check(layout)
         raise closed_by_another(layout)
-    cards = cards_of(layout, dataset, list(records.values()), index, file)
-    cards |= lineage_of(
-        layout, dataset, list(records.values()), history, EarlierSnapshot(snapshot, entry)
-    )
-    named = tuple(described(name, content) for name, content in cards.items())
-    current = Current(snapshot, named, entry, history)
+    made_of = list(records.values())
+    now = EarlierSnapshot(named, made.entry)
+    cards = {
+        paths.README_FILE: readme(dataset, made_of, index, file).encode(),
+        paths.CROISSANT_FILE: _as_json(croissant(dataset, made_of, file, layout.url())),
+        paths.PROVENANCE_FILE: _as_json(lineage_of(layout, dataset, made_of, history, now)),
+    }
+    card_files = tuple(described(name, content) for name, content in cards.items())
+    current = Current(named, card_files, made.entry, history)
     try:
         replace_cards(layout, cards, cards_seen, fence)
         fence.check(layout)
-        if not layout.replace_own(CURRENT_FILE, current.to_json().encode(), seen):
+        if not layout.replace_own(paths.CURRENT_FILE, current.to_json().encode(), seen):
             raise closed_by_another(layout)
         fence.check(layout)
     except OvertakenError:
         _open_again(layout, current, seen, file)
         put_cards_back(layout, cards, cards_seen)
         raise
-    return Finalised(
-        snapshot=snapshot.path,
-        path=file.path,
-        rows_ok=sum(record.rows_ok for record in records.values()),
-        rows_bad=sum(record.rows_bad for record in records.values()),
-        seconds=sum(record.seconds for record in records.values()),
-    )
+    return made
+
+
+def _as_json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def read_if_there(layout: Layout, name: str) -> bytes | None:
+    """Return the content of a file, damaged or not, or None where it is missing."""
+    try:
+        return layout.read_bytes(name)
+    except FileNotFoundError:
+        return None
+
+
+def replace_cards(
+    layout: Layout, cards: Mapping[str, bytes], seen: Mapping[str, bytes | None], fence: Fence
+) -> None:
+    """Replace the cards that were seen."""
+    for name, content in cards.items():
+        before = seen.get(name)
+        fence.check(layout)
+        while not layout.replace_own(name, content, before):
+            # Either another command has the output now, or one that had it before has just woken.
+            fence.check(layout)
+            before = read_if_there(layout, name)
+
+
+def put_cards_back(
+    layout: Layout, cards: Mapping[str, bytes], seen: Mapping[str, bytes | None]
+) -> None:
+    """Undo `replace_cards` where the snapshot that counts names the cards that were seen."""
+    with suppress(CommitError):
+        current = read_current(layout)
+        for card in () if current is None else current.cards:
+            before, written = seen.get(card.path), cards.get(card.path)
+            if before is not None and written is not None and card == described(card.path, before):
+                layout.replace_own(card.path, before, written)
 
 
 def _open_again(layout: Layout, made: Current, seen: bytes | None, index: OutFile) -> None:
@@ -150,9 +200,9 @@ def _open_again(layout: Layout, made: Current, seen: bytes | None, index: OutFil
         return
     mine = made.to_json().encode()
     if seen is None:
-        layout.remove_own(CURRENT_FILE, mine)
+        layout.remove_own(paths.CURRENT_FILE, mine)
     else:
-        layout.replace_own(CURRENT_FILE, seen, mine)
+        layout.replace_own(paths.CURRENT_FILE, seen, mine)
 
 
 def closed_by_another(layout: Layout) -> OvertakenError:
@@ -181,12 +231,11 @@ def _refuse_changed(
     Where a replacing record is gone, the one it replaced would count again.
     """
     try:
-        current = read_current(layout)
-        before = None if current is None else read_snapshot(layout, current)
+        if (current := read_current(layout)) is None:
+            return
+        before = read_snapshot(layout, current)
     except CommitError:
         return  # damaged itself: it is written anew
-    if before is None:
-        return
     changed = [
         paths.commit_path(shard, ref.generation)
         for shard, ref in before.commits.items()
@@ -226,24 +275,8 @@ def _store(layout: Layout, index: pa.Table, fence: Fence) -> OutFile:
             return described(path, content)
     buffer = io.BytesIO()
     pq.write_table(index, buffer, compression="zstd", compression_level=3, write_page_index=True)
-    content = buffer.getvalue()
-    return _put_named(layout, paths.index_path(name_of(content)), content, fence)
-
-
-def _snapshot(
-    layout: Layout, dataset: DatasetFile, index: OutFile, stored: Mapping[str, StoredCommit]
-) -> Snapshot:
-    """These commits and what they were indexed with."""
-    return Snapshot(
-        index=index,
-        plan=_read(layout, paths.plan_path(dataset.plan_id)),
-        dataset=_read(layout, dataset.path),
-        commits={
-            shard: CommitRef(one.record.generation, one.record.attempt, one.sha256)
-            for shard, one in stored.items()
-        },
-        moments=moments_of(stored, dataset.streams),
-    )
+    fence.check(layout)
+    return put_named(layout, paths.index_path, buffer.getvalue())
 
 
 def _store_snapshot(
@@ -253,25 +286,26 @@ def _store_snapshot(
     index: pa.Table,
     add: Mapping[str, OutFile],
     fence: Fence,
-) -> tuple[OutFile, LogEntry, tuple[EarlierSnapshot, ...]]:
-    """Write a snapshot with its log entry, unless the current snapshot is the same.
-
-    Returns:
-        Its file, its entry, and the earlier snapshots.
-    """
+) -> tuple[Snapshot, OutFile, tuple[EarlierSnapshot, ...]]:
+    """Write a snapshot with its log entry, unless the current snapshot is the same; return it, its
+    file, and the earlier snapshots."""
     known = known_snapshots(layout)
     made = replace(made, additions={**_additions(layout, made, known), **add})
-    if known:
-        again = _encoded(replace(made, entry=known[-1].entry))
-        if again[0] == known[-1].snapshot:
-            return _put_named(layout, again[0].path, again[1], fence), known[-1].entry, known[:-1]
-    good = sum(status == STATUS_OK for status in index.column("status").to_pylist())
-    why, revision = _why(known, dataset)
-    why = WHY_ADDED if add else why
-    begun = LogEntry(why=why, revision=revision, rows_ok=good, rows_bad=len(index) - good)
-    entry = next_entry(layout, made, known, begun)
-    file, content = _encoded(replace(made, entry=entry))
-    return _put_named(layout, file.path, content, fence), entry, known
+    again = replace(made, entry=known[-1].entry) if known else made
+    if known and described(known[-1].snapshot.path, again.to_json().encode()) == known[-1].snapshot:
+        made, known = again, known[:-1]
+    else:
+        good = sum(status == STATUS_OK for status in index.column("status").to_pylist())
+        change = dataset.change
+        revision = change.number if change is not None else 0
+        why = WHY_AGAIN if known else WHY_FIRST
+        if change is not None and (not known or known[-1].entry.revision != revision):
+            why = change.why
+        why = WHY_ADDED if add else why
+        begun = LogEntry(why=why, revision=revision, rows_ok=good, rows_bad=len(index) - good)
+        made = replace(made, entry=next_entry(layout, made, known, begun))
+    fence.check(layout)
+    return made, put_named(layout, paths.snapshot_path, made.to_json().encode()), known
 
 
 def _additions(
@@ -288,26 +322,103 @@ def _additions(
     return before.additions
 
 
-def _why(known: Sequence[EarlierSnapshot], dataset: DatasetFile) -> tuple[str, int]:
-    """Return the kind of run that closes a snapshot, and the snapshot's revision."""
-    change = dataset.change
-    if change is not None and (not known or known[-1].entry.revision != change.number):
-        return change.why, change.number
-    return WHY_AGAIN if known else WHY_FIRST, change.number if change else 0
-
-
-def _encoded(snapshot: Snapshot) -> tuple[OutFile, bytes]:
-    content = snapshot.to_json().encode()
-    return described(paths.snapshot_path(name_of(content)), content), content
-
-
 def _read(layout: Layout, rel: str) -> OutFile:
     return described(rel, layout.read_bytes(rel))
 
 
-def _put_named(layout: Layout, rel: str, content: bytes, fence: Fence) -> OutFile:
-    """Write a file that is named by its content; one that was damaged since is written again."""
-    fence.check(layout)
-    if not layout.create_own(rel, content):
-        layout.write_bytes(rel, content)
-    return described(rel, content)
+def build_index(parts: Sequence[IndexPart]) -> pa.Table:
+    """All rows, in the order of the parts and of each."""
+    tables = [table for part in parts for table in part.tables]
+    whole = pa.concat_tables(_same_extras(tables), promote_options="default").combine_chunks()
+    starts = np.cumsum([0, *(len(part.order) for part in parts)])
+    order = np.concatenate([part.order + at for part, at in zip(parts, starts, strict=False)])
+    if not np.array_equal(order, np.arange(len(order))):
+        whole = whole.take(order)
+    return whole.replace_schema_metadata(None)
+
+
+def index_part(
+    shard: ShardTables, plan_rows: Sequence[str], streams: Sequence[Mapping[str, Any]]
+) -> IndexPart:
+    """Return the lines of the index for one shard: its good and its quarantined rows.
+
+    Columns: row_id, plan_row_id, channel, shard, row (position in the shard's files), seconds, uri,
+    `<stream>_start` and `<stream>_n_frames` (for events also `<stream>_n_steps`), status, stage,
+    error_class, message, attempts, and the carried-through `extra_` columns. Cells that a
+    quarantined row does not have are null.
+    """
+    tables = [_good_lines(shard, streams)]
+    if shard.bad is not None:
+        tables.append(_bad_lines(shard, shard.bad, plan_rows))
+    return IndexPart(tables, _plan_order(tables, plan_rows))
+
+
+def _good_lines(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.Table:
+    rows = shard.rows
+    columns = {name: rows.column(name) for name in ("row_id", "plan_row_id", "channel")}
+    columns["shard"] = pa.array([shard.record.shard] * rows.num_rows, pa.string())
+    columns["row"] = pa.array(np.arange(rows.num_rows))
+    columns |= {name: rows.column(name) for name in ("seconds", "uri")}
+    for stream in streams:
+        for name in layout_of(stream).place_columns:
+            columns[name] = rows.column(name)
+    columns["status"] = pa.array([STATUS_OK] * rows.num_rows, pa.string())
+    nothing = pa.nulls(rows.num_rows, pa.string())
+    columns |= {"stage": nothing, "error_class": nothing, "message": nothing}
+    columns["attempts"] = pa.nulls(rows.num_rows, pa.int64())
+    columns |= {n: rows.column(n) for n in rows.column_names if n.startswith(EXTRA_PREFIX)}
+    return pa.table(columns)
+
+
+def _bad_lines(shard: ShardTables, bad: pa.Table, plan_rows: Sequence[str]) -> pa.Table:
+    planned = frozenset(plan_rows)
+    row_ids = bad.column("row_id").to_pylist()
+    columns = {
+        "row_id": bad.column("row_id"),
+        "plan_row_id": pa.array([plan_row_of(row_id, planned) for row_id in row_ids], pa.string()),
+        "shard": pa.array([shard.record.shard] * bad.num_rows, pa.string()),
+        "uri": bad.column("uri"),
+        "status": pa.array([STATUS_BAD] * bad.num_rows, pa.string()),
+    }
+    columns |= {name: bad.column(name) for name in ("stage", "error_class", "message", "attempts")}
+    return pa.table(columns)
+
+
+def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
+    """Give every carried-through column one type: the numeric ones double, else text."""
+    kinds: dict[str, set[pa.DataType]] = {}
+    for part in parts:
+        for column in part.schema:
+            if column.name.startswith(EXTRA_PREFIX) and part.num_rows:
+                kinds.setdefault(column.name, set()).add(column.type)
+    common = {}
+    for name, seen in kinds.items():
+        common[name] = pa.float64() if seen <= {pa.int64(), pa.float64()} else pa.string()
+        if len(seen) == 1:
+            common[name] = next(iter(seen))
+    same = []
+    for part in parts:
+        schema = part.schema
+        for position, column in enumerate(schema):
+            if column.name.startswith(EXTRA_PREFIX):
+                kind = common.get(column.name, column.type)
+                schema = schema.set(position, pa.field(column.name, kind))
+        same.append(part.cast(schema) if part.num_rows else schema.empty_table())
+    return same
+
+
+def _plan_order(tables: Sequence[pa.Table], plan_rows: Sequence[str]) -> np.ndarray:
+    """Row numbers that sort by plan position, then by channel and name."""
+    position = {row_id: number for number, row_id in enumerate(plan_rows)}
+    keys = []
+    for table in tables:
+        names = table.column("row_id").to_pylist()
+        planned = table.column("plan_row_id").to_pylist()
+        channels: list[int | None] = [None] * len(names)  # a bad row has none
+        if "channel" in table.column_names:
+            channels = table.column("channel").to_pylist()
+        keys += [
+            (position[row], -1 if channel is None else channel, name)
+            for row, channel, name in zip(planned, channels, names, strict=True)
+        ]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)

@@ -1,47 +1,58 @@
-"""Remove what no snapshot names: attempts that lost, replaced commits, shards that were dropped.
+"""Remove files that nothing names: attempts that lost, replaced commits, shards that were dropped.
 
-Snapshots that are no longer wanted leave the history first, by one replacement of current.json;
-what only they named goes after that, records before the files they name. So a run that is killed
-leaves a whole dataset, and the next one removes the rest. It holds the driver's lock, touches no
-file younger than the grace time, and no attempt on a shard that has no commit: a worker that was
-cut off long ago may still be about to commit it. Files that were half written when their process
-was killed go as well, and the locks of drivers that were killed while they took over.
+`remove_orphans` removes attempts that no commit names. Only whole attempts are removed, only of
+shards that are committed (an attempt on one that is not may still be under way on another host, and
+would then commit what is gone), and only while holding the driver's lock. Anything else is listed
+and left.
+
+`collect_garbage` removes what no snapshot names. Snapshots that are no longer wanted leave the
+history first, by one replacement of current.json; what only they named goes after that, records
+before the files they name. So a run that is killed leaves a whole dataset, and the next one removes
+the rest. It holds the driver's lock, touches no file younger than the grace time, and no attempt on
+a shard that has no commit: a worker that was cut off long ago may still be about to commit it.
+Files that were half written when their process was killed go as well, and the locks of drivers that
+were killed while they took over.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.text import Shown, bytes_text
-from earmill.pipeline.dataset.commit_record import all_generations, read_commit
-from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.commit_record import CommitRecord, all_generations, read_commit
+from earmill.pipeline.dataset.copied_rows import carried_rows
+from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.driver_lock import held
 from earmill.pipeline.dataset.finalise import closed_by_another
-from earmill.pipeline.dataset.orphans import PUBLISHED, part_of
-from earmill.pipeline.dataset.revision import carried_rows
 from earmill.pipeline.dataset.snapshot import (
     Current,
     EarlierSnapshot,
     LogEntry,
-    read_current,
     read_snapshot,
+    require_current,
 )
+from earmill.pipeline.dataset.verify import PUBLISHED, published
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.backend import Entry
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CURRENT_FILE
+from earmill.pipeline.storage.scratch import clear_scratch
 
 GRACE_S = 24 * 3600.0
 # A hidden file or folder, and the lock of a driver that takes over. Additions are skipped, because
 # they are datasets of their own.
 _UNFINISHED = re.compile(r"(?!additions/)(?:[^/.][^/]*/)*\.[^/]+|driver\.json\.[^/]+")
+# A part of any format, installed here or not: its path, shard and attempt.
+_PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.[^/]+")
 # In the order in which they go: what names others before these.
 FOLDERS = ("snapshots", "index", "plan", "revisions", "commits", *PUBLISHED)
+
+# Path of a file or folder, and its files.
+Part = tuple[str, list[Entry]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,7 +61,8 @@ class Collected(Shown):
 
     Args:
         snapshots: Log entries of the snapshots that leave the history, the oldest first.
-        parts: Files and folders. files, bytes: How many files they are, and their size.
+        parts: Files and folders.
+        files, bytes: Number of files in them, and their size.
         young: Files that no snapshot names but are younger than the grace time: they stay.
     """
 
@@ -69,23 +81,6 @@ class Collected(Shown):
         }
 
 
-@dataclass
-class _Unnamed:
-    parts: list[str] = field(default_factory=list)
-    files: int = 0
-    bytes: int = 0
-    young: int = 0
-
-    def add(self, path: str, files: Sequence[Entry], until_s: float) -> None:
-        """Add a part with its files, unless one of them is younger than `until_s`."""
-        if any(file.modified is None or file.modified > until_s for file in files):
-            self.young += len(files)
-            return
-        self.parts.append(path)
-        self.files += len(files)
-        self.bytes += sum(file.nbytes for file in files)
-
-
 def collect_garbage(
     layout: Layout,
     *,
@@ -98,51 +93,45 @@ def collect_garbage(
     """Remove files that no snapshot names, and snapshots on request; the current one always stays.
 
     Args:
-        keep: Keep this many snapshots, the newest. older_than: Remove those closed so long ago.
-            With both a snapshot goes that neither keeps; with none all stay.
+        keep: Keep this many snapshots, the newest.
+        older_than: Remove snapshots that were closed so long ago. With both a snapshot goes that
+            neither keeps; with none all stay.
         grace_s: Age of a file below which it stays, s.
-        dry_run: Say it only. now_s: Seconds since 1970; None is now.
+        dry_run: Return what would be removed, and remove nothing.
     Raises:
-        OutputError: No dataset there, or one that was never closed.
-        LockedError: A driver works on it.
-        OvertakenError: Another command took it over while this one gave no sign of life.
         CommitError: A snapshot or commit record is damaged, so that what it names is unknown.
     """
     if keep is not None and keep < 1:
         raise ValueError(f"expected to keep at least 1 snapshot, got {keep}")
-    _closed(layout)
+    require_dataset(layout)
+    require_current(layout)
     now = time.time() if now_s is None else now_s
     with held(layout) as fence:
         # Read with the lock: another command may have changed the dataset before.
-        dataset, current = _closed(layout)
+        dataset, current = require_dataset(layout), require_current(layout)
         gone = _expired(current, keep, older_than, now)
         kept = replace(current, history=tuple(past for past in current.history if past not in gone))
         named = _named(layout, dataset, kept)
-        known = {*all_generations(layout), *(dataset.change.dropped if dataset.change else ())}
-        unnamed = _unnamed(layout, named, known, now - grace_s)
-        _add_unfinished(unnamed, layout, now - grace_s)
+        known = {*all_generations(layout), *dataset.dropped}
+        parts, files, young = list[str](), list[Entry](), 0
+        for path, entries in _unnamed(layout, named, known):
+            if any(file.modified is None or file.modified > now - grace_s for file in entries):
+                young += len(entries)
+            else:
+                parts.append(path)
+                files += entries
         if not dry_run:
             if gone:
                 seen, shorter = current.to_json().encode(), kept.to_json().encode()
                 fence.check(layout)
-                if not layout.replace_own(CURRENT_FILE, shorter, seen):
+                if not layout.replace_own(paths.CURRENT_FILE, shorter, seen):
                     raise closed_by_another(layout)
-            for part in unnamed.parts:
+            for part in parts:
                 # Names come back: the index of the same rows has the same name.
                 fence.check(layout)
                 layout.delete(part)
-    entries = tuple(past.entry for past in gone)
-    return Collected(entries, tuple(unnamed.parts), unnamed.files, unnamed.bytes, unnamed.young)
-
-
-def _closed(layout: Layout) -> tuple[DatasetFile, Current]:
-    """Return the description and the closing of a dataset; OutputError where it is not closed."""
-    dataset, current = read_dataset(layout), read_current(layout)
-    if dataset is None or current is None:
-        raise OutputError(
-            f"{layout.url()}: expected a closed dataset, found none; run a job to its end"
-        )
-    return dataset, current
+    nbytes = sum(file.nbytes for file in files)
+    return Collected(tuple(past.entry for past in gone), tuple(parts), len(files), nbytes, young)
 
 
 def _expired(
@@ -154,8 +143,8 @@ def _expired(
     candidates = current.history[: len(current.history) - newest] if newest else current.history
     if older_than is None:
         return list(candidates)
-    until = now_s - older_than.total_seconds()
-    return [past for past in candidates if _closed_s(past.entry) < until]
+    until_s = now_s - older_than.total_seconds()
+    return [past for past in candidates if _closed_s(past.entry) < until_s]
 
 
 def _closed_s(entry: LogEntry) -> float:
@@ -175,9 +164,8 @@ def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
         named.add(snapshot.dataset.path)
         keys |= {(shard, ref.generation) for shard, ref in snapshot.commits.items()}
     # Commits that are not closed yet, and commits that rows are still copied from.
-    dropped = frozenset(dataset.change.dropped) if dataset.change else frozenset()
     found = all_generations(layout)
-    keys |= {(shard, numbers[-1]) for shard, numbers in found.items() if shard not in dropped}
+    keys |= {(shard, ns[-1]) for shard, ns in found.items() if shard not in dataset.dropped}
     for rows in carried_rows(layout, dataset).values():
         keys |= {(row.from_shard, row.from_generation) for row in rows if row.shard not in found}
     records = [record for key in sorted(keys) if (record := read_commit(layout, *key)) is not None]
@@ -186,31 +174,77 @@ def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
     return named
 
 
-def _unnamed(layout: Layout, named: set[str], known: Collection[str], until_s: float) -> _Unnamed:
-    """Find parts that nothing refers to.
+def _unnamed(layout: Layout, named: set[str], known: Collection[str]) -> Iterator[Part]:
+    """Yield the parts that nothing refers to, in the order in which they go.
 
     Args:
         known: Shards that are committed or were dropped: on others somebody may be at work.
     """
-    found = _Unnamed()
     for folder in FOLDERS:
-        entries, parts = layout.entries(folder), dict[str, list[str]]()
+        entries, parts = layout.entries(folder), dict[str, list[Entry]]()
         for name in entries.keys() - named:
+            part = _PART.match(name)
             if paths.plan_of_part(name) in named:
                 continue
-            part = part_of(name) if folder in PUBLISHED else None
-            if folder not in PUBLISHED or (part is not None and part.shard in known):
-                parts.setdefault(part.path if part else name, []).append(name)
-        for path, names in sorted(parts.items()):
-            found.add(path, [entries[name] for name in names], until_s)
-    return found
-
-
-def _add_unfinished(found: _Unnamed, layout: Layout, until_s: float) -> None:
-    """Find unfinished parts of processes that are gone, and locks of takeovers."""
-    parts: dict[str, list[Entry]] = {}
+            if folder not in PUBLISHED:
+                parts[name] = [entries[name]]
+            elif part is not None and part[1] in known:
+                parts.setdefault(part[0], []).append(entries[name])
+        yield from sorted(parts.items(), key=lambda part: part[0])
+    # Unfinished parts of processes that are gone, and locks of takeovers.
+    unfinished: dict[str, list[Entry]] = {}
     for name, entry in layout.everything().items():
         if (part := _UNFINISHED.match(name)) is not None:
-            parts.setdefault(part[0], []).append(entry)
-    for path, files in sorted(parts.items()):
-        found.add(path, files, until_s)
+            unfinished.setdefault(part[0], []).append(entry)
+    yield from sorted(unfinished.items(), key=lambda part: part[0])
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Files and stores that were removed, and files that were kept."""
+
+    parts: list[str]
+    kept: list[str]
+
+
+def remove_orphans(layout: Layout) -> Removed:
+    """Remove the attempts that no commit of any generation names."""
+    require_dataset(layout)
+    with held(layout) as fence:
+        records, unclear = _all_records(layout)
+        named = {file.path for record in records for file in record.files}
+        orphans = sorted(published(layout).keys() - named)
+        attempts: dict[str, set[str]] = {}
+        for record in records:
+            if record.shard not in unclear:
+                attempts.setdefault(record.shard, set()).add(record.attempt)
+        removed, kept = set[str](), list[str]()
+        for name in orphans:
+            part = _PART.match(name)
+            if part is not None and part[1] in attempts and part[2] not in attempts[part[1]]:
+                removed.add(part[0])
+            else:
+                kept.append(name)
+        for path in sorted(removed):
+            fence.check(layout)
+            layout.delete(path)
+        fence.check(layout)
+        clear_scratch(layout)
+    return Removed(sorted(removed), kept)
+
+
+def _all_records(layout: Layout) -> tuple[list[CommitRecord], set[str]]:
+    """Records of every generation, and the shards with a record that cannot be read."""
+    found: list[CommitRecord] = []
+    unclear: set[str] = set()
+    for shard, numbers in all_generations(layout).items():
+        for number in numbers:
+            try:
+                record = read_commit(layout, shard, number)
+            except CommitError:
+                record = None
+            if record is None or record.shard != shard:
+                unclear.add(shard)
+            else:
+                found.append(record)
+    return found, unclear

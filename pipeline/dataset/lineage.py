@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,8 +26,8 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.spec.licenses import License, stored_licenses
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import PROVENANCE_FILE, revision_path
 
 CONTEXT: dict[str, Any] = {
     "prov": "http://www.w3.org/ns/prov#",
@@ -49,23 +50,25 @@ def lineage_of(
     records: Sequence[CommitRecord],
     past: Sequence[EarlierSnapshot],
     now: EarlierSnapshot,
-) -> dict[str, bytes]:
-    """Return the content of the file, with all snapshots up to the next current one.
-
-    Args:
-        past: Earlier snapshots, the oldest first.
-        now: The snapshot that becomes current.
-        records: Its commits.
-    """
+) -> Node:
+    """Return the whole document, with the snapshots `past`, the oldest first, and with `now`,
+    the snapshot of these commits that becomes current."""
     known = _known_software(layout)
     software = {now.snapshot.path: _software(records)}
     for one in past:
         path = one.snapshot.path
-        software[path] = known[path] if path in known else _software(_records_of(layout, one))
-    begun = {one.entry.revision: _begun(layout, dataset, one.entry.revision) for one in past}
+        software[path] = known.get(path, [])
+        if path not in known:
+            with suppress(CommitError):  # a record of an older snapshot may be gone
+                refs = read_snapshot(layout, one).commits.items()
+                found = [read_commit(layout, shard, ref.generation) for shard, ref in refs]
+                software[path] = _software(record for record in found if record is not None)
+    begun: dict[int, str | None] = {0: dataset.created}
+    for number in {one.entry.revision for one in past if one.entry.revision}:
+        revision = read_description(layout, paths.revision_path(number))
+        begun[number] = revision.change.created if revision and revision.change else None
     begun[now.entry.revision] = dataset.change.created if dataset.change else dataset.created
-    document = provenance(dataset, [*past, now], software, begun)
-    return {PROVENANCE_FILE: (json.dumps(document, indent=1) + "\n").encode()}
+    return provenance(dataset, [*past, now], software, begun)
 
 
 def provenance(
@@ -74,15 +77,27 @@ def provenance(
     software: Mapping[str, Sequence[str]],
     begun: Mapping[int, str | None],
 ) -> Node:
-    """The whole document.
+    """Build the document.
 
     Args:
         snapshots: The oldest first; the last one counts.
         software: Path of each to the releases of earmill that computed its rows.
         begun: Number of each revision, 0 for dataset.json, to when it was begun, if that is known.
     """
-    agents = sorted({version for versions in software.values() for version in versions})
-    nodes = [*_things(dataset), *(_agent(version, dataset) for version in agents)]
+    versions, git = dataset.provenance.get("versions") or {}, dataset.provenance.get("git") or {}
+    nodes = _things(dataset)
+    for version in sorted({version for found in software.values() for version in found}):
+        commit = git.get("commit") if versions.get("earmill") == version else None
+        nodes.append(
+            {
+                "@id": _agent_id(version),
+                "@type": "prov:SoftwareAgent",
+                "rdfs:label": f"earmill {version}",
+                "schema:name": "earmill",
+                "schema:softwareVersion": version,
+                **({"dct:hasVersion": f"git:{commit}"} if commit else {}),
+            }
+        )
     before: EarlierSnapshot | None = None
     for one in snapshots:
         nodes.append(_snapshot(one, before))
@@ -128,19 +143,6 @@ def _licensed(stated: License | None) -> Node:
     if stated is None:
         return {}
     return {"dct:license": {"@id": stated.url} if stated.url else stated.title}
-
-
-def _agent(version: str, dataset: DatasetFile) -> Node:
-    versions, git = dataset.provenance.get("versions") or {}, dataset.provenance.get("git") or {}
-    commit = git.get("commit") if versions.get("earmill") == version else None
-    return {
-        "@id": _agent_id(version),
-        "@type": "prov:SoftwareAgent",
-        "rdfs:label": f"earmill {version}",
-        "schema:name": "earmill",
-        "schema:softwareVersion": version,
-        **({"dct:hasVersion": f"git:{commit}"} if commit else {}),
-    }
 
 
 def _agent_id(version: str) -> str:
@@ -202,7 +204,7 @@ def _known_software(layout: Layout) -> dict[str, list[str]]:
     try:
         current = read_current(layout)
         cards = current.cards if current else ()
-        file = next((card for card in cards if card.path == PROVENANCE_FILE), None)
+        file = next((card for card in cards if card.path == paths.PROVENANCE_FILE), None)
         nodes = loads_json(read_checked(layout, file), max_chars=None)["@graph"] if file else []
         by_id = {node["@id"]: node for node in nodes}
         return {
@@ -215,20 +217,3 @@ def _known_software(layout: Layout) -> dict[str, list[str]]:
         }
     except (CommitError, LookupError, TypeError, ValueError):
         return {}
-
-
-def _records_of(layout: Layout, one: EarlierSnapshot) -> list[CommitRecord]:
-    """The commits of an older snapshot, as far as they are still there."""
-    try:
-        refs = read_snapshot(layout, one).commits
-        found = [read_commit(layout, shard, ref.generation) for shard, ref in refs.items()]
-    except CommitError:
-        return []
-    return [record for record in found if record is not None]
-
-
-def _begun(layout: Layout, dataset: DatasetFile, revision: int) -> str | None:
-    if revision == 0:
-        return dataset.created
-    found = read_description(layout, revision_path(revision))
-    return found.change.created if found and found.change else None

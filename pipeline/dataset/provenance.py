@@ -1,8 +1,7 @@
-"""Where a dataset came from, run by run: code, packages, machine, device, kernels, dtype.
+"""Provenance that all rows of a run share: code, packages, machine, device, models, dtype.
 
-Row provenance is in the rows themselves; this is what all rows of a run share. Everything is asked
-from the system that does the work, nothing is configured, and what cannot be found out is null
-rather than guessed. A git commit is only reported for a checkout that tracks this very file.
+Everything is asked from the system that does the work, nothing is configured, and facts that cannot
+be found out are null. A git commit is only reported for a checkout that tracks this very file.
 """
 
 from __future__ import annotations
@@ -57,18 +56,11 @@ def package_versions() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def value_versions() -> dict[str, str]:
-    """Versions of the packages that can change a feature; short enough for every commit record."""
-    installed = package_versions()
-    return {name: installed[name] for name in VALUE_PACKAGES if name in installed}
-
-
 def git_state(folder: Path | None = None) -> dict[str, Any] | None:
     """Commit and cleanliness of the checkout this package runs from, None outside of one.
 
-    Args:
-        folder: A folder of the package; None for this one. It must be tracked by the repository:
-            an environment that merely lies inside somebody's checkout says nothing about our code.
+    The folder, by default this one, must be tracked by the repository: an environment that merely
+    lies inside somebody's checkout says nothing about our code.
     """
     folder = folder or Path(__file__).resolve().parent
     if not _git(folder, "ls-files", "--", "."):
@@ -95,15 +87,15 @@ def _git(folder: Path, *command: str) -> str | None:
 def code_sha256(folders: Sequence[Path] | None = None) -> str:
     """Hash of the Python sources that make features, whatever way they were installed."""
     digest = hashlib.sha256()
-    for folder in folders or [package_folder(name) for name in PACKAGES]:
+    for folder in folders or map(_package_folder, PACKAGES):
         for path in sorted(folder.rglob("*.py")):
             digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0".encode())
             digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def package_folder(name: str) -> Path:
-    """Where a package's sources are; the package is not imported for it."""
+def _package_folder(name: str) -> Path:
+    """Folder of a package's sources; the package is not imported for it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"no package {name}")
@@ -130,13 +122,13 @@ def device_info() -> dict[str, Any]:
 def run_provenance(
     extractors: Iterable[Mapping[str, Any]], *, device: str, dtype: str
 ) -> dict[str, Any]:
-    """All of the above for dataset.json.
+    """Provenance for dataset.json.
 
     Args:
-        extractors: `Extractor.describe()` of every model: name, parameters, rate, dtype. What
-            computed is known shard by shard, and is in the commit records.
+        extractors: `Extractor.describe()` of every model. The device that computed is known shard
+            by shard, and is in the commit records.
         device: `run.device` of the job that began the dataset.
-        dtype: Of the stored values.
+        dtype: Dtype of the stored values.
     """
     return {
         "versions": package_versions(),

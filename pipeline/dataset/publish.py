@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,17 +49,20 @@ from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
     CommitRecord,
     generations,
+    plan_row_of,
     read_commit,
+    row_problems,
+    some,
 )
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
-from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered, some
 from earmill.pipeline.formats.digest import ShardDigest, digest_rows
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.moments import shard_moments
 from earmill.pipeline.formats.registry import Encoding, format_of, row_table, write_table
 from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
@@ -69,21 +72,20 @@ from earmill.pipeline.storage.scratch import private_scratch
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
+T = TypeVar("T")
+
 AUDIO = "pcm_sha256"
+_NO_SPACE = {
+    errno.ENOSPC: "no space left on the device",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would be larger than the limit of this process or filesystem",
+}
 
 
 def check_replacement(
     layout: Layout, shard_id: str, generation: int, rows: Sequence[FeatureRow]
 ) -> str | None:
-    """Refuse good rows that would replace better ones; the attempt that is replaced, if known.
-
-    Args:
-        generation: Of the record to be written, 1 or more.
-
-    Raises:
-        CommitError: There is nothing to replace, a good row is not good any more, or its audio is
-            another.
-    """
+    """Refuse good rows that would replace better ones; return the replaced attempt, if known."""
     if generation - 1 not in generations(layout).get(shard_id, ()):
         raise CommitError(
             f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt is to "
@@ -95,12 +97,14 @@ def check_replacement(
         before = None
     if before is None:
         return None
-    audio = _good_audio(layout, before)
-    if audio is None:
+    try:
+        table = read_table(layout, str(before.path("rows")), ["row_id", AUDIO])
+        audio = dict(zip(table["row_id"].to_pylist(), table[AUDIO].to_pylist(), strict=True))
+    except (OSError, KeyError, pa.ArrowException):  # the table of rows is damaged as well
         if len(rows) < before.rows_ok:
             raise CommitError(
                 f"{before.rows_ok} rows were good, now {len(rows)} are; the commit stays as it is"
-            )
+            ) from None
         return before.attempt
     now = {row.row_id: row.facts.get(AUDIO) for row in rows}
     if lost := set(audio) - set(now):
@@ -116,26 +120,6 @@ def check_replacement(
     return before.attempt
 
 
-def _good_audio(layout: Layout, record: CommitRecord) -> dict[str, str | None] | None:
-    """Row id to the hash of its audio, or None where the table of rows is damaged as well."""
-    try:
-        table = read_table(layout, str(record.path("rows")), ["row_id", AUDIO])
-        pairs = zip(table["row_id"].to_pylist(), table[AUDIO].to_pylist(), strict=True)
-    except (OSError, KeyError, pa.ArrowException):
-        return None
-    return dict(pairs)
-
-
-T = TypeVar("T")
-
-
-_NO_SPACE = {
-    errno.ENOSPC: "no space left on the device",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "the file would be larger than the limit of this process or filesystem",
-}
-
-
 def publish_shard(
     layout: Layout,
     *,
@@ -148,10 +132,10 @@ def publish_shard(
     formats: Sequence[str],
     attrs: Mapping[str, Any],
     info: Mapping[str, Any],
+    plan_rows: Sequence[str],
     dtype: str = "float16",
     row_group_profile: str = "random",
     parquet_form: str = BINARY,
-    plan_rows: Sequence[str] | None = None,
     extra_types: Mapping[str, Any] | None = None,
     generation: int = 0,
     folder: Path | None = None,
@@ -164,15 +148,15 @@ def publish_shard(
         attrs: Stored in the data files: spec_sha256, and nothing that differs between attempts.
         info: Stored in the commit record: device, versions, worker, timings_s. The CPU seconds of
             what this thread counts for join them.
+        plan_rows: The shard's row ids as planned. Every one must be covered; the rows are put in
+            that order, then in that of their channels, whatever order the batches came in.
         dtype: Of the job: float16, float32 or int8; the stream arrays in `rows` are so already.
-        plan_rows: The shard's row ids as planned. Given, every one must be covered and the rows
-            are put in that order, whatever order the batches came in.
         extra_types: Types of the carried-through columns over the whole plan.
         generation: 1 or more to replace the record of the generation before.
         folder: Where the parts are written before they are published, on the output's own disk;
             None for one of their own.
         stages: Told when the steps began and ended.
-        fence: The run's right to write here; looked at before the first byte and around the record.
+        fence: The run's right to write here; checked before the first byte and around the record.
 
     Raises:
         OvertakenError: Another command has taken the output over.
@@ -190,8 +174,10 @@ def publish_shard(
         fence.check(layout)
         if layout.exists(paths.commit_path(shard_id, generation)):
             return False
-        check_rows(rows, bad, streams, dtype=dtype, plan_rows=plan_rows)
-        rows, bad = in_plan_order(rows, bad, plan_rows)
+        check_rows(rows, bad, streams, dtype, plan_rows)
+        position = {row_id: number for number, row_id in enumerate(plan_rows)}
+        rows = sorted(rows, key=lambda row: (position[row.plan_row_id], row.channel))
+        bad = sorted(bad, key=lambda r: (position[plan_row_of(r.row_id, position)], r.row_id))
         replaces = check_replacement(layout, shard_id, generation, rows) if generation else None
         with shard.room(folder):
             digest = shard.beside(HASH, lambda: digest_rows(rows, streams, dtype))
@@ -209,7 +195,7 @@ def publish_shard(
                 dtype=dtype,
                 rows_ok=len(rows),
                 rows_bad=len(bad),
-                plan_rows=plan_rows_covered(rows, bad, plan_rows),
+                plan_rows=len(position),
                 seconds=float(sum(row.seconds for row in rows)),
                 frames={name: stream.frames for name, stream in by_stream.items()},
                 values_sha256={name: stream.sha256 for name, stream in by_stream.items()},
@@ -224,12 +210,37 @@ def publish_shard(
             return shard.commit(record)
 
 
-def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
-    """Return the attributes of a job in its data files; they are the same for every attempt.
+def check_rows(
+    rows: Sequence[FeatureRow],
+    bad: Sequence[QuarantineRow],
+    streams: Sequence[StreamInfo],
+    dtype: str,
+    plan_rows: Sequence[str],
+) -> None:
+    """Refuse rows that do not add up or do not fit their streams, before anything is written."""
+    layouts = [layout_of(info) for info in streams]
+    named = {layout.name for layout in layouts}
+    counted = {layout.name for layout in layouts if layout.row_counts}
+    for row in rows:
+        if set(row.streams) != named:
+            raise CommitError(
+                f"row {row.row_id!r}: expected the streams {sorted(named)}, got "
+                f"{sorted(row.streams)}"
+            )
+        if set(row.steps) != counted:
+            raise CommitError(
+                f"row {row.row_id!r}: expected the steps of {sorted(counted)}, got those of "
+                f"{sorted(row.steps)}"
+            )
+        for layout in layouts:
+            layout.check(row, dtype)
+    pairs = [(row.row_id, row.plan_row_id) for row in rows]
+    if problems := row_problems(pairs, [row.row_id for row in bad], plan_rows):
+        raise CommitError("; ".join(problems))
 
-    Args:
-        spec: `JobSpec.canonical()`.
-    """
+
+def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
+    """Return the attributes of a job, from `JobSpec.canonical()`, that its data files store."""
     return {
         "spec_sha256": spec_sha256,
         "calibration": spec["audio"]["calibration"],
@@ -268,13 +279,16 @@ class _Shard:
                     remove(path)
 
     def beside(self, part: str, work: Callable[[], T]) -> Future[T]:
-        """Begin work in the thread beside this one, behind the work that was begun there before."""
+        """Begin work in the thread beside this one, after the work that was begun there before."""
         return self._side.submit(carried(part, self.stages.stage(part)(work)))
 
     @contextmanager
     def _timed(self, name: str, part: str, libraries: str = "") -> Iterator[None]:
         start = time.perf_counter()
-        with self.stages.stage(part if part != COMMIT else name), doing(part, libraries=libraries):
+        with (
+            self.stages.stage(part if part != COMMIT else name),
+            doing(part, libraries=libraries),
+        ):
             yield
         self.timings_s[name] = round(time.perf_counter() - start, 6)
 
@@ -388,27 +402,21 @@ class _Shard:
         counted it already.
         """
         dataset = read_dataset(self.layout)
-        is_known = dataset is not None and record.plan_id in dataset.plan_ids
-        if not is_known or not self._is_whole(record):
-            self.layout.delete(paths.commit_path(record.shard, record.generation))
-            self._discard()
-
-    def _is_whole(self, record: CommitRecord) -> bool:
-        try:
-            self._check_sizes(record.files)
-        except CommitError:
-            return False
-        return True
+        if dataset is not None and record.plan_id in dataset.plan_ids:
+            with suppress(CommitError):
+                self._check_sizes(record.files)
+                return
+        self.layout.delete(paths.commit_path(record.shard, record.generation))
+        self._discard()
 
     def _discard(self) -> None:
-        """Remove uploaded parts that no commit names; what cannot be removed is mere garbage, and
-        of a store that is away nothing can."""
+        """Remove uploaded parts that no commit names; a part that cannot be removed is garbage."""
         for name in self.parts:
             try:
                 self.layout.delete(name)
             except OSError as error:
                 if isinstance(error, StorageError) and error.transient:
-                    return
+                    return  # from a store that is away nothing can be removed
 
 
 def _files_of(name: str, path: Path) -> list[OutFile]:

@@ -5,37 +5,56 @@ generation, attempt and hash of every commit record. `current.json` names the cu
 its cards. The file is written last and replaced whole, so a dataset is closed by the earlier
 snapshot or by the new one. Index files cannot be confused, and an index cannot be read with the
 files of another attempt. Earlier snapshots stay readable: `current.json` lists them with hashes.
+
+Two snapshots are compared by rows, which are known by their ids. A row is *changed* where both
+snapshots have it and its state differs (good, or the reason of its quarantine), or its audio does:
+samples (their sha256), span or channel. Rows of a shard whose commit is in both are not read. A row
+that only moved to another shard or file is the same row.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, date, datetime
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
-from earmill.pipeline.dataset.commit_record import StoredCommit, parsed_json
+import pyarrow as pa
+
+from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, OutputError
+from earmill.pipeline.common.text import Shown
+from earmill.pipeline.dataset.commit_record import (
+    StoredCommit,
+    parsed_json,
+    read_commit,
+    reading_pool,
+)
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.storage.documents import Strict
+from earmill.pipeline.storage import paths
+from earmill.pipeline.storage.documents import Strict, read_table, table_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import (
-    CROISSANT_FILE,
-    CURRENT_FILE,
-    LAYOUT_VERSION,
-    README_FILE,
-)
 
 CONTENT_CHARS = 16
 # Cards that every closed dataset has.
-CARDS = (README_FILE, CROISSANT_FILE)
+CARDS = (paths.README_FILE, paths.CROISSANT_FILE)
+# A snapshot, as users name it: see `find_snapshot`.
+Which = int | str | date
+PREVIOUS, CURRENT = "previous", "current"
+AUDIO = ("pcm_sha256", "start_s", "end_s", "channel")
+# States of rows in an index.
+STATUS_OK, STATUS_BAD = "ok", "quarantined"
+_MIN_NAME_CHARS = 4
+_NAMED_SNAPSHOTS = 5
 
 
 class Attempt(Protocol):
-    """Which attempt on a shard a commit is; `CommitRecord` has it."""
+    """The attempt on a shard that a commit is of, as `CommitRecord` states it."""
 
     @property
     def generation(self) -> int: ...
@@ -70,7 +89,7 @@ class LogEntry(Strict):
         created: When it was closed, ISO 8601, UTC. why: Kind of the run that made it.
         rows_ok, rows_bad: Good and quarantined rows in it.
         revision: Of the description that it was closed with, 0 for dataset.json.
-        added, changed, removed: Rows against the snapshot before; see `dataset.history`.
+        added, changed, removed: Rows against the snapshot before; see `compare_snapshots`.
     """
 
     number: int = 0
@@ -89,7 +108,7 @@ class Snapshot(Strict):
     """Files that belong together.
 
     Args:
-        index, plan, dataset: With their hashes. commits: By shard.
+        commits: Commit records by shard.
         moments: Statistics of the dataset, of each stream that every commit has them of.
         additions: Name of each set of features beside these rows, in `additions/<name>`, to its
             snapshot there; the path is relative to this root.
@@ -103,12 +122,11 @@ class Snapshot(Strict):
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     additions: Mapping[str, OutFile] = field(default_factory=dict)
     entry: LogEntry = LogEntry()
-    layout_version: int = LAYOUT_VERSION
+    layout_version: int = paths.LAYOUT_VERSION
 
     def to_json(self) -> str:
         """Return the JSON text, one commit a line; `from_json` gives an equal object."""
-        data = asdict(self)
-        return _canonical({**data, "commits": {k: asdict(v) for k, v in self.commits.items()}})
+        return _canonical(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Snapshot:
@@ -134,17 +152,19 @@ class Current(Strict):
     """The content of current.json.
 
     Args:
-        snapshot: The snapshot that counts. cards: README.md, croissant.json and, but in datasets of
-            earlier releases, provenance.jsonld, made from it.
-        entry: Of that snapshot. history: Those that counted before, the oldest first.
-        sha256: Of the rest, where it was read from a file.
+        snapshot: The snapshot that counts.
+        cards: README.md, croissant.json and, but in datasets of earlier releases,
+            provenance.jsonld, made from the snapshot.
+        entry: Log entry of the snapshot.
+        history: Earlier snapshots, the oldest first.
+        sha256: Hash of the other fields, where they were read from a file.
     """
 
     snapshot: OutFile
     cards: tuple[OutFile, ...]
     entry: LogEntry = LogEntry()
     history: tuple[EarlierSnapshot, ...] = ()
-    layout_version: int = LAYOUT_VERSION
+    layout_version: int = paths.LAYOUT_VERSION
     sha256: str = field(default="", compare=False)
 
     def to_json(self) -> str:
@@ -163,9 +183,9 @@ class Current(Strict):
     @classmethod
     def from_json(cls, text: str | bytes) -> Current:
         """Parse current.json; CommitError where it is damaged in any byte."""
-        current = parsed_json(cls, text, CURRENT_FILE)
+        current = parsed_json(cls, text, paths.CURRENT_FILE)
         if current.to_json() != (text if isinstance(text, str) else text.decode()):
-            raise CommitError(f"not {CURRENT_FILE} as it was written: its content changed")
+            raise CommitError(f"not {paths.CURRENT_FILE} as it was written: its content changed")
         return current
 
 
@@ -175,6 +195,16 @@ def _canonical(data: Mapping[str, Any]) -> str:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def require_current(layout: Layout) -> Current:
+    """Return `current.json`, or raise OutputError where the dataset was never closed."""
+    current = read_current(layout)
+    if current is None:
+        raise OutputError(
+            f"{layout.url()}: expected a closed dataset, found no snapshot; run the job to its end"
+        )
+    return current
 
 
 def moments_of(
@@ -194,12 +224,17 @@ def name_of(content: bytes) -> str:
     return _sha256(content)[:CONTENT_CHARS]
 
 
-def read_checked(layout: Layout, file: OutFile) -> bytes:
-    """The content of a file that something else names with its hash.
+def put_named(layout: Layout, path_of: Callable[[str], str], content: bytes) -> OutFile:
+    """Write a file that is named by its content; one that was damaged since is written again."""
+    file = described(path_of(name_of(content)), content)
+    if not layout.create_own(file.path, content):
+        layout.write_bytes(file.path, content)
+    return file
 
-    Raises:
-        CommitError: It is missing, cannot be read, or holds something else.
-    """
+
+def read_checked(layout: Layout, file: OutFile) -> bytes:
+    """The content of a file that something else names with its hash; CommitError where the file is
+    missing or holds something else."""
     try:
         content = layout.read_bytes(file.path)
     except (OSError, ValueError) as err:  # a ValueError: the path leads out of the dataset
@@ -215,17 +250,14 @@ def read_checked(layout: Layout, file: OutFile) -> bytes:
 
 
 def read_current(layout: Layout) -> Current | None:
-    """Return `current.json`, or None where the dataset was never closed or is of layout version 1.
-
-    Raises:
-        CommitError: It is damaged.
-    """
+    """Return `current.json`, or None where the dataset was never closed or is of layout version 1;
+    CommitError where it is damaged."""
     try:
-        return Current.from_json(layout.read_bytes(CURRENT_FILE))
+        return Current.from_json(layout.read_bytes(paths.CURRENT_FILE))
     except FileNotFoundError:
         return None
     except CommitError as err:
-        raise CommitError(f"{layout.url(CURRENT_FILE)}: {err}; {CLOSE_AGAIN}") from err
+        raise CommitError(f"{layout.url(paths.CURRENT_FILE)}: {err}; {CLOSE_AGAIN}") from err
 
 
 def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:
@@ -245,6 +277,13 @@ def current_index(layout: Layout) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+def good_plan_rows(layout: Layout, snapshot: Snapshot) -> set[str]:
+    """Return the planned rows that have features in a snapshot."""
+    table = table_of(read_checked(layout, snapshot.index), ["plan_row_id", "status"])
+    columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
+    return {row_id for row_id, status in zip(*columns, strict=True) if status == STATUS_OK}
+
+
 def is_closed(layout: Layout, records: Mapping[str, Attempt]) -> bool:
     """Return True if index and cards of exactly these commits exist, in the newest revision."""
     try:
@@ -255,10 +294,203 @@ def is_closed(layout: Layout, records: Mapping[str, Attempt]) -> bool:
         for file in (*current.cards, snapshot.plan, snapshot.dataset, snapshot.index):
             read_checked(layout, file)
         dataset = read_dataset(layout)
-        return (
-            dataset is not None
-            and dataset.path == snapshot.dataset.path
-            and snapshot.is_of(records)
-        )
+        is_newest = dataset is not None and dataset.path == snapshot.dataset.path
+        return is_newest and snapshot.is_of(records)
     except CommitError:
         return False
+
+
+@dataclass(frozen=True, repr=False)
+class SnapshotDiff(Shown):
+    """Rows by which two snapshots differ, good and quarantined ones.
+
+    Args:
+        before, after: The log entries of the two.
+        added, removed, changed: Row ids, sorted.
+        states: Row id of each of them to its state in both: `ok`, the reason of its quarantine, or
+            None where the snapshot has no such row.
+    """
+
+    before: LogEntry
+    after: LogEntry
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    states: Mapping[str, tuple[str | None, str | None]]
+
+    def __bool__(self) -> bool:
+        return bool(self.states)
+
+    def shown(self) -> dict[str, str]:
+        """Return how many rows differ, in words."""
+        return {
+            "snapshots": f"{self.before.number} to {self.after.number}",
+            "added": f"{len(self.added):,}",
+            "removed": f"{len(self.removed):,}",
+            "changed": f"{len(self.changed):,}",
+        }
+
+
+def log(layout: Layout) -> list[LogEntry]:
+    """One entry a snapshot, the oldest first; the last one counts."""
+    return [past.entry for past in require_current(layout).all_snapshots]
+
+
+def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
+    """One snapshot of a dataset.
+
+    Args:
+        which: Its number in the log; "current" or "previous"; the start of its name (at least four
+            characters); or a date or time, also as ISO 8601 text: the last one closed by then
+            (a date means its end; a time without zone is UTC).
+    Raises:
+        OutputError: There is none; the line lists the snapshots that there are.
+    """
+    known = require_current(layout).all_snapshots
+    found = _chosen(known, which)
+    if found is None:
+        shown = [f"{past.entry.number} ({past.entry.created or 'no date'})" for past in known]
+        more = f"{len(shown) - _NAMED_SNAPSHOTS} older ones, " * (len(shown) > _NAMED_SNAPSHOTS)
+        raise OutputError(
+            f"{layout.url()}: expected a snapshot, got {which!r}; there are {more}"
+            f"{', '.join(shown[-_NAMED_SNAPSHOTS:])}: see `earmill log`"
+        )
+    return found
+
+
+def diff(layout: Layout, before: Which, after: Which = CURRENT) -> SnapshotDiff:
+    """Rows by which two snapshots differ; each as of `find_snapshot`."""
+    found = (find_snapshot(layout, before), find_snapshot(layout, after))
+    old, new = (replace(read_snapshot(layout, past), entry=past.entry) for past in found)
+    return compare_snapshots(layout, old, new)
+
+
+def next_entry(
+    layout: Layout, made: Snapshot, known: Sequence[EarlierSnapshot], begun: LogEntry
+) -> LogEntry:
+    """Complete the log entry of a snapshot that is about to count: number, time, changed rows."""
+    number = max((one.entry.number for one in known), default=0) + 1
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    entry = replace(begun, number=number, created=created)
+    if not known:
+        return replace(entry, added=entry.rows_ok + entry.rows_bad)
+    try:
+        found = compare_snapshots(layout, read_snapshot(layout, known[-1]), made)
+    except (CommitError, OSError, pa.ArrowException):
+        return entry  # damaged: what it held is not known any more
+    return replace(
+        entry, added=len(found.added), changed=len(found.changed), removed=len(found.removed)
+    )
+
+
+def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:
+    """Return all snapshots that were current, the oldest first.
+
+    They are found by their files where `current.json` is damaged or lost."""
+    try:
+        current = read_current(layout)
+        if current is not None:
+            return current.all_snapshots
+    except CommitError:
+        pass
+    found = []
+    for name in layout.list("snapshots"):
+        content = layout.read_bytes(name)
+        if name_of(content) == PurePosixPath(name).stem:
+            file = described(name, content)
+            found.append(EarlierSnapshot(file, Snapshot.from_json(content).entry))
+    return tuple(sorted(found, key=lambda past: (past.entry.number, past.entry.created)))
+
+
+def compare_snapshots(layout: Layout, old: Snapshot, new: Snapshot) -> SnapshotDiff:
+    """Rows by which two snapshots differ."""
+    before, after = _states(layout, old), _states(layout, new)
+    added, removed = after.keys() - before.keys(), before.keys() - after.keys()
+    changed, suspects = set[str](), set[str]()
+    for row_id in before.keys() & after.keys():
+        (state, shard), (state_now, shard_now) = before[row_id], after[row_id]
+        if state != state_now:
+            changed.add(row_id)
+        elif state == STATUS_OK and (
+            shard != shard_now or old.commits.get(shard) != new.commits.get(shard)
+        ):
+            suspects.add(row_id)  # its audio may differ
+    audio = _audio(layout, old, {before[row_id][1] for row_id in suspects})
+    audio_now = _audio(layout, new, {after[row_id][1] for row_id in suspects})
+    changed |= {row_id for row_id in suspects if audio.get(row_id) != audio_now.get(row_id)}
+    states = {
+        row_id: (before.get(row_id, (None,))[0], after.get(row_id, (None,))[0])
+        for row_id in sorted(added | removed | changed)
+    }
+    return SnapshotDiff(
+        old.entry,
+        new.entry,
+        added=tuple(sorted(added)),
+        removed=tuple(sorted(removed)),
+        changed=tuple(sorted(changed)),
+        states=states,
+    )
+
+
+def _states(layout: Layout, snapshot: Snapshot) -> dict[str, tuple[str, str]]:
+    """Return the state and the shard of every row."""
+    table = table_of(read_checked(layout, snapshot.index))
+    names = ("row_id", "status", "error_class", "shard")
+    columns = (table.column(name).to_pylist() for name in names)
+    return {
+        row_id: (STATUS_OK if status == STATUS_OK else str(reason), shard)
+        for row_id, status, reason, shard in zip(*columns, strict=True)
+    }
+
+
+def _audio(layout: Layout, snapshot: Snapshot, shards: set[str]) -> dict[str, tuple[object, ...]]:
+    """Return the identity of the audio of every good row of some shards."""
+    refs = {shard: snapshot.commits[shard] for shard in sorted(shards)}
+
+    def of_shard(named: tuple[str, CommitRef]) -> Iterator[tuple[str, tuple[object, ...]]]:
+        shard, ref = named
+        record = read_commit(layout, shard, ref.generation)
+        if record is None or record.attempt != ref.attempt:
+            raise CommitError(
+                f"{layout.url()}: the commit of shard {shard} that a snapshot was made of is gone; "
+                "run `earmill verify`"
+            )
+        table = read_table(layout, str(record.path("rows")), ["row_id", *AUDIO])
+        rows = (table.column(name).to_pylist() for name in ("row_id", *AUDIO))
+        return ((row_id, tuple(facts)) for row_id, *facts in zip(*rows, strict=True))
+
+    with reading_pool(layout, len(refs)) as pool:
+        return dict(pair for pairs in pool.map(of_shard, refs.items()) for pair in pairs)
+
+
+def _chosen(known: tuple[EarlierSnapshot, ...], which: Which) -> EarlierSnapshot | None:
+    if isinstance(which, bool):
+        return None
+    if isinstance(which, str) and re.fullmatch(r"[0-9]{1,9}", which):
+        which = int(which)
+    if isinstance(which, int):
+        return next((past for past in known if past.entry.number == which), None)
+    if which == CURRENT:
+        return known[-1]
+    if which == PREVIOUS:
+        return known[-2] if len(known) > 1 else None
+    until = _end_of(which)
+    if until is not None:
+        dated = [past for past in known if past.entry.created]
+        closed = [p for p in dated if datetime.fromisoformat(p.entry.created) <= until]
+        return closed[-1] if closed else None
+    name = str(which)
+    named = [p for p in known if PurePosixPath(p.snapshot.path).stem.startswith(name)]
+    return named[0] if len(named) == 1 and len(name) >= _MIN_NAME_CHARS else None
+
+
+def _end_of(which: str | date) -> datetime | None:
+    """The last moment that a date or time means; None where it is none."""
+    if isinstance(which, str):
+        try:
+            which = date.fromisoformat(which) if len(which) <= 10 else datetime.fromisoformat(which)
+        except ValueError:
+            return None
+    if not isinstance(which, datetime):
+        which = datetime(which.year, which.month, which.day, 23, 59, 59, 999999)
+    return which if which.tzinfo else which.replace(tzinfo=UTC)

@@ -13,6 +13,7 @@ index: it is whole with one index of as many rows as the commits, and both cards
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -23,10 +24,14 @@ from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import Shown, audio, bytes_text, few
-from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit, read_stored
+from earmill.pipeline.dataset.commit_record import (
+    CommitRecord,
+    StoredCommit,
+    read_stored,
+    row_problems,
+    some,
+)
 from earmill.pipeline.dataset.description import DatasetFile, require_dataset
-from earmill.pipeline.dataset.orphans import named_files, published
-from earmill.pipeline.dataset.row_coverage import row_problems, some
 from earmill.pipeline.dataset.snapshot import (
     CARDS,
     Snapshot,
@@ -42,127 +47,9 @@ from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CURRENT_FILE, commit_path
 
-
-@dataclass
-class Closing:
-    """Problems of the closing, and shards whose commit record has changed."""
-
-    problems: list[str] = field(default_factory=list)
-    damaged: set[str] = field(default_factory=set)
-
-
-def check_closing(
-    layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
-) -> Closing:
-    """Compare what closes a dataset with its commits."""
-    found = Closing()
-    try:
-        current = read_current(layout)
-    except CommitError as err:
-        found.problems.append(str(err))
-        return found
-    found.problems += _misnamed(layout)
-    if current is None:
-        found.problems += _not_closed(layout, dataset, stored)
-        return found
-    for card in current.cards:
-        found.problems += _changed(layout, card)
-    found.problems += [
-        f"{name}: missing in {CURRENT_FILE}; {CLOSE_AGAIN}"
-        for name in sorted(set(CARDS) - {card.path for card in current.cards})
-    ]
-    try:
-        snapshot = read_snapshot(layout, current)
-    except CommitError as err:
-        found.problems.append(str(err))
-        return found
-    for file in (snapshot.dataset, snapshot.plan, snapshot.index):
-        found.problems += _changed(layout, file)
-    _compare_commits(snapshot, stored, found)
-    if not found.problems and snapshot.moments != moments_of(stored, dataset.streams):
-        found.problems.append(
-            f"{current.snapshot.path}: its statistics are not those of the commits; {CLOSE_AGAIN}"
-        )
-    return found
-
-
-def _changed(layout: Layout, file: OutFile) -> list[str]:
-    try:
-        read_checked(layout, file)
-    except CommitError as err:
-        return [str(err)]
-    return []
-
-
-def _misnamed(layout: Layout) -> list[str]:
-    """Immutable files whose content is not what they are named by."""
-    found = []
-    for name in (*layout.list("index"), *layout.list("snapshots")):
-        if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem:
-            found.append(
-                f"{name}: content changed, its name is not the start of its sha256; --resume "
-                "writes the one that counts again, one of an earlier closing may be removed"
-            )
-    return found
-
-
-def _compare_commits(
-    snapshot: Snapshot, stored: Mapping[str, StoredCommit], found: Closing
-) -> None:
-    for shard, ref in snapshot.commits.items():
-        one = stored.get(shard)
-        if one is None:
-            continue  # reported as missing or unreadable
-        name = commit_path(shard, one.record.generation)
-        if ref.is_lost_in(one):
-            found.damaged.add(shard)
-            found.problems.append(
-                f"{name}: content changed since the dataset was closed"
-                if one.record.generation == ref.generation
-                else f"{commit_path(shard, ref.generation)}: missing, it replaced {name}"
-            )
-        elif (one.record.generation, one.record.attempt) != (ref.generation, ref.attempt):
-            found.problems.append(
-                f"{name}: attempt {one.record.attempt}, but the index was made of attempt "
-                f"{ref.attempt}; {CLOSE_AGAIN}"
-            )
-    if extra := sorted(set(stored) - set(snapshot.commits)):
-        found.problems.append(
-            f"{CURRENT_FILE}: the index lacks {len(extra)} committed shards, {extra[0]} first; "
-            f"{CLOSE_AGAIN}"
-        )
-
-
-def _not_closed(
-    layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
-) -> list[str]:
-    """Parts of a closing without the file that completes it."""
-    indexes = layout.list("index")
-    cards = [name for name in CARDS if layout.exists(name)]
-    if not indexes and not cards and not layout.list("snapshots"):
-        return []
-    if dataset.layout_version > 1 or not indexes:
-        return [f"{CURRENT_FILE}: missing, the dataset was not closed to the end; {CLOSE_AGAIN}"]
-    found = [f"{name}: missing; {CLOSE_AGAIN}" for name in CARDS if name not in cards]
-    if len(indexes) > 1:
-        found.append(f"{len(indexes)} index files and nothing says which one counts; {CLOSE_AGAIN}")
-    rows = sum(one.record.rows_ok + one.record.rows_bad for one in stored.values())
-    for name in indexes:
-        held = _rows_of(layout, name)
-        if held is not None and held != rows:
-            found.append(f"{name}: expected {rows} rows, got {held}; {CLOSE_AGAIN}")
-    return found
-
-
-def _rows_of(layout: Layout, name: str) -> int | None:
-    try:
-        return int(read_table(layout, name, ["row_id"]).num_rows)
-    except (OSError, ValueError, pa.ArrowException):
-        return None  # reported by its name
-
-
+# Folders whose files commits name.
+PUBLISHED = ("data", "rows", "quarantine")
 HASH_THREADS = 8
 
 
@@ -172,11 +59,15 @@ class Report(Shown):
 
     Args:
         problems: One readable line each; empty where the dataset is whole.
-        shards: Shards with a commit. shards_planned: Shards of the plan.
-        rows_ok, rows_bad: Good and quarantined rows of the commits. plan_rows: Rows of the plan.
+        shards: Shards with a commit.
+        shards_planned: Shards of the plan.
+        rows_ok, rows_bad: Good and quarantined rows of the commits.
+        plan_rows: Rows of the plan.
         seconds: Audio behind the good rows, s.
-        files, bytes: What the commits name. hashed: Whether every byte was read.
-        orphans: Files that no commit names. replaced: Files that only replaced commits name.
+        files, bytes: Files that commits name, and their size.
+        hashed: True if every byte was read.
+        orphans: Files that no commit names.
+        replaced: Files that only replaced commits name.
         damaged: Shards of the plan that `extract --resume --repair` would compute again.
     """
 
@@ -222,11 +113,7 @@ class ShardTables:
 
 
 def read_tables(layout: Layout, record: CommitRecord) -> ShardTables:
-    """The tables a commit names.
-
-    Raises:
-        CommitError: One of them is missing or unreadable.
-    """
+    """The tables a commit names; CommitError where one is missing or unreadable."""
     bad_path = record.path("quarantine")
     try:
         rows = read_table(layout, str(record.path("rows")))
@@ -279,12 +166,19 @@ def commit_problems(
     if extra:
         found.append(f"commits of shards that are not in the plan: {some(extra)}")
     for shard, record in records.items():
-        if record.shard != shard:
-            found.append(f"shard {shard}: its commit record is that of shard {record.shard}")
-        if record.plan_id not in dataset.plan_ids:
-            found.append(f"shard {shard}: commit of plan {record.plan_id}, not {dataset.plan_id}")
-        if record.spec_sha256 != dataset.spec_sha256:
-            found.append(f"shard {shard}: commit of another spec, {record.spec_sha256}")
+        found += _foreign(dataset, shard, record)
+    return found
+
+
+def _foreign(dataset: DatasetFile, shard: str, record: CommitRecord) -> list[str]:
+    """Find signs that a shard's record belongs to another shard or job."""
+    found = []
+    if record.shard != shard:
+        found.append(f"shard {shard}: its commit record is that of shard {record.shard}")
+    if record.plan_id not in dataset.plan_ids:
+        found.append(f"shard {shard}: commit of plan {record.plan_id}, not {dataset.plan_id}")
+    if record.spec_sha256 != dataset.spec_sha256:
+        found.append(f"shard {shard}: commit of another spec, {record.spec_sha256}")
     return found
 
 
@@ -294,13 +188,15 @@ def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> 
     Args:
         hashes: Read every file and compare its sha256; else sizes and small files only.
         threads: Files read at the same time.
-
-    Raises:
-        OutputError: There is no dataset at this place at all.
     """
     dataset = require_dataset(layout)
     with Threads(max(1, threads)) as pool:
         return _Check(layout, dataset, hashes, pool).report()
+
+
+def published(layout: Layout) -> dict[str, int]:
+    """Every file in the folders that commits name files of, with its bytes."""
+    return {name: size for folder in PUBLISHED for name, size in layout.sizes(folder).items()}
 
 
 class _Check:
@@ -313,11 +209,18 @@ class _Check:
 
     def report(self) -> Report:
         """Look at everything."""
-        plan = self._plan()
+        plan_id = self._dataset.plan_id
+        is_readable, plan = True, dict[str, list[str]]()
+        try:
+            plan = read_row_ids(self._layout, plan_id)
+        except (CommitError, OSError, ValueError, KeyError, pa.ArrowException) as err:
+            is_readable = False
+            self.problems.append(f"plan {plan_id} cannot be read: {type(err).__name__}: {err}")
         stored, replaced = self._read_commits()
         records = {shard: one.record for shard, one in stored.items()}
-        if plan is not None:
-            self._compare(plan, records)
+        if is_readable:
+            self.problems += commit_problems(self._dataset, plan, records)
+            self.damaged |= {k for k, one in records.items() if _foreign(self._dataset, k, one)}
         present = published(self._layout)
         named = [(shard, file) for shard, record in records.items() for file in record.files]
         for record in records.values():
@@ -325,50 +228,32 @@ class _Check:
         found = self._pool.map(lambda pair: self._file_problem(pair[1], present), named)
         for (shard, _), lines in zip(named, found, strict=True):
             self._add(shard, lines)
-        shards = self._pool.map(
-            lambda one: _shard_problems(self._layout, one, plan), records.values()
-        )
+        shards = self._pool.map(lambda one: self._table_problems(one, plan), records.values())
         for shard, lines in zip(records, shards, strict=True):
             self._add(shard, lines)
-        closing = check_closing(self._layout, self._dataset, stored)
-        self.problems += closing.problems
-        self.damaged |= closing.damaged
+        self._check_closing(stored)
         known = {file.path for _, file in named}
-        old = named_files(replaced) & set(present) - known
+        old = {file.path for record in replaced for file in record.files} & set(present) - known
         return Report(
             problems=self.problems,
             shards=len(records),
-            shards_planned=len(plan or ()),
+            shards_planned=len(plan),
             rows_ok=sum(record.rows_ok for record in records.values()),
             rows_bad=sum(record.rows_bad for record in records.values()),
-            plan_rows=sum(len(rows) for rows in (plan or {}).values()),
+            plan_rows=sum(len(rows) for rows in plan.values()),
             seconds=sum(record.seconds for record in records.values()),
             files=len(named),
             bytes=sum(file.bytes for _, file in named),
             hashed=self._hashes,
             orphans=sorted(set(present) - known - old),
             replaced=sorted(old),
-            damaged=sorted(self.damaged & set(plan or ())),
+            damaged=sorted(self.damaged & set(plan)),
         )
 
     def _add(self, shard: str, lines: list[str]) -> None:
         if lines:
             self.damaged.add(shard)
             self.problems += lines
-
-    def _plan(self) -> dict[str, list[str]] | None:
-        plan_id = self._dataset.plan_id
-        try:
-            return read_row_ids(self._layout, plan_id)
-        except (CommitError, OSError, ValueError, KeyError, pa.ArrowException) as err:
-            self.problems.append(f"plan {plan_id} cannot be read: {type(err).__name__}: {err}")
-            return None
-
-    def _compare(self, plan: Mapping[str, list[str]], records: Mapping[str, CommitRecord]) -> None:
-        self.problems += commit_problems(self._dataset, plan, records)
-        for shard, record in records.items():
-            if not _belongs(self._dataset, shard, record):
-                self.damaged.add(shard)
 
     def _read_commits(self) -> tuple[dict[str, StoredCommit], list[CommitRecord]]:
         """Return the current records and the replaced ones; any other file is a problem."""
@@ -378,8 +263,7 @@ class _Check:
         problems = [
             f"{name}: not the name of a commit record" for name in names if name not in good
         ]
-        dropped = self._dataset.change.dropped if self._dataset.change else ()
-        newest: dict[str, int] = dict.fromkeys(dropped, -1)
+        newest: dict[str, int] = dict.fromkeys(self._dataset.dropped, -1)
         for shard, generation in good.values():
             if newest.get(shard) != -1:
                 newest[shard] = max(generation, newest.get(shard, 0))
@@ -422,11 +306,68 @@ class _Check:
             return []
         return [f"{file.path}: content changed (sha256 {got[:12]}, expected {file.sha256[:12]})"]
 
+    def _table_problems(self, record: CommitRecord, plan: Mapping[str, list[str]]) -> list[str]:
+        if record.shard not in plan:
+            return []  # reported with the plan or the commits
+        try:
+            return table_problems(read_tables(self._layout, record), plan[record.shard])
+        except CommitError as err:
+            return [str(err)]
 
-def _belongs(dataset: DatasetFile, shard: str, record: CommitRecord) -> bool:
-    """Return True if the record under a shard's name belongs to this shard of this job."""
-    same = (record.shard, record.spec_sha256) == (shard, dataset.spec_sha256)
-    return same and record.plan_id in dataset.plan_ids
+    def _check_closing(self, stored: Mapping[str, StoredCommit]) -> None:
+        """Compare what closes a dataset with its commits."""
+        layout, found = self._layout, list[str]()
+        try:
+            current = read_current(layout)
+            found += _misnamed(layout)
+            if current is None:
+                self.problems += found + _not_closed(layout, self._dataset, stored)
+                return
+            for card in current.cards:
+                found += _changed(layout, card)
+            found += [
+                f"{name}: missing in {paths.CURRENT_FILE}; {CLOSE_AGAIN}"
+                for name in sorted(set(CARDS) - {card.path for card in current.cards})
+            ]
+            snapshot = read_snapshot(layout, current)
+        except CommitError as err:
+            self.problems += [*found, str(err)]
+            return
+        for file in (snapshot.dataset, snapshot.plan, snapshot.index):
+            found += _changed(layout, file)
+        found += self._compare_commits(snapshot, stored)
+        if not found and snapshot.moments != moments_of(stored, self._dataset.streams):
+            found.append(
+                f"{current.snapshot.path}: its statistics are not those of the commits; "
+                f"{CLOSE_AGAIN}"
+            )
+        self.problems += found
+
+    def _compare_commits(self, snapshot: Snapshot, stored: Mapping[str, StoredCommit]) -> list[str]:
+        found = []
+        for shard, ref in snapshot.commits.items():
+            one = stored.get(shard)
+            if one is None:
+                continue  # reported as missing or unreadable
+            name = paths.commit_path(shard, one.record.generation)
+            if ref.is_lost_in(one):
+                self.damaged.add(shard)
+                found.append(
+                    f"{name}: content changed since the dataset was closed"
+                    if one.record.generation == ref.generation
+                    else f"{paths.commit_path(shard, ref.generation)}: missing, it replaced {name}"
+                )
+            elif (one.record.generation, one.record.attempt) != (ref.generation, ref.attempt):
+                found.append(
+                    f"{name}: attempt {one.record.attempt}, but the index was made of attempt "
+                    f"{ref.attempt}; {CLOSE_AGAIN}"
+                )
+        if extra := sorted(set(stored) - set(snapshot.commits)):
+            found.append(
+                f"{paths.CURRENT_FILE}: the index lacks {len(extra)} committed shards, "
+                f"{extra[0]} first; {CLOSE_AGAIN}"
+            )
+        return found
 
 
 def _unnamed_parts(record: CommitRecord) -> list[str]:
@@ -444,12 +385,45 @@ def _unnamed_parts(record: CommitRecord) -> list[str]:
     ]
 
 
-def _shard_problems(
-    layout: Layout, record: CommitRecord, plan: Mapping[str, list[str]] | None
-) -> list[str]:
-    if plan is None or record.shard not in plan:
-        return []  # reported with the plan or the commits
+def _changed(layout: Layout, file: OutFile) -> list[str]:
     try:
-        return table_problems(read_tables(layout, record), plan[record.shard])
+        read_checked(layout, file)
     except CommitError as err:
         return [str(err)]
+    return []
+
+
+def _misnamed(layout: Layout) -> list[str]:
+    """Immutable files whose content is not what they are named by."""
+    found = []
+    for name in (*layout.list("index"), *layout.list("snapshots")):
+        if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem:
+            found.append(
+                f"{name}: content changed, its name is not the start of its sha256; --resume "
+                "writes the one that counts again, one of an earlier closing may be removed"
+            )
+    return found
+
+
+def _not_closed(
+    layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
+) -> list[str]:
+    """Parts of a closing without the file that completes it."""
+    indexes = layout.list("index")
+    cards = [name for name in CARDS if layout.exists(name)]
+    if not indexes and not cards and not layout.list("snapshots"):
+        return []
+    if dataset.layout_version > 1 or not indexes:
+        return [
+            f"{paths.CURRENT_FILE}: missing, the dataset was not closed to the end; {CLOSE_AGAIN}"
+        ]
+    found = [f"{name}: missing; {CLOSE_AGAIN}" for name in CARDS if name not in cards]
+    if len(indexes) > 1:
+        found.append(f"{len(indexes)} index files and nothing says which one counts; {CLOSE_AGAIN}")
+    rows = sum(one.record.rows_ok + one.record.rows_bad for one in stored.values())
+    for name in indexes:
+        with suppress(OSError, ValueError, pa.ArrowException):  # reported by its name
+            held = read_table(layout, name, ["row_id"]).num_rows
+            if held != rows:
+                found.append(f"{name}: expected {rows} rows, got {held}; {CLOSE_AGAIN}")
+    return found

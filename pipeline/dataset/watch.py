@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -23,7 +23,7 @@ from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
     CommitRecord,
     bad_rows,
-    generations,
+    newest_generations,
     read_commit,
     reading_pool,
 )
@@ -38,12 +38,15 @@ class ShardFacts:
     """One committed shard.
 
     Args:
-        created_s: When it was committed, seconds since 1970, by its worker's clock.
-        audio_s: Of its good rows. nbytes: Of its files. took_s: Wall time of its parts.
-        worker: Host and process id. device: What computed it, in words.
+        created_s: Time of the commit, seconds since 1970, by the worker's clock.
+        audio_s: Audio of good rows, s.
+        took_s: Wall time of the shard's parts, s.
+        worker: Host and process id.
+        device: Kind and name of the device.
         cpu_s: CPU seconds, in the order of `common.monitoring.PARTS`; empty in records of earlier
             releases.
-        bad_by_class: Quarantined rows by reason. quarantine: Path of their table; None for none.
+        bad_by_class: Quarantined rows by reason.
+        quarantine: Path of the table of quarantined rows; None for none.
     """
 
     created_s: float
@@ -62,15 +65,17 @@ class ShardFacts:
 def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
     """Return the facts of one record.
 
-    Its quarantine table is read where an earlier release did not count reasons.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: `record.info` is none of ours.
+    Its quarantine table is read where an earlier release did not count reasons. A `record.info`
+    that is none of ours raises KeyError, TypeError, ValueError or AttributeError.
     """
     info = record.info
     worker, device = info.get("worker", {}), info.get("device", {})
     if isinstance(worker, str):
         worker = {"host": worker}
+    if not isinstance(device, str):
+        named = (device.get("device"), device.get("name"))
+        device = ": ".join(str(text) for text in named if text)
+    cpu_s = info.get("cpu_s") or {}
     reasons = info.get(BAD_BY_CLASS)
     if record.rows_bad and reasons is None:
         reasons = Counter(bad_rows(layout, record)["error_class"].to_pylist())
@@ -82,20 +87,11 @@ def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
         nbytes=record.nbytes,
         took_s=float(sum(info.get("timings_s", {}).values())),
         worker=(str(worker.get("host")), int(worker.get("pid", 0))),
-        device=device if isinstance(device, str) else _named(device),
-        cpu_s=_by_part(info.get("cpu_s")),
+        device=device,
+        cpu_s=tuple(float(cpu_s.get(part, 0.0)) for part in PARTS) if cpu_s else (),
         bad_by_class=dict(reasons or {}),
         quarantine=record.path("quarantine"),
     )
-
-
-def _by_part(cpu_s: Mapping[str, float] | None) -> tuple[float, ...]:
-    return tuple(float(cpu_s.get(part, 0.0)) for part in PARTS) if cpu_s else ()
-
-
-def _named(device: Mapping[str, object]) -> str:
-    kind, name = device.get("device"), device.get("name")
-    return ": ".join(str(text) for text in (kind, name) if text)
 
 
 def count_reasons(facts: Iterable[ShardFacts]) -> dict[str, int]:
@@ -125,15 +121,18 @@ class JobProgress:
     Args:
         state: running, quiet (nothing was committed for long), closing (all shards are committed,
             the index is not written) or finished.
-        rows_done: Planned rows of committed shards. rows_ok, rows_bad: As their records say.
-        audio_s_done: Audio of good rows; planned where a record is not read. audio_s_total: Of the
-            plan, an estimate.
+        rows_done: Planned rows of committed shards.
+        rows_ok, rows_bad: Rows of the records that were read.
+        audio_s_done: Audio of good rows; planned where a record is not read.
+        audio_s_total: Audio of the plan, an estimate.
         bad_by_class: Quarantined rows by reason.
         workers: Processes that committed lately.
-        rows_per_s, times_real_time: Lately; None while unknown.
-        eta_s: Seconds left at this rate; None while unknown, and while it is quiet.
-        last_commit_age_s: None before the first one; `quiet_after_s` is when it is called quiet.
-        unread: Commit records that are not read yet. unreadable: Damaged ones.
+        rows_per_s, times_real_time: Rates of the last commits; None while unknown.
+        eta_s: Seconds left at this rate; None while unknown, and while the job is quiet.
+        last_commit_age_s: None before the first commit.
+        quiet_after_s: The job is called quiet at this age of the last commit.
+        unread: Commit records that are not read yet.
+        unreadable: Damaged commit records.
     """
 
     name: str
@@ -167,11 +166,7 @@ class JobProgress:
 
 
 class JobWatch:
-    """Looks at a job again and again.
-
-    Args:
-        layout: Its output. now: Seconds since 1970.
-    """
+    """Looks at a job again and again; `now` returns seconds since 1970."""
 
     def __init__(self, layout: Layout, now: Callable[[], float] = time.time) -> None:
         self._layout, self._now = layout, now
@@ -181,13 +176,7 @@ class JobWatch:
         self._newest: dict[str, int] = {}
 
     def look(self, most: int = READ_AT_ONCE) -> JobProgress | None:
-        """How far it is now; None where no job has begun there.
-
-        Args:
-            most: Commit records to read at most.
-        Raises:
-            CommitError: The plan is damaged. OutputError: Files of a job without its description.
-        """
+        """How far the job is now; None where none has begun. Reads `most` new records at most."""
         dataset = read_dataset(self._layout)
         if dataset is None:
             return None
@@ -195,24 +184,19 @@ class JobWatch:
             plan = Plan.read(self._layout, dataset.plan_id)
             self._planned = {shard.shard_id: (shard.rows, shard.seconds) for shard in plan.shards}
         self._dataset = dataset
-        there = generations(self._layout)
-        newest = {shard: numbers[-1] for shard, numbers in there.items() if shard in self._planned}
-        self._newest = newest
-        unread = [entry for entry in newest.items() if entry not in self._seen]
-        # The last ones say how fast it goes now.
-        self._read(unread[::-1][:most])
-        return self._progress(dataset, newest)
+        there = newest_generations(self._layout)
+        self._newest = {shard: n for shard, n in there.items() if shard in self._planned}
+        unread = [entry for entry in self._newest.items() if entry not in self._seen]
+        entries = unread[::-1][:most]  # the last ones say how fast it goes now
+        with reading_pool(self._layout, len(entries)) as pool:
+            self._seen |= zip(entries, pool.map(self._one, entries), strict=True)
+        return self._progress(dataset)
 
     @property
     def facts(self) -> dict[str, ShardFacts]:
         """Return the facts of the current records that were read, by shard."""
         found = ((shard, self._seen.get((shard, n))) for shard, n in self._newest.items())
         return {shard: one for shard, one in found if one is not None}
-
-    def _read(self, entries: list[tuple[str, int]]) -> None:
-        with reading_pool(self._layout, len(entries)) as pool:
-            for entry, seen in zip(entries, pool.map(self._one, entries), strict=True):
-                self._seen[entry] = seen
 
     def _one(self, entry: tuple[str, int]) -> ShardFacts | None:
         """A record, or None where it cannot be read: `verify` says more."""
@@ -222,18 +206,24 @@ class JobWatch:
         except (CommitError, KeyError, ValueError, TypeError, AttributeError):
             return None
 
-    def _progress(self, dataset: DatasetFile, newest: dict[str, int]) -> JobProgress:
+    def _progress(self, dataset: DatasetFile) -> JobProgress:
+        newest = self._newest
         records = {s: self._seen[s, n] for s, n in newest.items() if (s, n) in self._seen}
-        read = {shard: seen for shard, seen in records.items() if seen is not None}
+        read = [seen for seen in records.values() if seen is not None]
         planned_s = sum(seconds for _, seconds in self._planned.values())
         through_s = sum(self._planned[shard][1] for shard in newest)
         done = len(newest) == len(self._planned)
-        pace = _Pace.of(list(read.values()), self._now())
-        began_s = datetime.fromisoformat(_created(dataset)).timestamp()
+        pace = _Pace.of(read, self._now())
+        created = dataset.created if dataset.change is None else dataset.change.created
+        began_s = datetime.fromisoformat(created).timestamp()
         age_s = max(0.0, self._now() - (pace.last_s or began_s))
-        state = self._state(dataset, done, age_s > pace.quiet_s)
+        if done:
+            state = "finished" if self._is_closed(dataset) else "closing"
+        else:
+            state = "quiet" if age_s > pace.quiet_s else "running"
+        lately = pace if state == "running" else _Pace()
         unread_s = sum(self._planned[s][1] for s in newest if s not in records)
-        left_s = pace.times_real_time and (planned_s - through_s) / pace.times_real_time
+        left_s = lately.times_real_time and (planned_s - through_s) / lately.times_real_time
         return JobProgress(
             name=dataset.name,
             uri=self._layout.url(),
@@ -243,46 +233,34 @@ class JobWatch:
             shards_total=len(self._planned),
             rows_done=sum(self._planned[shard][0] for shard in newest),
             rows_total=sum(rows for rows, _ in self._planned.values()),
-            rows_ok=sum(seen.rows_ok for seen in read.values()),
-            rows_bad=sum(seen.rows_bad for seen in read.values()),
-            audio_s_done=sum(seen.audio_s for seen in read.values()) + unread_s,
+            rows_ok=sum(seen.rows_ok for seen in read),
+            rows_bad=sum(seen.rows_bad for seen in read),
+            audio_s_done=sum(seen.audio_s for seen in read) + unread_s,
             audio_s_total=planned_s,
-            nbytes=sum(seen.nbytes for seen in read.values()),
+            nbytes=sum(seen.nbytes for seen in read),
             share_done=through_s / planned_s if planned_s else float(done),
-            bad_by_class=count_reasons(read.values()),
-            workers=pace.workers if state == "running" else 0,
-            rows_per_s=pace.rows_per_s if state == "running" else None,
-            times_real_time=pace.times_real_time if state == "running" else None,
-            eta_s=left_s if state == "running" else None,
+            bad_by_class=count_reasons(read),
+            workers=lately.workers,
+            rows_per_s=lately.rows_per_s,
+            times_real_time=lately.times_real_time,
+            eta_s=left_s,
             last_commit_age_s=None if pace.last_s is None else age_s,
             quiet_after_s=pace.quiet_s,
             unread=len(newest) - len(records),
             unreadable=len(records) - len(read),
         )
 
-    def _state(self, dataset: DatasetFile, done: bool, quiet: bool) -> str:
-        if not done:
-            return "quiet" if quiet else "running"
+    def _is_closed(self, dataset: DatasetFile) -> bool:
         current = read_current(self._layout)
         if current is None:
-            return "closing"
+            return False
         snapshot = read_snapshot(self._layout, current)
         is_of_it = snapshot.dataset.path == dataset.path
-        return (
-            "finished"
-            if is_of_it and snapshot.commits.keys() == self._planned.keys()
-            else "closing"
-        )
+        return is_of_it and snapshot.commits.keys() == self._planned.keys()
 
 
 def wait_for_job(watch: JobWatch, url: str, *, pause_s: float, wait: bool) -> JobProgress:
-    """The first look at a job.
-
-    Args:
-        wait: Until one has begun; else its absence is an error.
-    Raises:
-        OutputError: No job has begun there.
-    """
+    """The first look at a job; an OutputError where none has begun, unless `wait` is set."""
     while (found := watch.look()) is None:
         if not wait:
             raise OutputError(
@@ -295,12 +273,7 @@ def wait_for_job(watch: JobWatch, url: str, *, pause_s: float, wait: bool) -> Jo
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """The pace of the last commits.
-
-    Args:
-        last_s: Time of the last commit, seconds since 1970.
-        quiet_s: Seconds without a commit that are usual.
-    """
+    """The pace of the last commits; `quiet_s` seconds without a commit are usual."""
 
     last_s: float | None = None
     rows_per_s: float | None = None
@@ -350,7 +323,3 @@ def _worked_s(latest: list[ShardFacts]) -> float:
     usual_s = median_low(gaps)
     most_s = PAUSE_GAPS * max(usual_s, median_low(one.took_s for one in latest))
     return sum(gap if gap <= most_s else usual_s for gap in gaps)
-
-
-def _created(dataset: DatasetFile) -> str:
-    return dataset.created if dataset.change is None else dataset.change.created

@@ -22,18 +22,22 @@ from earmill.pipeline.dataset.description import (
 from earmill.pipeline.dataset.driver_lock import held, overtaken
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.revision import is_finished
-from earmill.pipeline.dataset.row_index import STATUS_OK
-from earmill.pipeline.dataset.snapshot import Current, read_checked, read_current, read_snapshot
+from earmill.pipeline.dataset.snapshot import (
+    Current,
+    good_plan_rows,
+    read_current,
+    read_snapshot,
+    require_current,
+)
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import StopRequest
 from earmill.pipeline.operations.open_job import compare
 from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
-from earmill.pipeline.operations.update import UPDATE, Update
+from earmill.pipeline.operations.update import Update
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec, read_mapping
-from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
@@ -53,13 +57,8 @@ def add_features(
     """Compute other models' streams for the rows of a dataset that lack them.
 
     Args:
-        uri: The dataset.
         job: Job file or mapping with `extract`. `name` names the addition, else its models do. It
             may hold `run` and `source.storage_options`; the other sections are the dataset's.
-        storage_options: Storage options of the place.
-        overrides: `a.b=c` strings.
-        sink: Takes events.
-        stop: See `run_job`.
     Raises:
         SpecError: No models, or a name that cannot be a folder.
         OutputError: There is no finished dataset.
@@ -67,11 +66,26 @@ def add_features(
     """
     layout = Layout.open(uri, storage_options)
     dataset, plan = _finished(layout)
-    current = read_current(layout)
+    current = require_current(layout)
     spec, name = _spec_of(dataset, uri, job, storage_options or {}, overrides)
     place = Layout.open(spec.output.uri, storage_options)
-    rows = _good_plan(layout, plan, spec)
-    quiet = _without_source(sink)
+    good = good_plan_rows(layout, read_snapshot(layout, current))
+    shards = [
+        Shard(shard.shard_id, items)
+        for shard in plan.shards
+        if (items := tuple(item for item in shard.items if item.row_id in good))
+    ]
+    if not shards:
+        raise OutputError(f"{layout.url()}: expected good rows to add features to, there is none")
+    rows = plan_of(
+        shards, spec.sha256(), extra_types=plan.extra_types, extra_labels=plan.extra_labels
+    )
+
+    def quiet(event: events.Event) -> None:
+        # The rows are the dataset's, so changes of the source's listing do not matter.
+        if not isinstance(event, events.SourceChanged):
+            sink(event)
+
     while True:
         _check_unchanged(layout, current)
         _take_changes(place, spec, rows)
@@ -91,13 +105,9 @@ def add_features(
     return end
 
 
-def _check_unchanged(layout: Layout, current: Current | None) -> None:
-    """Check that the snapshot whose rows the features belong to is still the current one.
-
-    Raises:
-        OvertakenError: It is not, or the dataset is gone.
-    """
-    if current is None or read_current(layout) != current:
+def _check_unchanged(layout: Layout, current: Current) -> None:
+    """Raise OvertakenError unless the snapshot whose rows the features belong to is current."""
+    if read_current(layout) != current:
         raise OvertakenError(
             f"{layout.url()}: another command changed or removed the dataset after this one began; "
             "run this command again"
@@ -145,25 +155,6 @@ def _spec_of(
     return JobSpec.load(spec, overrides=overrides), name
 
 
-def _good_plan(layout: Layout, plan: Plan, spec: JobSpec) -> Plan:
-    """Return a plan of the good rows of the current snapshot, in their shards."""
-    current = read_current(layout)
-    if current is None:
-        raise OutputError(f"{layout.url()}: expected a closed dataset; run the job to its end")
-    table = table_of(read_checked(layout, read_snapshot(layout, current).index))
-    columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
-    good = {row_id for row_id, status in zip(*columns, strict=True) if status == STATUS_OK}
-    shards = [
-        Shard(shard.shard_id, items)
-        for shard in plan.shards
-        if (items := tuple(item for item in shard.items if item.row_id in good))
-    ]
-    if not shards:
-        raise OutputError(f"{layout.url()}: expected good rows to add features to, there is none")
-    about = {"extra_types": plan.extra_types, "extra_labels": plan.extra_labels}
-    return plan_of(shards, spec.sha256(), **about)
-
-
 def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
     """Begin a revision for rows that have changed since the addition was finished."""
     stored = read_dataset(place)
@@ -176,23 +167,6 @@ def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
     if changes:
         with held(place) as fence:
             check_same(place, stored)
-            items = list(rows.items())
-            update = Update(
-                spec,
-                place,
-                before,
-                open_source(spec.source, spec.audio.array_rate_hz),
-                items,
-                changes,
-            )
-            update.begin(stored, why=UPDATE, fence=fence)
-
-
-def _without_source(sink: events.Sink) -> events.Sink:
-    """Return a sink without `SourceChanged`: the rows are the dataset's, not the listing's."""
-
-    def told(event: events.Event) -> None:
-        if not isinstance(event, events.SourceChanged):
-            sink(event)
-
-    return told
+            source = open_source(spec.source, spec.audio.array_rate_hz)
+            update = Update(spec, place, before, source, list(rows.items()), changes)
+            update.begin(stored, fence=fence)

@@ -21,15 +21,19 @@ from earmill.pipeline.common.errors import CommitError, OutputError, SourceOutag
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.common.text import Shown, few
 from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
+from earmill.pipeline.dataset.copied_rows import stored_rows
 from earmill.pipeline.dataset.description import read_description
-from earmill.pipeline.dataset.snapshot import Snapshot, read_checked, read_current, read_snapshot
-from earmill.pipeline.dataset.stored_rows import stored_rows
+from earmill.pipeline.dataset.snapshot import (
+    Snapshot,
+    good_plan_rows,
+    read_snapshot,
+    require_current,
+)
 from earmill.pipeline.formats.dtypes import INT8, dequantised
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.models import WarmModels, warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor
@@ -91,12 +95,8 @@ def verify_deep(
     """Compute random rows of the current snapshot again, and compare them with the stored rows.
 
     Args:
-        layout: The dataset.
-        spec: The dataset's job; see `stored_job`.
-        rows: Number of rows; all rows if there are fewer.
         seed: Draws the rows; None draws a seed, too.
         threads: Threads of kernels; None takes all cores.
-        on_begin: Called with a sentence about each long step.
     Raises:
         OutputError: There is no closed dataset.
         SourceError, SourceOutage: The source cannot be opened, or is away.
@@ -104,18 +104,18 @@ def verify_deep(
     """
     if rows < 1:
         raise ValueError(f"expected at least 1 row to compute again, got {rows}")
-    current = read_current(layout)
-    if current is None:
-        raise OutputError(f"{layout.url()}: expected a closed dataset; run the job to its end")
-    snapshot = read_snapshot(layout, current)
+    snapshot = read_snapshot(layout, require_current(layout))
     seed = random.randrange(2**32) if seed is None else seed
-    drawn = _drawn(layout, snapshot, rows, seed)
+    good = sorted(good_plan_rows(layout, snapshot))
+    if not good:
+        raise OutputError(f"{layout.url()}: expected good rows to compute again, there is none")
+    drawn = sorted(random.Random(seed).sample(good, min(rows, len(good))))
     on_begin("building the models")
     threads = threads or cores()
     models = warm_models(spec, threads, spec.run.device)
     source = open_source(spec.source, spec.audio.array_rate_hz)
     on_begin(f"computing {len(drawn):,} rows")
-    counts = _Counts()
+    differ, problems = list[float](), list[str]()
     # In child processes, because a decoder may crash, and libmpg123 prints warnings.
     apart = spec.run.model_copy(update={"decode_in_child": True})
     spec = spec.model_copy(update={"run": apart})
@@ -125,11 +125,16 @@ def verify_deep(
     with closing(processor):
         for stored, item, record in _stored(layout, snapshot, drawn):
             made, reason = _computed(processor, item)
+            exact = _same_machine(record, models)
             for row in stored:
-                counts.take(row, made.get(row.row_id), reason, _same_machine(record, models))
-    return DeepReport(
-        seed, len(drawn), counts.equal, counts.close, counts.worst, tuple(counts.problems)
-    )
+                size, problem = _compared(row, made.get(row.row_id), reason, exact)
+                if problem:
+                    problems.append(problem)
+                else:
+                    differ.append(size)
+    close = sum(size > 0 for size in differ)
+    worst = max(differ, default=0.0)
+    return DeepReport(seed, len(drawn), len(differ) - close, close, worst, tuple(problems))
 
 
 def _stored(
@@ -160,37 +165,34 @@ def _computed(processor: RowProcessor, item: Item) -> tuple[dict[str, FeatureRow
     return {row.row_id: row for row in found.good}, "; ".join(row.message for row in found.bad)
 
 
-@dataclass
-class _Counts:
-    equal: int = 0
-    close: int = 0
-    worst: float = 0.0
-    problems: list[str] = field(default_factory=list)
+def _compared(
+    stored: FeatureRow, now: FeatureRow | None, reason: str, exact: bool
+) -> tuple[float, str]:
+    """Return the difference of a stored row and the row computed now, and the problem if any.
 
-    def take(self, stored: FeatureRow, now: FeatureRow | None, reason: str, exact: bool) -> None:
-        """Compare a stored row with the row computed now, or note why there is none."""
-        named = f"row {stored.row_id!r}"
-        if now is None:
-            self.problems.append(f"{named} cannot be computed again: {reason or 'it is gone'}")
-            return
-        if now.facts.get("pcm_sha256") != stored.facts.get("pcm_sha256"):
-            self.problems.append(f"{named}: its audio is another one now, so it is not compared")
-            return
-        found = differences(stored, now)
-        differing = {name: (size, most) for name, (size, most) in found.items() if size > 0}
-        if not differing:
-            self.equal += 1
-        elif not exact and all(size <= most for size, most in differing.values()):
-            self.close += 1
-            self.worst = max([self.worst, *(size for size, _ in differing.values())])
-        else:
-            worst = max(differing, key=lambda name: differing[name][0])
-            wanted = "bit for bit" if exact else f"within {differing[worst][1]:g}"
-            self.problems.append(
-                f"{named}, stream {worst}: expected what is computed now {wanted}, it differs by "
-                f"{differing[worst][0]:.3g}; run `earmill extract` with --resume --repair where "
-                "`earmill verify` finds damage, else look at versions and devices of its commit"
-            )
+    Args:
+        reason: The reason why there is no row now.
+        exact: Allow no difference.
+    """
+    named = f"row {stored.row_id!r}"
+    if now is None:
+        return 0.0, f"{named} cannot be computed again: {reason or 'it is gone'}"
+    if now.facts.get("pcm_sha256") != stored.facts.get("pcm_sha256"):
+        return 0.0, f"{named}: its audio is another one now, so it is not compared"
+    found = differences(stored, now)
+    differing = {name: (size, most) for name, (size, most) in found.items() if size > 0}
+    if not differing:
+        return 0.0, ""
+    worst = max(differing, key=lambda name: differing[name][0])
+    size, most = differing[worst]
+    if not exact and all(size <= most for size, most in differing.values()):
+        return size, ""
+    wanted = "bit for bit" if exact else f"within {most:g}"
+    return size, (
+        f"{named}, stream {worst}: expected what is computed now {wanted}, it differs by "
+        f"{size:.3g}; run `earmill extract` with --resume --repair where `earmill verify` finds "
+        "damage, else look at versions and devices of its commit"
+    )
 
 
 def differences(stored: FeatureRow, now: FeatureRow) -> dict[str, tuple[float, float]]:
@@ -226,16 +228,6 @@ def _moved(stored: Any, now: Any) -> float:
     """Return the share of events that differ; a moved event counts once."""
     others = {tuple(row) for row in stored.tolist()} ^ {tuple(row) for row in now.tolist()}
     return max(1.0, len(others) / 2) / max(1, len(stored), len(now))
-
-
-def _drawn(layout: Layout, snapshot: Snapshot, rows: int, seed: int) -> list[str]:
-    """Return good planned rows, drawn without repetition, in order of their ids."""
-    table = table_of(read_checked(layout, snapshot.index))
-    columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
-    good = sorted({row_id for row_id, status in zip(*columns, strict=True) if status == "ok"})
-    if not good:
-        raise OutputError(f"{layout.url()}: expected good rows to compute again, there is none")
-    return sorted(random.Random(seed).sample(good, min(rows, len(good))))
 
 
 def _same_machine(record: CommitRecord, models: WarmModels) -> bool:

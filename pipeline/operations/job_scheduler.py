@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 from earmill.pipeline.dataset.commit_record import READ_THREADS, Recommit, read_commit
 from earmill.pipeline.dataset.driver_lock import Heartbeat
@@ -29,12 +28,7 @@ from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 
 
 class CommitReader:
-    """Reads commit records for `ShardLedger`.
-
-    Args:
-        read: Reads the record of a shard; None if there is none.
-        side_by_side: Several reads at a time are faster than one.
-    """
+    """Reads commit records for `ShardLedger`, several at a time where that is faster."""
 
     def __init__(self, read: Callable[[str], Committed | None], *, side_by_side: bool) -> None:
         self._read = read
@@ -65,19 +59,14 @@ def scheduler_of(
     stop: StopRequest,
     lease: Heartbeat | None,
     make_runner: RunnerFactory,
-    supply: Callable[[int], ShardClaims | None],
+    supply: Callable[[int], ShardClaims] | None,
 ) -> Scheduler:
     """Return the scheduler of the pending shards, with a worker for each place of the session.
 
     Args:
-        job: The open job.
-        session: The executor's machines.
-        sink: Takes events.
         observe: Takes events for telemetry.
-        stop: A request to stop.
         lease: Gives the run its right to write; checked at every tick.
-        make_runner: Builds the workers' runners.
-        supply: Begins to claim shards, so many ahead; returns None for a run that does not share.
+        supply: Begins to claim shards, so many ahead; None for a run that does not share.
     """
     run, nodes = job.spec.run, session.nodes()
     placements = place_workers(nodes, run, at_most=len(job.pending))
@@ -85,13 +74,35 @@ def scheduler_of(
     if note := cpu_note(nodes, run):
         sink(events.Note(note))
 
-    committed = CommitReader(partial(_committed, job), side_by_side=not job.layout.is_local)
+    def read(shard_id: str) -> Committed | None:
+        known = job.again.get(shard_id, Recommit())
+        record = read_commit(job.layout, shard_id, known.generation)
+        return None if record is None else committed_of(record)
+
+    committed = CommitReader(read, side_by_side=not job.layout.is_local)
 
     def request_of(index: int) -> WorkerRequest:
-        return _request_of(job, worker_places.places[index], make_runner)
+        place = worker_places.places[index]
+        shards = shards_of(job, place)
+        work = WorkerJob(
+            spec=job.spec,
+            plan_id=job.plan.plan_id,
+            threads=place.threads,
+            folder=os.getcwd(),
+            device=place.device,
+            shards=shards,
+            parquet_form=job.dataset.parquet_form,
+            streams=job.dataset.streams,
+            extra_types=job.dataset.extra_types,
+            again=job.again,
+            scratch=job.scratch,
+            fence=job.fence,
+        )
+        return WorkerRequest(make_runner(work), place, shards)
 
-    claims = supply(sum(shards_of(job, place) for place in placements))
     placed = len(placements)
+    ahead = sum(shards_of(job, place) for place in placements)
+    claims = None if supply is None else supply(ahead)
 
     def on_tick() -> None:
         nonlocal placed
@@ -128,12 +139,6 @@ def scheduler_of(
     )
 
 
-def _committed(job: OpenJob, shard_id: str) -> Committed | None:
-    known = job.again.get(shard_id, Recommit())
-    record = read_commit(job.layout, shard_id, known.generation)
-    return None if record is None else committed_of(record)
-
-
 def shards_of(job: OpenJob, place: Placement) -> int:
     """Return the most shards that the worker of a place is sent at a time."""
     if not place.num_gpus:
@@ -142,22 +147,3 @@ def shards_of(job: OpenJob, place: Placement) -> int:
     return shards_in_flight(
         job.plan.rows / count, sum(shard.seconds for shard in job.plan.shards) / count
     )
-
-
-def _request_of(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> WorkerRequest:
-    shards = shards_of(job, place)
-    work = WorkerJob(
-        spec=job.spec,
-        plan_id=job.plan.plan_id,
-        threads=place.threads,
-        folder=os.getcwd(),
-        device=place.device,
-        shards=shards,
-        parquet_form=job.dataset.parquet_form,
-        streams=job.dataset.streams,
-        extra_types=job.dataset.extra_types,
-        again=job.again,
-        scratch=job.scratch,
-        fence=job.fence,
-    )
-    return WorkerRequest(make_runner(work), place, shards)

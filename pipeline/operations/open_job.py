@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import zip_longest
@@ -17,7 +18,14 @@ from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
-from earmill.pipeline.dataset.commit_record import BAD_BY_CLASS, CommitRecord, Recommit, commits_as
+from earmill.pipeline.dataset.commit_record import (
+    BAD_BY_CLASS,
+    CommitRecord,
+    Recommit,
+    commits_as,
+    some,
+)
+from earmill.pipeline.dataset.copied_rows import carry_over
 from earmill.pipeline.dataset.description import (
     DatasetFile,
     check_dataset,
@@ -26,14 +34,13 @@ from earmill.pipeline.dataset.description import (
 )
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import run_provenance
-from earmill.pipeline.dataset.recompute import Chooser, open_again
-from earmill.pipeline.dataset.revision import carry_over, look_again
-from earmill.pipeline.dataset.row_coverage import some
+from earmill.pipeline.dataset.revision import look_again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import SourceChanged
 from earmill.pipeline.driver.shard_ledger import WITNESSES, Committed, smallest
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import stored_streams
+from earmill.pipeline.operations.retry import Chooser, open_again
 from earmill.pipeline.planning.plan import Plan, same_columns
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item, Source
@@ -75,25 +82,23 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
     """
     old, new = dict[str, Item](), dict[str, Item]()
     changed = list[str]()
+
+    def meet(was: Item, now: Item) -> None:
+        if other_audio(was, now) or not same_columns(was, now):
+            changed.append(was.row_id)
+
     for was, now in zip_longest(planned, listed):
-        met = list[tuple[Item, Item]]()
         if now is not None:
             if (found := old.pop(now.row_id, None)) is None:
                 new[now.row_id] = now
             else:
-                met.append((found, now))
+                meet(found, now)
         if was is not None:
             if (found := new.pop(was.row_id, None)) is None:
                 old[was.row_id] = was
             else:
-                met.append((was, found))
-        changed += [before.row_id for before, after in met if is_other(before, after)]
+                meet(was, found)
     return Changes(tuple(sorted(new)), tuple(sorted(old)), tuple(sorted(changed)))
-
-
-def is_other(old: Item, new: Item) -> bool:
-    """Return True if a row must be made again, because its audio or columns have changed."""
-    return other_audio(old, new) or not same_columns(old, new)
 
 
 def other_audio(old: Item, new: Item) -> bool:
@@ -123,15 +128,6 @@ def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
     )
 
 
-def update_hint(source: Source, plan: Plan) -> str:
-    """Return a clause on --update that says how the source has changed; empty if it has not."""
-    try:
-        found = compare(plan.items(), listing(source))
-    except EarmillError:
-        return ""
-    return f", --update to take in what has changed in the source ({found})" if found else ""
-
-
 def listing(source: Source) -> Iterator[Item]:
     """Yield the source's rows, without durations if it can, because durations open every file."""
     yield from getattr(source, "listing", source.items)()
@@ -142,15 +138,10 @@ class OpenJob:
     """A job that is checked and may start; the lock is held.
 
     Args:
-        spec: The job.
-        layout: The output.
-        plan: The plan.
-        dataset: The output's description.
         before: Commits of earlier runs, by shard id.
         pending: Shards without a commit, or whose commit is replaced.
         again: The commits that are replaced, by shard id.
         copies: Shards without a commit that are copied once all others have one.
-        fence: The run's right to write to the output.
         scratch: The workers' folder below the output's scratch folder.
     """
 
@@ -205,11 +196,8 @@ def committed_of(record: CommitRecord) -> Committed:
 
 
 def stored_dataset(spec: JobSpec, layout: Layout) -> DatasetFile | None:
-    """Return the output's description; None if the output is new.
-
-    Raises:
-        OutputError: The output belongs to another job.
-    """
+    """Return the output's description, None if the output is new; OutputError if it belongs to
+    another job."""
     stored = read_dataset(layout)
     if stored is not None and stored.spec_sha256 != spec.sha256():
         changed = describe_changes(stored.spec, spec.canonical()) or "not visible in the spec"
@@ -236,12 +224,7 @@ def open_job(
     """Write or check plan and dataset.json; refuse to go on with an output unasked.
 
     Args:
-        spec: The job.
-        layout: The output.
         plan: The plan, stored or new.
-        extractors: The job's models.
-        source: The job's source.
-        resume: Go on with an output that holds commits.
         again: Chooses commits to replace.
         beside: Other drivers may be at work, and this driver does not hold the lock.
         stored: The output's description; None if it has none yet.
@@ -266,9 +249,13 @@ def open_job(
     chosen = again(layout) if again is not None else {}
     before = commits_as(layout, committed_of, without=chosen)
     if before and not (resume or beside):
+        hint = ""
+        with suppress(EarmillError):
+            if changes := compare(plan.items(), listing(source)):
+                hint = f", --update to take in what has changed in the source ({changes})"
         raise OutputError(
             f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
-            f"add --resume to go on with it{update_hint(source, plan)}, or use another output.uri"
+            f"add --resume to go on with it{hint}, or use another output.uri"
         )
     may_write(layout)
     if not beside:
@@ -287,6 +274,21 @@ def open_job(
 
 def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> DatasetFile:
     described = [extractor.describe() for extractor in extractors]
+    models = [entry.model for entry in spec.extract]
+    buffers = {}
+    for index, extractor in enumerate(extractors):
+        earlier = models[:index].count(models[index])  # a second entry of a model has a number
+        name = f"{models[index]}#{earlier}" if earlier else models[index]
+        buffers[name] = extractor.buffers_sha256()
+    provenance = run_provenance(described, device=spec.run.device, dtype=spec.output.dtype)
+    # Distributions of the job's source and formats, which a reader may need.
+    provenance["extensions"] = {
+        "source": SOURCES.owner(spec.source.kind),
+        "formats": {name: FORMATS.owner(name) for name in spec.output.formats},
+    }
+    if spec.audio.spans is not None:
+        warm_s = warm_up_s(spec.audio.spans, extractors, models)
+        provenance["spans"] = {"seconds": spec.audio.spans.seconds, "warm_up_s": warm_s}
     return DatasetFile(
         name=spec.name,
         spec=spec.canonical(),
@@ -297,38 +299,11 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
             for model in extractors
             for info in stored_streams(model.streams, spec.output.dtype, spec.output.formats)
         ),
-        buffers_sha256={
-            _unique(index, spec): model.buffers_sha256() for index, model in enumerate(extractors)
-        },
-        provenance=run_provenance(described, device=spec.run.device, dtype=spec.output.dtype)
-        | {"extensions": _extensions(spec)}
-        | _spans(spec, extractors),
+        buffers_sha256=buffers,
+        provenance=provenance,
         parquet_form=spec.output.parquet_form or BINARY,
         licenses=spec.licenses.to_dict(),
         extra_types=plan.extra_types,
         extra_labels=plan.extra_labels,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def _extensions(spec: JobSpec) -> dict[str, object]:
-    """Return the distributions of the job's source and formats, which a reader may need."""
-    return {
-        "source": SOURCES.owner(spec.source.kind),
-        "formats": {name: FORMATS.owner(name) for name in spec.output.formats},
-    }
-
-
-def _spans(spec: JobSpec, extractors: Sequence[Extractor]) -> dict[str, object]:
-    """Return the length of spans, and of the audio that models hear before a span."""
-    if spec.audio.spans is None:
-        return {}
-    warm_s = warm_up_s(spec.audio.spans, extractors, [entry.model for entry in spec.extract])
-    return {"spans": {"seconds": spec.audio.spans.seconds, "warm_up_s": warm_s}}
-
-
-def _unique(index: int, spec: JobSpec) -> str:
-    """Return the model's name, with a number for a second entry of the same model."""
-    name = spec.extract[index].model
-    earlier = sum(entry.model == name for entry in spec.extract[:index])
-    return f"{name}#{earlier}" if earlier else name

@@ -1,18 +1,116 @@
-"""The job of a stored dataset, and the shards whose quarantined rows are tried again."""
+"""Shards that are committed once more: because files are damaged, or to try bad rows again.
+
+Which ones is decided while the driver's lock is held. Their new attempt is published as the next
+generation, put-if-absent like any commit; until the dataset is closed again, the snapshot of before
+counts. So a run that is killed leaves a whole dataset, and `extract --resume` or the same command
+closes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.dataset.description import require_dataset
-from earmill.pipeline.dataset.recompute import Chooser, RowFilter, quarantined, was_cut_off
+from earmill.pipeline.dataset.commit_record import (
+    Recommit,
+    commits,
+    newest_generations,
+    quarantined_rows,
+)
+from earmill.pipeline.dataset.description import raise_version, require_dataset
+from earmill.pipeline.dataset.snapshot import is_closed
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.formats.rows import QuarantineRow
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.retrying import store_errors
 
+# Shards to commit again, with the rows that stay in quarantine.
+Choice = Mapping[str, tuple[QuarantineRow, ...]]
+Chooser = Callable[[Layout], Choice]
 Job = str | Mapping[str, Any] | JobSpec
+
+_EXAMPLES = {"error": "unreadable", "stage": "fetch", "uri": "*/2019/*"}
+
+
+def damaged(layout: Layout) -> Choice:
+    """Choose shards of which a file or the record is missing or damaged; reads every byte."""
+    return dict.fromkeys(verify(layout).damaged, ())
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """Which quarantined rows are tried again; all rows where nothing is given.
+
+    A row passes if each list that is not empty has a match.
+
+    Args:
+        error: Error classes, such as `unreadable`.
+        stage: Stages where rows failed, such as `fetch`.
+        uri: Patterns of whole uris: `*` stands for any text with any `/`, `?` for a character.
+            Brackets are literal, as in the names of files.
+    """
+
+    error: tuple[str, ...] = ()
+    stage: tuple[str, ...] = ()
+    uri: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, **given: str | Iterable[str]) -> RowFilter:
+        """Build a filter of a text or several for each name; SpecError for an empty text."""
+        lists: dict[str, tuple[str, ...]] = {}
+        for name, value in given.items():
+            one = isinstance(value, str) or not isinstance(value, Iterable)
+            lists[name] = (value,) if one else tuple(value)  # type: ignore[assignment]
+            for text in lists[name]:
+                if not isinstance(text, str) or not text:
+                    raise SpecError(
+                        f"{name}: expected a text such as {_EXAMPLES[name]!r}, got {text!r}"
+                    )
+        return cls(**lists)
+
+    def __call__(self, row: QuarantineRow) -> bool:
+        """Return True if a quarantined row passes."""
+        globs = [glob.replace("[", "[[]") for glob in self.uri]
+        return (
+            (not self.error or row.error_class in self.error)
+            and (not self.stage or row.stage in self.stage)
+            and (not globs or any(fnmatchcase(row.uri, glob) for glob in globs))
+        )
+
+
+def quarantined(chosen: RowFilter) -> Chooser:
+    """Choose the shards with bad rows that pass a filter; the other bad rows stay."""
+
+    def choose(layout: Layout) -> Choice:
+        found: dict[str, tuple[QuarantineRow, ...]] = {}
+        for shard, record in commits(layout).items():
+            rows = quarantined_rows(layout, record)
+            others = tuple(row for row in rows if not chosen(row))
+            if len(others) < len(rows):
+                found[shard] = others
+        return found
+
+    return choose
+
+
+def open_again(layout: Layout, choice: Choice) -> dict[str, Recommit]:
+    """Return the new generations of the chosen shards.
+
+    The layout version is raised before, so that releases that know no generations refuse them.
+    """
+    newest = newest_generations(layout)
+    again = {
+        shard: Recommit(newest[shard] + 1, keep)
+        for shard, keep in choice.items()
+        if shard in newest
+    }
+    if again:
+        raise_version(layout)
+    return again
 
 
 def stored_job(
@@ -23,18 +121,14 @@ def stored_job(
     job: Job | None = None,
     overrides: Iterable[str] = (),
 ) -> JobSpec:
-    """Return the job of a dataset, with this place as output.
+    """Return the job of a dataset, with this place, as the caller wrote it, as output.
 
     Args:
-        layout: The dataset's place.
-        uri: The same place as the caller wrote it.
-        storage_options: Storage options of the place.
         job: The job file, for keys that dataset.json does not hold: credentials, `run`.
         overrides: `a.b=c` strings.
     Raises:
         OutputError: There is no dataset.
-        SpecError: The job is wrong, or dataset.json names code to import; such code is taken from
-            the author's job file only.
+        SpecError: The job is wrong, or dataset.json names code to import.
     """
     dataset = require_dataset(layout)
     known: Mapping[str, Any] = {}
@@ -51,35 +145,6 @@ def stored_job(
     return spec.model_copy(update={"output": place})
 
 
-def find_retry(
-    uri: str,
-    storage_options: Mapping[str, Any],
-    *,
-    rows: RowFilter,
-    job: Job | None,
-    overrides: Iterable[str],
-) -> tuple[JobSpec, Chooser] | None:
-    """Return the job that retries quarantined rows, and the chooser of their shards.
-
-    Args:
-        uri: The dataset.
-        storage_options: Storage options of its place.
-        rows: Which quarantined rows.
-        job: See `stored_job`.
-        overrides: `a.b=c` strings.
-    Returns:
-        None if no row matches and no earlier retry was cut off.
-    Raises:
-        OutputError, SpecError: As `stored_job`.
-    """
-    choose = quarantined(rows)
-    layout = Layout.open(uri, storage_options)
-    with store_errors(layout.url()):
-        spec = stored_job(layout, uri, storage_options, job=job, overrides=overrides)
-        work = choose(layout) or was_cut_off(layout)
-    return (spec, choose) if work else None
-
-
 def _check_no_code(spec: JobSpec, layout: Layout) -> None:
     """Refuse a dataset that names code to import, because it may come from anyone."""
     from amtcore.features.registry import get_model  # loads torch, which only such a job needs
@@ -90,3 +155,30 @@ def _check_no_code(spec: JobSpec, layout: Layout) -> None:
                 f"extract.{index}: {layout.url()}/dataset.json names code to import for model "
                 f"{entry.model!r}, which is only taken from the job's own file; give it with --job"
             )
+
+
+def find_retry(
+    uri: str,
+    storage_options: Mapping[str, Any],
+    *,
+    rows: RowFilter,
+    job: Job | None,
+    overrides: Iterable[str],
+) -> tuple[JobSpec, Chooser] | None:
+    """Return the job that retries quarantined rows, and the chooser of their shards.
+
+    Returns None if no row matches and no earlier retry was cut off. Arguments and errors are as of
+    `stored_job`.
+    """
+    choose = quarantined(rows)
+    layout = Layout.open(uri, storage_options)
+    with store_errors(layout.url()):
+        spec = stored_job(layout, uri, storage_options, job=job, overrides=overrides)
+        if choose(layout):
+            return spec, choose
+        # A run may have replaced commits or begun a revision, and ended before it closed the
+        # dataset.
+        records = commits(layout)
+        begun = require_dataset(layout).change is not None
+        again = begun or any(record.generation for record in records.values())
+        return (spec, choose) if again and not is_closed(layout, records) else None

@@ -49,15 +49,12 @@ def sample(
     seed: int | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> Sampled:
-    """Process random rows of a plan, and scale what they cost by seconds of audio.
+    """Process random rows of a plan, and scale their cost by seconds of audio.
 
     Args:
-        plan: The plan.
         start_s: Seconds from the call to a warm worker.
-        spec: The plan's job.
-        rows: How many rows to draw; all rows where the plan has fewer.
         seed: Draws the rows; None draws a seed as well.
-        on_begin: Called with the number of rows before they are processed, in a sentence.
+        on_begin: Called with a sentence before the rows are processed.
     Raises:
         SourceError: No row of the sample can be used. Else as `run_job`.
     """
@@ -88,7 +85,9 @@ def sample(
         found = ratio_range([(c - fixed, s) for c, s in costs], left=left, least=least)
         return found.times(sum(shard.seconds for shard in of)).plus(fixed * len(of))
 
-    cpu = scaled(_cpu_s, plan.computed, TIME_DIFFERS)
+    cpu = scaled(
+        lambda record: float(sum(record.info["cpu_s"].values())), plan.computed, TIME_DIFFERS
+    )
     # Workers share the work; where they share cores, too, these are the limit.
     computed_s = sum(shard.seconds for shard in plan.computed)
     by_workers_s = end.wall_s / sampled_s * computed_s / workers
@@ -116,19 +115,17 @@ def draw(shards: Sequence[Shard], rows: int, seed: int) -> list[Item]:
 
 def _shards(plan: Plan, items: Sequence[Item]) -> list[Shard]:
     """Return several shards, no larger than the plan's, then a shard of the shortest row."""
-    rows = [_beginning(item) for item in items]
+    rows = [
+        item
+        if item_seconds(item) <= ROW_S
+        else replace(item, end_s=(item.start_s or 0.0) + ROW_S, seconds=ROW_S, part_of=None)
+        for item in items
+    ]
     shortest = rows.pop(min(range(len(rows)), key=lambda number: item_seconds(rows[number])))
     of_the_plan = sum(shard.rows for shard in plan.computed) // len(plan.computed)
     size = max(1, min(of_the_plan, len(rows) // LEAST_SHARDS))
     groups = [*(rows[first : first + size] for first in range(0, len(rows), size)), [shortest]]
     return [Shard(f"{n:0{SHARD_DIGITS}d}", tuple(group)) for n, group in enumerate(groups)]
-
-
-def _beginning(item: Item) -> Item:
-    """Return the row, or the beginning of a long row."""
-    if item_seconds(item) <= ROW_S:
-        return item
-    return replace(item, end_s=(item.start_s or 0.0) + ROW_S, seconds=ROW_S, part_of=None)
 
 
 def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
@@ -147,20 +144,12 @@ def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
 def fixed_cost(one: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
     """Return what a shard costs whatever it holds: tables, metadata, requests.
 
-    The equation cost = fixed + rate * seconds holds for the shard of one row, and for the sum of
-    the other shards. Where the other shards are hardly longer, or noise outweighs the difference,
-    the equations say nothing, and 0 is returned.
-
-    Args:
-        one: Cost and seconds of the shard of one row.
-        others: Cost and seconds of each other shard.
+    Shards are given as cost and seconds. The equation cost = fixed + rate * seconds holds for the
+    shard of one row, and for the sum of the other shards. Where the other shards are hardly longer,
+    or noise outweighs the difference, the equations say nothing, and 0 is returned.
     """
     count, cost, seconds = len(others), sum(c for c, _ in others), sum(s for _, s in others)
     if not count or seconds < LONGER * count * one[1]:
         return 0.0
     rate = (cost - count * one[0]) / (seconds - count * one[1])
     return max(0.0, one[0] - rate * one[1]) if rate > 0 else 0.0
-
-
-def _cpu_s(record: CommitRecord) -> float:
-    return float(sum(record.info["cpu_s"].values()))

@@ -15,15 +15,20 @@ from typing import Any
 
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import RowError, SourceError
-from earmill.pipeline.dataset.commit_record import CommitRecord, bad_rows, commits, reading_pool
+from earmill.pipeline.dataset.commit_record import (
+    CommitRecord,
+    commits,
+    plan_row_of,
+    quarantined_rows,
+    reading_pool,
+)
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, held
-from earmill.pipeline.dataset.recompute import RowFilter
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
-from earmill.pipeline.dataset.row_coverage import plan_row_of
 from earmill.pipeline.driver import events
 from earmill.pipeline.operations.open_job import Changes, compare, listing, other_audio
-from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, equal_rows
+from earmill.pipeline.operations.retry import RowFilter
+from earmill.pipeline.planning.equal_rows import computes_equal_once, equal_rows
 from earmill.pipeline.planning.make_plan import check_items, known_types
 from earmill.pipeline.planning.plan import Plan, read_row_ids
 from earmill.pipeline.planning.shards import cut
@@ -45,14 +50,7 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
     """Begin a revision if the source has changed; `run_job` with `resume` carries it out.
 
     Nothing happens without a dataset of this job, or if the dataset is not finished: the run
-    finishes it first.
-
-    Args:
-        spec: The job.
-        sink: Takes events.
-    Raises:
-        SourceError, SourceOutage: The source cannot be listed or read.
-        OutputError, LockedError: As `run_job`.
+    finishes it first. Errors are as of `run_job`.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, sink) as found:
@@ -73,17 +71,13 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
 def _finished(
     spec: JobSpec, layout: Layout, sink: events.Sink
 ) -> Iterator[tuple[DatasetFile, Plan, Fence] | None]:
-    """Hold the lock for a change of the plan; None without a finished dataset of the job.
-
-    Raises:
-        OvertakenError: Another command took the output over inside.
-    """
-    if not _is_of(spec, read_dataset(layout)):
+    """Hold the lock for a change of the plan; None without a finished dataset of the job."""
+    if _dataset_of(spec, layout) is None:
         yield None
         return
     with held(layout) as fence:
-        dataset = read_dataset(layout)  # with the lock: another command may have changed it
-        if dataset is None or not _is_of(spec, dataset):
+        dataset = _dataset_of(spec, layout)  # another command may have changed it before
+        if dataset is None:
             yield None
             return
         plan = Plan.read(layout, dataset.plan_id)
@@ -94,8 +88,9 @@ def _finished(
         yield dataset, plan, fence
 
 
-def _is_of(spec: JobSpec, dataset: DatasetFile | None) -> bool:
-    return dataset is not None and dataset.spec_sha256 == spec.sha256()
+def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:
+    dataset = read_dataset(layout)
+    return dataset if dataset is not None and dataset.spec_sha256 == spec.sha256() else None
 
 
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
@@ -104,88 +99,50 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
     `run_job` retries the rows whose file is unchanged, and replaces their commits. A commit must
     have the files of its plan, by size and tag, so a row whose file has changed needs a new plan.
     A source that cannot be listed is left to the run.
-
-    Args:
-        spec: The job.
-        chosen: Which quarantined rows; see `find_retry`.
-        sink: Takes events.
-    Raises:
-        SourceError, SourceOutage, OutputError, LockedError: As `start_update`.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, events.ignore) as found:
-        if found is not None:
-            _retry_changed(spec, layout, chosen, sink, *found)
-
-
-def _retry_changed(
-    spec: JobSpec,
-    layout: Layout,
-    chosen: RowFilter,
-    sink: events.Sink,
-    dataset: DatasetFile,
-    plan: Plan,
-    fence: Fence,
-) -> None:
-    """Begin the revision of `start_retry` on a finished dataset; the lock is held."""
-    by_shard = _matching(layout, plan, chosen)
-    source = planned_source(spec)
-    try:
-        listed = {item.row_id: item for item in listing(source)}
-    except SourceError:
-        return
-    others = {
-        shard.shard_id
-        for shard in plan.shards
-        if shard.shard_id in by_shard
-        for item in shard.items
-        if item.row_id in by_shard[shard.shard_id]
-        and item.row_id in listed
-        and other_audio(item, listed[item.row_id])
-    }
-    # A new shard has no commit to replace, so all its matching rows are tried.
-    rows = frozenset(row_id for shard in others for row_id in by_shard[shard])
-    if not rows:
-        return
-    sink(events.Note(f"files have changed: {len(rows):,} quarantined rows are planned anew"))
-    rows |= _other_spans(plan, listed, rows)
-    items = [
-        listed.get(item.row_id, item) if item.row_id in rows else item for item in plan.items()
-    ]
-    changes = Changes(changed=tuple(sorted(rows)))
-    Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY, fence=fence)
-
-
-def _other_spans(plan: Plan, listed: Mapping[str, Item], rows: Collection[str]) -> frozenset[str]:
-    """Return all spans of recordings whose file has changed for one of these rows.
-
-    Otherwise the other spans of the recording would still be of the earlier file.
-    """
-    changed = {
-        recording_of(item.row_id)
-        for item in plan.items()
-        if item.part_of and item.row_id in rows
-        if item.row_id in listed and other_audio(item, listed[item.row_id])
-    }
-    return frozenset(
-        item.row_id
-        for item in plan.items()
-        if item.part_of and item.row_id in listed and recording_of(item.row_id) in changed
-    )
-
-
-def _matching(layout: Layout, plan: Plan, chosen: RowFilter) -> dict[str, set[str]]:
-    """Return the planned rows of the quarantined rows that pass the filter, by shard."""
-    found: dict[str, set[str]] = {}
-    planned = read_row_ids(layout, plan.plan_id)
-    for shard, record in commits(layout).items():
-        if not record.rows_bad:
-            continue
-        known = frozenset(planned[shard])
-        for row in bad_rows(layout, record).to_pylist():
-            if chosen(row):
-                found.setdefault(shard, set()).add(plan_row_of(row["row_id"], known))
-    return found
+        if found is None:
+            return
+        dataset, plan, fence = found
+        planned = read_row_ids(layout, plan.plan_id)
+        by_shard: dict[str, set[str]] = {}
+        for shard_id, record in commits(layout).items():
+            known = frozenset(planned[shard_id]) if record.rows_bad else frozenset[str]()
+            passing = [row for row in quarantined_rows(layout, record) if chosen(row)]
+            by_shard[shard_id] = {plan_row_of(row.row_id, known) for row in passing}
+        source = planned_source(spec)
+        try:
+            listed = {item.row_id: item for item in listing(source)}
+        except SourceError:
+            return
+        rows, recordings = set[str](), set[str]()
+        for shard in plan.shards:
+            matching = by_shard[shard.shard_id]
+            changed = [
+                item
+                for item in shard.items
+                if item.row_id in matching
+                and item.row_id in listed
+                and other_audio(item, listed[item.row_id])
+            ]
+            # A new shard has no commit to replace, so all its matching rows are tried.
+            rows |= matching if changed else set()
+            recordings |= {recording_of(item.row_id) for item in changed if item.part_of}
+        if not rows:
+            return
+        sink(events.Note(f"files have changed: {len(rows):,} quarantined rows are planned anew"))
+        # Otherwise the other spans of a recording would still be of the earlier file.
+        rows |= {
+            item.row_id
+            for item in plan.items()
+            if item.part_of and item.row_id in listed and recording_of(item.row_id) in recordings
+        }
+        items = [
+            listed.get(item.row_id, item) if item.row_id in rows else item for item in plan.items()
+        ]
+        changes = Changes(changed=tuple(sorted(rows)))
+        Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY, fence=fence)
 
 
 @dataclass(frozen=True)
@@ -200,32 +157,27 @@ class Update:
     changes: Changes
 
     def begin(self, dataset: DatasetFile, why: str = UPDATE, fence: Fence = UNFENCED) -> None:
-        """Store the revision.
-
-        Args:
-            dataset: The dataset's description.
-            why: UPDATE or RETRY.
-            fence: The command's right to write to the output.
-        """
+        """Store the revision; `why` is UPDATE or RETRY."""
         gone = {*self.changes.removed, *self.changes.changed}
-        touched = {
-            shard.shard_id: shard
-            for shard in self.plan.shards
-            if any(item.row_id in gone for item in shard.items)
-        }
         listed = {item.row_id: item for item in self.items}
-        added = [
-            NewShard(tuple(listed[row_id] for row_id in same), tuple((shard_id, k) for k in same))
-            for shard_id, shard in touched.items()
-            if (same := [item.row_id for item in shard.items if item.row_id not in gone])
-        ]
+        touched, added = list[str](), list[NewShard]()
+        for shard in self.plan.shards:
+            same = [item.row_id for item in shard.items if item.row_id not in gone]
+            if len(same) == len(shard.items):
+                continue
+            touched.append(shard.shard_id)
+            if same:
+                rows = tuple(listed[row_id] for row_id in same)
+                added.append(NewShard(rows, tuple((shard.shard_id, row_id) for row_id in same)))
         wanted = {*self.changes.added, *self.changes.changed}
         fresh = [item for item in self.items if item.row_id in wanted]
         known = self._relabelled(listed) | self._moved(fresh)
         for rows in self._cut(item for item in fresh if item.row_id in known):
             added.append(NewShard(rows, tuple(known[item.row_id] for item in rows)))
         computed = [item for item in fresh if item.row_id not in known]
-        equal = self._equal(computed)
+        # Computed rows with the same bytes as another computed row.
+        computes_once = computes_equal_once(self.spec)
+        equal = equal_rows(self.source, lambda: computed) if computes_once else {}
         for is_copy in (False, True):
             for rows in self._cut(item for item in computed if (item.row_id in equal) is is_copy):
                 added.append(NewShard(rows))
@@ -261,13 +213,19 @@ class Update:
             for item in shard.items
             if item.row_id in changed and not other_audio(item, listed[item.row_id])
         }
-        good = good_rows(self.layout, {shard for shard, _ in found.values()})
+        shards = {shard for shard, _ in found.values()}
+        records = {k: record for k, record in commits(self.layout).items() if k in shards}
+        tables = _row_tables(self.layout, records, ["plan_row_id"])
+        good = {(shard, row["plan_row_id"]) for shard, rows in tables for row in rows}
         return {row_id: place for row_id, place in found.items() if place in good}
 
     def _moved(self, fresh: Sequence[Item]) -> dict[str, Place]:
         """Return new rows with the bytes and span of a committed row; reads files of equal size."""
         sizes = {item.size for item in fresh if item.size is not None}
-        there = committed_bytes(self.layout, sizes, self._parts())
+        parts = {}
+        if self.spec.audio.spans is not None:
+            parts = {item.row_id: item.part_of for item in self.plan.items() if item.part_of}
+        there = committed_bytes(self.layout, sizes, parts)
         alike = {key[:-1] for key in there}
         suspects = [item for item in fresh if _stretch(item) in alike]
         found = {}
@@ -280,32 +238,10 @@ class Update:
                 found[item.row_id] = there[key]
         return found
 
-    def _equal(self, computed: Sequence[Item]) -> Equal:
-        """Return computed rows with the same bytes as another computed row."""
-        if not computes_equal_once(self.spec):
-            return {}
-        return equal_rows(self.source, lambda: computed)
-
-    def _parts(self) -> dict[str, tuple[float, float | None]]:
-        """Return the recordings of planned spans, by row id.
-
-        The audio before a span, which the models hear, depends on its recording.
-        """
-        if self.spec.audio.spans is None:
-            return {}
-        return {item.row_id: item.part_of for item in self.plan.items() if item.part_of}
-
 
 def _stretch(item: Item) -> tuple[Any, ...]:
     """Return the size of a row's file and its span, which with its bytes decide the features."""
     return (item.size, item.start_s, item.end_s, item.part_of)
-
-
-def good_rows(layout: Layout, shards: Collection[str]) -> set[Place]:
-    """Return the planned rows of some shards that are good."""
-    records = {k: record for k, record in commits(layout).items() if k in shards}
-    tables = _row_tables(layout, records, ["plan_row_id"])
-    return {(shard, row["plan_row_id"]) for shard, rows in tables for row in rows}
 
 
 def committed_bytes(
@@ -314,9 +250,7 @@ def committed_bytes(
     """Return (bytes, start, end, recording, sha256) to the good row with such a file.
 
     Args:
-        layout: The output.
-        sizes: Sizes of files to look for, in bytes.
-        parts: Row id of a span to its recording.
+        parts: Row id of a span to its recording. The models hear the audio before a span.
     """
     if not sizes:
         return {}

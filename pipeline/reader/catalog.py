@@ -28,19 +28,20 @@ from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
     bad_rows,
     commits,
+    promise_of,
     read_commit,
     reading_pool,
 )
 from earmill.pipeline.dataset.description import DatasetFile, datasets_below, read_description
-from earmill.pipeline.dataset.history import Which, find_snapshot
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
+    Which,
+    find_snapshot,
     name_of,
     read_checked,
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.dataset.stored_rows import promise_of
 from earmill.pipeline.formats.block_cache import FrameSpan
 from earmill.pipeline.formats.format import CommittedRows, Format, Promise, explain_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments

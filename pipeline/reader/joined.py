@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.dataset.history import Which, find_snapshot
+from earmill.pipeline.dataset.snapshot import Which, find_snapshot
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.reader.features import CombinedFeatures, Features

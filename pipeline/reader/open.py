@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from earmill.pipeline.dataset.history import Which
+from earmill.pipeline.dataset.snapshot import Which
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.reader.concat import ConcatenatedFeatures
 from earmill.pipeline.reader.features import CachePlace, Features

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from earmill.pipeline.common.errors import SourceError as SourceError
     from earmill.pipeline.common.errors import SpecError as SpecError
     from earmill.pipeline.dataset.garbage import Collected as Collected
-    from earmill.pipeline.dataset.history import SnapshotDiff as SnapshotDiff
     from earmill.pipeline.dataset.snapshot import LogEntry as LogEntry
+    from earmill.pipeline.dataset.snapshot import SnapshotDiff as SnapshotDiff
     from earmill.pipeline.dataset.verify import Report as Report
     from earmill.pipeline.driver import events as events
     from earmill.pipeline.driver.events import JobFinished as JobFinished
@@ -112,8 +112,7 @@ for _module, _names in {
         "RunStopped SourceError SpecError"
     ),
     "earmill.pipeline.dataset.garbage": "Collected",
-    "earmill.pipeline.dataset.history": "SnapshotDiff",
-    "earmill.pipeline.dataset.snapshot": "LogEntry",
+    "earmill.pipeline.dataset.snapshot": "LogEntry SnapshotDiff",
     "earmill.pipeline.dataset.verify": "Report",
     "earmill.pipeline.driver.events": "JobFinished StopRequest",
     "earmill.pipeline.formats.moments": "StreamStatistics",

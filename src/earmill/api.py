@@ -21,13 +21,12 @@ from earmill.pipeline.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.garbage import Collected
-    from earmill.pipeline.dataset.history import SnapshotDiff, Which
-    from earmill.pipeline.dataset.recompute import Chooser
-    from earmill.pipeline.dataset.snapshot import LogEntry
+    from earmill.pipeline.dataset.snapshot import LogEntry, SnapshotDiff, Which
     from earmill.pipeline.dataset.verify import Report
     from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
     from earmill.pipeline.hub.push import Pushed
     from earmill.pipeline.operations.deep_verify import DeepReport
+    from earmill.pipeline.operations.retry import Chooser
     from earmill.pipeline.planning.estimate import JobCost
     from earmill.pipeline.storage.layout import Layout
 
@@ -91,7 +90,7 @@ def extract(
         end = earmill.extract("job.yaml", overrides=["run.workers=2"], progress=True)
         print(end.rows_ok, end.rows_bad, end.output)
     """
-    from earmill.pipeline.dataset.recompute import damaged
+    from earmill.pipeline.operations.retry import damaged
 
     if repair and not resume:
         raise ValueError("repair needs resume=True: it continues an output")
@@ -231,8 +230,7 @@ def retry(
     Raises:
         EarmillError: See `extract`.
     """
-    from earmill.pipeline.dataset.recompute import RowFilter
-    from earmill.pipeline.operations.retry import find_retry
+    from earmill.pipeline.operations.retry import RowFilter, find_retry
     from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error, stage=stage, uri=uri)
@@ -308,7 +306,7 @@ def log(uri: Uri, *, storage_options: Mapping[str, Any] | None = None) -> list[L
     Raises:
         OutputError: There is no snapshot yet.
     """
-    from earmill.pipeline.dataset.history import log as read_log
+    from earmill.pipeline.dataset.snapshot import log as read_log
 
     with _opened_layout(uri, storage_options) as layout:
         return read_log(layout)
@@ -334,7 +332,7 @@ def diff(
         changes = earmill.diff("features", 1, 2)
         print(changes.added, changes.changed, changes.removed)
     """
-    from earmill.pipeline.dataset.history import diff as compare
+    from earmill.pipeline.dataset.snapshot import diff as compare
 
     with _opened_layout(uri, storage_options) as layout:
         return compare(layout, before, after)
@@ -361,7 +359,7 @@ def compact(
         LockedError: A driver works on the output.
     """
     from earmill.jobs.console.progress import logged_text
-    from earmill.pipeline.dataset.compact import compact as merge
+    from earmill.pipeline.dataset.revision import compact as merge
 
     with _opened_layout(uri, storage_options) as layout:
         return merge(

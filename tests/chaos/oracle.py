@@ -10,7 +10,7 @@ import numpy as np
 
 from earmill import open_features
 from earmill.pipeline.dataset.commit_record import commits
-from earmill.pipeline.dataset.orphans import remove_orphans
+from earmill.pipeline.dataset.garbage import remove_orphans
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.documents import read_table

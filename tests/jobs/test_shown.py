@@ -11,8 +11,7 @@ import pytest
 
 import earmill
 from earmill.pipeline.dataset.garbage import Collected
-from earmill.pipeline.dataset.history import SnapshotDiff
-from earmill.pipeline.dataset.snapshot import LogEntry
+from earmill.pipeline.dataset.snapshot import LogEntry, SnapshotDiff
 from earmill.pipeline.dataset.verify import Report
 from earmill.pipeline.driver.events import JobFinished
 from earmill.pipeline.hub.push import Progress, Pushed

@@ -20,12 +20,12 @@ from earmill import open_features
 from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.dataset.commit_record import commits, read_commit
-from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_ledger import Result, ShardLedger
 from earmill.pipeline.operations import run_job as driver
 from earmill.pipeline.operations.open_job import committed_of
+from earmill.pipeline.operations.retry import Chooser
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

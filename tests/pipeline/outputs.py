@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from amtcore.features.base import StreamInfo
+from earmill.pipeline.dataset.commit_record import plan_row_of
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
@@ -101,8 +102,11 @@ def publish(
     bad: Sequence[QuarantineRow] = (),
     **changes: Any,
 ) -> bool:
-    """`publish_shard` with the constants of this module."""
+    """`publish_shard` with the constants of this module, and these rows as the plan."""
+    good = [row.plan_row_id for row in rows]
+    planned = good + [plan_row_of(row.row_id, good) for row in bad]
     settings: dict[str, Any] = {
+        "plan_rows": list(dict.fromkeys(planned)),
         "plan_id": PLAN_ID,
         "streams": STREAMS,
         "formats": ("zarr", "parquet"),

@@ -15,11 +15,11 @@ import pytest
 from earmill import open_features
 from earmill.jobs.cli import run as command
 from earmill.pipeline.dataset.commit_record import commits
-from earmill.pipeline.dataset.recompute import RowFilter, quarantined
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import events, sharing
+from earmill.pipeline.formats.rows import QuarantineRow
 from earmill.pipeline.operations import run_job as driver
-from earmill.pipeline.operations.retry import stored_job
+from earmill.pipeline.operations.retry import RowFilter, quarantined, stored_job
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import OwnedFolder
 from tests.chaos.jobs import committed_files
@@ -60,7 +60,7 @@ def test_a_restored_row_replaces_its_commit_and_nothing_else_changes(job: Job, g
     }
 
 
-ROW = {"error_class": "unreadable", "stage": "fetch", "uri": "s3://x/2019/a[1].wav"}
+ROW = QuarantineRow("a", "s3://x/2019/a[1].wav", "fetch", "unreadable", "no", 1)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ ROW = {"error_class": "unreadable", "stage": "fetch", "uri": "s3://x/2019/a[1].w
         ({"uri": ["*/2020/*", "*.wav"]}, True),
         ({"uri": "*/2019"}, False),
         ({"uri": "*.WAV"}, False),
-        ({"uri": ROW["uri"]}, True),
+        ({"uri": ROW.uri}, True),
         ({"uri": "*a[0-9].wav"}, False),
     ],
 )

@@ -176,7 +176,7 @@ def test_a_dataset_keeps_its_types_to_the_reader(streaming: bool, tmp_path: Path
             extra_types=stored.extra_types,
         )
     done = finalise(layout)
-    index = pq.ParquetFile(io.BytesIO(layout.read_bytes(done.path))).read()
+    index = pq.ParquetFile(io.BytesIO(layout.read_bytes(done.index.path))).read()
     assert {n: index.schema.field(f"extra_{n}").type for n in EXPECTED} == EXPECTED
     rows_file = next(name for name in layout.list("rows") if name.endswith(".parquet"))
     table = pq.ParquetFile(io.BytesIO(layout.read_bytes(rows_file))).read()

@@ -218,6 +218,7 @@ def test_names_outside_the_grammar_are_refused(tmp_path: Path) -> None:
                 formats=("zarr",),
                 attrs=ATTRS,
                 info=INFO,
+                plan_rows=[row.row_id for row in ROWS],
             )
     assert all_files(Layout.open(tmp_path)) == {}
 

@@ -67,6 +67,7 @@ def publish(formats, n_frames):
         formats=formats,
         attrs={"spec_sha256": "0" * 64},
         info={},
+        plan_rows=["a.wav", "x.wav"],
     )
 """
 

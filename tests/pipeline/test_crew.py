@@ -90,7 +90,7 @@ def test_members_that_race_for_claims_get_every_shard_once(layout: Layout) -> No
     commit(layout, SHARDS)
     assert mine[0].next() is None and mine[0].others == 0
     for member in members:
-        member.leave()
+        member.release()
     assert layout.list(CREW) == []
 
 

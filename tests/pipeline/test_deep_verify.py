@@ -14,10 +14,10 @@ from amtcore.features.base import StreamInfo
 from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.commit_record import commits
+from earmill.pipeline.dataset.copied_rows import stored_rows
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
-from earmill.pipeline.dataset.stored_rows import stored_rows
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.dtypes import quantised
 from earmill.pipeline.formats.rows import FeatureRow

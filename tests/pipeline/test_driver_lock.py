@@ -305,7 +305,7 @@ def test_a_member_that_gave_no_sign_of_life_is_evicted(place: Layout) -> None:
     place.delete(f"{CREW}/{beating.holder.run_id}.json")
     wait_until(lambda: raises(beating.check))
     assert place.list(CREW) == []
-    beating.leave()
+    beating.release()
 
 
 def raises(check: Callable[[], None]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 import earmill
 from earmill import open_features
-from earmill.pipeline.dataset import revision
+from earmill.pipeline.dataset import copied_rows
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.driver import events
 from earmill.pipeline.operations.run_job import run_job
@@ -267,7 +267,7 @@ def test_equal_files_of_one_update_are_computed_once(
 
 
 def test_copying_says_how_far_it_is(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(revision, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(copied_rows, "PROGRESS_S", 0.0)
     seen: list[Any] = []
     job.extract(sink=seen.append)
     (job.corpus / "a.wav").rename(job.corpus / "z.wav")

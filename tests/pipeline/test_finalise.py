@@ -13,6 +13,8 @@ import pytest
 from earmill.pipeline.common.errors import CommitError, OutputError
 from earmill.pipeline.dataset.description import open_dataset
 from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.snapshot import require_current
+from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import (
     PLAN,
@@ -42,7 +44,7 @@ def begun(folder: Path, plan: dict[str, list[str]]) -> Layout:
 
 
 def read_index(layout: Layout) -> list[dict[str, Any]]:
-    return pq.read_table(layout.path(finalise(layout).path)).to_pylist()
+    return pq.read_table(layout.path(finalise(layout).index.path)).to_pylist()
 
 
 def test_the_index_lists_good_and_bad_rows_in_the_order_of_the_plan(tmp_path: Path) -> None:
@@ -108,31 +110,32 @@ def test_starts_and_lengths_point_at_the_values(tmp_path: Path) -> None:
 def test_it_is_named_by_its_content_and_doing_it_again_changes_nothing(tmp_path: Path) -> None:
     layout = small_dataset(tmp_path)
     first = finalise(layout)
-    content = layout.read_bytes(first.path)
-    assert first.path == f"index/{hashlib.sha256(content).hexdigest()[:16]}.parquet"
-    described = layout.read_bytes(first.snapshot)
-    assert first.snapshot == f"snapshots/{hashlib.sha256(described).hexdigest()[:16]}.json"
-    assert (first.rows_ok, first.rows_bad) == (3, 2)
-    assert first.seconds == pytest.approx(1.57)
+    content = layout.read_bytes(first.index.path)
+    assert first.index.path == f"index/{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+    path = require_current(layout).snapshot.path
+    described = layout.read_bytes(path)
+    assert path == f"snapshots/{hashlib.sha256(described).hexdigest()[:16]}.json"
+    assert (first.entry.rows_ok, first.entry.rows_bad) == (3, 2)
+    assert verify(layout).seconds == pytest.approx(1.57)
     before = {
         name: layout.read_bytes(name)
         for name in ("README.md", "croissant.json", "provenance.jsonld")
     }
     assert finalise(layout) == first
-    assert contents(layout, "index") == {first.path: content}
+    assert contents(layout, "index") == {first.index.path: content}
     assert {name: layout.read_bytes(name) for name in before} == before
 
 
 def test_an_index_of_the_same_rows_in_other_bytes_is_kept(tmp_path: Path) -> None:
     layout = small_dataset(tmp_path)
     first = finalise(layout)
-    table = pq.read_table(layout.path(first.path))
-    layout.delete(first.path)
+    table = pq.read_table(layout.path(first.index.path))
+    layout.delete(first.index.path)
     pq.write_table(table, tmp_path / "other.parquet", compression="none")
     content = (tmp_path / "other.parquet").read_bytes()
     name = f"index/{hashlib.sha256(content).hexdigest()[:16]}.parquet"
     layout.write_bytes(name, content)
-    assert finalise(layout).path == name
+    assert finalise(layout).index.path == name
     assert layout.list("index") == [name]
 
 
@@ -145,8 +148,8 @@ def test_a_resumed_run_on_a_bucket_gives_the_same_index(tmp_path: Path, s3: dict
     publish(resumed, "00001", "dddddddd", [make_row("c.flac", 120)])
     rows = [make_row("b.wav", 7), make_row("a.wav")]
     publish(resumed, "00000", "cccccccc", rows, [make_bad("bad.wav")], plan_rows=PLAN["00000"])
-    path = finalise(resumed).path
-    assert path == finalise(undisturbed).path
+    path = finalise(resumed).index.path
+    assert path == finalise(undisturbed).index.path
     assert resumed.read_bytes(path) == undisturbed.read_bytes(path)
 
 
@@ -157,7 +160,7 @@ def test_channels_of_a_row_stand_together(tmp_path: Path) -> None:
     index = read_index(layout)
     assert [line["row_id"] for line in index] == ["z#ch0", "z#ch1", "a#ch0", "a#ch1"]
     assert [line["plan_row_id"] for line in index] == ["z", "z", "a", "a"]
-    assert [line["row"] for line in index] == [None, 2, 1, 0]
+    assert [line["row"] for line in index] == [None, 2, 0, 1]
 
 
 def test_a_dataset_without_one_good_row_can_be_closed(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset import publish as publishing
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.history import find_snapshot, known_snapshots
-from earmill.pipeline.dataset.snapshot import read_current
+from earmill.pipeline.dataset.snapshot import find_snapshot, known_snapshots, read_current
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import make_row, publish, small_dataset
 

@@ -14,6 +14,7 @@ import pytest
 
 from earmill.pipeline.common.errors import OutputError, StorageError
 from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.snapshot import require_current
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch, private_scratch, shared_scratch
@@ -41,6 +42,7 @@ def s3() -> Iterator[dict[str, Any]]:
 def test_the_tree_of_a_dataset_is_exactly_this(tmp_path: Path) -> None:
     layout = small_dataset(tmp_path)
     done = finalise(layout)
+    current = require_current(layout)
     found = sorted(
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
     )
@@ -52,8 +54,8 @@ def test_the_tree_of_a_dataset_is_exactly_this(tmp_path: Path) -> None:
             "dataset.json",
             "provenance.jsonld",
             "plan/plan0.parquet",
-            done.path,
-            done.snapshot,
+            done.index.path,
+            current.snapshot.path,
             "current.json",
             "commits/00000.json",
             "commits/00001.json",

@@ -10,7 +10,7 @@ from earmill.pipeline.common.errors import LockedError, OutputError
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.driver_lock import DriverLock
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.orphans import remove_orphans
+from earmill.pipeline.dataset.garbage import remove_orphans
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import PLAN, contents, make_bad, make_row, publish, small_dataset

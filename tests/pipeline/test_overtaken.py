@@ -17,10 +17,9 @@ import pytest
 
 import earmill
 from earmill.pipeline.common.errors import EarmillError, OvertakenError
-from earmill.pipeline.dataset import revision
-from earmill.pipeline.dataset.compact import compact as merge
-from earmill.pipeline.dataset.garbage import collect_garbage
-from earmill.pipeline.dataset.orphans import remove_orphans
+from earmill.pipeline.dataset import copied_rows
+from earmill.pipeline.dataset.garbage import collect_garbage, remove_orphans
+from earmill.pipeline.dataset.revision import compact as merge
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.operations.update import start_update
@@ -256,7 +255,7 @@ def kind_of(call: str) -> str:
 @pytest.fixture(autouse=True)
 def _one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process stops as a whole; here only the thread of the call stops."""
-    monkeypatch.setattr(revision, "THREADS", 1)
+    monkeypatch.setattr(copied_rows, "THREADS", 1)
 
 
 @pytest.mark.timeout(1800)  # many runs of a job

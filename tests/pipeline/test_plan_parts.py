@@ -255,6 +255,6 @@ def test_a_job_of_a_plan_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for number, shard in enumerate(plan.shards):
         runner.run(pickle.loads(pickle.dumps(ShardOrder(shard, f"{number:08x}"))))
     closed = finalise(layout)
-    assert (closed.rows_ok, closed.rows_bad) == (7, 0)
+    assert (closed.entry.rows_ok, closed.entry.rows_bad) == (7, 0)
     report = verify(layout)
     assert report.ok and report.plan_rows == 7 and report.orphans == []

@@ -21,8 +21,8 @@ from earmill.pipeline.dataset.provenance import (
     host_info,
     package_versions,
     run_provenance,
-    value_versions,
 )
+from earmill.pipeline.worker.shard_runner import value_versions
 
 
 def git(folder: Path, *command: str) -> str:

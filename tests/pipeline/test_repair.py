@@ -10,9 +10,9 @@ import pytest
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import commits
-from earmill.pipeline.dataset.recompute import RowFilter, damaged, quarantined
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.operations.retry import RowFilter, damaged, quarantined
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import LAYOUT_VERSION
 from tests.chaos.jobs import committed_files

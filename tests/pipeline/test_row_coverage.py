@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.dataset.row_coverage import (
-    in_plan_order,
-    plan_rows_covered,
-    row_problems,
-    some,
-)
+from earmill.pipeline.dataset.commit_record import commits, quarantined_rows, row_problems, some
+from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import ATTRS, STREAMS, make_bad, make_row, publish, stream
 
@@ -83,20 +79,23 @@ def test_every_plan_row_is_covered_once(
     assert row_problems(ok, bad, plan) == expected
 
 
-def test_covered_plan_rows_are_counted_once() -> None:
+def test_covered_plan_rows_are_counted_once(tmp_path: Path) -> None:
+    layout = Layout.open(tmp_path)
     rows = [make_row(f"a#ch{k}", plan_row_id="a", channel=k) for k in range(3)]
     bad = [make_bad("a#ch3"), make_bad("b"), make_bad("take#ch2")]
-    assert plan_rows_covered(rows, bad, ["a", "b", "take#ch2"]) == 3
-    assert plan_rows_covered(rows, bad, None) == 3
-    assert plan_rows_covered([], [], []) == 0
+    assert publish(layout, rows=rows, bad=bad, plan_rows=["a", "b", "take#ch2"])
+    assert publish(layout, "00001", plan_rows=[])
+    assert [record.plan_rows for record in commits(layout).values()] == [3, 0]
 
 
-def test_order_is_that_of_the_plan_then_of_the_channel() -> None:
+def test_order_is_that_of_the_plan_then_of_the_channel(tmp_path: Path) -> None:
+    layout = Layout.open(tmp_path)
     rows = [make_row(f"{n}#ch{k}", plan_row_id=n, channel=k) for k in (10, 9) for n in ("z", "a")]
-    ordered, bad = in_plan_order(rows, [make_bad("m"), make_bad("z#ch2")], ["z", "m", "a"])
-    assert [row.row_id for row in ordered] == ["z#ch9", "z#ch10", "a#ch9", "a#ch10"]
-    assert [row.row_id for row in bad] == ["z#ch2", "m"]
-    assert in_plan_order(rows, [], None) == (rows, [])
+    publish(layout, rows=rows, bad=[make_bad("m"), make_bad("z#ch2")], plan_rows=["z", "m", "a"])
+    record = commits(layout)["00000"]
+    stored = read_table(layout, str(record.path("rows")), ["row_id"])["row_id"].to_pylist()
+    assert stored == ["z#ch9", "z#ch10", "a#ch9", "a#ch10"]
+    assert [row.row_id for row in quarantined_rows(layout, record)] == ["z#ch2", "m"]
 
 
 def test_long_lists_are_cut() -> None:

@@ -17,9 +17,9 @@ import pytest
 import earmill
 from earmill import Recordings, open_features
 from earmill.pipeline.dataset.commit_record import commits, committed_shards
-from earmill.pipeline.dataset.compact import compact
-from earmill.pipeline.dataset.recompute import RowFilter, damaged, quarantined
+from earmill.pipeline.dataset.revision import compact
 from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.operations.retry import RowFilter, damaged, quarantined
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.operations.update import start_retry, start_update
 from earmill.pipeline.planning.make_plan import make_plan

@@ -22,7 +22,7 @@ import earmill
 from earmill import open_features
 from earmill.jobs import cli
 from earmill.pipeline.common.errors import ExtensionError, SpecError
-from earmill.pipeline.dataset.orphans import remove_orphans
+from earmill.pipeline.dataset.garbage import remove_orphans
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.spec.job import JobSpec

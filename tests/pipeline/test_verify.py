@@ -216,7 +216,7 @@ def test_sizes_alone_miss_a_flipped_byte_and_find_a_cut(tmp_path: Path) -> None:
 
 def test_an_index_of_fewer_rows_is_stale(tmp_path: Path) -> None:
     layout = small_dataset(tmp_path)
-    name = finalise(layout).path
+    name = finalise(layout).index.path
     sink = io.BytesIO()
     pq.write_table(pq.read_table(layout.path(name)).slice(1), sink)
     layout.delete(name)
