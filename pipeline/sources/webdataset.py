@@ -18,10 +18,11 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal
 from urllib.parse import parse_qs, urlencode
@@ -55,12 +56,20 @@ from earmill.pipeline.sources.base import (
     stat_fields,
 )
 from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import MEMORY_BYTES, Blob, fetch_all, temporary_file
-from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden
-from earmill.pipeline.sources.listing_cache import Kept, NothingKept, name_of, packed, unpacked
-from earmill.pipeline.sources.range_reads import Range, RangedFile, ahead, read_range
+from earmill.pipeline.sources.fetch import (
+    MEMORY_BYTES,
+    Blob,
+    Range,
+    RangedFile,
+    ahead,
+    blob_of,
+    fetch_all,
+    read_range,
+)
+from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden, most_first
+from earmill.pipeline.sources.listing_cache import ListingCache, cache_name
 from earmill.pipeline.sources.tables import INTEGER, public_value, scalar
-from earmill.pipeline.spec.section import Options, plain_uri
+from earmill.pipeline.spec import Options, PlainUri
 from earmill.pipeline.spec.source import (
     AUDIO_EXTENSIONS,
     SourceKind,
@@ -72,8 +81,21 @@ from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
 METADATA = re.compile(r"__[^/]*__($|/)")
 COLUMN_MEMBERS = ("json", "cls", "txt")
 NO_SAMPLE = "no sample"
+MAX_TARS = 1_000_000
+LISTING_THREADS = 16
+# Version of cached listings.
+LISTING_VERSION = 1
+# Bytes of a remote tar that are read at a time while planning. They hold the headers of a sample,
+# its columns, and the part of its audio that tarfile reads at once.
+BLOCK_BYTES = 9 << 10
+EARLY_BYTES = 1 << 10
+COPY_BYTES = MAX_HELD_BYTES
+PATTERN = "{*?["
 
+# Returns the duration of an audio member by suffix, stream and bytes, and True if it is estimated.
 Seconds = Callable[[str, BinaryIO, int], tuple[float, bool]]
+# The fields of every row of a tar, and what was skipped.
+TarListing = tuple[list[dict[str, Any]], Counter[str]]
 
 
 @dataclass(slots=True)
@@ -82,11 +104,8 @@ class Sample:
 
     Args:
         raw_key: The common name of its members in the tar.
-        key: `raw_key` as text.
-        columns: Columns of its `json`, `cls` and `txt` members.
         audio: Headers of audio members by suffix.
-        seconds: Expected duration of the first audio member.
-        estimated: True if `seconds` is estimated from bytes.
+        seconds: Expected duration of the first audio member; `estimated` if from its bytes.
         problem: Why it cannot be processed, or None.
         suffixes: Suffixes of all members.
     """
@@ -105,30 +124,20 @@ class Sample:
 
     def chosen(self, suffix: str | None) -> tarfile.TarInfo | None:
         """Return the audio member of a suffix, or the only one; None sets `problem`."""
-        found = (
-            self.audio if suffix is None else {k: v for k, v in self.audio.items() if k == suffix}
-        )
+        found = [info for name, info in self.audio.items() if suffix in (None, name)]
         if self.problem is None and len(found) != 1:
             wanted = "one audio member" if suffix is None else f"an audio member .{suffix}"
             hint = "; choose one by source.audio" if found else ""
             got = ", ".join(sorted(self.audio if found else self.suffixes)) or "none"
             self.problem = f"expected {wanted}, got {got}{hint}"
-        return None if self.problem is not None else next(iter(found.values()))
+        return None if self.problem is not None else found[0]
 
 
 class Samples:
     """The samples of one tar; iterate once.
 
-    Args:
-        stream: The tar, seekable.
-        name: Name of the tar in messages.
-        extensions: Suffixes of audio.
-        seconds: Returns the duration of an audio member by suffix, stream and bytes, and True if it
-            is estimated.
-    Attributes:
-        skipped: Members that are neither audio nor columns, by suffix.
-    Raises:
-        SourceError: While iterating: the tar is damaged, or a key comes twice.
+    SourceError while iterating says that the tar is damaged, or a key comes twice. `skipped` counts
+    members that are neither audio nor columns, by suffix.
     """
 
     def __init__(
@@ -140,30 +149,29 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         seen: set[str] = set()
-        current: Sample | None = None
-        for tar, member in self._members():
-            found = MEMBER.fullmatch(member.name.removeprefix("./"))
-            if found is None or METADATA.match(member.name) or not _is_plain(member):
-                self.skipped[NO_SAMPLE] += not member.isdir()
-                continue
-            key, suffix = found[1], as_text(found[2].lower())
-            if current is None or key != current.raw_key:
-                if current is not None:
-                    yield current
-                if key in seen:
-                    raise self._refused(
-                        f"the members of {as_text(key)!r} do not follow each other, or two samples "
-                        "are called so; sort the tar by name or rename one"
-                    )
-                seen.add(key)
-                current = Sample(key)
-            self._add(current, suffix, tar, member)
-        if current is not None:
-            yield current
+        for key, members in groupby(self._members(), key=itemgetter(0)):
+            if key in seen:
+                raise self._refused(
+                    f"the members of {as_text(key)!r} do not follow each other, or two samples "
+                    "are called so; sort the tar by name or rename one"
+                )
+            seen.add(key)
+            sample = Sample(key)
+            for _, suffix, tar, member in members:
+                self._add(sample, suffix, tar, member)
+            yield sample
 
-    def _members(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    def _members(self) -> Iterator[tuple[str, str, tarfile.TarFile, tarfile.TarInfo]]:
+        """Yield the members of samples with their keys and suffixes."""
         try:
-            yield from tar_members(self._stream)
+            for tar, member in tar_members(self._stream):
+                found = MEMBER.fullmatch(member.name.removeprefix("./"))
+                # The bytes of a sparse member do not lie unchanged in the tar.
+                is_plain = member.isreg() and not member.issparse()
+                if found is None or METADATA.match(member.name) or not is_plain:
+                    self.skipped[NO_SAMPLE] += not member.isdir()
+                else:
+                    yield found[1], as_text(found[2].lower()), tar, member
         except tarfile.TarError as error:
             raise self._refused(f"expected a whole, uncompressed tar: {error}") from error
 
@@ -179,28 +187,22 @@ class Samples:
                     found = self._seconds(suffix, stream, member.size)
                     sample.seconds, sample.estimated = found
             sample.audio[suffix] = member
-        elif suffix in COLUMN_MEMBERS:
-            self._add_columns(sample, suffix, tar, member)
-        else:
+        elif suffix not in COLUMN_MEMBERS:
             self.skipped[PurePosixPath(f".{suffix}").suffix or f".{suffix}"] += 1
-
-    def _add_columns(
-        self, sample: Sample, suffix: str, tar: tarfile.TarFile, member: tarfile.TarInfo
-    ) -> None:
-        if member.size > MAX_HELD_BYTES:
+        elif member.size > MAX_HELD_BYTES:
             sample.problem = f"expected .{suffix} of at most 1 MB, got {member.size:,} bytes"
-            return
-        with _content(tar, member) as stream:
-            content = stream.read()
-        try:
-            columns = _columns(suffix, content.decode("utf-8"))
-        except ValueError as error:
-            sample.problem = f"its .{suffix} cannot be read: {one_line(error)}"
-            return
-        twice = sorted(columns.keys() & sample.columns.keys())
-        if twice:
-            sample.problem = f"two of its members have a column {twice[0]!r}; rename one of them"
-        sample.columns |= columns
+        else:
+            with _content(tar, member) as stream:
+                content = stream.read()
+            try:
+                columns = _columns(suffix, content.decode("utf-8"))
+            except ValueError as error:
+                sample.problem = f"its .{suffix} cannot be read: {one_line(error)}"
+                return
+            if twice := sorted(columns.keys() & sample.columns.keys()):
+                text = f"two of its members have a column {twice[0]!r}; rename one of them"
+                sample.problem = text
+            sample.columns |= columns
 
     def _refused(self, why: str) -> SourceError:
         return SourceError(f"source {self._name}: {why}")
@@ -218,32 +220,9 @@ def _columns(suffix: str, text: str) -> dict[str, Scalar]:
     return {public_value(name): public_value(scalar(cell)) for name, cell in cells.items()}
 
 
-def key_of(member: tarfile.TarInfo) -> str | None:
-    """Return the key of the sample of a member."""
-    found = MEMBER.fullmatch(member.name.removeprefix("./"))
-    return None if found is None else as_text(found[1])
-
-
-def _is_plain(member: tarfile.TarInfo) -> bool:
-    """Return True if the bytes of a member lie unchanged in the tar."""
-    return member.isreg() and not member.issparse()
-
-
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
     stream: Any = tar.extractfile(member)
     return stream
-
-
-MAX_TARS = 1_000_000
-LISTING_THREADS = 16
-# Version of cached listings.
-LISTING_VERSION = 1
-# Bytes of a remote tar that are read at a time while planning. They hold the headers of a sample,
-# its columns, and the part of its audio that tarfile reads at once.
-BLOCK_BYTES = 9 << 10
-EARLY_BYTES = 1 << 10
-COPY_BYTES = MAX_HELD_BYTES
-PATTERN = "{*?["
 
 
 class WebDatasetSection(SourceSection):
@@ -259,12 +238,11 @@ class WebDatasetSection(SourceSection):
     """
 
     kind: Literal["webdataset"]
-    uri: str
+    uri: PlainUri
     audio: str | None = None
     extensions: tuple[str, ...] = AUDIO_EXTENSIONS
     storage_options: Options
 
-    check_uri = field_validator("uri")(plain_uri)
     check_extensions = field_validator("extensions")(normal_extensions)
 
     @field_validator("audio")
@@ -277,11 +255,7 @@ class WebDatasetSection(SourceSection):
 class Place:
     """The tar of a row, and the range of its audio member with the header.
 
-    Args:
-        tar: Uri of the tar.
-        key: Key of the sample.
-        start: First byte of the range.
-        end: End of the range; 0 if the row has no readable audio member.
+    The range ends at 0 if the row has no readable audio member.
     """
 
     tar: str
@@ -307,11 +281,7 @@ class Place:
 
 
 class WebDatasetSource:
-    """The samples of some tars.
-
-    Args:
-        section: The `source` section of a job.
-    """
+    """The samples of some tars."""
 
     def __init__(self, section: WebDatasetSection) -> None:
         self._section = section
@@ -324,11 +294,11 @@ class WebDatasetSource:
         if not self._tars:
             raise SourceError(f"source {section.uri}: no tar files")
         self._skipped = Counter(self._beside)
-        self._kept: Kept = NothingKept()
+        self._cache: ListingCache | None = None
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, cache: ListingCache) -> None:
         """Use a cache for the listings of remote tars."""
-        self._kept = kept
+        self._cache = cache
 
     def _find(self) -> tuple[list[str], str]:
         """Return the tars in the order of the pattern, and the folder to which row ids relate."""
@@ -365,9 +335,8 @@ class WebDatasetSource:
     def _listed(self, seconds: Seconds) -> Iterator[Item]:
         self._skipped = Counter(self._beside)
         position = 0
-        for rows, skipped in ahead(
-            lambda tar: self._rows(tar, seconds), self._tars, LISTING_THREADS
-        ):
+        listed = ahead(lambda tar: self._rows(tar, seconds), self._tars, LISTING_THREADS)
+        for rows, skipped in listed:
             self._skipped += skipped
             for item in rows:
                 yield Item(**item, position=position)
@@ -375,61 +344,52 @@ class WebDatasetSource:
         if not position:
             raise SourceError(f"source {self._section.uri}: no samples in {len(self._tars)} tars")
 
-    def _rows(self, tar: str, seconds: Seconds) -> tuple[list[dict[str, Any]], Counter[str]]:
-        """Return the fields of every row of a tar, and what was skipped."""
+    def _rows(self, tar: str, seconds: Seconds) -> TarListing:
         public, name = public_uri(self._fs, tar), self._names[tar]
 
-        def read() -> tuple[list[dict[str, Any]], Counter[str]]:
+        def read() -> TarListing:
             stat = stat_fields(self._fs.info(tar))
-            known = self._known(public, name, stat, seconds)
-            if known is not None:
-                return known
-            with _readable_tar(public, self._section.storage_options) as stream:
-                samples = Samples(stream, public, self._section.extensions, seconds)
-                raw_keys, rows = [], []
-                for sample in samples:
-                    raw_keys.append(sample.raw_key)
-                    rows.append(self._row(sample, public))
-            for row, row_name in zip(rows, row_names(raw_keys), strict=True):
-                row["row_id"] = f"{name}/{row_name}"
-            kept = {"etag": stat["etag"], "mtime": stat["mtime"]}
-            rows = [{**row, **kept} for row in rows]
-            if (key := self._key(public, name, stat, seconds)) is not None:
-                self._kept.put(key, packed([rows, samples.skipped]))
-            return rows, samples.skipped
+            key = None
+            # A local tar is read as fast as a cache.
+            if self._cache is not None and not isinstance(self._fs, LocalFileSystem):
+                how = (self._section.audio, self._section.extensions, seconds is _guessed)
+                key = cache_name(public, stat, LISTING_VERSION, name, *how)
+                if key is not None and (cached := self._cache.get(key)) is not None:
+                    return cached[0], Counter(cached[1])
+            listing = self._read(public, name, stat, seconds)
+            if self._cache is not None and key is not None:
+                self._cache.put(key, [*listing])
+            return listing
 
         with source_errors(public):
             return retry_listing(read)
 
-    def _key(self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds) -> str | None:
-        """Return the cache key of the listing of a tar; None for a local tar, which is fast."""
-        if isinstance(self._fs, LocalFileSystem):
-            return None
-        section = self._section
-        how = (name, section.audio, section.extensions, seconds is _guessed)
-        return name_of(tar, stat, LISTING_VERSION, *how)
-
-    def _known(
-        self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds
-    ) -> tuple[list[dict[str, Any]], Counter[str]] | None:
-        """Return the cached listing of a tar that has not changed, or None."""
-        key = self._key(tar, name, stat, seconds)
-        data = None if key is None else self._kept.get(key)
-        found = None if data is None else unpacked(data)
-        return None if found is None else (found[0], Counter(found[1]))
-
-    def _row(self, sample: Sample, tar: str) -> dict[str, Any]:
-        member = sample.chosen(self._section.audio)
-        place = Place(tar, sample.key)
-        if member is not None:
-            place = Place(tar, sample.key, member.offset, member.offset_data + member.size)
-        return {
-            "uri": place.uri(),
-            "size": None if member is None else member.size,
-            "seconds": sample.seconds,
-            "estimated": sample.estimated,
-            "extra": sample.columns,
-        }
+    def _read(self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds) -> TarListing:
+        raw_keys, rows = [], []
+        try:
+            with _opened(*object_of(tar, self._section.storage_options)) as stream:
+                samples = Samples(stream, tar, self._section.extensions, seconds)
+                for sample in samples:
+                    member, place = sample.chosen(self._section.audio), Place(tar, sample.key)
+                    if member is not None:
+                        end = member.offset_data + member.size
+                        place = Place(tar, sample.key, member.offset, end)
+                    row = {
+                        "uri": place.uri(),
+                        "size": None if member is None else member.size,
+                        "seconds": sample.seconds,
+                        "estimated": sample.estimated,
+                        "extra": sample.columns,
+                        "etag": stat["etag"],
+                        "mtime": stat["mtime"],
+                    }
+                    raw_keys.append(sample.raw_key)
+                    rows.append(row)
+        except RowError as error:
+            raise SourceError(f"source {error}") from error
+        for row, row_name in zip(rows, row_names(raw_keys), strict=True):
+            row["row_id"] = f"{name}/{row_name}"
+        return rows, samples.skipped
 
     def _header_seconds(self, suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
         if isinstance(self._fs, LocalFileSystem):
@@ -443,8 +403,7 @@ class WebDatasetSource:
 
     def skipped(self) -> dict[str, int]:
         """Return counts of members that are neither audio nor columns, and of other files."""
-        found = (entry for entry in self._skipped.items() if entry[1])
-        return dict(sorted(found, key=lambda entry: (-entry[1], entry[0])))
+        return most_first(self._skipped)
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         return fetch_all(items, lambda uri: self._section.storage_options, self._load)
@@ -481,17 +440,6 @@ def _guessed(suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
     return guess_seconds(f"x.{PurePosixPath(suffix).name}", nbytes), True
 
 
-@contextmanager
-def _readable_tar(uri: str, options: Mapping[str, Any]) -> Iterator[BinaryIO]:
-    """Open a tar for reading its headers; SourceError if it cannot be read as a file."""
-    try:
-        fs, path = object_of(uri, options)
-        with _opened(fs, path) as stream:
-            yield stream
-    except RowError as error:
-        raise SourceError(f"source {error}") from error
-
-
 def _opened(fs: Any, path: str) -> AbstractContextManager[BinaryIO]:
     """Open a tar for reading its headers."""
     if isinstance(fs, LocalFileSystem):
@@ -514,7 +462,7 @@ def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]
 
 
 def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:
-    """Return the bytes of the member that begins here, in memory or in a file if large."""
+    """Return the bytes of the member that begins here."""
     try:
         bounded: Any = BoundedReads(stream)
         with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
@@ -524,23 +472,16 @@ def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]
                 raise UnreadableError(
                     f"{item.uri}: changed since it was planned: {name!r} is there"
                 )
-            content: Any = tar.extractfile(member)
-            pieces = iter(lambda: content.read(COPY_BYTES), b"")
-            if member.size <= MEMORY_BYTES:
-                return Blob(data=b"".join(pieces))
-            return _copied(pieces, touch)
+            content = _content(tar, member)
+
+            def pieces() -> Iterator[bytes]:
+                while piece := content.read(COPY_BYTES):
+                    yield piece
+                    touch()
+
+            return blob_of(pieces(), member.size)
     except tarfile.TarError as error:
         raise UnreadableError(f"{item.uri}: changed since it was planned: {error}") from error
-
-
-def _copied(pieces: Iterator[bytes], touch: Callable[[], None]) -> Blob:
-    name = temporary_file()
-    blob = Blob(path=name, temporary=True)
-    with open(name, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-            touch()
-    return blob
 
 
 WEBDATASET = SourceKind(WebDatasetSection, WebDatasetSource)

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.extension_points import SOURCES
 from earmill.pipeline.common.text import alternatives
-from earmill.pipeline.spec.section import Options, SpecModel, plain_uri, plain_uris
+from earmill.pipeline.spec import Options, PlainUri, SpecModel, plain_uris
 
 KIND_ERROR = "source_kind"
 
@@ -57,22 +57,21 @@ def source_kind(name: str) -> SourceKind:
     Raises:
         ExtensionError: There is none, or it is not a valid kind.
     """
-    found = SOURCES.load(name)
+    found, origin = SOURCES.load(name), f"source kind {name!r} of {SOURCES.owner(name)}"
     if not isinstance(found, SourceKind):
         raise ExtensionError(
-            f"source kind {name!r} of {SOURCES.owner(name)}: expected its entry point to lead to a "
-            f"SourceKind, got {type(found).__name__}"
+            f"{origin}: expected its entry point to lead to a SourceKind, got "
+            f"{type(found).__name__}"
         )
-    if not (isinstance(found.section, type) and issubclass(found.section, SourceSection)):
+    section = found.section
+    if not (isinstance(section, type) and issubclass(section, SourceSection)):
         raise ExtensionError(
-            f"source kind {name!r} of {SOURCES.owner(name)}: expected a subclass of SourceSection "
-            f"as its section, got {found.section!r}"
+            f"{origin}: expected a subclass of SourceSection as its section, got {section!r}"
         )
-    says = get_args(found.section.model_fields["kind"].annotation)
-    if says != (name,):
+    annotation = section.model_fields["kind"].annotation
+    if get_args(annotation) != (name,):
         raise ExtensionError(
-            f"source kind {name!r} of {SOURCES.owner(name)}: expected kind: Literal[{name!r}] in "
-            f"{found.section.__name__}, got {found.section.model_fields['kind'].annotation}"
+            f"{origin}: expected kind: Literal[{name!r}] in {section.__name__}, got {annotation}"
         )
     return found
 
@@ -104,20 +103,13 @@ SourceSpec = Annotated[SerializeAsAny[SourceSection], BeforeValidator(_as_sectio
 
 # Default of releases that read fewer formats. Stored jobs and hashes name it for the default of
 # every release, so that a job begun with an earlier release can go on.
-FIRST_EXTENSIONS = (
-    *("aac", "aif", "aifc", "aiff", "au", "caf", "flac", "m4a", "mka", "mp3", "mp4", "nist", "oga"),
-    *("ogg", "opus", "rf64", "snd", "sph", "w64", "wav", "wave", "webm", "wma"),
+FIRST_EXTENSIONS = tuple(
+    "aac aif aifc aiff au caf flac m4a mka mp3 mp4 nist oga ogg opus rf64 snd sph w64 wav wave "
+    "webm wma".split()
 )
-# Endings of the files that libsndfile and FFmpeg read, without films.
-AUDIO_EXTENSIONS = tuple(
-    sorted(
-        (
-            *FIRST_EXTENSIONS,
-            *("3ga", "3gp", "ac3", "amr", "awb", "bw64", "bwf", "eac3", "ec3", "m4b", "m4r"),
-            *("mp2", "mpga", "spx", "tta", "weba", "wv"),
-        )
-    )
-)
+# With these, the endings of the files that libsndfile and FFmpeg read, without films.
+MORE_EXTENSIONS = "3ga 3gp ac3 amr awb bw64 bwf eac3 ec3 m4b m4r mp2 mpga spx tta weba wv".split()
+AUDIO_EXTENSIONS = tuple(sorted([*FIRST_EXTENSIONS, *MORE_EXTENSIONS]))
 
 
 def normal_extensions(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -145,12 +137,10 @@ class FilesSpec(SourceSection):
     """
 
     kind: Literal["files"]
-    uri: str
+    uri: PlainUri
     glob: str = "**/*"
     extensions: tuple[str, ...] = AUDIO_EXTENSIONS
     storage_options: Options
-
-    check_uri = field_validator("uri")(plain_uri)
 
     check_extensions = field_validator("extensions")(normal_extensions)
 
@@ -184,19 +174,13 @@ class ManifestSpec(SourceSection):
     """
 
     kind: Literal["manifest"]
-    uri: str
+    uri: PlainUri
     columns: dict[ManifestRole, str] | None = None
-    prefix: str | None = None
+    prefix: PlainUri | None = None
     allow: tuple[str, ...] = ()
     storage_options: Options
 
-    check_uri = field_validator("uri")(plain_uri)
     check_allow = field_validator("allow")(plain_uris)
-
-    @field_validator("prefix")
-    @classmethod
-    def _plain_prefix(cls, value: str | None) -> str | None:
-        return None if value is None else plain_uri(value)
 
     @field_validator("columns")
     @classmethod
@@ -230,7 +214,7 @@ class HfSpec(SourceSection):
     """
 
     kind: Literal["hf"]
-    uri: str
+    uri: PlainUri
     config: str | None = None
     split: str | None = None
     revision: str | None = None
@@ -241,5 +225,4 @@ class HfSpec(SourceSection):
     allow: tuple[str, ...] = ()
     storage_options: Options
 
-    check_uri = field_validator("uri")(plain_uri)
     check_allow = field_validator("allow")(plain_uris)
