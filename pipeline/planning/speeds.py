@@ -42,7 +42,7 @@ _KIND = "speed"
 class Speed:
     """The cost of a second of audio."""
 
-    core_s: float  # CPU seconds
+    core_s: float  # CPU seconds.
     # `job`: a whole job with these models, on this machine; `timing`: the models alone, on this
     # machine; `reference`: the models with default parameters, on another machine.
     origin: str
@@ -70,8 +70,11 @@ def keep_timing(spec: JobSpec, core_s: float) -> Speed:
 def keep_job(spec: JobSpec, audio_s: float, cpu_s: Mapping[str, float], start_s: float) -> None:
     """Keep the cost of a job whose workers were all on cores of this machine.
 
-    `cpu_s` are CPU seconds by part (`common.timing`): the sum of commit records, and the driver.
-    `start_s` are seconds until the first worker was warm.
+    Args:
+        spec: The job.
+        audio_s: Seconds of audio that went through the models.
+        cpu_s: CPU seconds by part (`common.timing`): the sum of commit records, and the driver.
+        start_s: Seconds until the first worker was warm.
     """
     spent = sum(seconds for part, seconds in cpu_s.items() if part != IDLE)
     if audio_s >= LEAST_AUDIO_S and spent > 0:
