@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -58,8 +58,7 @@ class DecoderPool:
     """The decoding processes of this process. Safe in several threads."""
 
     def __init__(self) -> None:
-        self._idle: list[_Child] = []
-        self._lock = threading.Lock()
+        self._idle: deque[_Child] = deque()  # its appends and pops are thread-safe
 
     def open(
         self,
@@ -72,7 +71,7 @@ class DecoderPool:
         limits: Limits,
         margins_s: tuple[int, int] = (0, 0),
     ) -> ChildReader:
-        """Open the blocks of a stream in a child, see `audio.decode.open_blocks`."""
+        """Open the blocks of a stream in a child, see `BlockReader`."""
         nbytes = stream.seek(0, io.SEEK_END)
         if not nbytes:
             raise EmptyFileError(f"{uri}: expected audio, got an empty file")
@@ -91,24 +90,18 @@ class DecoderPool:
         return ChildReader(self, self._idle_child(), stream, request)
 
     def give_back(self, child: _Child) -> None:
-        """Keep a child that has finished its file."""
-        with self._lock:
-            self._idle.append(child)
+        self._idle.append(child)
 
     def close(self) -> None:
-        """End the idle children."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for child in idle:
-            child.end()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().end()
 
     def _idle_child(self) -> _Child:
-        with self._lock:
-            while self._idle:
-                child = self._idle.pop()
-                if child.is_alive():
-                    return child
+        with suppress(IndexError):
+            while not (child := self._idle.pop()).is_alive():
                 child.end()
+            return child
         return _Child()
 
 
@@ -184,20 +177,17 @@ class ChildReader(Blocks):
     ) -> None:
         self._children, self._stream, self._request = children, stream, request
         self._child: _Child | None = child
-        self.rate_hz, self.channel_ids = 0, tuple[int, ...]()
         try:
             child.ask(request, stream)
-            self._opened(self._answer()[0])
+            message, _ = self._answer()
+            rate_hz, ids = message.get("rate_hz"), message.get("channel_ids")
+            numbers: list[Any] = [rate_hz, *ids] if isinstance(ids, list) and ids else [None]
+            if not all(type(each) is int for each in numbers) or numbers[0] <= 0:
+                raise self._nonsense("a rate or channels that are none")
+            self.rate_hz, self.channel_ids = numbers[0], tuple(numbers[1:])
         except BaseException:
             self.close()
             raise
-
-    def _opened(self, message: Mapping[str, Any]) -> None:
-        rate_hz, ids = message.get("rate_hz"), message.get("channel_ids")
-        numbers = [rate_hz, *ids] if isinstance(ids, list) and ids else [None]
-        if not all(type(each) is int for each in numbers) or rate_hz <= 0:  # type: ignore[operator]
-            raise self._nonsense("a rate or channels that are none")
-        self.rate_hz, self.channel_ids = int(rate_hz), tuple(ids)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End the child if it is in the middle of a file."""
@@ -209,22 +199,18 @@ class ChildReader(Blocks):
         while True:
             message, payload = self._answer()
             if "facts" in message:
-                self._finish(message["facts"])
+                try:
+                    self._facts = AudioFacts(**message["facts"])
+                except TypeError as error:
+                    raise self._nonsense("facts that are none") from error
+                self._give_back()
                 return
             rows = len(self.channel_ids)
             if message.get("rows") != rows or len(payload) % (4 * rows) or not payload:
                 raise self._nonsense("a block of another shape")
             yield np.frombuffer(payload, "<f4").reshape(rows, -1).astype(np.float32, copy=False)
 
-    def _finish(self, facts: Any) -> None:
-        try:
-            self._facts = AudioFacts(**facts)
-        except TypeError as error:
-            raise self._nonsense("facts that are none") from error
-        self._give_back()
-
     def _give_back(self) -> None:
-        """Return the child to the pool."""
         child, self._child = self._child, None
         if child is not None:
             self._children.give_back(child)
@@ -260,7 +246,6 @@ class ChildReader(Blocks):
         return reported
 
     def _died(self) -> Exception:
-        """Return the error for a child that died."""
         child, self._child = self._child, None
         code = 0 if child is None else child.end()
         if code == -signal.SIGXCPU:

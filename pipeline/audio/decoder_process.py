@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from earmill.pipeline.audio.decode import Limits, open_blocks
+from earmill.pipeline.audio.decode import BlockReader, Limits
 from earmill.pipeline.common.errors import RowError
 
 LENGTHS = struct.Struct("<II")
@@ -40,7 +40,6 @@ class MessageError(Exception):
 
 
 def send(peer: socket.socket, message: dict[str, Any], payload: Any = b"") -> None:
-    """Send one frame."""
     text = json.dumps(message).encode()
     view = memoryview(payload).cast("B")
     peer.sendall(LENGTHS.pack(len(text), len(view)) + text)
@@ -49,12 +48,7 @@ def send(peer: socket.socket, message: dict[str, Any], payload: Any = b"") -> No
 
 
 def receive(peer: socket.socket) -> tuple[dict[str, Any], bytearray]:
-    """Return the next frame.
-
-    Raises:
-        MessageError: The other side is gone, or the frame is invalid.
-        TimeoutError: Nothing came within the socket's timeout.
-    """
+    """Return the next frame; TimeoutError if nothing came within the socket's timeout."""
     text_bytes, payload_bytes = LENGTHS.unpack(_exactly(peer, LENGTHS.size))
     if text_bytes > MOST_JSON_BYTES or payload_bytes > MOST_PAYLOAD_BYTES:
         raise MessageError(f"a frame of {text_bytes} and {payload_bytes} bytes")
@@ -81,19 +75,7 @@ def _exactly(peer: socket.socket, nbytes: int) -> bytearray:
     return whole
 
 
-class _HashedFile:
-    """A file with a checksum that the worker has computed."""
-
-    def __init__(self, file: BinaryIO, digest: str) -> None:
-        self._file, self._digest = file, digest
-        self.read, self.seek, self.tell = file.read, file.seek, file.tell
-
-    def digest(self) -> str:
-        return self._digest
-
-
 def serve(peer: socket.socket) -> None:
-    """Answer requests until the worker closes the socket."""
     while True:
         sent, handles, _, _ = socket.recv_fds(peer, 1, 1)
         if not sent:
@@ -101,7 +83,7 @@ def serve(peer: socket.socket) -> None:
         with os.fdopen(handles[0], "rb") as file:
             request, _ = receive(peer)
             try:
-                _decode(peer, request, _HashedFile(file, request["digest"]))
+                _decode(peer, request, file)
             except RowError as error:
                 cause = error.__cause__
                 number = cause.errno if isinstance(cause, OSError) else None
@@ -111,11 +93,12 @@ def serve(peer: socket.socket) -> None:
                 send(peer, {"error": "memory"})
 
 
-def _decode(peer: socket.socket, request: dict[str, Any], stream: Any) -> None:
+def _decode(peer: socket.socket, request: dict[str, Any], stream: BinaryIO) -> None:
     _allow_cpu(request["cpu_s"])
-    with open_blocks(
+    with BlockReader(
         stream,
         uri=request["uri"],
+        digest=request["digest"],
         start_s=request["start_s"],
         end_s=request["end_s"],
         channels=request["channels"],
@@ -137,7 +120,6 @@ def _allow_cpu(seconds: float) -> None:
 
 
 def main() -> None:
-    """Set the limits of this process, then serve."""
     handle, memory_bytes = int(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):

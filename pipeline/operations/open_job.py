@@ -41,8 +41,8 @@ from earmill.pipeline.driver.shard_ledger import WITNESSES, Committed, smallest
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import stored_streams
 from earmill.pipeline.operations.retry import Chooser, open_again
-from earmill.pipeline.planning.plan import Plan, same_columns
-from earmill.pipeline.planning.shards import Shard
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.planning.shards import Shard, extra_json
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.messages import describe_changes
@@ -84,7 +84,7 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
     changed = list[str]()
 
     def meet(was: Item, now: Item) -> None:
-        if other_audio(was, now) or not same_columns(was, now):
+        if other_audio(was, now) or extra_json(was.extra) != extra_json(now.extra):
             changed.append(was.row_id)
 
     for was, now in zip_longest(planned, listed):

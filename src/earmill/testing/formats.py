@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +13,6 @@ import pytest
 
 from amtcore.features.base import StreamInfo
 from amtcore.features.spike_events import SpikeEvents
-from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
@@ -24,9 +23,10 @@ from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.format import Promise, explain_damage
 from earmill.pipeline.formats.registry import Encoding, format_of, read_back
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
-from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import plan_of
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.reader.open import open_features
-from earmill.pipeline.sources.base import Fetched, Item
+from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import data_path
@@ -46,20 +46,11 @@ FLIPS = 60
 
 @dataclass(frozen=True)
 class Written:
-    """A shard that the format wrote.
+    """A shard that the format wrote."""
 
-    Args:
-        name: Name of the format.
-        layout: Layout of the dataset.
-        rel: Path of the shard in `layout`.
-        rows: Rows of the shard.
-        streams: Streams of the rows.
-        dtype: Stored type.
-    """
-
-    name: str
+    name: str  # Name of the format.
     layout: Layout
-    rel: str
+    rel: str  # Path of the shard in the layout.
     rows: Sequence[FeatureRow]
     streams: Sequence[StreamInfo]
     dtype: str
@@ -70,19 +61,27 @@ class Written:
 
     def files(self) -> list[Path]:
         """Return every file of the shard."""
-        return [self.path] if self.path.is_file() else sorted(_files(self.path))
+        if self.path.is_file():
+            return [self.path]
+        return sorted(path for path in self.path.rglob("*") if path.is_file())
+
+    def contents(self) -> dict[str, bytes]:
+        """Return the content of every file of the shard, by its path in the layout."""
+        root = Path(self.layout.root)
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in self.files()}
 
     def promise(self) -> Promise:
         """Return the facts of a commit about the shard."""
-        root = Path(self.layout.root)
-        named = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in self.files()]
         fmt = format_of(self.name)
         layouts = {info.name: fmt.layout_of(info) for info in self.streams}
         return Promise(
             rows=len(self.rows),
             frames={name: sum(len(row.streams[name]) for row in self.rows) for name in layouts},
             columns={k: (v.stored_width, v.stored_dtype(self.dtype)) for k, v in layouts.items()},
-            files={k: OutFile(k, len(v), hashlib.sha256(v).hexdigest()) for k, v in named},
+            files={
+                name: OutFile(name, len(content), hashlib.sha256(content).hexdigest())
+                for name, content in self.contents().items()
+            },
         )
 
     def spans(self, stream: str) -> Iterator[FrameSpan]:
@@ -152,7 +151,7 @@ class FormatConformance:
 
     def test_equal_rows_give_equal_bytes(self, written: Written, tmp_path: Path) -> None:
         again = self.write(tmp_path / "two", written.rows, written.dtype)
-        assert _contents(written) == _contents(again)
+        assert written.contents() == again.contents()
 
     def test_a_shard_without_rows(self, tmp_path: Path) -> None:
         written = self.write(tmp_path / "none", [], "float16")
@@ -216,12 +215,9 @@ class FormatConformance:
             spikes = got.features["spikes"]
             np.testing.assert_array_equal(spikes.to_columns(), row.streams["spikes"])
         card = (tmp_path / "set" / "README.md").read_text()
-        for line in format_of(self.format).reading([data_path(SHARD, ATTEMPT, _suffix(self))]):
+        fmt = format_of(self.format)
+        for line in fmt.reading([data_path(SHARD, ATTEMPT, fmt.suffix)]):
             assert line in card
-
-
-def _suffix(suite: FormatConformance) -> str:
-    return format_of(suite.format).suffix
 
 
 def _part(span: FrameSpan, first: int) -> FrameSpan:
@@ -272,28 +268,6 @@ def _row(row_id: str, frames: int, streams: Sequence[StreamInfo], dtype: str) ->
     )
 
 
-class _Planned:
-    """A source of the rows, for planning only."""
-
-    def __init__(self, rows: Sequence[FeatureRow]) -> None:
-        self._rows = rows
-
-    def items(self) -> Iterator[Item]:
-        return (Item(row.row_id, f"corpus/{row.row_id}", seconds=1.0) for row in self._rows)
-
-    def columns(self) -> Columns:
-        return Columns()
-
-    def skipped(self) -> Mapping[str, int]:
-        return {}
-
-    def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        raise NotImplementedError
-
-    def describe(self) -> dict[str, object]:
-        return {"kind": "files"}
-
-
 def _dataset(
     root: Path, fmt: str, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo]
 ) -> Layout:
@@ -306,7 +280,8 @@ def _dataset(
             "output": {"uri": str(root), "formats": [fmt]},
         }
     )
-    plan = make_plan(_Planned(rows), spec)
+    items = tuple(Item(row.row_id, f"corpus/{row.row_id}", seconds=1.0) for row in rows)
+    plan = plan_of([Shard(SHARD, items)], spec.sha256())
     dataset = DatasetFile(
         name="conformance",
         spec=spec.canonical(),
@@ -334,12 +309,3 @@ def _dataset(
     )
     finalise(layout)
     return layout
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
-
-
-def _contents(written: Written) -> Mapping[str, bytes]:
-    root = Path(written.layout.root)
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in written.files()}
