@@ -34,22 +34,13 @@ CHORDS = ((57, 60, 64), (53, 57, 60), (48, 52, 55), (55, 59, 62))
 
 @dataclass(frozen=True)
 class Clip:
-    """One file of the demo corpus.
+    """One file of the demo corpus, and the function that generates its sound."""
 
-    Args:
-        name: Path below the corpus folder.
-        make: Generates the sound.
-        seconds: Duration.
-        rate_hz: Sample rate of the file.
-        subtype: soundfile's name of the sample format.
-        channels: Channels of the file.
-    """
-
-    name: str
+    name: str  # path below the corpus folder
     make: Callable[[np.random.Generator, int, float], Wave]
     seconds: float
     rate_hz: int
-    subtype: str
+    subtype: str  # soundfile's name of the sample format
     channels: int = 1
 
 
@@ -59,7 +50,8 @@ def speech(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
     pitch_hz = rng.uniform(95, 210)
     total = 0
     while total < seconds * rate_hz:
-        fricative = _fricative(rng, rate_hz, rng.uniform(0.03, 0.09))
+        noise = rng.standard_normal(int(rng.uniform(0.03, 0.09) * rate_hz))
+        fricative = _faded(0.06 * _filtered(noise, [1.0, -0.9], [1.0]), rate_hz, 0.01)
         vowel = _vowel(rng, rate_hz, rng.uniform(0.10, 0.22), pitch_hz * rng.uniform(0.85, 1.2))
         gap = np.zeros(int(rate_hz * (0.35 if rng.random() < 0.12 else rng.uniform(0.01, 0.06))))
         parts += [fricative, vowel, gap]
@@ -71,6 +63,7 @@ def music(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
     """Generate plucked chords that change every second, over a percussive beat at 2 Hz."""
     n = round(seconds * rate_hz)
     out = np.zeros(n)
+    hit_s = np.arange(int(0.12 * rate_hz)) / rate_hz
     shift = int(rng.integers(-3, 4))
     for beat in range(int(seconds * 2) + 1):
         start = round(beat * rate_hz / 2)
@@ -78,7 +71,7 @@ def music(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
         note = chord[beat % len(chord)] + shift + (12 if rng.random() < 0.3 else 0)
         for midi, level in [(note, 1.0), *((other + shift, 0.3) for other in chord)]:
             _add(out, start, level * _pluck(rate_hz, 440.0 * 2 ** ((midi - 69) / 12)))
-        _add(out, start, 0.5 * _hit(rng, rate_hz))
+        _add(out, start, 0.5 * np.exp(-45 * hit_s) * rng.standard_normal(len(hit_s)))
     return out
 
 
@@ -95,11 +88,6 @@ def _vowel(rng: np.random.Generator, rate_hz: int, seconds: float, pitch_hz: flo
         poles = [1.0, -2 * radius * np.cos(2 * np.pi * hz / rate_hz), radius**2]
         wave += _filtered(source, [1.0 - radius], poles) / (rank + 1)
     return _faded(wave / (np.abs(wave).max() + 1e-9), rate_hz, 0.02)
-
-
-def _fricative(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
-    noise = rng.standard_normal(int(seconds * rate_hz))
-    return _faded(0.06 * _filtered(noise, [1.0, -0.9], [1.0]), rate_hz, 0.01)
 
 
 def _filtered(x: Wave, b: Sequence[float], a: Sequence[float]) -> Wave:
@@ -119,11 +107,6 @@ def _pluck(rate_hz: int, pitch_hz: float) -> Wave:
     partials = [k for k in range(1, 9) if k * pitch_hz < 0.45 * rate_hz]
     tone = sum(np.exp(-(2 + k) * t) / k * np.sin(2 * np.pi * k * pitch_hz * t) for k in partials)
     return _faded(np.asarray(tone), rate_hz, 0.004)
-
-
-def _hit(rng: np.random.Generator, rate_hz: int) -> Wave:
-    t = np.arange(int(0.12 * rate_hz)) / rate_hz
-    return np.exp(-45 * t) * rng.standard_normal(len(t))
 
 
 def _faded(wave: Wave, rate_hz: int, seconds: float) -> Wave:
@@ -160,36 +143,25 @@ DAMAGED = ("damaged/cut-in-half.flac", "damaged/not-audio.wav")
 
 def write_corpus(folder: Path) -> list[Path]:
     """Write all clips and the damaged files; return their paths, good files first."""
-    paths = []
     for index, clip in enumerate(CLIPS):
         rng = np.random.default_rng([SEED, index])
-        samples = _channels(clip.make(rng, clip.rate_hz, clip.seconds), clip.channels)
+        wave = clip.make(rng, clip.rate_hz, clip.seconds)
+        # The right channel lags by 17 samples, 0.4 ms: a source on the left.
+        samples = np.stack(
+            [np.roll(wave, 17 * channel) for channel in range(clip.channels)], axis=1
+        )
         samples *= RMS / np.sqrt(np.mean(samples**2))
         path = folder / clip.name
         path.parent.mkdir(parents=True, exist_ok=True)
         container = {"opus": "OGG"}.get(path.suffix[1:], path.suffix[1:].upper())
-        _write(path, samples, clip, container)
-        paths.append(path)
-    return paths + _write_damaged(folder)
-
-
-def _write(path: Path, samples: Wave, clip: Clip, container: str) -> None:
-    with soundfile.SoundFile(
-        path, "w", clip.rate_hz, clip.channels, format=container, subtype=clip.subtype
-    ) as file:
-        for start in range(0, len(samples), WRITE_FRAMES):
-            file.write(samples[start : start + WRITE_FRAMES])
-
-
-def _channels(wave: Wave, channels: int) -> Wave:
-    # The right channel lags by 17 samples, 0.4 ms: a source on the left.
-    return np.stack([np.roll(wave, 17 * channel) for channel in range(channels)], axis=1)
-
-
-def _write_damaged(folder: Path) -> list[Path]:
+        with soundfile.SoundFile(
+            path, "w", clip.rate_hz, clip.channels, format=container, subtype=clip.subtype
+        ) as file:
+            for start in range(0, len(samples), WRITE_FRAMES):
+                file.write(samples[start : start + WRITE_FRAMES])
     whole = (folder / "speech/02.flac").read_bytes()
-    contents = {DAMAGED[0]: whole[: len(whole) // 2], DAMAGED[1]: b"This is no sound.\n" * 200}
+    contents = (whole[: len(whole) // 2], b"This is no sound.\n" * 200)
     (folder / "damaged").mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
+    for name, content in zip(DAMAGED, contents, strict=True):
         (folder / name).write_bytes(content)
-    return [folder / name for name in DAMAGED]
+    return [folder / name for name in (*(clip.name for clip in CLIPS), *DAMAGED)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,18 +11,12 @@ from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import console, say_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from earmill.jobs.doctor.checks import Check
-    from earmill.jobs.doctor.speed import Speed
+    from earmill.jobs.doctor.models import Speed
 
 
-class Device(StrEnum):
-    """Values of `run.device` of a job."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
+# Values of `run.device` of a job.
+Device = Literal["auto", "cpu", "cuda"]
 
 
 def doctor(
@@ -33,7 +26,7 @@ def doctor(
     ] = None,
     device: Annotated[
         Device, typer.Option(help="cuda: a missing GPU is a failure; cpu: skip the GPU.")
-    ] = Device.AUTO,
+    ] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Skip the measurement of speed.")] = False,
     as_json: options.AsJson = False,
     storage_options: options.StorageOptions = None,
@@ -42,20 +35,25 @@ def doctor(
 
     The output ends with a block of Markdown for benchmarks/RESULTS.md.
     """
+    from rich.text import Text
+
     from earmill.jobs.doctor.checks import State
-    from earmill.jobs.doctor.speed import markdown
+    from earmill.jobs.doctor.models import markdown
 
     store_options = options.parse_storage_options(storage_options)
     checks: list[Check] = []
     speeds: list[Speed] = []
     out = console(soft_wrap=True)
-
+    colors = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}
     for check in _checks(device, quick, uri, store_options, checks, speeds):
         checks.append(check)
         if not as_json:
-            _print(out, check)
+            state = (f"{check.state:<7}", colors[check.state])
+            out.print(Text.assemble(state, f"{check.what}: {check.text}"))
     failed = sum(check.state is State.FAILED for check in checks)
-    block = markdown(_command(device, quick), checks, speeds)
+    flags = [f"--device {device}"] if device != "auto" else []
+    command = " ".join(["earmill doctor", *flags, *(["--quick"] if quick else [])])
+    block = markdown(command, checks, speeds)
     if as_json:
         say_json({"ok": not failed, "checks": [vars(c) for c in checks], "markdown": block})
     else:
@@ -75,30 +73,14 @@ def _checks(
 ) -> Iterator[Check]:
     """Run the checks one after the other; `done` holds the results so far."""
     from earmill.jobs.doctor.checks import machine_checks, ray_check, storage_check
-    from earmill.jobs.doctor.models import gpu_checks, kernel_checks
-    from earmill.jobs.doctor.speed import gpu_answers, speed_checks
+    from earmill.jobs.doctor.models import gpu_answers, gpu_checks, kernel_checks, speed_checks
 
     yield from machine_checks()
     yield from kernel_checks()
-    if device is not Device.CPU:
-        yield from gpu_checks(wanted=device is Device.CUDA)
+    if device != "cpu":
+        yield from gpu_checks(wanted=device == "cuda")
     yield ray_check()
     if not quick:
         yield from speed_checks(speeds, gpu=gpu_answers(done))
     if uri is not None:
         yield storage_check(uri, store_options)
-
-
-def _print(out: Console, check: Check) -> None:
-    from rich.text import Text
-
-    from earmill.jobs.doctor.checks import State
-
-    color = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}[check.state]
-    line = Text.assemble((f"{check.state:<7}", color), f"{check.what}: {check.text}")
-    out.print(line)
-
-
-def _command(device: Device, quick: bool) -> str:
-    flags = [f"--device {device}"] if device is not Device.AUTO else []
-    return " ".join(["earmill doctor", *flags, *(["--quick"] if quick else [])])

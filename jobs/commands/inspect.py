@@ -1,46 +1,50 @@
-"""`earmill inspect`: the contents of a dataset by its commits; works while a job is running."""
+"""`earmill inspect` and `earmill verify`: the contents of a dataset, and if they are whole.
+
+`inspect` reads commits, so that it works while a job is running.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from earmill.jobs.commands import options
-from earmill.jobs.console.terminal import console, say, say_json
+from earmill.jobs.console.terminal import console, print_facts, say, say_json, teller
 from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.commit_record import CommitRecord
+    from earmill.pipeline.dataset.verify import Report
+    from earmill.pipeline.operations.deep_verify import DeepReport
     from earmill.pipeline.storage.layout import Layout
 
-
-Quarantine = Annotated[
-    bool, typer.Option("--quarantine", help="List the quarantined rows with their reasons.")
-]
 QUARANTINE_COLUMNS = ("shard", "row_id", "uri", "stage", "error_class", "message", "attempts")
+STREAM_KEYS = ("name", "model", "unit", "width", "frame_rate_hz", "pool", "layout")
 
 
 def inspect(
     uri: options.DatasetUri,
-    quarantine: Quarantine = False,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="List the quarantined rows with their reasons.")
+    ] = False,
     as_json: options.AsJson = False,
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Show what a dataset holds: model, streams, rows, hours, bytes, reasons for quarantine."""
     with options.open_output(uri, storage_options) as layout:
         if quarantine:
-            rows = quarantined(layout)
+            rows = _quarantined(layout)
             say_json(rows) if as_json else _print_quarantined(rows)
             return
-        result = contents(layout)
+        result = _contents(layout)
     say_json(result) if as_json else _print(result)
 
 
-def contents(layout: Layout) -> dict[str, Any]:
+def _contents(layout: Layout) -> dict[str, Any]:
     """Return everything that `inspect` shows, as plain values."""
-    from earmill.pipeline.dataset.commit_record import commits
+    from earmill.pipeline.dataset.commit_record import bad_rows, commits
     from earmill.pipeline.dataset.description import require_dataset
     from earmill.pipeline.dataset.snapshot import current_index
     from earmill.pipeline.planning.plan import read_row_ids
@@ -48,8 +52,10 @@ def contents(layout: Layout) -> dict[str, Any]:
     dataset = require_dataset(layout)
     records = list(commits(layout).values())
     planned = len(read_row_ids(layout, dataset.plan_id))
-    nbytes = sum(record.nbytes for record in records)
-    files = sum(len(record.files) for record in records)
+    reasons, frames = Counter[str](), Counter[str]()
+    for record in records:
+        reasons.update(bad_rows(layout, record)["error_class"].to_pylist())
+        frames += Counter(record.frames)
     return {
         "name": dataset.name,
         "uri": layout.url(),
@@ -58,12 +64,7 @@ def contents(layout: Layout) -> dict[str, Any]:
         "plan_id": dataset.plan_id,
         "models": [entry["model"] for entry in dataset.spec["extract"]],
         "streams": [
-            {
-                key: stream[key]
-                for key in ("name", "model", "unit", "width", "frame_rate_hz", "pool", "layout")
-                if key in stream
-            }
-            for stream in dataset.streams
+            {key: stream[key] for key in STREAM_KEYS if key in stream} for stream in dataset.streams
         ],
         "formats": list(dataset.spec["output"]["formats"]),
         "dtype": dataset.spec["output"]["dtype"],
@@ -72,16 +73,16 @@ def contents(layout: Layout) -> dict[str, Any]:
         "shards_planned": planned,
         "rows_ok": sum(record.rows_ok for record in records),
         "rows_bad": sum(record.rows_bad for record in records),
-        "bad_by_class": bad_by_class(layout, records),
+        "bad_by_class": dict(reasons.most_common()),
         "audio_s": round(sum(record.seconds for record in records), 3),
-        "frames": dict(sum((Counter(record.frames) for record in records), Counter())),
-        "files": files,
-        "bytes": nbytes,
+        "frames": dict(frames),
+        "files": sum(len(record.files) for record in records),
+        "bytes": sum(record.nbytes for record in records),
         "finalised": current_index(layout) is not None,
     }
 
 
-def quarantined(layout: Layout) -> list[dict[str, Any]]:
+def _quarantined(layout: Layout) -> list[dict[str, Any]]:
     """Return every quarantined row that a commit names, in the order of the shards."""
     from earmill.pipeline.dataset.commit_record import bad_rows, commits
     from earmill.pipeline.dataset.description import require_dataset
@@ -93,15 +94,6 @@ def quarantined(layout: Layout) -> list[dict[str, Any]]:
     return [{name: row.get(name) for name in QUARANTINE_COLUMNS} for row in rows]
 
 
-def bad_by_class(layout: Layout, records: list[CommitRecord]) -> dict[str, int]:
-    """Count quarantined rows by reason, most frequent first."""
-    from earmill.pipeline.dataset.commit_record import bad_rows
-
-    tables = (bad_rows(layout, record) for record in records)
-    reasons = (reason for table in tables for reason in table["error_class"].to_pylist())
-    return dict(Counter(reasons).most_common())
-
-
 def _print_quarantined(rows: list[dict[str, Any]]) -> None:
     """Print one line a row. Lines are not cut, so that they can be searched and copied."""
     for row in rows:
@@ -111,31 +103,130 @@ def _print_quarantined(rows: list[dict[str, Any]]) -> None:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rich.table import Table
-
     from earmill.pipeline.common.text import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
-    state = "finalised" if result["finalised"] else "not finalised"
-    reasons = ", ".join(f"{name} {count}" for name, count in result["bad_by_class"].items())
-    table = Table(title=f"{result['name']}: {result['uri']}", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_row("models", ", ".join(result["models"]))
+    facts = [("models", ", ".join(result["models"]))]
     for s in result["streams"]:
         frames = result["frames"].get(s["name"], 0)
         layout = layout_of(s)
         shape = f"{layout.stored_rows} of {s['width']} {layout.columns_are} {layout.rate_text}"
-        table.add_row(f"stream {s['name']}", f"{frames:,} {shape} ({s['pool']}), {s['unit']}")
-    table.add_row("stored", f"{', '.join(result['formats'])} in {result['dtype']}")
+        facts.append((f"stream {s['name']}", f"{frames:,} {shape} ({s['pool']}), {s['unit']}"))
+    facts.append(("stored", f"{', '.join(result['formats'])} in {result['dtype']}"))
     for of, license in result["licenses"].items():
-        table.add_row(f"licence of {of}", license.get("name") or license["id"])
-    table.add_row("shards", f"{result['shards']:,} of {result['shards_planned']:,}, {state}")
-    table.add_row("rows", f"{result['rows_ok']:,} ok, {result['rows_bad']:,} quarantined")
-    if reasons:
-        table.add_row("quarantine", reasons)
-    table.add_row("audio", audio(result["audio_s"]))
-    table.add_row("size", f"{bytes_text(result['bytes'])} in {result['files']:,} files")
-    table.add_row("spec", result["spec_sha256"])
-    table.add_row("created", result["created"])
-    console().print(table)
+        facts.append((f"licence of {of}", license.get("name") or license["id"]))
+    state = "finalised" if result["finalised"] else "not finalised"
+    reasons = ", ".join(f"{name} {count}" for name, count in result["bad_by_class"].items())
+    facts += [
+        ("shards", f"{result['shards']:,} of {result['shards_planned']:,}, {state}"),
+        ("rows", f"{result['rows_ok']:,} ok, {result['rows_bad']:,} quarantined"),
+        *([("quarantine", reasons)] if reasons else []),
+        ("audio", audio(result["audio_s"])),
+        ("size", f"{bytes_text(result['bytes'])} in {result['files']:,} files"),
+        ("spec", result["spec_sha256"]),
+        ("created", result["created"]),
+    ]
+    print_facts(f"{result['name']}: {result['uri']}", facts)
+
+
+def verify(
+    uri: options.DatasetUri,
+    hashes: Annotated[
+        bool, typer.Option(help="Read every byte and compare its sha256; else listings only.")
+    ] = True,
+    remove_orphans: Annotated[
+        bool,
+        typer.Option(
+            "--remove-orphans",
+            help="Remove the files of crashed attempts, which no commit names; refused while a "
+            "driver works there.",
+        ),
+    ] = False,
+    deep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Also compute N random rows again from their source and compare: bit by bit if "
+            "machine and packages are the same as in the job, else within a tolerance. Run it in "
+            "the folder where the job ran, because relative paths start there.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed that draws the rows of --deep; the report names it.")
+    ] = None,
+    job: options.JobOfDataset = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    storage_options: options.StorageOptions = None,
+) -> None:
+    """Check that a dataset is whole. Exit code 1 if it is not."""
+    from earmill.pipeline.dataset.garbage import remove_orphans as remove
+    from earmill.pipeline.dataset.verify import verify as check
+
+    deep_report = None
+    with options.open_output(uri, storage_options) as layout:
+        removed = remove(layout).parts if remove_orphans else []
+        report = check(layout, hashes=hashes)
+        if deep is not None:
+            from earmill.pipeline.operations.deep_verify import verify_deep
+            from earmill.pipeline.operations.retry import stored_job
+
+            spec = stored_job(layout, uri, options.parse_storage_options(storage_options), job=job)
+            tell = teller(quiet=quiet or as_json)
+            deep_report = verify_deep(layout, spec, deep, seed=seed, on_begin=tell)
+    ok = report.ok and (deep_report is None or deep_report.ok)
+    if as_json:
+        more = {} if deep_report is None else {"deep": asdict(deep_report)}
+        say_json({**asdict(report), "ok": ok, "removed": removed, **more})
+    else:
+        _print_report(uri, report, removed)
+        if deep_report is not None:
+            _print_deep(deep_report)
+    raise typer.Exit(0 if ok else 1)
+
+
+def _print_report(uri: str, report: Report, removed: list[str]) -> None:
+    from earmill.pipeline.common.text import audio, bytes_text
+
+    out = console(soft_wrap=True)
+    for problem in report.problems:
+        out.print(f"problem: {problem}", style="red")
+    depth = "sha256 of every file" if report.hashed else "sizes, not contents"
+    out.print(
+        f"{uri}: {report.shards:,} of {report.shards_planned:,} shards, {report.rows_ok:,} rows "
+        f"ok, {report.rows_bad:,} quarantined, {audio(report.seconds)} audio, "
+        f"{report.files:,} files, {bytes_text(report.bytes)} ({depth})"
+    )
+    for part in removed:
+        out.print(f"removed: {part}")
+    # Files of one store are one line.
+    parts = Counter("/".join(name.split("/")[:2]) for name in report.orphans)
+    for part, files in parts.items():
+        out.print(f"orphan: {part} ({files:,} files)" if files > 1 else f"orphan: {part}")
+    if report.orphans:
+        out.print(
+            f"{len(report.orphans):,} files of crashed attempts, harmless; --remove-orphans "
+            "removes those of committed shards"
+        )
+    if report.replaced:
+        out.print(f"{len(report.replaced):,} files of replaced commits, kept for older snapshots")
+    if report.damaged:
+        out.print(
+            f"{len(report.damaged):,} shards are damaged: `earmill extract` with --resume --repair "
+            "computes them again"
+        )
+    if report.ok:
+        out.print("verified: whole", style="green")
+    else:
+        out.print(f"{len(report.problems):,} problems", style="bold red")
+
+
+def _print_deep(report: DeepReport) -> None:
+    for problem in report.problems:
+        say(f"problem: {problem}")
+    close = f", {report.close:,} within {report.worst:.2g}" if report.close else ""
+    say(
+        f"{report.rows:,} rows computed again (--seed {report.seed}): {report.equal:,} equal bit "
+        f"for bit{close}, {len(report.problems):,} problems"
+    )
