@@ -99,7 +99,7 @@ def check_submitted(spec: JobSpec) -> None:
     included.
     """
     from earmill.pipeline.common.errors import SpecError
-    from earmill.pipeline.storage.fsspec_store import is_local
+    from earmill.pipeline.storage.backend import is_local
 
     uri = spec.output.uri
     relative = is_local(uri) and not os.path.isabs(uri)

@@ -30,10 +30,10 @@ from earmill.pipeline.dataset.croissant import croissant, has_bytes, parts_of, t
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.driver_lock import Fence
 from earmill.pipeline.dataset.snapshot import described, read_current
-from earmill.pipeline.formats.dtypes import BLOCK_ROWS, INT8
-from earmill.pipeline.formats.registry import format_of
-from earmill.pipeline.formats.rows import CastError, OutFile, total
+from earmill.pipeline.formats.format import format_of
+from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
+from earmill.pipeline.formats.values import BLOCK_ROWS, INT8, CastError, total
 from earmill.pipeline.spec.licenses import stored_licenses
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CROISSANT_FILE, PROVENANCE_FILE, README_FILE

@@ -55,10 +55,9 @@ from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered, some
 from earmill.pipeline.formats.digest import ShardDigest, digest_rows
-from earmill.pipeline.formats.format import BINARY
+from earmill.pipeline.formats.format import BINARY, Encoding, format_of
 from earmill.pipeline.formats.moments import shard_moments
-from earmill.pipeline.formats.registry import Encoding, format_of, row_table, write_table
-from earmill.pipeline.formats.row_table import quarantine_table
+from earmill.pipeline.formats.row_table import quarantine_table, row_table, write_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import read_table

@@ -39,7 +39,8 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
 )
 from earmill.pipeline.dataset.stored_rows import stored_bad_rows, stored_rows
-from earmill.pipeline.formats.rows import CastError, FeatureRow, OutFile, QuarantineRow, total
+from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
+from earmill.pipeline.formats.values import CastError, total
 from earmill.pipeline.planning.equal_rows import Equal, copying
 from earmill.pipeline.planning.make_plan import SHARD_DIGITS
 from earmill.pipeline.planning.plan import Plan, plan_of
@@ -296,7 +297,7 @@ def _info(records: Sequence[CommitRecord], rows: int) -> dict[str, Any]:
     if rows == sum(record.rows_ok for record in records):
         costs = [record.info.get("cast_errors") or {} for record in records]
         whole = total({k: CastError(**v) for k, v in part.items()} for part in costs)
-        found["cast_errors"] = {name: error.to_dict() for name, error in sorted(whole.items())}
+        found["cast_errors"] = {name: asdict(error) for name, error in sorted(whole.items())}
     return found
 
 

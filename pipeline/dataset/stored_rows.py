@@ -15,15 +15,22 @@ from earmill.pipeline.dataset.commit_record import CommitRecord, bad_rows
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.row_coverage import plan_row_of
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
-from earmill.pipeline.formats.format import Format, Promise, explain_damage, is_as_committed
-from earmill.pipeline.formats.registry import chosen, format_of
+from earmill.pipeline.formats.format import (
+    Format,
+    Promise,
+    chosen,
+    explain_damage,
+    format_of,
+    is_as_committed,
+)
 from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
     EXTRA_PREFIX,
     QUARANTINE_SCHEMA,
 )
-from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Spilled, Values
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
+from earmill.pipeline.formats.values import Spilled, Values
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 

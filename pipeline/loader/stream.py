@@ -486,7 +486,7 @@ class FeatureStream(IterableDataset[Any]):
 
         Args:
             views: True if a collate of `loader.collate` copies the rows: frames come as views into
-                the cache if they need no arithmetic (`formats.frames`), and arrays stay arrays.
+                the cache if they need no arithmetic (`FrameView`), and arrays stay arrays.
         """
         plan = self.left()
         return self._read(plan, range(worker, plan.n_batches, workers), workers, views=views)

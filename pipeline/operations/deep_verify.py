@@ -24,8 +24,8 @@ from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
 from earmill.pipeline.dataset.description import read_description
 from earmill.pipeline.dataset.snapshot import Snapshot, read_checked, read_current, read_snapshot
 from earmill.pipeline.dataset.stored_rows import stored_rows
-from earmill.pipeline.formats.dtypes import INT8, dequantised
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.values import INT8, dequantised
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec

@@ -32,8 +32,7 @@ from earmill.pipeline.dataset.row_coverage import some
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import SourceChanged
 from earmill.pipeline.driver.shard_ledger import WITNESSES, Committed, smallest
-from earmill.pipeline.formats.format import BINARY
-from earmill.pipeline.formats.registry import stored_streams
+from earmill.pipeline.formats.format import BINARY, stored_streams
 from earmill.pipeline.planning.plan import Plan, same_columns
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item, Source

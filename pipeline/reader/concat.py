@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import pyarrow as pa
 
-from earmill.pipeline.formats.dtypes import INT8
 from earmill.pipeline.formats.stream_layout import SCALED
+from earmill.pipeline.formats.values import INT8
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
 from earmill.pipeline.loader.statistics import together

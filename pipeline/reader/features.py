@@ -30,9 +30,8 @@ from earmill.pipeline.formats.block_cache import (
     Piece,
     ShardReader,
 )
-from earmill.pipeline.formats.format import explain_damage, is_as_committed
+from earmill.pipeline.formats.format import explain_damage, format_of, is_as_committed
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
-from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows

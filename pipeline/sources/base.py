@@ -37,14 +37,8 @@ from earmill.pipeline.common.errors import (
 from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.places import CheckedClient, Place
-from earmill.pipeline.storage.fsspec_store import (
-    asks_for_another,
-    filesystem_of,
-    is_chain,
-    is_local,
-    is_web,
-    local_path,
-)
+from earmill.pipeline.storage.backend import is_chain, is_local, is_web, local_path
+from earmill.pipeline.storage.fsspec_store import asks_for_another, filesystem_of
 
 __all__ = ["is_local", "local_path"]
 

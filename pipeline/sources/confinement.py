@@ -25,7 +25,7 @@ from earmill.pipeline.sources.places import (
     Place,
     is_public,
 )
-from earmill.pipeline.storage.fsspec_store import is_chain, is_web, local_path
+from earmill.pipeline.storage.backend import is_chain, is_web, local_path
 
 # fsspec protocols that only unpack or cache the next link of a chain.
 WRAPPERS = frozenset({"zip", "tar", "simplecache"})

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from earmill.pipeline.common.errors import OutsideError
-from earmill.pipeline.storage.fsspec_store import local_path
+from earmill.pipeline.storage.backend import local_path
 
 # The authority of these uris is a bucket or container; options of the store set the host.
 OBJECT_STORES = frozenset({"s3", "gs", "abfs", "az", "adl", "hf", "oss", "oci", "memory"})

@@ -49,7 +49,7 @@ from earmill.pipeline.sources.fetch import (
     may_go_on,
     temporary_file,
 )
-from earmill.pipeline.storage.fsspec_store import is_web
+from earmill.pipeline.storage.backend import is_web
 
 T = TypeVar("T")
 R = TypeVar("R")

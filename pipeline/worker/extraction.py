@@ -27,7 +27,7 @@ from earmill.pipeline.common.timing import (
     current,
     doing,
 )
-from earmill.pipeline.formats.dtypes import Caster
+from earmill.pipeline.formats.values import Caster
 from earmill.pipeline.worker.batches import LaunchBatcher, form_batches
 from earmill.pipeline.worker.device import DeviceInput, Gpu, as_array, device_errors
 from earmill.pipeline.worker.feature_values import (

@@ -1,7 +1,7 @@
 """Features of a clip on their way into a row: checked, cast, joined.
 
 A stream is an array of frames, or the events of a clip (`SpikeEvents`). Frames are
-cast by `formats.dtypes`; events become a table of whole numbers. Features of a long clip come
+cast by `formats.values`; events become a table of whole numbers. Features of a long clip come
 stretch by stretch and are held in files.
 """
 
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earmill.pipeline.common.errors import DtypeRangeError, NonFiniteFeatureError, RowError
-from earmill.pipeline.formats.dtypes import BLOCK_FRAMES, Caster, Frames
-from earmill.pipeline.formats.rows import CastError, Spilled, Values
+from earmill.pipeline.formats.values import BLOCK_FRAMES, Caster, CastError, Frames, Spilled, Values
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
@@ -75,7 +74,7 @@ class CastFeatures:
         if isinstance(made, RowError):
             raise made
         if isinstance(made, np.ndarray):
-            if cast.in_blocks(name):
+            if name in cast.in_blocks:
                 self.steps[name] = self.steps.get(name, 0) + len(made)
                 made = self._full_blocks(name, made, last)
             frames, error = cast(name, made)

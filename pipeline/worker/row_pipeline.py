@@ -33,8 +33,8 @@ from earmill.pipeline.common.timing import (
     counted,
     current,
 )
-from earmill.pipeline.formats.dtypes import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
+from earmill.pipeline.formats.values import Caster, as_stored
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed

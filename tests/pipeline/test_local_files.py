@@ -19,7 +19,6 @@ from earmill.pipeline.storage.local_store import (
     files_below,
     make_folder,
     move_in,
-    sync_names,
     write_local,
 )
 from earmill.pipeline.storage.scratch import MKDIR_TRIES, new_folder
@@ -105,7 +104,7 @@ class TestMoveIn:
         at = synced.index("rename target")
         assert {"sync a", "sync b", "sync er", "sync deep", "sync made"} <= set(synced[:at])
         assert synced[at + 1 :] == []
-        sync_names([str(tmp_path / "out/target")])
+        LocalBackend().settle([str(tmp_path / "out/target")])
         assert synced[at + 1 :] == ["sync out"]
 
     def test_a_folder_that_is_made_is_on_the_disk_before_what_goes_into_it(
@@ -140,7 +139,7 @@ class TestMoveIn:
     def test_names_share_the_flush_of_their_folder(self, tmp_path: Path, synced: list[str]) -> None:
         for folder in ("one", "two"):
             (tmp_path / folder).mkdir()
-        sync_names(str(tmp_path / name) for name in ("one/a", "two/b", "one/c"))
+        LocalBackend().settle([str(tmp_path / name) for name in ("one/a", "two/b", "one/c")])
         assert synced == ["sync one", "sync two"]
 
     def test_files_below_a_folder(self, tmp_path: Path) -> None:
