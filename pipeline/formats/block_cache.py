@@ -38,13 +38,8 @@ MAX_BLOCK_RATIO = 8
 
 @dataclass
 class IoCounts:
-    """Reads of this process since it opened the dataset.
-
-    Args:
-        shards_opened: Shard files or stores opened.
-        blocks_read: Zarr inner chunks or Parquet row-group columns fetched and decoded.
-        bytes_read: Their decoded bytes.
-    """
+    """Reads of this process since it opened the dataset: shards, blocks, and decoded bytes. A block
+    is a Zarr inner chunk or a column of a Parquet row group."""
 
     shards_opened: int = 0
     blocks_read: int = 0
@@ -93,11 +88,8 @@ class BlockCache:
     def claim(self, keys: Iterable[Key], *, ahead: bool = False) -> list[Key]:
         """Return the blocks that are neither cached nor being loaded; the caller loads them now.
 
-        The caller gives every claimed block back with `release`, or others wait for ever.
-
-        Args:
-            keys: The blocks.
-            ahead: No row needs them yet.
+        The caller gives every claimed block back with `release`, or others wait for ever. Blocks
+        that no row needs yet are claimed `ahead`.
         """
         with self._changed:
             claimed = [key for key in keys if not (self._has(key) or key in self._loading)]

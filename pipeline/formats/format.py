@@ -39,7 +39,7 @@ from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.formats.stream_layout import SCALED, StreamLayout, layout_of
 from earmill.pipeline.formats.values import as_stored
-from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.paths import is_suffix
 
 if TYPE_CHECKING:
@@ -78,6 +78,13 @@ class Promise:
     files: Mapping[str, OutFile]
     said: CommittedRows | None = field(default=None, compare=False)
     reads: Sequence[str] = field(default=(), compare=False)
+
+    def file(self, layout: Layout, rel: str) -> StoredFile:
+        """Return a committed file of the shard; a CommitError if the commit does not name it."""
+        named = self.files.get(rel)
+        if named is None:
+            raise CommitError(f"{layout.url(rel)} is missing from the commit; run `earmill verify`")
+        return StoredFile(layout, rel, named.bytes, named.sha256)
 
 
 @contextmanager

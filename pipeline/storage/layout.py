@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -84,11 +83,8 @@ class Layout:
     def open(
         cls, uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
     ) -> Layout:
-        """Return the layout at any URI or local path. Asks the store nothing yet.
-
-        Raises:
-            OutputError: The URI names no filesystem that is installed here.
-        """
+        """Return the layout at any URI or local path; an OutputError if no filesystem for it is
+        installed here. Asks the store nothing yet."""
         uri = os.fspath(uri)
         scheme, _, rest = uri.partition("://")
         try:
@@ -130,11 +126,7 @@ class Layout:
         return f"{self.root}/{rel}"
 
     def inside(self, rel: str) -> str:
-        """Return `path(rel)` for reading.
-
-        Raises:
-            OutputError: A link leads out of the root.
-        """
+        """Return `path(rel)` for reading; an OutputError if a link leads out of the root."""
         return self.backend.inside(self.root, self.path(rel))
 
     @store_call("read")
@@ -190,12 +182,8 @@ class Layout:
         else writes; False, and nothing changed, where another has written there since.
 
         A store may carry out a PUT and lose the answer. The client then repeats the PUT and is
-        refused because of its own first one, or gives up. So the file is read again.
-
-        Raises:
-            OutputError: The place stays locked, or the store has no atomic create.
-            StorageError: The write failed for another reason, or the store keeps answering with a
-                conflict; whether the write landed is then unknown.
+        refused because of its own first one, or gives up. So the file is read again. Raises as
+        `put_if_absent`, and an OutputError if the place stays locked.
         """
         try:
             written = self._replace(rel, data, seen) if seen is not None else None
@@ -214,11 +202,7 @@ class Layout:
     @store_call("removed")
     def remove_own(self, rel: str, seen: bytes) -> bool:
         """Remove a small file that still holds `seen`; return False, and change nothing, where
-        another has written there since or the file is gone.
-
-        Raises:
-            OutputError: The place stays locked.
-        """
+        another has written there since or the file is gone. Raises as `replace_own`."""
         return self._store.remove(self.path(rel), seen)
 
     def _holds(self, rel: str, data: bytes) -> bool:
@@ -287,11 +271,8 @@ class Layout:
         self._store.settle([self.path(name) for name in names])
 
     def check_writable(self) -> None:
-        """Prove, before any work, that this output can be written and that commits are safe there.
-
-        Raises:
-            OutputError: Not writable, or the store overwrites where it must refuse.
-        """
+        """Prove, before any work, that this output can be written and that commits are safe there;
+        an OutputError if it cannot, or if the store overwrites where it must refuse."""
         token = secrets.token_hex(4)
         probe = f".probe-{token}"
         try:
@@ -343,20 +324,11 @@ class StoredFile:
 
     def __init__(self, layout: Layout, rel: str, nbytes: int, sha256: str) -> None:
         self.layout, self.rel, self.nbytes, self._sha256 = layout, rel, nbytes, sha256
-
-    @cached_property
-    def _path(self) -> str:
-        return self.layout.inside(self.rel)
+        self._path = ""  # of a local file, links followed
 
     def read(self, start: int, length: int, *, passing: bool = False) -> Bytes:
-        """Return bytes [start, start + length).
-
-        Args:
-            passing: Return memory that this thread's next call may overwrite.
-
-        Raises:
-            CommitError: The file is missing, or ends before.
-        """
+        """Return bytes [start, start + length); a CommitError if the file is missing or ends
+        before. With `passing`, this thread's next call may overwrite the memory."""
         if not 0 <= start <= start + length <= self.nbytes:
             raise self._short(start, length, f"was committed with {self.nbytes} bytes")
         try:
@@ -379,11 +351,8 @@ class StoredFile:
         return found
 
     def parts(self, bounds: Sequence[int]) -> Iterator[Bytes]:
-        """Yield bytes from the first bound to the last in parts, cut at the bounds between.
-
-        The store is asked once for all of them. Each part lies in memory that the next
-        `read(passing=True)` may overwrite. Raises as `read`.
-        """
+        """Yield bytes from the first bound to the last in parts, cut at the bounds between. The
+        store is asked once. The next `read(passing=True)` may overwrite the memory of a part."""
         content = self.read(bounds[0], bounds[-1] - bounds[0], passing=self.layout.is_local)
         for start, end in pairwise(bounds):
             yield content[start - bounds[0] : end - bounds[0]]
@@ -397,6 +366,7 @@ class StoredFile:
         else:
             into = np.empty(length, np.uint8)
         done = 0
+        self._path = self._path or self.layout.inside(self.rel)
         handle = open_descriptor(self._path)
         try:
             while done < length:

@@ -89,7 +89,10 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
             except (EarmillError, FileNotFoundError, FileExistsError):
                 raise
             except Exception as error:
-                if not _is_storage(error):
+                is_outage = classify(error) is ErrorKind.OUTAGE and not isinstance(
+                    error, MemoryError | ImportError
+                )
+                if not (isinstance(error, OSError) or http_status(error) is not None or is_outage):
                     raise
                 where = self.url() if path_at is None else self.url(str(args[path_at]))
                 raise storage_error(f"{where} cannot be {doing}", error) from error
@@ -125,18 +128,9 @@ def _retried(layout: Any, work: Callable[[], R]) -> R:
     return found
 
 
-def _is_storage(error: Exception) -> bool:
-    if isinstance(error, OSError) or http_status(error) is not None:
-        return True
-    return classify(error) is ErrorKind.OUTAGE and not isinstance(error, MemoryError | ImportError)
-
-
 def storage_error(what: str, error: BaseException) -> StorageError:
     """Return the error of a call that failed, with the number of the system's error if it has one.
-
-    Args:
-        what: The file and what cannot be done to it.
-    """
+    `what` tells the file and what cannot be done to it."""
     number = next((e.errno for e in chain(error) if isinstance(e, OSError) and e.errno), None)
     if http_status(error) is not None:
         number = None  # s3fs gives numbers of its own making to answers of the store

@@ -21,7 +21,7 @@ from earmill.pipeline.storage.local_store import (
     move_in,
     write_local,
 )
-from earmill.pipeline.storage.scratch import MKDIR_TRIES, new_folder
+from earmill.pipeline.storage.scratch import MKDIR_TRIES, make_below
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -203,7 +203,7 @@ class TestMoveIn:
 
 class TestNewFolder:
     def test_each_call_makes_another(self, tmp_path: Path) -> None:
-        made = {new_folder(tmp_path / "deep/scratch", "shard") for _ in range(20)}
+        made = {make_below(tmp_path / f"deep/scratch/shard-{n}") for n in range(20)}
         assert len(made) == 20
         assert all(path.is_dir() and path.name.startswith("shard-") for path in made)
 
@@ -220,7 +220,7 @@ class TestNewFolder:
             real(self, *args, **kwargs)
 
         monkeypatch.setattr(Path, "mkdir", mkdir)
-        assert new_folder(tmp_path, "shard").is_dir()
+        assert make_below(tmp_path / "shard").is_dir()
 
     def test_one_that_always_vanishes_is_said(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -233,7 +233,7 @@ class TestNewFolder:
 
         monkeypatch.setattr(Path, "mkdir", mkdir)
         with pytest.raises(OutputError, match="another process keeps removing it"):
-            new_folder(tmp_path, "shard")
+            make_below(tmp_path / "shard")
         assert len(tries) == MKDIR_TRIES
 
     def test_no_right_is_no_race(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ class TestNewFolder:
 
         monkeypatch.setattr(Path, "mkdir", mkdir)
         with pytest.raises(PermissionError):
-            new_folder(tmp_path, "shard")
+            make_below(tmp_path / "shard")
 
 
 class TestWriteLocal:
@@ -327,14 +327,23 @@ class TestCreateLocal:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Neither beside the target nor, without links, in its place."""
+        sync = os.fsync
+
+        def link(*args: Any) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
 
         def full(handle: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            if not left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            left.pop()(handle)
 
+        monkeypatch.setattr(os, "link", link)
         monkeypatch.setattr(os, "fsync", full)
-        for create in (LocalBackend().create, local_store._create_exclusive):
+        left: list[Any] = []
+        for more in ([], [sync]):
+            left[:] = more
             with pytest.raises(OSError, match="No space"):
-                create(str(tmp_path / "x"), b"first")
+                LocalBackend().create(str(tmp_path / "x"), b"first")
             assert tree(tmp_path) == {}
 
 

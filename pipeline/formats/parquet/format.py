@@ -136,10 +136,7 @@ class ParquetShard:
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
         self.rel, self._promise, self._cache = rel, promise, cache
-        if rel not in promise.files:
-            raise CommitError(f"{layout.url(rel)} is missing from the commit; run `earmill verify`")
-        named = promise.files[rel]
-        self._stored = StoredFile(layout, rel, named.bytes, named.sha256)
+        self._stored = promise.file(layout, rel)
         self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
         self._gap_bytes = GAP_BYTES if layout.is_local else REMOTE_GAP_BYTES
         self._footer = read_footer(self._stored)
@@ -152,7 +149,7 @@ class ParquetShard:
         self._spans: dict[tuple[str, int], Span] = {}
         self._first_row = [0, *accumulate(sizes)]
         self._long_rows = LongRows.from_metadata(file.schema_arrow.metadata)
-        rows = promise.rows + sum(self._long_rows.parts(r) - 1 for r in self._long_rows.frames)
+        rows = self._long_rows.first(promise.rows)
         if file.metadata.num_rows != rows:
             raise refused(rel, f"expected {rows} rows, its footer claims {file.metadata.num_rows}")
         paths = {file.schema.column(number).path: number for number in range(len(file.schema))}

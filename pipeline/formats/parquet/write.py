@@ -44,12 +44,11 @@ from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
@@ -152,50 +151,6 @@ class LongRows:
                 yield self.first(row) + part, low, high
 
 
-class CellEncoding(ABC):
-    """A way to store a stream's frames in a column; get one from `cell_encoding`.
-
-    Attributes:
-        compression: Codec of the column.
-        level: Level of the codec, None if it has no levels.
-    """
-
-    compression: ClassVar[str]
-    level: ClassVar[int | None]
-
-    @abstractmethod
-    def field(self, column: str, width: int, dtype: str, attrs: Mapping[str, str]) -> pa.Field:
-        """Return name and type of a stream's column.
-
-        Args:
-            width: Numbers of a stored row.
-            dtype: Type of a number.
-            attrs: What turns numbers into values, see `StreamLayout.number_attrs`.
-        """
-
-    @abstractmethod
-    def stored(self, field: pa.Field) -> tuple[int, str]:
-        """Return columns and dtype of the frames as the file states them; a CommitError if it does
-        not."""
-
-    @abstractmethod
-    def leaf(self, column: str) -> str:
-        """Return the path of the column's numbers in the footer."""
-
-    @abstractmethod
-    def cells(self, frames: Sequence[np.ndarray], width: int, dtype: str) -> pa.Array:
-        """Encode the frames of some rows as cells; the frames of a single row are not copied."""
-
-    @abstractmethod
-    def frames(self, cells: pa.Array, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-        """Decode all frames of some cells, (frames, width), and the bounds of cells in them, int64.
-        A cell that holds no whole frames, or nothing, is a CommitError."""
-
-    @abstractmethod
-    def limits(self, rows: int, frames: int, width: int, dtype: str) -> tuple[int, int]:
-        """Return the limits of the footer's claims: values and bytes of these rows and frames."""
-
-
 def _flat(frames: Sequence[np.ndarray], dtype: str) -> np.ndarray:
     """Return all numbers of some rows, one after another."""
     whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
@@ -206,17 +161,23 @@ def _offsets(sizes: Sequence[int]) -> np.ndarray:
     return np.array([0, *accumulate(sizes)], dtype=np.int32)
 
 
-class BinaryCells(CellEncoding):
+class BinaryCells:
     """A cell is the bytes of its frames. lz4 finds what repeats, as in events, and costs nothing
     where nothing does."""
 
-    compression, level = "lz4", None
+    #: Codec of the column, and its level if it has levels.
+    compression: str = "lz4"
+    level: int | None = None
 
     def field(self, column: str, width: int, dtype: str, attrs: Mapping[str, str]) -> pa.Field:
+        """Return name and type of a stream's column, given width and type of its stored rows.
+        `attrs` turn numbers into values, see `StreamLayout.number_attrs`."""
         facts = {COLUMNS_KEY: str(width), DTYPE_KEY: dtype}
         return pa.field(column, pa.binary(), metadata=facts | _prefixed(attrs))
 
     def stored(self, field: pa.Field) -> tuple[int, str]:
+        """Return columns and dtype of the frames as the file states them; a CommitError if it does
+        not."""
         try:
             found = field.metadata
             return int(found[COLUMNS_KEY]), np.dtype(found[DTYPE_KEY].decode()).name
@@ -227,16 +188,20 @@ class BinaryCells(CellEncoding):
             ) from err
 
     def leaf(self, column: str) -> str:
+        """Return the path of the column's numbers in the footer."""
         return column
 
     def cells(self, frames: Sequence[np.ndarray], width: int, dtype: str) -> pa.Array:
+        """Encode the frames of some rows as cells; the frames of a single row are not copied."""
         flat = _flat(frames, dtype)
         frame_bytes = width * flat.itemsize
         offsets = _offsets([len(values) * frame_bytes for values in frames])
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat.view(np.uint8))]
         return pa.Array.from_buffers(pa.binary(), len(frames), buffers)
 
-    def frames(self, cells: pa.Array, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    def frames(self, cells: Any, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+        """Decode all frames of some cells, (frames, width), and the bounds of cells in them, int64.
+        A cell that holds no whole frames, or nothing, is a CommitError."""
         stored = np.dtype(dtype).newbyteorder("<")
         frame_bytes = width * stored.itemsize
         _, places, content = cells.buffers()
@@ -254,13 +219,15 @@ class BinaryCells(CellEncoding):
         return flat.view(stored).reshape(-1, width), (offsets - start) // frame_bytes
 
     def limits(self, rows: int, frames: int, width: int, dtype: str) -> tuple[int, int]:
+        """Return the limits of the footer's claims: values and bytes of these rows and frames."""
         return rows, frames * width * np.dtype(dtype).itemsize + rows * OVERHEAD_BYTES
 
 
-class NestedCells(CellEncoding):
-    """A cell is a list of frames, each a list of numbers."""
+class NestedCells:
+    """A cell is a list of frames, each a list of numbers. Methods as of `BinaryCells`."""
 
-    compression, level = "zstd", 3
+    compression: str = "zstd"
+    level: int | None = 3
 
     def field(self, column: str, width: int, dtype: str, attrs: Mapping[str, str]) -> pa.Field:
         kind = pa.list_(pa.list_(pa.from_numpy_dtype(dtype), width))
@@ -297,6 +264,7 @@ def _prefixed(attrs: Mapping[str, str]) -> dict[str, str]:
     return {f"{PREFIX}{name}": text for name, text in attrs.items()}
 
 
+CellEncoding = BinaryCells | NestedCells
 CELL_ENCODINGS: dict[str, CellEncoding] = {BINARY: BinaryCells(), NESTED: NestedCells()}
 
 
@@ -350,11 +318,7 @@ def write_parquet(
             ]
             table = pa.table([*group.columns, *columns], schema=schema)
             writer.write_table(table, row_group_size=stop - start)
-    seal(path)
-
-
-def seal(path: Path) -> None:
-    """Put a seal before the footer of a file that was just written."""
+    # The seal lies before the footer.
     with path.open("r+b") as file:
         file.seek(-END_BYTES, 2)
         start = -END_BYTES - int.from_bytes(file.read(LENGTH_BYTES), "little")

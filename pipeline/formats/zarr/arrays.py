@@ -58,8 +58,10 @@ INDEX_CODECS = ["bytes", CRC_CODEC]
 blosc.use_threads = False
 
 
-def read_metadata(layout: Layout, rel: str, promise: Promise) -> Mapping[str, Any]:
-    """Return the metadata of every group and array of the Zarr store at `rel`.
+def read_metadata(
+    layout: Layout, rel: str, promise: Promise
+) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
+    """Return the metadata of groups and arrays of the Zarr store at `rel`, and the streams' chunks.
 
     Raises:
         CommitError: It is not the committed file, or describes something our writers do not write.
@@ -68,7 +70,7 @@ def read_metadata(layout: Layout, rel: str, promise: Promise) -> Mapping[str, An
     named = promise.files.get(key)
     most = min(0 if named is None else named.bytes, MAX_METADATA_BYTES)
     if layout.cache is not None and named is not None:
-        content = StoredFile(layout, key, named.bytes, named.sha256).read(0, most).tobytes()
+        content = promise.file(layout, key).read(0, most).tobytes()
     else:
         # One byte more than was committed, to notice a file that is too long.
         content = bytes(layout.read_range(key, 0, most + 1))
@@ -82,11 +84,11 @@ def read_metadata(layout: Layout, rel: str, promise: Promise) -> Mapping[str, An
         for path, member in members.items():
             if member["node_type"] == "array":
                 _check_array(f"{rel}/{path}", member, promise)
-        for stream in promise.columns:
-            _check_values(rel, stream, members[f"{stream}/values"], promise)
+        names = promise.columns
+        chunks = {stream: _checked_chunks(rel, stream, members, promise) for stream in names}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise refused(rel, f"its metadata makes no sense: {type(err).__name__}: {err}") from err
-    return members
+    return members, chunks
 
 
 def _check_array(path: str, array: Mapping[str, Any], promise: Promise) -> None:
@@ -109,31 +111,21 @@ def _codec_names(codecs: Any) -> Iterator[str]:
             yield from _codec_names(inner.get(key, ()))
 
 
-def _check_values(rel: str, stream: str, array: Mapping[str, Any], promise: Promise) -> None:
-    """Check shape, type and chunks of a stream's values."""
-    width, dtype = promise.columns[stream]
-    frames = promise.frames[stream]
+def _checked_chunks(
+    rel: str, stream: str, members: Mapping[str, Any], promise: Promise
+) -> FrameChunks:
+    """Return the chunks of a stream; refuse another shape or type than was committed."""
+    array, place = members[f"{stream}/values"], f"{rel}/{stream}"
+    (width, dtype), frames = promise.columns[stream], promise.frames[stream]
     wanted, got = ([frames, width], dtype), (array["shape"], array["data_type"])
     if wanted != got:
-        raise refused(f"{rel}/{stream}", f"expected {wanted}, its metadata claims {got}")
-    chunk = array["codecs"][0]["configuration"]["chunk_shape"]
-    whole = array["chunk_grid"]["configuration"]["chunk_shape"]
-    counts = [*chunk, *whole]
-    are_numbers = len(counts) == 4 and all(type(n) is int and n > 0 for n in counts)
-    if (
-        not are_numbers
-        or chunk[1] != width
-        or whole[1] != width
-        or (math.prod(chunk) * np.dtype(dtype).itemsize > MAX_CHUNK_BYTES and chunk[0] > 1)
-        or whole[0] > chunk[0] * MAX_CHUNKS_PER_OBJECT
-    ):
-        raise refused(f"{rel}/{stream}", f"its chunks are {chunk} in objects of {whole}")
-    prefix = f"{rel}/{stream}/values/c/"
+        raise refused(place, f"expected {wanted}, its metadata claims {got}")
+    chunks = FrameChunks.of(place, array)
+    prefix = f"{place}/values/c/"
     objects = sum(path.startswith(prefix) for path in promise.files)
-    if frames > objects * whole[0]:
-        raise refused(
-            f"{rel}/{stream}", f"{objects} committed objects cannot hold the {frames} frames"
-        )
+    if frames > objects * chunks.chunk_frames * chunks.object_chunks:
+        raise refused(place, f"{objects} committed objects cannot hold the {frames} frames")
+    return chunks
 
 
 @dataclass(frozen=True)
@@ -253,15 +245,22 @@ class FrameChunks:
 
     @classmethod
     def of(cls, place: str, array: Mapping[str, Any]) -> FrameChunks:
-        """Read the chunks from metadata that `read_metadata` has checked.
-
-        Raises:
-            CommitError: Zarr could read it, but our writers do not write it.
-        """
+        """Read the chunks from the metadata of an array; a CommitError if they are larger than ours
+        or stored in another way, although Zarr could read them."""
         (sharding,) = array["codecs"]
         settings = sharding["configuration"]
         chunk, whole = settings["chunk_shape"], array["chunk_grid"]["configuration"]["chunk_shape"]
         index_codecs = [codec["name"] for codec in settings["index_codecs"]]
+        n_frames, width = array["shape"]
+        dtype = np.dtype(array["data_type"])
+        are_counts = all(type(n) is int and n > 0 for n in (*chunk, *whole))
+        if (
+            not are_counts
+            or [*chunk[1:], *whole[1:]] != [width, width]
+            or (math.prod(chunk) * dtype.itemsize > MAX_CHUNK_BYTES and chunk[0] > 1)
+            or whole[0] > chunk[0] * MAX_CHUNKS_PER_OBJECT
+        ):
+            raise refused(place, f"its chunks are {chunk} in objects of {whole}")
         try:
             codec = ChunkCodec.of(settings["codecs"])
         except ValueError as err:
@@ -275,9 +274,7 @@ class FrameChunks:
         )
         if not usual:
             raise refused(place, "expected chunks in objects with an index at their end")
-        n_frames, width = array["shape"]
-        dtype, object_chunks = np.dtype(array["data_type"]), whole[0] // chunk[0]
-        return cls(n_frames, width, dtype, chunk[0], object_chunks, codec)
+        return cls(n_frames, width, dtype, chunk[0], whole[0] // chunk[0], codec)
 
     @property
     def n_chunks(self) -> int:
@@ -387,12 +384,9 @@ def _content(
     if array["shape"] == [0]:
         # A vector without values has no chunk; vlen-utf8 begins with the number of texts.
         return np.zeros(4 if first == TEXT_CODEC else 0, np.uint8)
-    key = f"{rel}/c/0"
     try:
         codec = ChunkCodec.of(array["codecs"], first)
     except ValueError as err:
         raise refused(rel, str(err)) from err
-    if key not in promise.files:
-        raise refused(rel, "expected one chunk, the commit names none")
-    file = StoredFile(layout, key, promise.files[key].bytes, promise.files[key].sha256)
+    file = promise.file(layout, f"{rel}/c/0")
     return codec.decode_bytes(file.read(0, file.nbytes), MAX_METADATA_BYTES)

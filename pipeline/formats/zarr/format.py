@@ -7,6 +7,7 @@ chunk as zeros; here it is an error, because writers write every chunk.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ from earmill.pipeline.formats.block_cache import (
 from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.zarr.arrays import (
     FrameChunks,
     read_end,
@@ -73,17 +75,13 @@ class ZarrShard:
         self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
         # Last bytes of objects.
         self._ends: dict[str, Bytes] = {}
-        self._arrays = self._metadata()
-        self._values = {
-            stream: FrameChunks.of(f"{rel}/{stream}", self._arrays[f"{stream}/values"])
-            for stream in promise.columns
-        }
+        self._arrays, self._values = self._metadata()
         self._vectors: dict[str, Any] = {}
         self._objects: dict[tuple[str, int], FrameObject] = {}
         # Threads that read ahead do not send the same requests twice.
         self._asking = Lock()
 
-    def _metadata(self) -> Mapping[str, Any]:
+    def _metadata(self) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
         """Read the store's metadata. From a remote store the ends of large objects are read in the
         same round trip, because they hold the index of chunks."""
         large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
@@ -91,11 +89,11 @@ class ZarrShard:
             return read_metadata(self._layout, self.rel, self._promise)
         with ThreadPoolExecutor(len(large), "ends") as pool:
             ends = [pool.submit(read_end, file) for file in large]
-            arrays = read_metadata(self._layout, self.rel, self._promise)
+            found = read_metadata(self._layout, self.rel, self._promise)
         for file, end in zip(large, ends, strict=True):
             with suppress(Exception):  # reading the object tries again, and raises
                 self._ends[file.rel] = end.result()
-        return arrays
+        return found
 
     def _large_objects(self) -> Iterator[StoredFile]:
         for stream in self._promise.reads:
@@ -335,13 +333,7 @@ class ZarrShard:
         return f"{self.rel}/{stream}/values/c/{number}/0"
 
     def _file(self, stream: str, number: int) -> StoredFile:
-        rel = self._object_path(stream, number)
-        if rel not in self._promise.files:
-            raise CommitError(
-                f"{self._layout.url(rel)} is missing from the commit; run `earmill verify`"
-            )
-        named = self._promise.files[rel]
-        return StoredFile(self._layout, rel, named.bytes, named.sha256)
+        return self._promise.file(self._layout, self._object_path(stream, number))
 
 
 def _by_stream(blocks: Iterable[Block]) -> Iterable[tuple[str, list[int]]]:
@@ -397,9 +389,17 @@ class ZarrFormat(Format):
         self, stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str
     ) -> int:
         """Count metadata, index arrays, and packed chunks."""
-        from earmill.pipeline.formats.zarr.write import count_objects
+        from earmill.pipeline.formats.zarr import write
 
-        return count_objects(stored_rows, streams, dtype)
+        count = 1
+        for info in streams:
+            layout = layout_of(info)
+            per_chunk = write.chunk_frames(layout.stored_width, layout.stored_dtype(dtype))
+            chunks = math.ceil(stored_rows[info.name] / per_chunk)
+            vectors = len(layout.row_counts) + len(write.column_axes(info))
+            count += write.OBJECTS_PER_STREAM + write.OBJECTS_OF_A_VECTOR * vectors
+            count += math.ceil(chunks / write.CHUNKS_PER_OBJECT)
+        return count
 
     def reading(self, paths: Sequence[str]) -> Sequence[str]:
         """With xarray, one stream of one shard."""

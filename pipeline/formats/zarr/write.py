@@ -20,7 +20,6 @@ of chunks, checksums and decompression.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +42,7 @@ from earmill.pipeline.formats.zarr.arrays import (
     read_index,
     read_vector,
 )
-from earmill.pipeline.storage.layout import Layout, StoredFile
+from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -208,19 +207,6 @@ def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=0)
 
 
-def count_objects(stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str) -> int:
-    """Return how many files a store has, given the frames or events of each stream."""
-    count = 1
-    for info in streams:
-        layout = layout_of(info)
-        per_chunk = chunk_frames(layout.stored_width, layout.stored_dtype(dtype))
-        chunks = math.ceil(stored_rows[info.name] / per_chunk)
-        vectors = len(layout.row_counts) + len(column_axes(info))
-        count += OBJECTS_PER_STREAM + OBJECTS_OF_A_VECTOR * vectors
-        count += math.ceil(chunks / CHUNKS_PER_OBJECT)
-    return count
-
-
 def digest_zarr(
     path: Path,
     streams: Sequence[StreamInfo],
@@ -283,7 +269,7 @@ class _WrittenStore:
             number, place = divmod(chunk, values.object_chunks)
             if place == 0:
                 rel = f"{self._rel}/{stream}/values/c/{number}/0"
-                file = StoredFile(self._layout, rel, self._promise.files[rel].bytes, "")
+                file = self._promise.file(self._layout, rel)
                 spans = read_index(file, values.object_chunks)
             low, high = spans[place].tolist()
             yield values.decode(chunk, file.read(low, high - low))
