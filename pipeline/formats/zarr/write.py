@@ -225,7 +225,8 @@ def digest_zarr(
     store = _WrittenStore(path)
     digests = {}
     for info in streams:
-        values, layout = store.frame_chunks(info.name), layout_of(info)
+        name = f"{info.name}/values"
+        values, layout = FrameChunks.of(name, store.arrays[name]), layout_of(info)
         width, dtype = values.width, values.dtype.name
         counts = [store.vector(info.name, name) for name in ("row_size", *layout.row_counts)]
         blocks = store.frames(info.name, values)
@@ -251,7 +252,7 @@ class _WrittenStore:
     def __init__(self, path: Path) -> None:
         self._layout, self._rel = Layout.open(path.parent), path.name
         root = json.loads((path / ROOT_METADATA).read_text(encoding="utf-8"))
-        self._arrays = root["consolidated_metadata"]["metadata"]
+        self.arrays = root["consolidated_metadata"]["metadata"]
         sizes = {
             file.relative_to(path.parent).as_posix(): file.stat().st_size
             for file in path.rglob("*")
@@ -259,9 +260,6 @@ class _WrittenStore:
         }
         files = {rel: OutFile(rel, nbytes, "") for rel, nbytes in sizes.items()}
         self._promise = Promise(rows=0, frames={}, columns={}, files=files)
-
-    def frame_chunks(self, stream: str) -> FrameChunks:
-        return FrameChunks.of(f"{self._rel}/{stream}", self._arrays[f"{stream}/values"])
 
     def frames(self, stream: str, values: FrameChunks) -> Iterator[NDArray[Any]]:
         """Yield all frames of a stream, chunk by chunk."""
@@ -277,4 +275,4 @@ class _WrittenStore:
     def vector(self, stream: str, name: str) -> Any:
         """Read numbers or texts, one for each row."""
         key = f"{stream}/{name}"
-        return read_vector(self._layout, f"{self._rel}/{key}", self._arrays[key], self._promise)
+        return read_vector(self._layout, f"{self._rel}/{key}", self.arrays[key], self._promise)
