@@ -246,12 +246,9 @@ def outside(rel: str, what: str, wanted: int, there: int) -> CommitError:
 def join_frames(
     pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any], scale: float = 1.0
 ) -> Frames:
-    """Join pieces to a fresh array, times their scale. Memory is taken when the first piece is
-    there, because `shape` may be a claim of a damaged index.
-
-    Raises:
-        CommitError: The pieces have more or fewer frames than the array.
-    """
+    """Join pieces to a fresh array, times their scale; a CommitError if they have more or fewer
+    frames than the array. Memory is taken when the first piece is there, because `shape` may be a
+    claim of a damaged index."""
     into = np.empty((0, shape[1]), dtype)
     found = 0
     for first, piece in pieces:
@@ -277,16 +274,8 @@ def whole(pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any])
 
 
 class FrameView:
-    """Frames of a row that are not joined yet.
-
-    Args:
-        pieces: Read-only parts of blocks.
-        shape: (n_frames, width).
-        dtype: Type of the joined frames.
-        scale: Factor of the stored values.
-    Raises:
-        CommitError: The pieces have more or fewer frames than the shape.
-    """
+    """Frames of a row that are not joined yet: read-only parts of blocks, and the shape, type and
+    scale of the joined frames. Raises as `join_frames`."""
 
     def __init__(
         self,

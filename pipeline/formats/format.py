@@ -94,13 +94,9 @@ def explain_damage(
     """Turn errors of decoders on damaged bytes into one line that names row and file.
 
     Errors of the system (no right, no network) pass unchanged, but not a missing file. Too little
-    memory, a module that is not installed and a fault of a program are not damage.
-
-    Args:
-        where: The row.
-        file: The file, for the message.
-        is_whole: Tells whether the file holds the bytes that were committed; asked where a decoder
-            fails in a way that a fault of a program may cause as well.
+    memory, a module that is not installed and a fault of a program are not damage. Where a decoder
+    fails in a way that a fault of a program may cause as well, `is_whole` tells whether the file
+    holds the bytes that were committed.
     """
     try:
         yield
@@ -271,23 +267,16 @@ class Format(ABC):
 
 
 def format_name(name: str) -> str:
-    """A name as it may stand in a dataset, whether the format is installed here or not.
-
-    Raises:
-        ValueError: It is no name of a format.
-    """
+    """Return a name as it may stand in a dataset, whether the format is installed here or not; a
+    ValueError if it is no name of a format."""
     if not _NAME.fullmatch(name) or name in OTHER_PARTS:
         raise ValueError(f"expected the name of a format, as zarr, got {name!r}")
     return name
 
 
 def format_of(name: str) -> Format:
-    """Return the format of a name.
-
-    Raises:
-        ExtensionError: None is installed under it, or it is not what the group's entry points
-            lead to.
-    """
+    """Return the format of a name; an ExtensionError if none is installed under it, or if its entry
+    point leads to something else."""
     found = FORMATS.load(name)
     if not isinstance(found, Format):
         raise ExtensionError(
@@ -315,12 +304,8 @@ def installed(names: Iterable[str]) -> dict[str, Format]:
 def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str]) -> str:
     """Choose the format in which a dataset is read: the wanted one, else the best that works here.
 
-    Args:
-        names: In which the dataset is stored.
-        writers: Format to the distribution that wrote it, as far as that is known.
-    Raises:
-        ValueError: The dataset is not stored so.
-        ExtensionError: It is, but nothing here reads it.
+    A ValueError if the dataset is not stored in the wanted format, an ExtensionError if nothing
+    here reads it. `writers` tells the distribution that wrote a format, as far as that is known.
     """
     if wanted is not None and wanted not in names:
         raise ValueError(
@@ -344,12 +329,8 @@ def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str])
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse formats that one dataset cannot have, before any work.
-
-    Raises:
-        ExtensionError: One of them is not usable.
-        SpecError: Two would write the same file.
-    """
+    """Refuse formats that one dataset cannot have, before any work: an ExtensionError for a format
+    that is not usable, a SpecError for two that would write the same file."""
     owners: dict[str, str] = {}
     for name in names:
         suffix = format_of(name).suffix

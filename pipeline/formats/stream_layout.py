@@ -178,11 +178,7 @@ class StreamLayout(ABC):
         return f"at {self.frame_rate_hz:g} Hz" if self.frame_rate_hz else "once a clip"
 
     def check(self, row: FeatureRow, dtype: str) -> None:
-        """Refuse values that do not fit their stream.
-
-        Raises:
-            CommitError: It names the row, the stream and what is wrong.
-        """
+        """Refuse values that do not fit their stream; a CommitError names row, stream and fault."""
         values, dtype = row.streams[self.name], self.stored_dtype(dtype)
         fits = values.ndim == 2 and values.shape[1] == self.stored_width
         if fits and values.dtype.name == dtype:

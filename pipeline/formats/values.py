@@ -66,16 +66,8 @@ Float32Frames = NDArray[np.float32]
 
 
 class Spilled:
-    """An array (n, width) that grows at its end and is read in slices.
-
-    Args:
-        dtype: Of the values.
-        width: Columns.
-        folder: Where the file lies; None, and one that is missing, mean the system's folder for
-            temporary files.
-    Invariants:
-        `np.asarray(spilled)` equals the blocks that were added, one after another.
-    """
+    """An array (n, width) that grows at its end and is read in slices. Without a folder, and where
+    the folder is missing, its file lies in the system's folder for temporary files."""
 
     ndim = 2
 
@@ -236,12 +228,7 @@ def as_stored(streams: Iterable[StreamInfo], dtype: str) -> list[StreamInfo]:
 
 
 class Caster:
-    """Casts the frames of a job's streams.
-
-    Args:
-        dtype: Type of the output.
-        streams: The streams as they are stored, see `as_stored`.
-    """
+    """Casts the frames of a job's streams, which are given as they are stored, see `as_stored`."""
 
     def __init__(self, dtype: npt.DTypeLike, streams: Iterable[StreamInfo] = ()) -> None:
         known = [*streams]
@@ -328,11 +315,8 @@ def quantised(frames: Frames) -> NDArray[np.int8]:
 
 
 def dequantised(rows: Frames) -> Float32Frames:
-    """Decode the frames of rows in int8; the first row begins a block.
-
-    Raises:
-        CommitError: A scale is no finite number.
-    """
+    """Decode the frames of rows in int8, of which the first begins a block; a CommitError if a
+    scale is no finite number."""
     blocks = -(-len(rows) // BLOCK_ROWS)
     frames = np.empty((max(0, len(rows) - SCALE_ROWS * blocks), rows.shape[1]), np.float32)
     for some, into in _equal_blocks(rows, BLOCK_ROWS, frames, BLOCK_FRAMES):
@@ -364,16 +348,8 @@ def _equal_blocks(
 def read_frames(
     read: Callable[[int, int], Frames], *, n_stored: int, n_frames: int, span: tuple[int, int]
 ) -> Float32Frames:
-    """Read frames [first, last) of a clip in int8.
-
-    Args:
-        read: Reads stored rows [first, last) of the clip.
-        n_stored: Stored rows of the clip.
-        n_frames: Frames of the clip.
-        span: First frame, and the frame after the last.
-    Raises:
-        CommitError: Stored rows and frames do not go together.
-    """
+    """Read frames [first, last) of a clip in int8. `read` reads stored rows [first, last). A
+    CommitError if the numbers of stored rows and frames do not go together."""
     if n_stored != stored_rows(n_frames):
         raise CommitError(
             f"expected {stored_rows(n_frames)} rows in int8 for {n_frames} frames, the index says "

@@ -200,11 +200,8 @@ class TarContents:
         return found
 
     def npy(self, row: TarRow, stream: str, width: int, dtype: str) -> Npy:
-        """Read the header of a row's values.
-
-        Raises:
-            CommitError: They are not of this width and type, or not as many as there are bytes.
-        """
+        """Read the header of a row's values; a CommitError if they are not of this width and type,
+        or not as many as there are bytes."""
         name = f"{stream}.npy"
         start, size = row.members[name]
         self._file.seek(start)
@@ -225,11 +222,8 @@ class TarContents:
         return Npy(f"{row.key}.{name}", head, behind, shape[0], width, wanted, sha256)
 
     def pieces(self, npy: Npy) -> Iterator[np.ndarray]:
-        """Yield the values in blocks of about `PIECE_BYTES`.
-
-        Raises:
-            CommitError: The hash is wrong; raised after the last block.
-        """
+        """Yield the values in blocks of about `PIECE_BYTES`; after the last block a CommitError if
+        the hash is wrong."""
         digest, row_bytes = hashlib.sha256(npy.head), npy.width * npy.dtype.itemsize
         step = max(1, PIECE_BYTES // row_bytes)
         for first in range(0, npy.frames, step):

@@ -40,12 +40,8 @@ class Strict:
 
 
 def typed_json(kind: type[T], text: str | bytes) -> T:
-    """Return the object of a dataclass that a JSON text describes.
-
-    Raises:
-        ValueError: The text is not JSON, or a field is missing, unknown or of another type; one
-            line names the value.
-    """
+    """Return the object of a dataclass that a JSON text describes; a ValueError of one line if the
+    text is not JSON, or a field is missing, unknown or of another type."""
     try:
         return _adapter(kind).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
@@ -55,12 +51,8 @@ def typed_json(kind: type[T], text: str | bytes) -> T:
 
 
 def versioned_json(kind: type[T], text: str | bytes) -> T:
-    """Return the object of a dataclass that has a `layout_version`, as `typed_json` does.
-
-    Raises:
-        ValueError: As `typed_json`.
-        UnreadableVersionError: This release does not read the version.
-    """
+    """Return the object of a dataclass that has a `layout_version`, as `typed_json` does; an
+    UnreadableVersionError if this release does not read the version."""
     try:
         found = typed_json(kind, text)
         version = found.layout_version  # type: ignore[attr-defined]
@@ -91,14 +83,8 @@ def read_table(layout: Layout, rel: str, columns: Sequence[str] | None = None) -
 
 
 def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the table of a Parquet file in memory, or some of its columns.
-
-    Invariants:
-        No other thread ever holds `content`.
-
-    Raises:
-        MemoryError: There is too little memory for the table.
-    """
+    """Return the table of a Parquet file in memory, or some of its columns; a MemoryError if there
+    is too little memory. No other thread ever holds `content`."""
     try:
         with pq.ParquetFile(
             pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True

@@ -72,12 +72,8 @@ _memory_lock = threading.Lock()
 
 
 def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
-    """Return the fsspec filesystem of a URI and the path in it; touches nothing yet.
-
-    Raises:
-        MissingPackageError: Its package is not installed here.
-        ValueError: No package is known for the scheme, or an option does not fit.
-    """
+    """Return the fsspec filesystem of a URI and the path in it; touches nothing yet. Raises as
+    `Backend.open`."""
     os.environ.setdefault(GCSFS_KINDS_OF_BUCKET, "false")
     if (path := local_path(uri)) is not None:
         return fsspec.filesystem("file", **options), path
@@ -104,15 +100,10 @@ def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
 
 
 def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> bool:
-    """Return True if a client would ask its store for another object than a URI names.
+    """Return True if a client would ask its store for another object than a URI names, which is no
+    chain. With `versions`, the end of the URI may name a version of the object.
 
     Some clients cut names: s3fs at `?versionId=`, adlfs at a tab, a web client at `#`.
-
-    Args:
-        fs: The filesystem of the URI, see `filesystem_of`.
-        path: The path in it.
-        uri: One object, no chain.
-        versions: The end of a URI may name a version of the object.
     """
     if is_web(uri):
         return "#" in uri

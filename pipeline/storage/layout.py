@@ -313,14 +313,8 @@ class _RemoteFile(SeekableFile):
 
 
 class StoredFile:
-    """A file of a dataset that never changes; it holds no handle between reads.
-
-    Args:
-        layout: The dataset.
-        rel: The file in it.
-        nbytes: Size of the file, as committed.
-        sha256: Hash of the file, as committed; a local cache finds the file by it.
-    """
+    """A file of a dataset that never changes, with its size and hash as committed; a local cache
+    finds the file by its hash. It holds no handle between reads."""
 
     def __init__(self, layout: Layout, rel: str, nbytes: int, sha256: str) -> None:
         self.layout, self.rel, self.nbytes, self._sha256 = layout, rel, nbytes, sha256

@@ -89,8 +89,10 @@ class LocalCache:
             for index in sorted({hash((sha256, number)) % LOCKS for number in needed}):
                 stack.enter_context(self._locks[index])
             missing = [n for n in needed if not self._load(sha256, n, start, found)]
-            for run in _runs(missing):
-                if not self._fetch(sha256, nbytes, run, start, found, fetch):
+            # Neighbouring parts are fetched together.
+            ends = np.flatnonzero(np.diff(missing) != 1) + 1
+            for run in np.split(np.array(missing, np.int64), ends) if missing else ():
+                if not self._fetch(sha256, nbytes, run.tolist(), start, found, fetch):
                     return fetch(start, length)
         return found
 
@@ -227,18 +229,6 @@ class LocalCache:
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Yield sorted numbers in groups of neighbours."""
-    run: list[int] = []
-    for number in numbers:
-        if run and number != run[-1] + 1:
-            yield run
-            run = []
-        run.append(number)
-    if run:
-        yield run
 
 
 def _checked(handle: int, low: int, high: int) -> Bytes | None:

@@ -203,10 +203,7 @@ def write_local(path: str, data: bytes) -> None:
 
 def _if_it_holds(path: str, seen: bytes, change: Callable[[], None]) -> bool:
     """Change a file that holds `seen`, under a lock on its folder; return False where it does not.
-
-    Raises:
-        OutputError: Another process has kept the folder locked for `LOCK_WAIT_S`.
-    """
+    An OutputError if another process has kept the folder locked for `LOCK_WAIT_S`."""
     try:
         handle = os.open(os.path.dirname(path), os.O_RDONLY)
         try:

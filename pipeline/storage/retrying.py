@@ -72,12 +72,8 @@ Method = Callable[Concatenate[Any, P], R]
 
 
 def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], Method[P, R]]:
-    """Give a method of a layout retries and its error.
-
-    Args:
-        doing: What the method does to a file, for the message: read, written, listed, removed.
-        path_at: Which positional argument is the path; None where it is the root.
-    """
+    """Give a method of a layout retries and its error: `<path> cannot be <doing>`. `path_at` tells
+    which positional argument is the path; None stands for the root."""
 
     def decorate(method: Method[P, R]) -> Method[P, R]:
         @wraps(method)

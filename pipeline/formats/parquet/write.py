@@ -170,10 +170,10 @@ class BinaryCells:
     level: int | None = None
 
     def field(self, column: str, width: int, dtype: str, attrs: Mapping[str, str]) -> pa.Field:
-        """Return name and type of a stream's column, given width and type of its stored rows.
-        `attrs` turn numbers into values, see `StreamLayout.number_attrs`."""
-        facts = {COLUMNS_KEY: str(width), DTYPE_KEY: dtype}
-        return pa.field(column, pa.binary(), metadata=facts | _prefixed(attrs))
+        """Return name and type of a stream's column, given width and type of its stored rows, and
+        metadata on how numbers become values."""
+        facts = {COLUMNS_KEY.decode(): str(width), DTYPE_KEY.decode(): dtype}
+        return pa.field(column, pa.binary(), metadata={**facts, **attrs})
 
     def stored(self, field: pa.Field) -> tuple[int, str]:
         """Return columns and dtype of the frames as the file states them; a CommitError if it does
@@ -231,7 +231,7 @@ class NestedCells:
 
     def field(self, column: str, width: int, dtype: str, attrs: Mapping[str, str]) -> pa.Field:
         kind = pa.list_(pa.list_(pa.from_numpy_dtype(dtype), width))
-        return pa.field(column, kind, metadata=_prefixed(attrs) or None)
+        return pa.field(column, kind, metadata=attrs or None)
 
     def stored(self, field: pa.Field) -> tuple[int, str]:
         try:
@@ -258,10 +258,6 @@ class NestedCells:
     def limits(self, rows: int, frames: int, width: int, dtype: str) -> tuple[int, int]:
         values = frames * width + rows
         return values, values * (np.dtype(dtype).itemsize + OVERHEAD_BYTES)
-
-
-def _prefixed(attrs: Mapping[str, str]) -> dict[str, str]:
-    return {f"{PREFIX}{name}": text for name, text in attrs.items()}
 
 
 CellEncoding = BinaryCells | NestedCells
@@ -362,7 +358,8 @@ def _schema(
             raise CommitError(f"stream {info.name!r} has the name of a scalar column: rename it")
         layout = layout_of(info).in_values()
         dtype = layout.stored_dtype(encoding.dtype)
-        fields.append(form.field(info.name, layout.stored_width, dtype, layout.number_attrs()))
+        attrs = {f"{PREFIX}{name}": text for name, text in layout.number_attrs().items()}
+        fields.append(form.field(info.name, layout.stored_width, dtype, attrs))
     metadata = {
         STREAMS_KEY: json.dumps([in_values(info).to_dict() for info in streams]).encode(),
         ATTRS_KEY: json.dumps(dict(encoding.attrs or {}), sort_keys=True).encode(),

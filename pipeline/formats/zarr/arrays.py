@@ -130,12 +130,8 @@ def _checked_chunks(
 
 @dataclass(frozen=True)
 class ChunkCodec:
-    """The codecs of an array's chunks.
-
-    Args:
-        compressor: blosc, zstd, or "" for none.
-        has_crc: A checksum follows the body; stores of layout version 1 have none.
-    """
+    """The codecs of an array's chunks: the compressor (blosc, zstd, or "" for none), and whether a
+    checksum follows the body. Stores of layout version 1 have no checksum."""
 
     compressor: str
     has_crc: bool
@@ -300,12 +296,8 @@ def read_end(file: StoredFile) -> Bytes:
 def read_index(file: StoredFile, n_chunks: int, end: Bytes | None = None) -> NDArray[np.int64]:
     """Read where the chunks of an object lie: (chunk, [first byte, end]); -1 for a missing chunk.
 
-    Args:
-        file: The object.
-        n_chunks: Entries of the index.
-        end: Last bytes of the object, or all of them, where they were read already.
-    Raises:
-        CommitError: The index is damaged, or points elsewhere.
+    `end` holds the last bytes of the object, or all of them, where they were read already. A
+    CommitError if the index is damaged, or points elsewhere.
     """
     nbytes = n_chunks * ENTRY_BYTES + CRC_BYTES
     place = file.layout.url(file.rel)
@@ -337,17 +329,10 @@ def read_vector(
     promise: Promise,
     said: pa.ChunkedArray | None = None,
 ) -> Any:
-    """Read a vector of one chunk: an array of numbers, or a list of texts.
+    """Read a vector of one chunk, an array of numbers or a list of texts, from the folder `rel`.
 
-    Args:
-        layout: The dataset.
-        rel: The array's folder.
-        array: Its metadata.
-        promise: The committed files.
-        said: Values of the dataset's index. Where they encode to the committed file, the file is
-            not fetched. One release writes equal values as equal files.
-    Raises:
-        CommitError: They are damaged or missing.
+    Where the values that the dataset's index has (`said`) encode to the committed file, the file is
+    not fetched. One release writes equal values as equal files.
     """
     texts = array["codecs"][0]["name"] == TEXT_CODEC
     dtype = None if texts else np.dtype(array["data_type"]).newbyteorder("<")

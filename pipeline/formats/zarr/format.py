@@ -217,33 +217,32 @@ class ZarrShard:
         return self._vectors[key]
 
     def _blocks(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield decoded chunks with their numbers, in any order."""
-        there = self._cache.held([(self.rel, stream, chunk) for chunk in chunks])
-        missing = [chunk for chunk, block in zip(chunks, there, strict=True) if block is None]
-        for chunk, block in zip(chunks, there, strict=True):
-            if block is not None:
-                yield chunk, block[0]
-        if missing:
-            yield from self._awaited(stream, missing)
-
-    def _awaited(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Load chunks that were not cached, and wait for chunks that other threads load."""
+        """Yield decoded chunks with their numbers, in any order: cached chunks, then chunks that
+        are loaded here, then chunks that other threads load."""
+        keys = [(self.rel, stream, chunk) for chunk in chunks]
+        missing = []
+        for key, block in zip(keys, self._cache.held(keys), strict=True):
+            if block is None:
+                missing.append(key)
+            else:
+                yield key[2], block[0]
+        if not missing:
+            return
         # Claimed, or threads that read ahead would read the same chunks at the same time. Loaded
         # before waiting, because other threads may wait for these chunks.
-        mine = self._cache.claim((self.rel, stream, chunk) for chunk in chunks)
-        claimed = [chunk for _, _, chunk in mine]
+        mine = self._cache.claim(missing)
         try:
-            yield from self._load(stream, claimed)
+            yield from self._load(stream, [chunk for _, _, chunk in mine])
         finally:
             self._cache.release(mine)
-        missing = []
-        for chunk in sorted({*chunks} - {*claimed}):
-            block = self._cache.get((self.rel, stream, chunk))
+        left = []
+        for key in sorted({*missing} - {*mine}):
+            block = self._cache.get(key)
             if block is None:
-                missing.append(chunk)
+                left.append(key[2])
             else:
-                yield chunk, block[0]
-        yield from self._load(stream, missing)
+                yield key[2], block[0]
+        yield from self._load(stream, left)
 
     def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """Fetch, decode and keep chunks; contiguous chunks are one request."""

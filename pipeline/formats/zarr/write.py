@@ -215,12 +215,8 @@ def digest_zarr(
 ) -> ShardDigest:
     """Return the digest of a written store, read chunk by chunk.
 
-    Args:
-        path: The store.
-        streams: Its streams.
-        rows: The rows that were written.
-        expected: Digest of the rows. A stream that equals the rows bit by bit is not hashed; its
-            hash is taken from here.
+    Given the rows that were written and their digest, a stream that equals the rows bit by bit is
+    not hashed; its hash is the expected one.
     """
     store = _WrittenStore(path)
     digests = {}
