@@ -304,8 +304,8 @@ def installed(names: Iterable[str]) -> dict[str, Format]:
 def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str]) -> str:
     """Choose the format in which a dataset is read: the wanted one, else the best that works here.
 
-    A ValueError if the dataset is not stored in the wanted format, an ExtensionError if nothing
-    here reads it. `writers` tells the distribution that wrote a format, as far as that is known.
+    Raises a ValueError if the dataset is not stored in the wanted format, and an ExtensionError if
+    nothing here reads it. `writers` names the distributions that wrote formats, where known.
     """
     if wanted is not None and wanted not in names:
         raise ValueError(
@@ -329,8 +329,8 @@ def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str])
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse formats that one dataset cannot have, before any work: an ExtensionError for a format
-    that is not usable, a SpecError for two that would write the same file."""
+    """Refuse formats that one dataset cannot have, before any work. Raises an ExtensionError for an
+    unusable format, and a SpecError for two formats that would write the same file."""
     owners: dict[str, str] = {}
     for name in names:
         suffix = format_of(name).suffix

@@ -64,8 +64,8 @@ Span = tuple[int, int]
 class StreamLayout(ABC):
     """The stored form of a stream, and how it is read; get one from `layout_of`.
 
-    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip. The fields are
-    those of `StreamInfo`.
+    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip. Fields as
+    in `StreamInfo`.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Values of a stream: in memory or a file, cast to the job's dtype, in int8, and converted back.
+"""Values of a stream in memory or in a file, their cast to the job's dtype, and the way back.
 
 `Spilled` holds the values of a long row in a file instead of memory. A row of hours has hundreds of
 megabytes of features, and a worker has two shards at once. `Spilled` takes a stream block by block
-and gives slices back, so a row of any length takes the memory of one block. Its file has no name
-and goes with the object, or with the process.
+and gives slices back. A row of any length therefore takes the memory of one block. The file has no
+name and goes with the object, or with the process.
 
 float16 holds 11 bits from 6.1e-5 to 65504. Smaller values lose bits, and values below 3e-8 are 0.
 Hair cells in units of their input lie around 1e-4 at 65 dB SPL and at 1e-9 in pauses. Their streams
@@ -304,7 +304,7 @@ def quantised(frames: Frames) -> NDArray[np.int8]:
     low_bits = np.uint32(2**HALF_BITS - 1)
     for some, into in _equal_blocks(frames, BLOCK_FRAMES, rows, BLOCK_ROWS):
         exact = np.abs(some).max(axis=1) / np.float32(LARGEST)
-        # Rounded up to bfloat16: never negative, so the next higher bits are a larger number.
+        # Rounded up to bfloat16. Numbers from 0 on are in the order of their bits.
         bits = (np.ascontiguousarray(exact).view(np.uint32) + low_bits) & ~low_bits
         scale, upper = bits.view(np.float32), bits >> HALF_BITS
         into[:, 0] = upper.astype(np.uint8).view(np.int8)

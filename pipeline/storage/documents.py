@@ -40,8 +40,8 @@ class Strict:
 
 
 def typed_json(kind: type[T], text: str | bytes) -> T:
-    """Return the object of a dataclass that a JSON text describes; a ValueError of one line if the
-    text is not JSON, or a field is missing, unknown or of another type."""
+    """Return the object of a dataclass that a JSON text describes. Raises a ValueError of one line
+    if the text is not JSON, or if a field is missing, unknown or of another type."""
     try:
         return _adapter(kind).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:

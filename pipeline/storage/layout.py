@@ -271,8 +271,8 @@ class Layout:
         self._store.settle([self.path(name) for name in names])
 
     def check_writable(self) -> None:
-        """Prove, before any work, that this output can be written and that commits are safe there;
-        an OutputError if it cannot, or if the store overwrites where it must refuse."""
+        """Prove, before any work, that this output can be written and that commits are safe there.
+        Raises an OutputError if not, for example if the store overwrites where it must refuse."""
         token = secrets.token_hex(4)
         probe = f".probe-{token}"
         try:

@@ -97,8 +97,8 @@ class LocalBackend(Backend):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            # On a filesystem without hard links a crash can leave a part of the data: readers of
-            # such files refuse half a JSON by name instead of trusting it.
+            # Without hard links a crash can leave a part of the data. Readers of such files refuse
+            # half a JSON by name instead of trusting it.
             try:
                 _write_new(path, data)
             except FileExistsError:

@@ -125,8 +125,8 @@ def _retried(layout: Any, work: Callable[[], R]) -> R:
 
 
 def storage_error(what: str, error: BaseException) -> StorageError:
-    """Return the error of a call that failed, with the number of the system's error if it has one.
-    `what` tells the file and what cannot be done to it."""
+    """Return the error of a failed call, with the number of the system's error if there is one. The
+    message begins with `what`: the file and the action that failed."""
     number = next((e.errno for e in chain(error) if isinstance(e, OSError) and e.errno), None)
     if http_status(error) is not None:
         number = None  # s3fs gives numbers of its own making to answers of the store

@@ -71,7 +71,7 @@ GAP_BYTES, REMOTE_GAP_BYTES = 2**13, 2**17
 
 
 def read_footer(file: StoredFile) -> pq.FileMetaData:
-    """Read and check the footer; a CommitError if it is not the one that was written."""
+    """Read and check the footer; a CommitError if the footer was damaged since it was written."""
     tail = file.read(max(0, file.nbytes - TAIL_BYTES), min(TAIL_BYTES, file.nbytes)).tobytes()
     size = int.from_bytes(tail[-END_BYTES:-LENGTH_BYTES], "little") + END_BYTES
     if not tail.endswith(MAGIC) or size > file.nbytes:

@@ -294,10 +294,10 @@ def read_end(file: StoredFile) -> Bytes:
 
 
 def read_index(file: StoredFile, n_chunks: int, end: Bytes | None = None) -> NDArray[np.int64]:
-    """Read where the chunks of an object lie: (chunk, [first byte, end]); -1 for a missing chunk.
+    """Read where the chunks of an object lie: (chunk, [first byte, end]). Missing chunks have -1.
 
-    `end` holds the last bytes of the object, or all of them, where they were read already. A
-    CommitError if the index is damaged, or points elsewhere.
+    `end` holds the last bytes of the object, or all bytes, where they were read already. Raises a
+    CommitError if the index is damaged, or points out of the object.
     """
     nbytes = n_chunks * ENTRY_BYTES + CRC_BYTES
     place = file.layout.url(file.rel)

@@ -1,8 +1,8 @@
-"""The format `zarr`, and random access to one store: chunks decoded once, straight into the block
-that is kept.
+"""The format `zarr`, and random access to one store.
 
-zarr would read the same bytes, but its general path costs more than decoding. zarr reads a missing
-chunk as zeros; here it is an error, because writers write every chunk.
+Chunks are decoded once, straight into the block that is kept. zarr would read the same bytes, but
+its general path costs more than decoding. zarr reads a missing chunk as zeros. Here a missing chunk
+is an error, because writers write every chunk.
 """
 
 from __future__ import annotations

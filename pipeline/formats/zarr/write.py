@@ -13,8 +13,7 @@ zarr-python writes arrays and metadata. A group's `zarr.json` also holds the met
 below it (`consolidated_metadata`). `zarr.consolidate_metadata` would write the same, but warns on
 every v3 store. Each stream's group has its own copy, because xarray opens one group alone.
 
-`digest_zarr` reads a written store back from its files, with the reader's functions for the index
-of chunks, checksums and decompression.
+`digest_zarr` reads a written store back with the functions of the reader.
 """
 
 from __future__ import annotations
