@@ -19,9 +19,9 @@ from earmill.jobs.demo_audio import music, speech
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard
-from earmill.pipeline.formats.dtypes import Caster
-from earmill.pipeline.formats.registry import stored_streams
+from earmill.pipeline.formats.format import stored_streams
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.values import Caster
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import plan_path

@@ -18,8 +18,7 @@ from amtcore.features.base import StreamInfo
 from amtcore.features.build import build_extractor
 from benchmarks.feature_sets import sounds
 from benchmarks.report import table, write_section
-from earmill.pipeline.formats.dtypes import INT8, Caster, as_stored, dequantised
-from earmill.pipeline.formats.frames import converted
+from earmill.pipeline.formats.values import INT8, Caster, as_stored, converted, dequantised
 from earmill.pipeline.formats.zarr.write import chunk_frames
 
 SPEECH = Path(__file__).resolve().parents[1] / "tests" / "data" / "speech"

@@ -23,8 +23,8 @@ from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executors import WorkerRequest
 from earmill.pipeline.driver.executors.local import LocalProcess, LocalWorkers
 from earmill.pipeline.driver.placement import Node
-from earmill.pipeline.formats.dtypes import as_stored
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.values import as_stored
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec, RunSpec

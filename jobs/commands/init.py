@@ -169,7 +169,7 @@ class _Asker:
 
 
 def _is_local(place: str) -> bool:
-    from earmill.pipeline.storage.fsspec_store import is_local  # imports fsspec
+    from earmill.pipeline.storage.backend import is_local
 
     return is_local(place)
 

@@ -151,7 +151,7 @@ def _check_submitted(spec: JobSpec) -> None:
     included.
     """
     from earmill.pipeline.common.errors import SpecError
-    from earmill.pipeline.storage.fsspec_store import is_local
+    from earmill.pipeline.storage.backend import is_local
 
     uri = spec.output.uri
     if SUBMITTED in os.environ and is_local(uri) and not os.path.isabs(uri):

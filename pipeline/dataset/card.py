@@ -21,10 +21,10 @@ from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.croissant import has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.formats.dtypes import BLOCK_ROWS, INT8
-from earmill.pipeline.formats.registry import format_of
-from earmill.pipeline.formats.rows import CastError, OutFile, total
+from earmill.pipeline.formats.format import format_of
+from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
+from earmill.pipeline.formats.values import BLOCK_ROWS, INT8, CastError, total
 from earmill.pipeline.spec.licenses import stored_licenses
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all

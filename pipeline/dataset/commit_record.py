@@ -25,9 +25,8 @@ from pydantic_core import to_json
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.dataset.description import read_dataset
-from earmill.pipeline.formats.format import Format, Promise, format_name
+from earmill.pipeline.formats.format import Format, Promise, format_name, format_of
 from earmill.pipeline.formats.moments import StoredMoments
-from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import QUARANTINE_SCHEMA, quarantine_table
 from earmill.pipeline.formats.rows import OutFile, QuarantineRow
 from earmill.pipeline.storage import paths

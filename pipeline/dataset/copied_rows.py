@@ -36,19 +36,11 @@ from earmill.pipeline.dataset.driver_lock import Fence
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
 from earmill.pipeline.dataset.snapshot import put_named, read_checked
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
-from earmill.pipeline.formats.format import explain_damage, is_as_committed
-from earmill.pipeline.formats.registry import chosen, format_of
+from earmill.pipeline.formats.format import chosen, explain_damage, format_of, is_as_committed
 from earmill.pipeline.formats.row_table import BASE_TYPES, EXTRA_PREFIX
-from earmill.pipeline.formats.rows import (
-    CastError,
-    FeatureRow,
-    OutFile,
-    QuarantineRow,
-    Spilled,
-    Values,
-    total,
-)
+from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
+from earmill.pipeline.formats.values import CastError, Spilled, Values, total
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
@@ -275,7 +267,7 @@ def _info(records: Sequence[CommitRecord], rows: int) -> dict[str, Any]:
     if rows == sum(record.rows_ok for record in records):
         costs = [record.info.get("cast_errors") or {} for record in records]
         whole = total({k: CastError(**v) for k, v in part.items()} for part in costs)
-        found["cast_errors"] = {name: error.to_dict() for name, error in sorted(whole.items())}
+        found["cast_errors"] = {name: asdict(error) for name, error in sorted(whole.items())}
     return found
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.formats.format import BINARY
-from earmill.pipeline.formats.registry import format_of
+from earmill.pipeline.formats.format import BINARY, format_of
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.licenses import License, stored_licenses

@@ -68,7 +68,7 @@ class DatasetFile(Strict):
             writes it.
         extra_labels: Carried-through column of class numbers to the names of the classes.
         created: ISO 8601 time, UTC.
-        parquet_form: See `formats.parquet.cells`; not named where it is nested, as all sets were
+        parquet_form: See `formats.parquet.format`; not named where it is nested, as all sets were
             that were begun before layout version 3.
         licenses: Licences of `source` and `features`, as far as the job states them.
         change: Changes of a revision; None in dataset.json.

@@ -57,10 +57,9 @@ from earmill.pipeline.dataset.commit_record import (
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.formats.digest import ShardDigest, digest_rows
-from earmill.pipeline.formats.format import BINARY
+from earmill.pipeline.formats.format import BINARY, Encoding, format_of
 from earmill.pipeline.formats.moments import shard_moments
-from earmill.pipeline.formats.registry import Encoding, format_of, row_table, write_table
-from earmill.pipeline.formats.row_table import quarantine_table
+from earmill.pipeline.formats.row_table import quarantine_table, row_table, write_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.storage import paths

@@ -41,7 +41,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.formats.registry import installed
+from earmill.pipeline.formats.format import installed
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths

@@ -1,4 +1,13 @@
-"""Decoded blocks of shards: the interface of a shard's reader, and a cache of bounded size."""
+"""Decoded blocks of shards: a cache of bounded size, the interface of a shard's reader, and the
+frames of a row out of blocks, joined or viewed.
+
+A reader gives fresh arrays, so that nobody can edit the cache. Code that collates a batch copies
+frames once more, so it asks for views (`copy=False`), which are copied once:
+
+    row.features[stream].fill(into)    # a FrameView; converted on the way
+
+A view keeps its block in memory.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +16,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from threading import BoundedSemaphore, Condition
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
 from earmill.pipeline.common.machine import cores
+from earmill.pipeline.formats.values import Frames, convert_into
 
 DecodedBlock = tuple[np.ndarray, ...]
 Key = TypeVar("Key", bound=Hashable)
@@ -20,17 +30,16 @@ Key = TypeVar("Key", bound=Hashable)
 BlockKey = tuple[str, str, int]
 # Stream, number of the block in the stream.
 Block = tuple[str, int]
+# First frame of a piece, counted in its span, and the piece's frames, (n, width).
+Piece = tuple[int, np.ndarray]
+# A view of a part of a larger block than this many times the part is copied, not kept.
+MAX_BLOCK_RATIO = 8
 
 
 @dataclass
 class IoCounts:
-    """Reads of this process since it opened the dataset.
-
-    Args:
-        shards_opened: Shard files or stores opened.
-        blocks_read: Zarr inner chunks or Parquet row-group columns fetched and decoded.
-        bytes_read: Their decoded bytes.
-    """
+    """Reads of this process since it opened the dataset: shards, blocks, and decoded bytes. A block
+    is a Zarr inner chunk or a column of a Parquet row group."""
 
     shards_opened: int = 0
     blocks_read: int = 0
@@ -79,11 +88,8 @@ class BlockCache:
     def claim(self, keys: Iterable[Key], *, ahead: bool = False) -> list[Key]:
         """Return the blocks that are neither cached nor being loaded; the caller loads them now.
 
-        The caller gives every claimed block back with `release`, or others wait for ever.
-
-        Args:
-            keys: The blocks.
-            ahead: No row needs them yet.
+        The caller gives every claimed block back with `release`, or others wait for ever. Blocks
+        that no row needs yet are claimed `ahead`.
         """
         with self._changed:
             claimed = [key for key in keys if not (self._has(key) or key in self._loading)]
@@ -148,14 +154,13 @@ class BlockCache:
     def _evict(self, newest: Hashable) -> None:
         """Drop one block, but not the newest."""
         used, ahead = next(iter(self._used), newest), next(iter(self._ahead), newest)
-        if ahead != newest and (used == newest or self._is_passed_over(ahead)):
+        if ahead != newest and (
+            used == newest or self.counts.bytes_read - self._ahead[ahead][1] > self.max_bytes
+        ):
             block, _ = self._ahead.pop(ahead)
         else:
             block = self._used.pop(used)
         self.nbytes -= _nbytes(block)
-
-    def _is_passed_over(self, key: Hashable) -> bool:
-        return self.counts.bytes_read - self._ahead[key][1] > self.max_bytes
 
 
 def _nbytes(block: DecodedBlock) -> int:
@@ -193,12 +198,8 @@ class ReadsAhead(Protocol):
         """Return the numbers of the blocks that hold these frames."""
 
     def prepare(self, streams: Iterable[str], pool: Executor) -> None:
-        """Fetch what reading these streams needs first, such as the places of blocks.
-
-        Args:
-            streams: Streams that are read soon.
-            pool: Threads for concurrent requests; they wait for nothing but those requests.
-        """
+        """Fetch what reading these streams needs first, such as the places of blocks. The threads
+        of the pool wait for nothing but such requests."""
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[Sequence[Block]]:
         """Group blocks for calls of `load`. Fetches what `prepare` would have fetched, if
@@ -206,10 +207,6 @@ class ReadsAhead(Protocol):
 
     def load(self, blocks: Sequence[Block]) -> None:
         """Fetch and decode blocks into the cache."""
-
-
-# First frame of a piece, counted in its span, and the piece's frames, (n, width).
-Piece = tuple[int, np.ndarray]
 
 
 class GivesPieces(Protocol):
@@ -244,3 +241,63 @@ def outside(rel: str, what: str, wanted: int, there: int) -> CommitError:
         f"{rel}: the index expects {wanted} of {what}, the file holds {there}; "
         "the file is damaged or does not belong to this index: run `earmill verify`"
     )
+
+
+def join_frames(
+    pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any], scale: float = 1.0
+) -> Frames:
+    """Join pieces to a fresh array, times their scale; a CommitError if they have more or fewer
+    frames than the array. Memory is taken when the first piece is there, because `shape` may be a
+    claim of a damaged index."""
+    into = np.empty((0, shape[1]), dtype)
+    found = 0
+    for first, piece in pieces:
+        if not found:
+            into = np.empty(shape, dtype)
+        convert_into(into[first : first + len(piece)], piece, scale)
+        found += len(piece)
+    _check_frames(found, shape[0])
+    return into
+
+
+def _check_frames(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise CommitError(f"expected {wanted} frames, the file gave {found}: run `earmill verify`")
+
+
+def whole(pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any]) -> Frames:
+    """Return pieces of stored rows as one array; a single piece is not copied."""
+    found = [*pieces]
+    if len(found) == 1 and found[0][1].shape == shape:
+        return found[0][1]
+    return join_frames(found, shape, dtype)
+
+
+class FrameView:
+    """Frames of a row that are not joined yet: read-only parts of blocks, and the shape, type and
+    scale of the joined frames. Raises as `join_frames`."""
+
+    def __init__(
+        self,
+        pieces: Iterable[Piece],
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        scale: float = 1.0,
+    ) -> None:
+        self._pieces = []
+        for first, piece in pieces:
+            block = piece.base
+            is_small = (
+                isinstance(block, np.ndarray) and block.nbytes > MAX_BLOCK_RATIO * piece.nbytes
+            )
+            self._pieces.append((first, piece.copy() if is_small else piece))
+        _check_frames(sum(len(piece) for _, piece in self._pieces), shape[0])
+        self.shape, self.dtype, self._scale = shape, dtype, scale
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def fill(self, into: Frames) -> None:
+        """Copy the frames into an array of their shape, in C order."""
+        for first, piece in self._pieces:
+            convert_into(into[first : first + len(piece)], piece, self._scale)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from earmill.pipeline.common.monitoring import HASH, doing
-from earmill.pipeline.formats.rows import FeatureRow, pieces
+from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.formats.values import pieces
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -45,12 +46,8 @@ class ShardDigest:
 
 
 class StreamHasher:
-    """Builds a `StreamDigest` from blocks of frames, in row order.
-
-    Args:
-        width: Columns of the stream on disk.
-        dtype: Type of its values.
-    """
+    """Builds a `StreamDigest` from blocks of frames, in row order. Width and dtype are those on
+    disk."""
 
     def __init__(self, width: int, dtype: str) -> None:
         self._width = width
@@ -63,7 +60,7 @@ class StreamHasher:
         block = np.ascontiguousarray(frames, dtype=self._dtype)
         self._frames += len(block)
         with doing(HASH):
-            self._values.update(_bits(block).data)
+            self._values.update(block.reshape(-1).view(np.uint8).data)
 
     def digest(self, *row_counts: Counts) -> StreamDigest:
         """Return the digest, given frames of every row and the further counts of its layout."""
@@ -103,13 +100,13 @@ def same_bits(blocks: Iterable[np.ndarray], wanted: Iterable[np.ndarray]) -> boo
     """Return True if both hold the same bits in the same order, however they are cut."""
     given, left = iter(blocks), np.empty(0, np.uint8)
     for piece in wanted:
-        bits = _bits(piece)
+        bits = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
         while len(bits):
             if not len(left):
                 block = next(given, None)
                 if block is None:
                     return False
-                left = _bits(block)
+                left = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
             length = min(len(left), len(bits))
             if not np.array_equal(left[:length], bits[:length]):
                 return False
@@ -117,15 +114,16 @@ def same_bits(blocks: Iterable[np.ndarray], wanted: Iterable[np.ndarray]) -> boo
     return not len(left) and not any(len(block) for block in given)
 
 
-def _bits(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-
-
 def differences(expected: ShardDigest, got: ShardDigest) -> list[str]:
     """Describe the differences of two digests, one line each; empty if they are equal."""
     found = []
-    if expected.row_ids != got.row_ids:
-        found.append(f"expected {len(expected.row_ids)} row ids, read back {_rows(expected, got)}")
+    wanted, there = expected.row_ids, got.row_ids
+    if wanted != there:
+        text = str(len(there))
+        if len(wanted) == len(there):
+            row = next(i for i in range(len(wanted)) if wanted[i] != there[i])
+            text = f"{there[row]!r} for {wanted[row]!r} at row {row}"
+        found.append(f"expected {len(wanted)} row ids, read back {text}")
     for name, want in expected.streams.items():
         have = got.streams.get(name)
         if have is None:
@@ -138,14 +136,3 @@ def differences(expected: ShardDigest, got: ShardDigest) -> list[str]:
         elif want.sha256 != have.sha256:
             found.append(f"stream {name}: the values read back differ from those written")
     return found
-
-
-def _rows(expected: ShardDigest, got: ShardDigest) -> str:
-    if len(expected.row_ids) != len(got.row_ids):
-        return str(len(got.row_ids))
-    wrong = next(
-        i
-        for i, pair in enumerate(zip(expected.row_ids, got.row_ids, strict=True))
-        if pair[0] != pair[1]
-    )
-    return f"{got.row_ids[wrong]!r} for {expected.row_ids[wrong]!r} at row {wrong}"

@@ -1,4 +1,5 @@
-"""The interface of a format of data files, and what a commit expects of such a file.
+"""The interface of a format of data files, the installed formats by name, and what a commit expects
+of such a file.
 
 A format is registered in the entry points of `earmill.formats`, built-in or not. A format writes a
 shard into a private local folder. Equal rows give equal bytes, because no file holds the time, the
@@ -15,46 +16,45 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from earmill.pipeline.common.byte_streams import sha256_of
-from earmill.pipeline.common.errors import CommitError, MissingPackageError
+from earmill.pipeline.common.errors import (
+    CommitError,
+    ExtensionError,
+    MissingPackageError,
+    SpecError,
+)
+from earmill.pipeline.common.extension_points import FORMATS
 from earmill.pipeline.common.missing_modules import missing_package
-from earmill.pipeline.common.text import named_line
+from earmill.pipeline.common.text import alternatives, named_line
 from earmill.pipeline.formats.block_cache import BlockCache, ShardReader
 from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
-from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
-from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.formats.stream_layout import SCALED, StreamLayout, layout_of
+from earmill.pipeline.formats.values import as_stored
+from earmill.pipeline.storage.layout import Layout, StoredFile
+from earmill.pipeline.storage.paths import is_suffix
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from amtcore.features.base import StreamInfo
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedRows:
-    """The committed rows of a shard, as a part of the table of all rows that is not copied.
-
-    Args:
-        table: All rows of the dataset.
-        first: First row of the shard.
-        count: Rows of the shard.
-    """
+    """The committed rows of a shard: `count` rows from row `first` of the table of all rows."""
 
     table: pa.Table
     first: int
     count: int
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column of these rows."""
         return self.table.column(name).slice(self.first, self.count)
 
 
@@ -79,6 +79,13 @@ class Promise:
     said: CommittedRows | None = field(default=None, compare=False)
     reads: Sequence[str] = field(default=(), compare=False)
 
+    def file(self, layout: Layout, rel: str) -> StoredFile:
+        """Return a committed file of the shard; a CommitError if the commit does not name it."""
+        named = self.files.get(rel)
+        if named is None:
+            raise CommitError(f"{layout.url(rel)} is missing from the commit; run `earmill verify`")
+        return StoredFile(layout, rel, named.bytes, named.sha256)
+
 
 @contextmanager
 def explain_damage(
@@ -87,13 +94,9 @@ def explain_damage(
     """Turn errors of decoders on damaged bytes into one line that names row and file.
 
     Errors of the system (no right, no network) pass unchanged, but not a missing file. Too little
-    memory, a module that is not installed and a fault of a program are not damage.
-
-    Args:
-        where: The row.
-        file: The file, for the message.
-        is_whole: Tells whether the file holds the bytes that were committed; asked where a decoder
-            fails in a way that a fault of a program may cause as well.
+    memory, a module that is not installed and a fault of a program are not damage. Where a decoder
+    fails in a way that a fault of a program may cause as well, `is_whole` tells whether the file
+    holds the bytes that were committed.
     """
     try:
         yield
@@ -143,7 +146,7 @@ def refused(place: str, why: str) -> CommitError:
 
 # Parts of a shard other than its data.
 OTHER_PARTS = ("rows", "quarantine")
-# Encodings of a cell in a Parquet file, see `formats.parquet.cells`.
+# Encodings of a cell in a Parquet file, see `formats.parquet.format`.
 BINARY, NESTED = "binary", "nested"
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
@@ -264,11 +267,93 @@ class Format(ABC):
 
 
 def format_name(name: str) -> str:
-    """A name as it may stand in a dataset, whether the format is installed here or not.
-
-    Raises:
-        ValueError: It is no name of a format.
-    """
+    """Return a name as it may stand in a dataset, whether the format is installed here or not; a
+    ValueError if it is no name of a format."""
     if not _NAME.fullmatch(name) or name in OTHER_PARTS:
         raise ValueError(f"expected the name of a format, as zarr, got {name!r}")
     return name
+
+
+def format_of(name: str) -> Format:
+    """Return the format of a name; an ExtensionError if none is installed under it, or if its entry
+    point leads to something else."""
+    found = FORMATS.load(name)
+    if not isinstance(found, Format):
+        raise ExtensionError(
+            f"format {name!r} of {FORMATS.owner(name)}: expected its entry point to lead to a "
+            f"Format, got {type(found).__name__}"
+        )
+    suffix = getattr(found, "suffix", None)
+    if not (isinstance(suffix, str) and is_suffix(suffix)):
+        raise ExtensionError(
+            f"format {name!r} of {FORMATS.owner(name)}: expected a suffix like '.tar', got "
+            f"{suffix!r}"
+        )
+    return found
+
+
+def installed(names: Iterable[str]) -> dict[str, Format]:
+    """Return the formats that can be loaded here."""
+    found = {}
+    for name in names:
+        with suppress(ExtensionError):
+            found[name] = format_of(name)
+    return found
+
+
+def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str]) -> str:
+    """Choose the format in which a dataset is read: the wanted one, else the best that works here.
+
+    Raises a ValueError if the dataset is not stored in the wanted format, and an ExtensionError if
+    nothing here reads it. `writers` names the distributions that wrote formats, where known.
+    """
+    if wanted is not None and wanted not in names:
+        raise ValueError(
+            f"this feature set is stored as {list(names)}, got format={wanted!r}; "
+            "leave it out to choose"
+        )
+    usable = installed(names)
+    if wanted is None and usable:
+        return max(usable, key=lambda name: usable[name].reads_parts)
+    name = names[0] if wanted is None else wanted
+    try:
+        format_of(name)
+    except ExtensionError as error:
+        wrote = writers.get(name, f"the distribution that registers it in {FORMATS.group!r}")
+        others = f", or read it as {alternatives([*usable])}" if usable else ""
+        raise ExtensionError(
+            f"this feature set is stored as {name!r}, which cannot be read here: install "
+            f"{wrote}{others} ({error})"
+        ) from error
+    return name
+
+
+def check_formats(names: Sequence[str]) -> None:
+    """Refuse formats that one dataset cannot have, before any work. Raises an ExtensionError for an
+    unusable format, and a SpecError for two formats that would write the same file."""
+    owners: dict[str, str] = {}
+    for name in names:
+        suffix = format_of(name).suffix
+        try:
+            format_name(name)
+        except ValueError as error:
+            raise ExtensionError(f"{FORMATS.owner(name)}: {error}") from error
+        if suffix in owners:
+            raise SpecError(
+                f"output.formats: {owners[suffix]} and {name} both write {suffix} files; choose one"
+            )
+        owners[suffix] = name
+
+
+def stored_streams(
+    streams: Iterable[StreamInfo], dtype: str, formats: Iterable[str]
+) -> list[StreamInfo]:
+    """Return the descriptions of a model's streams as a new dataset of these formats stores them.
+
+    Where one of the formats has no scales, streams with a scale have the layout `scaled`, which
+    releases that do not know it refuse.
+    """
+    known = as_stored(streams, dtype)
+    if all(format_of(name).has_scales for name in formats):
+        return known
+    return [replace(info, layout=SCALED) if info.scale_factor != 1.0 else info for info in known]

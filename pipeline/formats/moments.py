@@ -25,10 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.dtypes import Int8Frames
-from earmill.pipeline.formats.frames import converted
-from earmill.pipeline.formats.rows import FeatureRow, Values
+from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import FrameLayout, layout_of
+from earmill.pipeline.formats.values import Int8Frames, Values, converted
 from earmill.pipeline.storage.documents import Strict
 
 if TYPE_CHECKING:
@@ -109,11 +108,7 @@ class StreamStatistics:
 
 
 class RunningMoments:
-    """Running statistics of rows that are added one after another.
-
-    Args:
-        width: Columns.
-    """
+    """Running statistics of rows of `width` columns that are added one after another."""
 
     def __init__(self, width: int) -> None:
         self._count = 0
@@ -123,11 +118,16 @@ class RunningMoments:
     def add(self, values: Values | Int8Frames) -> None:
         """Add a row: (n_frames, width), float16, float32 or float64."""
         for start in range(0, len(values), BLOCK_FRAMES):
-            block = _single(values[start : start + BLOCK_FRAMES])
-            sums, squares = np.zeros((2, block.shape[1]))
-            _add_block(block, sums, squares, self._low, self._high)
-            self._sums.append(sums)
-            self._squares.append(squares)
+            block = values[start : start + BLOCK_FRAMES]
+            if block.dtype == np.float16:  # numpy compares and converts float32 ten times as fast
+                block = converted(block, np.dtype(np.float32))
+            np.minimum(self._low, block.min(axis=0), out=self._low)
+            np.maximum(self._high, block.max(axis=0), out=self._high)
+            # In C order numpy adds frame after frame; a single column it adds pairwise. Commits
+            # hold sums in this order.
+            wide = block.astype(np.float64, order="C")
+            self._sums.append(wide.sum(axis=0))
+            self._squares.append(np.multiply(wide, wide, out=wide).sum(axis=0))
             self._count += len(block)
 
     def result(self) -> StreamStatistics:
@@ -158,12 +158,11 @@ def shard_moments(
     found = {}
     for info in streams:
         layout = layout_of(info)
-        if not isinstance(layout, FrameLayout):
-            continue
-        summing = RunningMoments(info.width)
-        for row in rows:
-            summing.add(layout.frames_of(row))
-        found[info.name] = summing.result().scaled(info.scale_factor).stored()
+        if isinstance(layout, FrameLayout):
+            summing = RunningMoments(info.width)
+            for row in rows:
+                summing.add(layout.frames_of(row))
+            found[info.name] = summing.result().scaled(info.scale_factor).stored()
     return found
 
 
@@ -185,24 +184,6 @@ def dataset_moments(
 def has_statistics(info: StreamInfo | Mapping[str, Any]) -> bool:
     """Return True if a stream has frames, not events."""
     return isinstance(layout_of(info), FrameLayout)
-
-
-def _single(block: NDArray[Any]) -> NDArray[Any]:
-    """float16 as float32, in which numpy compares and converts ten times as fast."""
-    return converted(block, np.dtype(np.float32)) if block.dtype == np.float16 else block
-
-
-def _add_block(
-    block: NDArray[Any], sums: Columns, squares: Columns, low: Columns, high: Columns
-) -> None:
-    """Add the frames of a block, in their order, to the numbers of their columns."""
-    # In C order numpy adds frame after frame; a single column it adds pairwise. Commits hold sums
-    # in this order.
-    np.minimum(low, block.min(axis=0), out=low)
-    np.maximum(high, block.max(axis=0), out=high)
-    wide = block.astype(np.float64, order="C")
-    sums += wide.sum(axis=0)
-    squares += np.multiply(wide, wide, out=wide).sum(axis=0)
 
 
 def _exact_sum(parts: Sequence[Columns]) -> Columns:

@@ -64,11 +64,8 @@ FACT_TYPES: dict[str, pa.DataType] = {
 
 
 def check_stream_names(streams: Iterable[StreamInfo]) -> None:
-    """Refuse streams that would be columns of a name that rows have already, before any work.
-
-    Raises:
-        SpecError: One of them would.
-    """
+    """Refuse streams that would be columns of a name that rows have already, before any work; a
+    SpecError names the stream."""
     infos = list(streams)
     places = {name: info.name for info in infos for name in layout_of(info).place_columns}
     for info in infos:
@@ -115,7 +112,15 @@ def row_table(
         counts = (np.cumsum(sizes) - sizes, sizes, *layout.counts_of(rows))
         for name, values in zip(layout.place_columns, counts, strict=True):
             columns[name] = pa.array(values)
-    for name, cells in {**_facts(rows), **_extras(rows, types)}.items():
+    others = extra_types(
+        {k: v for k, v in row.facts.items() if k not in FACT_TYPES} for row in rows
+    )
+    kinds = {**FACT_TYPES, **{name: arrow_type(kind) for name, kind in others.items()}}
+    facts = {
+        name: column(name, [row.facts.get(name) for row in rows], kind)
+        for name, kind in kinds.items()
+    }
+    for name, cells in {**facts, **_extras(rows, types)}.items():
         if name in columns:
             raise CommitError(
                 f"two columns are called {name!r}: rename the fact or the feature stream"
@@ -131,17 +136,6 @@ def scalars_of(
     if encoding.scalars is not None:
         return encoding.scalars
     return row_table(rows, streams, encoding.extra_types)
-
-
-def _facts(rows: Sequence[FeatureRow]) -> dict[str, pa.Array]:
-    others = extra_types(
-        {k: v for k, v in row.facts.items() if k not in FACT_TYPES} for row in rows
-    )
-    kinds = {**FACT_TYPES, **{name: arrow_type(kind) for name, kind in others.items()}}
-    return {
-        name: column(name, [row.facts.get(name) for row in rows], kind)
-        for name, kind in kinds.items()
-    }
 
 
 def _extras(rows: Sequence[FeatureRow], types: Mapping[str, Any] | None) -> dict[str, pa.Array]:

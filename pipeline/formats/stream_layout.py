@@ -6,7 +6,7 @@ have layout "frames" with a scale: there every format holds the divided numbers.
 
 A stream of events has a row of three integers for each step in which a neuron fired. Rows ascend;
 steps count from the start of the clip. Silence leaves no event, so the number of steps of each clip
-is stored too. Frames in int8 have scales between them, see `formats.dtypes`; the number of frames
+is stored too. Frames in int8 have scales between them, see `formats.values`; the number of frames
 of each clip is stored in the same way. Every writer, reader, card and estimate asks the stream's
 layout, so they cannot disagree, and a new layout is one class here.
 
@@ -27,116 +27,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.block_cache import Piece
-from earmill.pipeline.formats.dtypes import (
+from earmill.pipeline.formats.block_cache import FrameView, Piece, join_frames, whole
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.values import (
     BLOCK_FRAMES,
     INT8,
     SCALE_ROWS,
     Int8Frames,
+    Values,
+    converted,
+    pieces,
     read_frames,
     stored_rows,
 )
-from earmill.pipeline.formats.frames import FrameView, converted, frames_of, whole
-from earmill.pipeline.formats.rows import Values, pieces
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from amtcore.features.spike_events import SpikeEvents
-    from earmill.pipeline.formats.rows import FeatureRow, Values
 
 EVENT_COLUMNS = ("frame", "channel", "count")
 EVENT_DTYPE = "int32"
-
-# The pieces of stored rows [first, last) of a clip, (n, columns).
-Read = Callable[[int, int], Iterable[Piece]]
-
-
-def read_events(
-    read: Read, *, n_events: int, n_steps: int, n_channels: int, span: tuple[int, int]
-) -> SpikeEvents:
-    """Read the events of steps [first, last) of a clip.
-
-    Args:
-        read: Reads pieces of stored rows of the clip, (n, 3).
-        n_events: Stored rows of the clip.
-        n_steps: Steps of the clip.
-        n_channels: Neurons.
-        span: First step, and the step after the last.
-    """
-    # Here, so that the reader costs nothing more where no stream holds events.
-    from amtcore.features.spike_events import SpikeEvents
-
-    rows = (0, n_events) if span == (0, n_steps) else _rows_of(read, n_events, span)
-    table = _table(read, *rows)
-    # One pass over the table for each column; SpikeEvents owns its arrays.
-    frame, channel, count = table[:, 0].astype(np.int64), table[:, 1].copy(), table[:, 2].copy()
-    # An event outside the span would be counted at another place, or nowhere.
-    if len(table) and not (
-        span[0] <= frame.min()
-        and frame.max() < span[1]
-        and channel.min() >= 0
-        and channel.max() < n_channels
-    ):
-        raise CommitError(
-            f"expected events of steps {span[0]} to {span[1] - 1} in {n_channels} channels, the "
-            "file holds others: run `earmill verify`"
-        )
-    return SpikeEvents(frame, channel, count, span[0], span[1] - span[0], n_channels)
-
-
-def _table(read: Read, first: int, last: int) -> np.ndarray:
-    """Stored rows [first, last)."""
-    return whole(read(first, last), (last - first, len(EVENT_COLUMNS)), np.dtype(EVENT_DTYPE))
-
-
-def _rows_of(read: Read, n_events: int, span: tuple[int, int]) -> tuple[int, int]:
-    """Stored rows [first, last) whose step is in the span."""
-
-    def step_of(row: int) -> int:
-        return int(_table(read, row, row + 1)[0, 0])
-
-    first = bisect_left(range(n_events), span[0], key=step_of)
-    return first, bisect_left(range(n_events), span[1], lo=first, key=step_of)
-
-
-def events_problem(events: Values, steps: int, channels: int) -> str | None:
-    """Describe the fault of events of a clip of `steps` steps; None if they are valid."""
-    done, last = 0, np.empty((0, len(EVENT_COLUMNS)), np.int32)
-    for piece in pieces(events):
-        found = _piece_problem(piece, done, steps, channels) or _order_problem(
-            np.concatenate([last, piece]), channels
-        )
-        if found:
-            return found
-        done, last = done + len(piece), piece[-1:]
-    return None
-
-
-def _piece_problem(events: np.ndarray, done: int, steps: int, channels: int) -> str | None:
-    """Describe the fault of single events; `done` events came before them."""
-    for column, limit in ((0, steps), (1, channels)):
-        values = events[:, column]
-        outside = np.flatnonzero((values < 0) | (values >= limit))
-        if len(outside):
-            return (
-                f"expected a {EVENT_COLUMNS[column]} from 0 to {limit - 1}, got "
-                f"{values[outside[0]]} in event {done + outside[0]}"
-            )
-    few = np.flatnonzero(events[:, 2] < 1)
-    if len(few):
-        return f"expected counts of 1 or more, got {events[few[0], 2]} in event {done + few[0]}"
-    return None
-
-
-def _order_problem(events: np.ndarray, channels: int) -> str | None:
-    place = events[:, 0].astype(np.int64) * channels + events[:, 1]
-    back = np.flatnonzero(np.diff(place) <= 0)
-    if len(back):
-        pair = [tuple(event[:2].tolist()) for event in events[back[0] : back[0] + 2]]
-        return f"expected ascending (frame, channel), got {pair[0]} before {pair[1]}"
-    return None
-
-
 # Layout of frames that are stored divided by a scale, where a format's readers know scales.
 SCALED = "scaled"
 # Measured for speech at 75 dB SPL with the default neurons; other sounds give other rates.
@@ -144,15 +54,18 @@ EVENTS_PER_CHANNEL_S = 85.0
 # Seconds times frames per second lands this close to a whole frame by rounding alone.
 FRAME_EPSILON = 1e-6
 
+# The pieces of stored rows [first, last) of a clip, (n, columns).
+Read = Callable[[int, int], Iterable[Piece]]
+# First frame, and the frame after the last.
+Span = tuple[int, int]
+
 
 @dataclass(frozen=True)
 class StreamLayout(ABC):
     """The stored form of a stream, and how it is read; get one from `layout_of`.
 
-    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip.
-
-    Args:
-        name, model, unit, width, frame_rate_hz, scale_factor: As `StreamInfo` has them.
+    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip. Fields as
+    in `StreamInfo`.
     """
 
     name: str
@@ -188,23 +101,8 @@ class StreamLayout(ABC):
         """Estimate how many stored rows a clip will have."""
 
     @abstractmethod
-    def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
-        """Return the `row_counts` of these rows, int64 each."""
-
-    @abstractmethod
-    def problem(self, row: FeatureRow) -> str | None:
-        """Describe a fault of a clip's stored rows beyond their shape, or return None."""
-
-    @abstractmethod
     def read(
-        self,
-        read: Read,
-        *,
-        n_stored: int,
-        n_frames: int,
-        span: tuple[int, int],
-        dtype: np.dtype,
-        copy: bool = True,
+        self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> Any:
         """Read frames [first, last) of a clip.
 
@@ -221,9 +119,19 @@ class StreamLayout(ABC):
     def value_attrs(self) -> dict[str, Any]:
         """Return the attributes of a store's array of stored numbers."""
 
-    @abstractmethod
     def time_attrs(self) -> dict[str, Any]:
-        """Where the time of a stored row comes from, if its place says it."""
+        """Return attributes that tell the time of a stored row, if its place tells it."""
+        return {}
+
+    def problem(self, row: FeatureRow) -> str | None:
+        """Describe a fault of a clip's stored rows beyond their shape, or return None."""
+        return None
+
+    def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
+        """Return the `row_counts` of these rows, int64 each."""
+        return tuple(
+            np.array([row.steps[self.name] for row in rows], np.int64) for _ in self.row_counts
+        )
 
     def in_values(self) -> StreamLayout:
         """Return the layout of this stream in a format whose readers apply no scale."""
@@ -270,23 +178,20 @@ class StreamLayout(ABC):
         return f"at {self.frame_rate_hz:g} Hz" if self.frame_rate_hz else "once a clip"
 
     def check(self, row: FeatureRow, dtype: str) -> None:
-        """Refuse values that do not fit their stream.
-
-        Raises:
-            CommitError: It names the row, the stream and what is wrong.
-        """
+        """Refuse values that do not fit their stream; a CommitError names row, stream and fault."""
         values, dtype = row.streams[self.name], self.stored_dtype(dtype)
         fits = values.ndim == 2 and values.shape[1] == self.stored_width
-        if not fits or values.dtype.name != dtype:
-            raise CommitError(
-                f"row {row.row_id!r}, stream {self.name}: expected ({self.stored_rows}, "
-                f"{self.stored_width}) {dtype}, got {values.shape} {values.dtype}"
+        if fits and values.dtype.name == dtype:
+            wrong = self.problem(row)
+        else:
+            wrong = (
+                f"expected ({self.stored_rows}, {self.stored_width}) {dtype}, got {values.shape} "
+                f"{values.dtype}"
             )
-        wrong = self.problem(row)
         if wrong:
             raise CommitError(f"row {row.row_id!r}, stream {self.name}: {wrong}")
 
-    def frame_range(self, n_frames: int, start_s: float, stop_s: float) -> tuple[int, int]:
+    def frame_range(self, n_frames: int, start_s: float, stop_s: float) -> Span:
         """Frames [first, last) of a clip that overlap [start_s, stop_s); numbers of a clip do."""
         rate_hz = self.frame_rate_hz
         if rate_hz == 0:
@@ -312,29 +217,16 @@ class FrameLayout(StreamLayout):
     def stored_rows_in(self, seconds: float) -> int:
         return math.floor(seconds * self.frame_rate_hz) if self.frame_rate_hz else 1
 
-    def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
-        return ()
-
-    def problem(self, row: FeatureRow) -> str | None:
-        return None
-
     def frames_of(self, row: FeatureRow) -> Values | Int8Frames:
         """The frames of a row, without the stream's scale; slices of it are arrays."""
         return row.streams[self.name]
 
     def read(
-        self,
-        read: Read,
-        *,
-        n_stored: int,
-        n_frames: int,
-        span: tuple[int, int],
-        dtype: np.dtype,
-        copy: bool = True,
+        self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> np.ndarray | FrameView:
         """Values in their unit; exact in float32, as scales are powers of two."""
         shape = span[1] - span[0], self.stored_width
-        return frames_of(read(*span), shape, dtype, self.scale_factor, copy=copy)
+        return (join_frames if copy else FrameView)(read(*span), shape, dtype, self.scale_factor)
 
     def value_attrs(self) -> dict[str, Any]:
         attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}
@@ -359,8 +251,7 @@ class ScaledLayout(FrameLayout):
     """
 
     def in_values(self) -> StreamLayout:
-        facts = {name: getattr(self, name) for name in _FACTS}
-        return ValueLayout(**facts | {"scale_factor": 1.0})
+        return ValueLayout(**vars(self) | {"scale_factor": 1.0})
 
     def to_values(self, rows: np.ndarray) -> np.ndarray:
         return converted(rows, np.dtype(np.float32), self.scale_factor)
@@ -400,9 +291,6 @@ class Int8Layout(FrameLayout):
     def stored_rows_in(self, seconds: float) -> int:
         return stored_rows(super().stored_rows_in(seconds))
 
-    def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
-        return (np.array([row.steps[self.name] for row in rows], dtype=np.int64),)
-
     def problem(self, row: FeatureRow) -> str | None:
         n_stored, n_frames = len(row.streams[self.name]), row.steps[self.name]
         wanted = stored_rows(n_frames)
@@ -414,14 +302,7 @@ class Int8Layout(FrameLayout):
         return Int8Frames(row.streams[self.name], row.steps[self.name])
 
     def read(
-        self,
-        read: Read,
-        *,
-        n_stored: int,
-        n_frames: int,
-        span: tuple[int, int],
-        dtype: np.dtype,
-        copy: bool = True,
+        self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> np.ndarray:
         def table(first: int, last: int) -> np.ndarray:
             return whole(read(first, last), (last - first, self.stored_width), np.dtype(INT8))
@@ -474,36 +355,68 @@ class EventLayout(StreamLayout):
         """As if every channel fired `EVENTS_PER_CHANNEL_S` times a second."""
         return math.floor(seconds * (EVENTS_PER_CHANNEL_S * self.width))
 
-    def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
-        return (np.array([row.steps[self.name] for row in rows], dtype=np.int64),)
-
     def problem(self, row: FeatureRow) -> str | None:
-        return events_problem(row.streams[self.name], row.steps[self.name], self.width)
+        """Check the range of each event, and the order of events across pieces."""
+        done, last = 0, np.empty((0, len(EVENT_COLUMNS)), np.int32)
+        for events in pieces(row.streams[self.name]):
+            for column, limit in ((0, row.steps[self.name]), (1, self.width)):
+                values = events[:, column]
+                outside = np.flatnonzero((values < 0) | (values >= limit))
+                if len(outside):
+                    return (
+                        f"expected a {EVENT_COLUMNS[column]} from 0 to {limit - 1}, got "
+                        f"{values[outside[0]]} in event {done + outside[0]}"
+                    )
+            few = np.flatnonzero(events[:, 2] < 1)
+            if len(few):
+                got = f"{events[few[0], 2]} in event {done + few[0]}"
+                return f"expected counts of 1 or more, got {got}"
+            joined = np.concatenate([last, events])
+            place = joined[:, 0].astype(np.int64) * self.width + joined[:, 1]
+            back = np.flatnonzero(np.diff(place) <= 0)
+            if len(back):
+                pair = [tuple(event[:2].tolist()) for event in joined[back[0] : back[0] + 2]]
+                return f"expected ascending (frame, channel), got {pair[0]} before {pair[1]}"
+            done, last = done + len(events), events[-1:]
+        return None
 
     def read(
-        self,
-        read: Read,
-        *,
-        n_stored: int,
-        n_frames: int,
-        span: tuple[int, int],
-        dtype: np.dtype,
-        copy: bool = True,
-    ) -> Any:
-        """`SpikeEvents` of these steps."""
-        return read_events(
-            read, n_events=n_stored, n_steps=n_frames, n_channels=self.width, span=span
-        )
+        self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
+    ) -> SpikeEvents:
+        # Here, so that the reader costs nothing more where no stream holds events.
+        from amtcore.features.spike_events import SpikeEvents
+
+        def table(first: int, last: int) -> np.ndarray:
+            shape = last - first, len(EVENT_COLUMNS)
+            return whole(read(first, last), shape, np.dtype(EVENT_DTYPE))
+
+        def step_of(row: int) -> int:
+            return int(table(row, row + 1)[0, 0])
+
+        first, last = 0, n_stored
+        if span != (0, n_frames):
+            first = bisect_left(range(n_stored), span[0], key=step_of)
+            last = bisect_left(range(n_stored), span[1], lo=first, key=step_of)
+        events = table(first, last)
+        # One pass over the table for each column; SpikeEvents owns its arrays.
+        frame = events[:, 0].astype(np.int64)
+        channel, count = events[:, 1].copy(), events[:, 2].copy()
+        # An event outside the span would be counted at another place, or nowhere.
+        if len(events) and not (
+            span[0] <= frame.min()
+            and frame.max() < span[1]
+            and channel.min() >= 0
+            and channel.max() < self.width
+        ):
+            raise CommitError(
+                f"expected events of steps {span[0]} to {span[1] - 1} in {self.width} channels, "
+                "the file holds others: run `earmill verify`"
+            )
+        return SpikeEvents(frame, channel, count, span[0], span[1] - span[0], self.width)
 
     def value_attrs(self) -> dict[str, Any]:
         """Columns of different quantities have no unit in common."""
-        return {
-            "long_name": f"{self.model} {self.name} events",
-            "columns": list(EVENT_COLUMNS),
-        }
-
-    def time_attrs(self) -> dict[str, Any]:
-        return {}
+        return {"long_name": f"{self.model} {self.name} events", "columns": list(EVENT_COLUMNS)}
 
 
 LAYOUTS: dict[str, type[StreamLayout]] = {

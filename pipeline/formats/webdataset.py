@@ -1,10 +1,10 @@
 """A shard as a WebDataset tar: `<key>.<stream>.npy` and `<key>.json` for each row.
 
-The key is the row id, escaped as in a URI. Letters, digits, `_`, `-` and `~` stay, so a slash makes
-no folder and a dot no extension. The JSON has the scalars of the row
-table and the sha256 of each of the row's npy files; tar has no checksum of contents of its own. No
-reader of tars applies a scale, so the values of scaled streams stand in the npy files in float32. A
-member `__earmill__`, which WebDataset passes over, describes the streams.
+The key is the row id, escaped as in a URI. Letters, digits, `_`, `-` and `~` stay, so a slash
+makes no folder and a dot no extension. The JSON has the scalars of the row table and the sha256 of
+each of the row's npy files; tar has no checksum of contents of its own. No reader of tars applies a
+scale, so the values of scaled streams stand in the npy files in float32. A member `__earmill__`,
+which WebDataset passes over, describes the streams.
 
 Made for reading in order, by the `webdataset` package. A reader of ours looks through the headers
 once, and fetches a remote shard whole into a temporary file.
@@ -40,8 +40,9 @@ from earmill.pipeline.formats.block_cache import (
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.format import Encoding, Format, Promise, refused
 from earmill.pipeline.formats.row_table import scalars_of
-from earmill.pipeline.formats.rows import FeatureRow, pieces
+from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import StreamLayout, in_values, layout_of
+from earmill.pipeline.formats.values import pieces
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import own_folder
 
@@ -68,13 +69,8 @@ class TarRow:
 
 @dataclass(frozen=True, slots=True)
 class Npy:
-    """The npy member of a row's stream.
-
-    Args:
-        head: Bytes of the npy header.
-        start: First byte of the values in the tar.
-        sha256: Hash of header and values.
-    """
+    """The npy member of a row's stream: the bytes of its header, the first byte of its values in
+    the tar, and the hash of header and values."""
 
     name: str
     head: bytes
@@ -111,7 +107,6 @@ class WebDatasetFormat(Format):
         streams: Sequence[StreamInfo],
         encoding: Encoding,
     ) -> None:
-        """A tar; members have no time, owner or mode of their own."""
         names = [info.name for info in streams]
         if len({name.lower() for name in names}) < len(names):
             raise CommitError(
@@ -164,7 +159,6 @@ class WebDatasetFormat(Format):
         return ShardDigest(tuple(row_id_of(row.key) for row in shard.rows), digests)
 
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
-        """Open a tar."""
         return TarShard(layout, rel, promise, cache)
 
     def reading(self, paths: Sequence[str]) -> Sequence[str]:
@@ -173,13 +167,7 @@ class WebDatasetFormat(Format):
 
 
 class TarContents:
-    """The rows of a tar, read from its headers.
-
-    Args:
-        file: The tar, local and seekable.
-    Raises:
-        CommitError: It is damaged.
-    """
+    """The rows of a local, seekable tar, read from its headers; a CommitError if it is damaged."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file: Any = file
@@ -188,21 +176,19 @@ class TarContents:
         described = (0, 0)
         try:
             for _, member in tar_members(self._file):
+                place = (member.offset_data, member.size)
                 if member.name == ABOUT:
-                    described = (member.offset_data, member.size)
-                else:
-                    self._add(member)
+                    described = place
+                    continue
+                name = MEMBER.fullmatch(member.name)
+                if name is None or not member.isreg():
+                    raise refused(repr(member.name), "none of our members is called so")
+                if not self.rows or self.rows[-1].key != name[1]:
+                    self.rows.append(TarRow(name[1]))
+                self.rows[-1].members[name[2]] = place
         except tarfile.TarError as error:
             raise refused("tar", str(error)) from error
         self.about = self._json(*described)
-
-    def _add(self, member: tarfile.TarInfo) -> None:
-        found = MEMBER.fullmatch(member.name)
-        if found is None or not member.isreg():
-            raise refused(repr(member.name), "none of our members is called so")
-        if not self.rows or self.rows[-1].key != found[1]:
-            self.rows.append(TarRow(found[1]))
-        self.rows[-1].members[found[2]] = (member.offset_data, member.size)
 
     def facts(self, row: TarRow) -> dict[str, Any]:
         """Return the content of the row's json."""
@@ -214,11 +200,8 @@ class TarContents:
         return found
 
     def npy(self, row: TarRow, stream: str, width: int, dtype: str) -> Npy:
-        """Read the header of a row's values.
-
-        Raises:
-            CommitError: They are not of this width and type, or not as many as there are bytes.
-        """
+        """Read the header of a row's values; a CommitError if they are not of this width and type,
+        or not as many as there are bytes."""
         name = f"{stream}.npy"
         start, size = row.members[name]
         self._file.seek(start)
@@ -239,11 +222,8 @@ class TarContents:
         return Npy(f"{row.key}.{name}", head, behind, shape[0], width, wanted, sha256)
 
     def pieces(self, npy: Npy) -> Iterator[np.ndarray]:
-        """Yield the values in blocks of about `PIECE_BYTES`.
-
-        Raises:
-            CommitError: The hash is wrong; raised after the last block.
-        """
+        """Yield the values in blocks of about `PIECE_BYTES`; after the last block a CommitError if
+        the hash is wrong."""
         digest, row_bytes = hashlib.sha256(npy.head), npy.width * npy.dtype.itemsize
         step = max(1, PIECE_BYTES // row_bytes)
         for first in range(0, npy.frames, step):
@@ -273,49 +253,38 @@ class TarShard:
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
         """Return a fresh array; the whole row is read, and its checksum is checked."""
-        row = self._row(span)
-        kept = self._cache.get((self._rel, stream, span.row))
-        if kept is not None:
-            return self._cut(kept[0], stream, span).copy()
-        npy = self._contents.npy(row, stream, *self._promise.columns[stream])
-        if npy.frames > self._promise.frames[stream]:
-            raise outside(self._rel, stream, self._promise.frames[stream], npy.frames)
-        if npy.frames * npy.width * npy.dtype.itemsize > HELD_BYTES:
-            return self._long(npy, stream, span)
-        whole = np.empty((npy.frames, npy.width), npy.dtype.newbyteorder("="))
-        at = 0
-        for piece in self._contents.pieces(npy):
-            whole[at : at + len(piece)] = piece
-            at += len(piece)
-        block = self._cache.put((self._rel, stream, span.row), (whole,))
-        return self._cut(block[0], stream, span).copy()
+        rows = self._contents.rows
+        if span.row >= len(rows) or rows[span.row].key != key_of(span.row_id):
+            there = row_id_of(rows[span.row].key) if span.row < len(rows) else None
+            raise other_row(self._rel, span, there)
+        key = (self._rel, stream, span.row)
+        kept = self._cache.get(key)
+        if kept is None:
+            npy = self._contents.npy(rows[span.row], stream, *self._promise.columns[stream])
+            if npy.frames > self._promise.frames[stream]:
+                raise outside(self._rel, stream, self._promise.frames[stream], npy.frames)
+            # The part of a row that is too large to keep is read alone.
+            if npy.frames * npy.width * npy.dtype.itemsize > HELD_BYTES:
+                if span.last > npy.frames:
+                    raise outside(self._rel, stream, span.last, npy.frames)
+                return self._frames(npy, span.first, span.last)
+            kept = self._cache.put(key, (self._frames(npy, 0, npy.frames),))
+        (values,) = kept
+        if span.last > len(values):
+            raise outside(self._rel, stream, span.last, len(values))
+        return values[span.first : span.last].copy()
 
     def close(self) -> None:
         """Close the file; a copy of a remote one goes with it."""
         self._file.close()
 
-    def _row(self, span: FrameSpan) -> TarRow:
-        rows = self._contents.rows
-        if span.row >= len(rows) or rows[span.row].key != key_of(span.row_id):
-            there = row_id_of(rows[span.row].key) if span.row < len(rows) else None
-            raise other_row(self._rel, span, there)
-        return rows[span.row]
-
-    def _cut(self, values: np.ndarray, stream: str, span: FrameSpan) -> np.ndarray:
-        if span.last > len(values):
-            raise outside(self._rel, stream, span.last, len(values))
-        return values[span.first : span.last]
-
-    def _long(self, npy: Npy, stream: str, span: FrameSpan) -> np.ndarray:
-        """Read a part of a row that is too large to keep, piece by piece."""
-        if span.last > npy.frames:
-            raise outside(self._rel, stream, span.last, npy.frames)
-        found = np.empty((span.last - span.first, npy.width), npy.dtype.newbyteorder("="))
+    def _frames(self, npy: Npy, first: int, last: int) -> np.ndarray:
+        found = np.empty((last - first, npy.width), npy.dtype.newbyteorder("="))
         at = 0
         for piece in self._contents.pieces(npy):
-            low, high = max(span.first, at), min(span.last, at + len(piece))
+            low, high = max(first, at), min(last, at + len(piece))
             if low < high:
-                found[low - span.first : high - span.first] = piece[low - at : high - at]
+                found[low - first : high - first] = piece[low - at : high - at]
             at += len(piece)
         return found
 

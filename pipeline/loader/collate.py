@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from earmill.pipeline.formats.frames import FrameView
+from earmill.pipeline.formats.block_cache import FrameView
 from earmill.pipeline.loader.epoch_order import check_whole
 from earmill.pipeline.loader.rows import line, short, table, values_text
 

@@ -29,8 +29,8 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
     require_current,
 )
-from earmill.pipeline.formats.dtypes import INT8, dequantised
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.values import INT8, dequantised
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec

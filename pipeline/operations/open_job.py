@@ -38,8 +38,7 @@ from earmill.pipeline.dataset.revision import look_again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import SourceChanged
 from earmill.pipeline.driver.shard_ledger import WITNESSES, Committed, smallest
-from earmill.pipeline.formats.format import BINARY
-from earmill.pipeline.formats.registry import stored_streams
+from earmill.pipeline.formats.format import BINARY, stored_streams
 from earmill.pipeline.operations.retry import Chooser, open_again
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard, extra_json

@@ -39,7 +39,7 @@ from earmill.pipeline.driver.sharing import (
     sharing_of,
 )
 from earmill.pipeline.driver.telemetry import observed
-from earmill.pipeline.formats.registry import check_formats
+from earmill.pipeline.formats.format import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.operations.job_scheduler import RunnerFactory, scheduler_of
 from earmill.pipeline.operations.open_job import (

@@ -20,7 +20,7 @@ from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import BINAURAL
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.common.text import Shown, audio, bytes_text, duration
-from earmill.pipeline.formats.registry import format_of, stored_streams
+from earmill.pipeline.formats.format import format_of, stored_streams
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.make_plan import make_plan

@@ -21,7 +21,7 @@ from earmill.pipeline.sources.durations import header_seconds
 from earmill.pipeline.sources.fetch import MEMORY_BYTES, can_seek, check_arrived
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import SPAN_ID, SpansSpec
-from earmill.pipeline.storage.fsspec_store import is_local
+from earmill.pipeline.storage.backend import is_local
 
 # Recordings below this many spans stay whole, so that a last span has at least half the length.
 LEAST_SPANS = 1.5

@@ -43,10 +43,9 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.formats.block_cache import FrameSpan
-from earmill.pipeline.formats.format import CommittedRows, Format, Promise, explain_damage
+from earmill.pipeline.formats.format import CommittedRows, Format, Promise, chosen, explain_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
-from earmill.pipeline.formats.registry import chosen
 from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
     EXTRA_PREFIX,

@@ -32,8 +32,8 @@ import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.snapshot import Which, find_snapshot
-from earmill.pipeline.formats.dtypes import INT8
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
+from earmill.pipeline.formats.values import INT8
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
 from earmill.pipeline.loader.statistics import together

@@ -38,9 +38,14 @@ from earmill.pipeline.formats.block_cache import (
     ReadsAhead,
     ShardReader,
 )
-from earmill.pipeline.formats.format import Format, Promise, explain_damage, is_as_committed
+from earmill.pipeline.formats.format import (
+    Format,
+    Promise,
+    explain_damage,
+    format_of,
+    is_as_committed,
+)
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
-from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 from earmill.pipeline.loader.statistics import framed

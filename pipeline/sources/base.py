@@ -37,14 +37,8 @@ from earmill.pipeline.common.monitoring import SOURCE
 from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.confinement import CheckedClient, Place
-from earmill.pipeline.storage.fsspec_store import (
-    asks_for_another,
-    filesystem_of,
-    is_chain,
-    is_local,
-    is_web,
-    local_path,
-)
+from earmill.pipeline.storage.backend import is_chain, is_local, is_web, local_path
+from earmill.pipeline.storage.fsspec_store import asks_for_another, filesystem_of
 
 FILE = "file://"
 # Python's characters for bytes of a file name that are not UTF-8.

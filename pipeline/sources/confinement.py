@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 
 from earmill.pipeline.common.errors import OutsideError
 from earmill.pipeline.common.redact import redact
-from earmill.pipeline.storage.fsspec_store import is_chain, local_path
+from earmill.pipeline.storage.backend import is_chain, local_path
 
 # The authority of these uris is a bucket or container; options of the store set the host.
 OBJECT_STORES = frozenset({"s3", "gs", "abfs", "az", "adl", "hf", "oss", "oci", "memory"})

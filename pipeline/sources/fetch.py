@@ -58,7 +58,7 @@ from earmill.pipeline.sources.base import (
     source_wait,
     stat_fields,
 )
-from earmill.pipeline.storage.fsspec_store import is_web
+from earmill.pipeline.storage.backend import is_web
 from earmill.pipeline.storage.scratch import own_folder
 
 T = TypeVar("T")

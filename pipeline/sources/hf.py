@@ -66,7 +66,7 @@ from earmill.pipeline.sources.hf_location import (
 from earmill.pipeline.sources.hf_parquet import ListedRow, ParquetRows, Row
 from earmill.pipeline.sources.tables import public_value
 from earmill.pipeline.spec.source import HfSpec
-from earmill.pipeline.storage.fsspec_store import is_local
+from earmill.pipeline.storage.backend import is_local
 
 ID_DIGITS = 9
 # Rows from which the features of a stream are inferred.

@@ -34,7 +34,8 @@ from earmill.pipeline.sources.base import Item, filesystem, public_uri
 from earmill.pipeline.sources.confinement import Confinement, Place
 from earmill.pipeline.sources.files import Walk
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
-from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS, is_local, is_web
+from earmill.pipeline.storage.backend import is_local, is_web
+from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_TIMEOUT_S = 10.0

@@ -44,7 +44,7 @@ from earmill.pipeline.sources.fetch import ahead, fetch_rows, open_ranged
 from earmill.pipeline.sources.files import BLANK_ROW, file_info
 from earmill.pipeline.sources.tables import CHUNK_ROWS, RESERVED, Cells, public_value, read_table
 from earmill.pipeline.spec.source import ManifestSpec
-from earmill.pipeline.storage.fsspec_store import is_local, local_path
+from earmill.pipeline.storage.backend import is_local, local_path
 
 # Names of the uri in tables of other tools. An error suggests them; they are never assumed.
 FOREIGN_NAMES = (

@@ -1,16 +1,61 @@
-"""The contract of a store: objects by name, read, written, listed and removed.
+"""The contract of a store: objects by name, read, written, listed and removed. Kinds of URIs.
 
 `Layout` adds names below a root, retries and messages. A new kind of store is one subclass of
 `Backend`. It is listed in `layout.BACKENDS`, or comes with a package of its own, whose entry point
 in the group `earmill.stores` has the scheme of its URIs for its name.
 `tests/pipeline/test_backends.py` tests the contract, and has an example of such a package.
+
+    uri    = path | scheme://rest | chain
+    chain  = wrapper://inner::uri | wrapper::uri      zip://a.wav::s3://bucket/a.zip
+
+Names are literal: a path or a key may hold `::`, `#`, `?` or `://`. Only a wrapper in front makes a
+chain of a URI.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
+
+# The schemes in front of a URI. No path of this machine begins so: `//` is `/` there.
+SCHEMES = re.compile(r"(?P<first>[A-Za-z][A-Za-z0-9+.-]*)(?:::[A-Za-z][A-Za-z0-9+.-]*)*://")
+LOCAL_SCHEMES = frozenset({"file", "local"})
+# fsspec protocols that read what the rest of a chain names.
+WRAPPERS = frozenset(
+    "blockcache cached dir filecache libarchive reference simplecache tar zip".split()
+)
+
+
+def is_local(uri: str) -> bool:
+    """Return True for a plain path of this machine, with any characters in it."""
+    return SCHEMES.match(uri) is None
+
+
+def is_web(uri: str) -> bool:
+    """Return True for the address of a web server."""
+    return uri.startswith(("http://", "https://"))
+
+
+def is_chain(uri: str) -> bool:
+    """Return True for a URI that reads one file through others: `zip://a.wav::/data/a.zip`."""
+    schemes = SCHEMES.match(uri)
+    return schemes is not None and "::" in uri and schemes["first"].lower() in WRAPPERS
+
+
+def local_path(uri: str) -> str | None:
+    """Return the absolute path that a path or a `file:` URI names; None for other URIs."""
+    path = uri
+    if not is_local(uri):
+        scheme, _, path = uri.partition("://")
+        if scheme.lower() not in LOCAL_SCHEMES:
+            return None
+    path = os.path.expanduser(path) if path.startswith("~") else path.removeprefix("./")
+    if not path.startswith("/"):
+        path = os.getcwd() if path in ("", ".") else f"{os.getcwd()}/{path}"
+    return path.rstrip("/") or "/"
 
 
 class ObjectStoreError(OSError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +21,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.storage import paths
+
+if TYPE_CHECKING:
+    from earmill.pipeline.storage.layout import Layout
 
 T = TypeVar("T")
 
@@ -37,12 +40,8 @@ class Strict:
 
 
 def typed_json(kind: type[T], text: str | bytes) -> T:
-    """Return the object of a dataclass that a JSON text describes.
-
-    Raises:
-        ValueError: The text is not JSON, or a field is missing, unknown or of another type; one
-            line names the value.
-    """
+    """Return the object of a dataclass that a JSON text describes. Raises a ValueError of one line
+    if the text is not JSON, or if a field is missing, unknown or of another type."""
     try:
         return _adapter(kind).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
@@ -52,17 +51,18 @@ def typed_json(kind: type[T], text: str | bytes) -> T:
 
 
 def versioned_json(kind: type[T], text: str | bytes) -> T:
-    """Return the object of a dataclass that has a `layout_version`, as `typed_json` does.
-
-    Raises:
-        ValueError: As `typed_json`.
-        UnreadableVersionError: This release does not read the version.
-    """
+    """Return the object of a dataclass that has a `layout_version`, as `typed_json` does; an
+    UnreadableVersionError if this release does not read the version."""
     try:
         found = typed_json(kind, text)
         version = found.layout_version  # type: ignore[attr-defined]
     except ValueError:
-        version = _version(text)
+        # Perhaps a newer release wrote the text, which has other fields there.
+        try:
+            data = loads_json(text, max_chars=None)
+        except ValueError:
+            data = None
+        version = data.get("layout_version") if isinstance(data, dict) else None
         if version is None or paths.is_readable(version):
             raise
     if not paths.is_readable(version):
@@ -72,40 +72,19 @@ def versioned_json(kind: type[T], text: str | bytes) -> T:
     return found
 
 
-def _version(text: str | bytes) -> object:
-    """Return `layout_version` of a JSON text that failed validation, or None."""
-    try:
-        data = loads_json(text, max_chars=None)
-    except ValueError:
-        return None
-    return data.get("layout_version") if isinstance(data, dict) else None
-
-
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-class Readable(Protocol):
-    """A place of tables, such as a `Layout`."""
-
-    def read_bytes(self, rel: str) -> bytes: ...
-
-
-def read_table(layout: Readable, rel: str, columns: Sequence[str] | None = None) -> pa.Table:
+def read_table(layout: Layout, rel: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Return a small table of a dataset (rows, quarantine, index, plan), or some of its columns."""
     return table_of(layout.read_bytes(rel), columns)
 
 
 def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the table of a Parquet file in memory, or some of its columns.
-
-    Invariants:
-        No other thread ever holds `content`.
-
-    Raises:
-        MemoryError: There is too little memory for the table.
-    """
+    """Return the table of a Parquet file in memory, or some of its columns; a MemoryError if there
+    is too little memory. No other thread ever holds `content`."""
     try:
         with pq.ParquetFile(
             pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True

@@ -3,12 +3,8 @@
 Also the stand-in for `object_store` where obstore cannot be used: with options that only an fsspec
 client knows, and in processes that were forked.
 
-    uri    = path | scheme://rest | chain
-    chain  = wrapper://inner::uri | wrapper::uri      zip://a.wav::s3://bucket/a.zip
-
-Names are literal: a path or a key may hold `::`, `#`, `?` or `://`. Only a wrapper in front makes a
-chain of a URI. S3, HTTP and the Hub come with earmill. Google's and Microsoft's stores are extras:
-their clients bring thirty packages that most jobs have no use for.
+S3, HTTP and the Hub come with earmill. Google's and Microsoft's stores are extras: their clients
+bring thirty packages that most jobs have no use for.
 """
 
 from __future__ import annotations
@@ -31,21 +27,21 @@ from earmill.pipeline.common.errors import (
     store_code,
 )
 from earmill.pipeline.common.redact import redact
-from earmill.pipeline.storage.backend import Backend, Entry, ObjectStoreError
+from earmill.pipeline.storage.backend import (
+    Backend,
+    Entry,
+    ObjectStoreError,
+    is_chain,
+    is_web,
+    local_path,
+)
 from earmill.pipeline.storage.retrying import is_store_error
 
 if TYPE_CHECKING:
     import asyncio
 
-# The schemes in front of a URI. No path of this machine begins so: `//` is `/` there.
-SCHEMES = re.compile(r"(?P<first>[A-Za-z][A-Za-z0-9+.-]*)(?:::[A-Za-z][A-Za-z0-9+.-]*)*://")
 # Characters that fsspec takes for a pattern in a path.
 MAGIC_CHARACTERS = re.compile(r"[*?\[]")
-LOCAL_SCHEMES = frozenset({"file", "local"})
-# fsspec protocols that read what the rest of a chain names.
-WRAPPERS = frozenset(
-    "blockcache cached dir filecache libarchive reference simplecache tar zip".split()
-)
 # The extra of earmill that brings the client of a scheme.
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
 CONNECT_S = 30.0
@@ -58,6 +54,13 @@ GCSFS_KINDS_OF_BUCKET = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
 # A multiple of 256 KiB, as Google asks; S3's limit of 10,000 parts is reached at 160 GiB.
 PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
+# Arguments of `put_file` by protocol. Google's parts are sent one after the other; Azure's client
+# has parts of 4 MiB.
+UPLOADS: Mapping[str, Mapping[str, int]] = {
+    "gs": {"chunksize": PART_BYTES},
+    "abfs": {"max_concurrency": PARTS_AT_ONCE},
+    "s3": {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE},
+}
 # Clients that turn `mode="create"` into a condition that their store checks.
 CREATES = frozenset({"s3", "gs", "abfs"})
 # adlfs also raises FileExistsError for a container that is being deleted; s3fs and gcsfs have no
@@ -68,49 +71,23 @@ TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 _memory_lock = threading.Lock()
 
 
-def is_local(uri: str) -> bool:
-    """Return True for a plain path of this machine, with any characters in it."""
-    return SCHEMES.match(uri) is None
-
-
-def is_web(uri: str) -> bool:
-    """Return True for the address of a web server."""
-    return uri.startswith(("http://", "https://"))
-
-
-def is_chain(uri: str) -> bool:
-    """Return True for a URI that reads one file through others: `zip://a.wav::/data/a.zip`."""
-    schemes = SCHEMES.match(uri)
-    return schemes is not None and "::" in uri and schemes["first"].lower() in WRAPPERS
-
-
-def local_path(uri: str) -> str | None:
-    """Return the absolute path that a path or a `file:` URI names; None for other URIs."""
-    path = uri
-    if not is_local(uri):
-        scheme, _, path = uri.partition("://")
-        if scheme.lower() not in LOCAL_SCHEMES:
-            return None
-    path = os.path.expanduser(path) if path.startswith("~") else path.removeprefix("./")
-    if not path.startswith("/"):
-        path = os.getcwd() if path in ("", ".") else f"{os.getcwd()}/{path}"
-    return path.rstrip("/") or "/"
-
-
 def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
-    """Return the fsspec filesystem of a URI and the path in it; touches nothing yet.
-
-    Raises:
-        MissingPackageError: Its package is not installed here.
-        ValueError: No package is known for the scheme, or an option does not fit.
-    """
+    """Return the fsspec filesystem of a URI and the path in it; touches nothing yet. Raises as
+    `Backend.open`."""
     os.environ.setdefault(GCSFS_KINDS_OF_BUCKET, "false")
     if (path := local_path(uri)) is not None:
         return fsspec.filesystem("file", **options), path
     if is_web(uri):
-        options.setdefault("client_kwargs", {"timeout": _http_timeout()})
-    # fsspec takes every `::` for a chain.
-    double_colon = "::" if is_chain(uri) else _unused_in(uri)
+        import aiohttp
+
+        # aiohttp ends any answer after five minutes, however fast it comes; here a stall ends it.
+        stall = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=HTTP_STALL_S)
+        options.setdefault("client_kwargs", {"timeout": stall})
+    double_colon = "::"
+    if not is_chain(uri):  # fsspec takes every `::` for a chain
+        double_colon = "double-colon"
+        while double_colon in uri:
+            double_colon += "-"
     try:
         fs, path = fsspec.core.url_to_fs(uri.replace("::", double_colon), **options)
     except ImportError as error:
@@ -122,24 +99,11 @@ def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
     return fs, str(path).replace(double_colon, "::")
 
 
-def _unused_in(uri: str) -> str:
-    """Return letters that a URI does not contain."""
-    letters = "double-colon"
-    while letters in uri:
-        letters += "-"
-    return letters
-
-
 def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> bool:
-    """Return True if a client would ask its store for another object than a URI names.
+    """Return True if a client would ask its store for another object than a URI names, which is no
+    chain. With `versions`, the end of the URI may name a version of the object.
 
     Some clients cut names: s3fs at `?versionId=`, adlfs at a tab, a web client at `#`.
-
-    Args:
-        fs: The filesystem of the URI, see `filesystem_of`.
-        path: The path in it.
-        uri: One object, no chain.
-        versions: The end of a URI may name a version of the object.
     """
     if is_web(uri):
         return "#" in uri
@@ -162,19 +126,9 @@ def _tell_defects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
         loop.default_exception_handler(context)
 
 
-def _http_timeout() -> Any:
-    """aiohttp ends any answer after five minutes, however fast it comes; here a stall ends it."""
-    import aiohttp
-
-    return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=HTTP_STALL_S)
-
-
 def missing_package(uri: str, error: ImportError | None = None) -> MissingPackageError:
-    """Return the error for a URI whose package is not installed.
-
-    Args:
-        error: The error of the import; its text is the advice where no extra has the package.
-    """
+    """Return the error for a URI whose package is not installed. The text of the import's error is
+    the advice where no extra has the package."""
     last = uri.rpartition("::")[2] if is_chain(uri) else uri
     scheme = last.partition("://")[0].lower()
     extra = EXTRAS.get(scheme)
@@ -186,11 +140,7 @@ def missing_package(uri: str, error: ImportError | None = None) -> MissingPackag
 
 @dataclass(frozen=True)
 class FsspecBackend(Backend):
-    """A filesystem of fsspec.
-
-    Args:
-        fs: The filesystem, with its credentials.
-    """
+    """A filesystem of fsspec, with its credentials."""
 
     fs: Any
 
@@ -271,14 +221,8 @@ class FsspecBackend(Backend):
                 self.fs.rm_file(name)
 
     def upload(self, local: str, path: str) -> None:
-        self.fs.put_file(local, path, **self.parts())
-
-    def parts(self) -> dict[str, Any]:
-        """Return the arguments of `put_file` about the parts of an upload."""
-        if "gs" in self.protocols:  # sent one after the other
-            return {"chunksize": PART_BYTES}
-        # Azure's client has parts of 4 MiB.
-        return {"max_concurrency": PARTS_AT_ONCE} if "abfs" in self.protocols else {}
+        parts = next((UPLOADS[name] for name in UPLOADS if name in self.protocols), {})
+        self.fs.put_file(local, path, **parts)
 
 
 class MemoryBackend(FsspecBackend):
@@ -319,9 +263,6 @@ class S3fsBackend(FsspecBackend):
                 raise
             return super().replace(path, seen, data)
         return True
-
-    def parts(self) -> dict[str, Any]:
-        return {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
 
 
 def _modified(info: Mapping[str, Any]) -> float | None:

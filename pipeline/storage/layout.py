@@ -2,6 +2,10 @@
 
 Everything that touches the output goes through `Layout`, which is never turned back into a string
 and parsed again. Paths handed to it are relative, as `earmill.pipeline.storage.paths` spells them.
+
+`StoredFile` reads a committed file by ranges, with plain system calls where it is local. A memory
+map is not used: where another process cuts the file short, a map ends the reading process by a
+signal, and a read raises an error.
 """
 
 from __future__ import annotations
@@ -9,19 +13,29 @@ from __future__ import annotations
 import io
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from earmill.pipeline.common.byte_streams import SeekableFile
-from earmill.pipeline.common.errors import MissingPackageError, OutputError, StorageError
+import numpy as np
+
+from earmill.pipeline.common.byte_streams import SeekableFile, open_descriptor
+from earmill.pipeline.common.errors import (
+    CommitError,
+    MissingPackageError,
+    NotRegularError,
+    OutputError,
+    StorageError,
+)
 from earmill.pipeline.common.extension_points import ExtensionPoint
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.storage.backend import Backend, Entry
 from earmill.pipeline.storage.fsspec_store import FsspecBackend
-from earmill.pipeline.storage.local_cache import LocalCache
+from earmill.pipeline.storage.local_cache import Bytes, LocalCache
 from earmill.pipeline.storage.local_store import LocalBackend, files_below
 from earmill.pipeline.storage.object_store import AzureBackend, GoogleBackend, S3Backend
 from earmill.pipeline.storage.retrying import store_call
@@ -41,23 +55,10 @@ STORES = ExtensionPoint("earmill.stores", "store")
 FILES_AT_ONCE = 4
 # Bytes that a request fetches of a remote file that is read from front to back.
 READ_AHEAD_BYTES = 4 << 20
-
-
-def _open_backend(uri: str, options: Mapping[str, Any]) -> tuple[Backend, str]:
-    scheme, _, rest = uri.partition("://")
-    kinds = (STORES.load(scheme), *BACKENDS) if rest and scheme in STORES.names() else BACKENDS
-    return next(found for kind in kinds if (found := kind.open(uri, options)) is not None)
-
-
-def _checked(rel: str) -> str:
-    parts = rel.split("/")
-    if not rel or any(part in ("", ".", "..") for part in parts) or "\\" in rel:
-        raise ValueError(f"expected a relative path like 'commits/00000.json', got {rel!r}")
-    return rel
-
-
-def _is_unfinished(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
+# Memory that each thread reuses for bytes that are decoded at once: new memory costs more than
+# reading.
+SCRATCH_BYTES = 8 * 2**20
+_scratch = threading.local()
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,14 +83,14 @@ class Layout:
     def open(
         cls, uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
     ) -> Layout:
-        """Return the layout at any URI or local path. Asks the store nothing yet.
-
-        Raises:
-            OutputError: The URI names no filesystem that is installed here.
-        """
+        """Return the layout at any URI or local path; an OutputError if no filesystem for it is
+        installed here. Asks the store nothing yet."""
         uri = os.fspath(uri)
+        scheme, _, rest = uri.partition("://")
         try:
-            return cls(*_open_backend(uri, storage_options or {}))
+            own = [STORES.load(scheme)] if rest and scheme in STORES.names() else []
+            opened = (kind.open(uri, storage_options or {}) for kind in (*own, *BACKENDS))
+            return cls(*next(found for found in opened if found is not None))
         except MissingPackageError as err:
             raise OutputError(str(err)) from err
         except (ValueError, TypeError) as err:
@@ -120,14 +121,12 @@ class Layout:
 
     def path(self, rel: str) -> str:
         """Return the full path of `rel` as the backend spells it."""
-        return f"{self.root}/{_checked(rel)}"
+        if not {"", ".", ".."}.isdisjoint(rel.split("/")) or "\\" in rel:
+            raise ValueError(f"expected a relative path like 'commits/00000.json', got {rel!r}")
+        return f"{self.root}/{rel}"
 
     def inside(self, rel: str) -> str:
-        """Return `path(rel)` for reading.
-
-        Raises:
-            OutputError: A link leads out of the root.
-        """
+        """Return `path(rel)` for reading; an OutputError if a link leads out of the root."""
         return self.backend.inside(self.root, self.path(rel))
 
     @store_call("read")
@@ -183,12 +182,8 @@ class Layout:
         else writes; False, and nothing changed, where another has written there since.
 
         A store may carry out a PUT and lose the answer. The client then repeats the PUT and is
-        refused because of its own first one, or gives up. So the file is read again.
-
-        Raises:
-            OutputError: The place stays locked, or the store has no atomic create.
-            StorageError: The write failed for another reason, or the store keeps answering with a
-                conflict; whether the write landed is then unknown.
+        refused because of its own first one, or gives up. So the file is read again. Raises as
+        `put_if_absent`, and an OutputError if the place stays locked.
         """
         try:
             written = self._replace(rel, data, seen) if seen is not None else None
@@ -207,11 +202,7 @@ class Layout:
     @store_call("removed")
     def remove_own(self, rel: str, seen: bytes) -> bool:
         """Remove a small file that still holds `seen`; return False, and change nothing, where
-        another has written there since or the file is gone.
-
-        Raises:
-            OutputError: The place stays locked.
-        """
+        another has written there since or the file is gone. Raises as `replace_own`."""
         return self._store.remove(self.path(rel), seen)
 
     def _holds(self, rel: str, data: bytes) -> bool:
@@ -228,17 +219,14 @@ class Layout:
         """Return every finished file under a folder (or the file itself) with its bytes."""
         return {name: entry.nbytes for name, entry in self.entries(rel).items()}
 
+    @store_call("listed")
     def entries(self, rel: str) -> dict[str, Entry]:
         """Return every finished file under a folder (or the file itself) with size and time."""
         return {
             name: entry
-            for name, entry in self._listed(rel).items()
-            if entry.is_file and not _is_unfinished(name)
+            for name, entry in self._entries(self.path(rel)).items()
+            if entry.is_file and not any(part.startswith(".") for part in name.split("/"))
         }
-
-    @store_call("listed")
-    def _listed(self, rel: str) -> dict[str, Entry]:
-        return self._entries(self.path(rel))
 
     @store_call("listed", None)
     def everything(self) -> dict[str, Entry]:
@@ -254,31 +242,28 @@ class Layout:
         """Remove a file or a folder; fine where it is already gone."""
         self._store.delete(self.path(rel))
 
+    @store_call("written", 1)
     def upload_file(self, local: str | Path, rel: str) -> None:
         """Publish one local file. It may be moved: do not use it afterwards. Durable at once on a
         store, on a local disk after `settle`."""
-        self._upload(local, rel)
+        self._store.upload(str(local), self.path(rel))
 
     def upload_dir(self, local: str | Path, rel: str) -> None:
         """Publish a local folder with everything in it, as `upload_file` does a file: locally in
         one visible step, elsewhere file by file."""
         if self.is_local:
-            self._upload(local, rel)
+            self.upload_file(local, rel)
             return
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            names = files_below(local)
             uploads = [
-                pool.submit(self._upload, f"{local}/{name}", f"{rel}/{name}") for name in names
+                pool.submit(self.upload_file, f"{local}/{name}", f"{rel}/{name}")
+                for name in files_below(local)
             ]
             try:
                 for upload in uploads:
                     upload.result()
             finally:
                 pool.shutdown(cancel_futures=True)
-
-    @store_call("written", 1)
-    def _upload(self, local: str | Path, rel: str) -> None:
-        self._store.upload(str(local), self.path(rel))
 
     @store_call("written", None)
     def settle(self, names: Sequence[str]) -> None:
@@ -287,10 +272,7 @@ class Layout:
 
     def check_writable(self) -> None:
         """Prove, before any work, that this output can be written and that commits are safe there.
-
-        Raises:
-            OutputError: Not writable, or the store overwrites where it must refuse.
-        """
+        Raises an OutputError if not, for example if the store overwrites where it must refuse."""
         token = secrets.token_hex(4)
         probe = f".probe-{token}"
         try:
@@ -328,3 +310,74 @@ class _RemoteFile(SeekableFile):
         view[: len(found)] = found
         self._at += len(found)
         return len(found)
+
+
+class StoredFile:
+    """A file of a dataset that never changes, with its size and hash as committed; a local cache
+    finds the file by its hash. It holds no handle between reads."""
+
+    def __init__(self, layout: Layout, rel: str, nbytes: int, sha256: str) -> None:
+        self.layout, self.rel, self.nbytes, self._sha256 = layout, rel, nbytes, sha256
+        self._path = ""  # of a local file, links followed
+
+    def read(self, start: int, length: int, *, passing: bool = False) -> Bytes:
+        """Return bytes [start, start + length); a CommitError if the file is missing or ends
+        before. With `passing`, this thread's next call may overwrite the memory."""
+        if not 0 <= start <= start + length <= self.nbytes:
+            raise self._short(start, length, f"was committed with {self.nbytes} bytes")
+        try:
+            if self.layout.is_local:
+                found = self._local(start, length, passing)
+            elif self.layout.cache is None:
+                found = self._fetched(start, length)
+            else:
+                cache = self.layout.cache
+                found = cache.read(self._sha256, self.nbytes, start, length, self._fetched)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise CommitError(
+                f"{self.layout.url(self.rel)} is missing although it is committed; run "
+                "`earmill verify`"
+            ) from error
+        except NotRegularError as error:
+            raise CommitError(f"{error}; put the file back, or run `earmill verify`") from error
+        if len(found) != length:
+            raise self._short(start, length, f"ends after {start + len(found)}")
+        return found
+
+    def parts(self, bounds: Sequence[int]) -> Iterator[Bytes]:
+        """Yield bytes from the first bound to the last in parts, cut at the bounds between. The
+        store is asked once. The next `read(passing=True)` may overwrite the memory of a part."""
+        content = self.read(bounds[0], bounds[-1] - bounds[0], passing=self.layout.is_local)
+        for start, end in pairwise(bounds):
+            yield content[start - bounds[0] : end - bounds[0]]
+
+    def _local(self, start: int, length: int, passing: bool) -> Bytes:
+        """Return bytes of the local file, fewer where it ends before."""
+        if passing and length <= SCRATCH_BYTES:
+            if not hasattr(_scratch, "memory"):
+                _scratch.memory = np.empty(SCRATCH_BYTES, np.uint8)
+            into: Bytes = _scratch.memory[:length]
+        else:
+            into = np.empty(length, np.uint8)
+        done = 0
+        self._path = self._path or self.layout.inside(self.rel)
+        handle = open_descriptor(self._path)
+        try:
+            while done < length:
+                count = os.preadv(handle, [into[done:].data], start + done)
+                if not count:
+                    break
+                done += count
+        finally:
+            os.close(handle)
+        return into[:done]
+
+    def _fetched(self, start: int, length: int) -> Bytes:
+        """Return bytes of the remote file, fewer where it ends before."""
+        return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)
+
+    def _short(self, start: int, length: int, why: str) -> CommitError:
+        return CommitError(
+            f"{self.layout.url(self.rel)}: expected {length} bytes from byte {start} on, the file "
+            f"{why}; it is damaged: run `earmill verify`"
+        )

@@ -69,16 +69,18 @@ class LocalCache:
         self._locks = [Lock() for _ in range(LOCKS)]
         self._giving_up = Lock()
         self._off = False
-        _make_private(folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        known = folder.stat()
+        if known.st_uid != os.getuid() or stat.S_IMODE(known.st_mode) & 0o022:
+            raise OutputError(
+                "expected a folder for the local cache that only its owner writes into, "
+                f"{folder} is {stat.filemode(known.st_mode)} of user {known.st_uid}; name another, "
+                "or chmod 700 it"
+            )
 
     def read(self, sha256: str, nbytes: int, start: int, length: int, fetch: Fetch) -> Bytes:
-        """Return bytes [start, start + length) of a file.
-
-        Args:
-            sha256: Hash of the file.
-            nbytes: Size of the file.
-            fetch: Returns bytes that are not in the cache, or fewer; then fewer are returned.
-        """
+        """Return bytes [start, start + length) of a file of `nbytes` bytes. `fetch` returns bytes
+        that are not in the cache; where it returns fewer, fewer are returned."""
         if self._off or not length:
             return fetch(start, length)
         found = np.empty(length, np.uint8)
@@ -87,8 +89,10 @@ class LocalCache:
             for index in sorted({hash((sha256, number)) % LOCKS for number in needed}):
                 stack.enter_context(self._locks[index])
             missing = [n for n in needed if not self._load(sha256, n, start, found)]
-            for run in _runs(missing):
-                if not self._fetch(sha256, nbytes, run, start, found, fetch):
+            # Neighbouring parts are fetched together.
+            ends = np.flatnonzero(np.diff(missing) != 1) + 1
+            for run in np.split(np.array(missing, np.int64), ends) if missing else ():
+                if not self._fetch(sha256, nbytes, run.tolist(), start, found, fetch):
                     return fetch(start, length)
         return found
 
@@ -101,7 +105,7 @@ class LocalCache:
         into: Bytes,
         fetch: Fetch,
     ) -> bool:
-        """Fetch neighbouring parts and store them; False where the file is shorter than it was."""
+        """Fetch neighbouring parts and keep them; False where the file is shorter than it was."""
         first = run[0] * PART_BYTES
         wanted = min(nbytes, (run[-1] + 1) * PART_BYTES) - first
         content = fetch(first, wanted)
@@ -151,8 +155,11 @@ class LocalCache:
         aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}{UNFINISHED}")
         try:
             if self._reserve(aside, nbytes):
+                pages = range(0, PART_BYTES, PAGE_BYTES)
+                crcs = [google_crc32c.value(part[k : k + PAGE_BYTES]) for k in pages]
+                head = HEAD.pack(MARK, len(part), *crcs)
                 with aside.open("r+b") as file:
-                    file.write(_head(part))
+                    file.write(head + google_crc32c.value(head).to_bytes(4, "little"))
                     file.write(part.data)
                 with self._locked():  # a count could miss the file between its names
                     aside.rename(path)
@@ -222,34 +229,6 @@ class LocalCache:
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    known = folder.stat()
-    if known.st_uid != os.getuid() or stat.S_IMODE(known.st_mode) & 0o022:
-        raise OutputError(
-            f"expected a folder for the local cache that only its owner writes into, {folder} is "
-            f"{stat.filemode(known.st_mode)} of user {known.st_uid}; name another, or chmod 700 it"
-        )
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Yield sorted numbers in groups of neighbours."""
-    run: list[int] = []
-    for number in numbers:
-        if run and number != run[-1] + 1:
-            yield run
-            run = []
-        run.append(number)
-    if run:
-        yield run
-
-
-def _head(part: Bytes) -> bytes:
-    crcs = [google_crc32c.value(part[k : k + PAGE_BYTES]) for k in range(0, PART_BYTES, PAGE_BYTES)]
-    head = HEAD.pack(MARK, len(part), *crcs)
-    return head + google_crc32c.value(head).to_bytes(4, "little")
 
 
 def _checked(handle: int, low: int, high: int) -> Bytes | None:

@@ -8,7 +8,7 @@ fsspec's local filesystem looks for a file before it creates one, which is a rac
 conditional replace. So neither is used.
 
 Publishing: files are flushed and then renamed into place. A source on another disk is copied beside
-the target under a hidden name first. A rename outlives a power cut once `sync_names` has returned:
+the target under a hidden name first. A rename outlives a power cut once `settle` has returned:
 files that are moved in one after the other share that flush.
 """
 
@@ -22,7 +22,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +30,7 @@ from typing import Any, ClassVar
 
 from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import NotRegularError, OutputError, StorageError
-from earmill.pipeline.storage.backend import Backend, Entry
-from earmill.pipeline.storage.fsspec_store import local_path
+from earmill.pipeline.storage.backend import Backend, Entry, local_path
 
 # Whoever holds the folder's lock needs milliseconds; a frozen holder must be ended.
 LOCK_WAIT_S, _LOCK_STEP_S = 20.0, 0.05
@@ -98,7 +97,12 @@ class LocalBackend(Backend):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            return _create_exclusive(path, data)
+            # Without hard links a crash can leave a part of the data. Readers of such files refuse
+            # half a JSON by name instead of trusting it.
+            try:
+                _write_new(path, data)
+            except FileExistsError:
+                return False
         finally:
             os.unlink(temporary)
         sync_folder(os.path.dirname(path))
@@ -132,8 +136,9 @@ class LocalBackend(Backend):
     def upload(self, local: str, path: str) -> None:
         move_in(Path(local), Path(path))
 
-    def settle(self, paths: Sequence[str]) -> None:
-        sync_names(paths)
+    def settle(self, paths: Iterable[str]) -> None:
+        for folder in dict.fromkeys(map(os.path.dirname, paths)):
+            sync_folder(folder)
 
 
 def sync_folder(path: str) -> None:
@@ -196,25 +201,9 @@ def write_local(path: str, data: bytes) -> None:
     sync_folder(os.path.dirname(path))
 
 
-def _create_exclusive(path: str, data: bytes) -> bool:
-    """Create a file on a filesystem without hard links: a crash can leave a part of the data.
-
-    Readers of such files refuse half a JSON by name instead of trusting it.
-    """
-    try:
-        _write_new(path, data)
-    except FileExistsError:
-        return False
-    sync_folder(os.path.dirname(path))
-    return True
-
-
 def _if_it_holds(path: str, seen: bytes, change: Callable[[], None]) -> bool:
     """Change a file that holds `seen`, under a lock on its folder; return False where it does not.
-
-    Raises:
-        OutputError: Another process has kept the folder locked for `LOCK_WAIT_S`.
-    """
+    An OutputError if another process has kept the folder locked for `LOCK_WAIT_S`."""
     try:
         handle = os.open(os.path.dirname(path), os.O_RDONLY)
         try:
@@ -254,14 +243,11 @@ def move_in(source: Path, target: Path) -> None:
     _sync_tree(source)
     try:
         os.rename(source, target)
+        return
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        _copy_in(source, target)
-
-
-def _copy_in(source: Path, target: Path) -> None:
-    """Publish a file or folder of another disk: copy it beside the target, then rename the copy."""
+    # From another disk: a copy beside the target, then its rename.
     hidden = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         if source.is_dir():
@@ -279,12 +265,6 @@ def _sync_tree(path: Path) -> None:
     """Flush every file below `path`, and the folders that name them, to the disk."""
     for entry in [path, *(path.rglob("*") if path.is_dir() else ())]:
         sync_folder(str(entry))
-
-
-def sync_names(targets: Iterable[str]) -> None:
-    """Flush the folders that name these files or folders to the disk, each once."""
-    for folder in dict.fromkeys(map(os.path.dirname, targets)):
-        sync_folder(folder)
 
 
 def remove(path: Path) -> None:

@@ -21,7 +21,7 @@ import os
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
@@ -95,12 +95,8 @@ class CredentialsError(ConnectionError):
 
 
 class ObjectBackend(Backend):
-    """One bucket or container. Pickled, it is its name and options.
-
-    Args:
-        bucket: Name of the bucket or container.
-        options: Storage options, in fsspec's words or in obstore's.
-    """
+    """One bucket or container, with storage options in fsspec's words or in obstore's. Pickled, it
+    is its name and options."""
 
     # All schemes of its URIs, the first in its addresses.
     schemes: ClassVar[tuple[str, ...]]
@@ -156,7 +152,7 @@ class ObjectBackend(Backend):
         return hash((self.schemes, self.bucket))
 
     def here(self) -> Backend:
-        """Return this backend, or fsspec's for the same bucket in a process that was forked from
+        """Return this backend, or fsspec's for the same bucket: in a process that was forked from
         one with obstore in it, and where obstore refuses a certificate."""
         return self._through_fsspec() if _is_forked or self._is_refused else self
 
@@ -182,10 +178,10 @@ class ObjectBackend(Backend):
             return b""  # the file ends before
 
     def write(self, path: str, data: bytes) -> None:
-        large = len(data) > SMALL_BYTES
-        self._ask(
-            path, lambda client, key: client.put(key, data, use_multipart=False), uploads=large
-        )
+        def put(client: Any, key: str) -> None:
+            client.put(key, data, use_multipart=False)
+
+        self._ask(path, put, uploads=len(data) > SMALL_BYTES)
 
     def create(self, path: str, data: bytes) -> bool:
         try:
@@ -235,15 +231,12 @@ class ObjectBackend(Backend):
             self._through_fsspec().delete(path)
             return
         try:
-            self._delete(path, keys)
+            if keys:
+                self._ask(path, lambda client, _: client.delete(keys))
         except FileNotFoundError:  # of one that is gone; obstore does not say which are left
             for key in keys:
                 with suppress(FileNotFoundError):
-                    self._delete(path, [key])
-
-    def _delete(self, path: str, keys: Sequence[str]) -> None:
-        if keys:
-            self._ask(path, lambda client, _: client.delete(keys))
+                    self._ask(f"{self.bucket}/{key}", lambda client, key: client.delete([key]))
 
     def upload(self, local: str, path: str) -> None:
         parts = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
@@ -251,23 +244,16 @@ class ObjectBackend(Backend):
 
     @abstractmethod
     def translated(self) -> dict[str, Any]:
-        """Return options of obstore for options in fsspec's words.
-
-        Raises:
-            ValueError: obstore has no counterpart for the value of one.
-        """
+        """Return options of obstore for options in fsspec's words; a ValueError where obstore has
+        no counterpart."""
 
     def follow(self, error: ObjectStoreError) -> bool:
         """Return True if the bucket was found elsewhere, so that the same request may succeed."""
         return False
 
     def _client(self, *, uploads: bool) -> Any:
-        """Return a client of obstore.
-
-        Args:
-            uploads: For large parts: with a longer time-out, and three tries for each part, as one
-                part that fails would cost the whole upload.
-        """
+        """Return a client of obstore. The client for uploads of large parts has a longer time-out
+        and three tries for each part, as one part that fails would cost the whole upload."""
         import obstore.store
 
         with self._lock:
@@ -507,9 +493,6 @@ def from_obstore(path: str, error: Exception) -> Exception:
 
     obstore keeps status and code in a text of forty lines. The text also holds the URL, and with
     it the signature of an Azure token: only status, code and the store's message are taken over.
-
-    Args:
-        path: Bucket and key, for the message.
     """
     text = str(error)
     line, _, details = text.partition("\n\nDebug source:")

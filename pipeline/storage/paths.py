@@ -94,7 +94,6 @@ def _named(kind: str, name: str) -> str:
 
 
 def claim_path(plan_id: str, block: int, number: int) -> str:
-    """Path of a claim on a block of a plan's shards."""
     return f"{CLAIMS}/{_named('plan', plan_id)}/{block:05d}.{number}.json"
 
 
@@ -110,7 +109,6 @@ def readable_versions() -> str:
 
 
 def is_shard_id(name: str) -> bool:
-    """Return True if a name has the form of a shard id."""
     return _SHARD.fullmatch(name) is not None
 
 
@@ -127,12 +125,10 @@ def data_path(shard_id: str, attempt: str, suffix: str) -> str:
 
 
 def rows_path(shard_id: str, attempt: str) -> str:
-    """Path of one shard's table of row scalars and row provenance."""
     return f"rows/{_stem(shard_id, attempt)}.parquet"
 
 
 def quarantine_path(shard_id: str, attempt: str) -> str:
-    """Path of one shard's table of bad rows."""
     return f"quarantine/{_stem(shard_id, attempt)}.parquet"
 
 
@@ -151,12 +147,10 @@ def parse_commit_path(rel: str) -> tuple[str, int] | None:
 
 
 def plan_path(plan_id: str) -> str:
-    """Path of a stored plan."""
     return f"plan/{_named('plan', plan_id)}.parquet"
 
 
 def revision_path(number: int) -> str:
-    """Path of a revision's description."""
     if number < 1:
         raise ValueError(f"revisions are counted from 1, got {number}")
     return f"revisions/{number:05d}.json"
@@ -174,7 +168,6 @@ def carried_path(content: str) -> str:
 
 
 def part_path(plan_id: str, number: int) -> str:
-    """Path of one part of a plan of many rows."""
     return f"plan/{_named('plan', plan_id)}/{number:05d}.parquet"
 
 
@@ -190,17 +183,14 @@ def is_plan_path(rel: str) -> bool:
 
 
 def addition_path(name: str) -> str:
-    """Folder of a set of features beside the rows."""
     return f"additions/{_named('addition', name)}"
 
 
 def index_path(content: str) -> str:
-    """Path of one index."""
     return f"index/{_named('index', content)}.parquet"
 
 
 def snapshot_path(content: str) -> str:
-    """Path of one snapshot."""
     return f"snapshots/{_named('snapshot', content)}.json"
 
 

@@ -72,12 +72,8 @@ Method = Callable[Concatenate[Any, P], R]
 
 
 def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], Method[P, R]]:
-    """Give a method of a layout retries and its error.
-
-    Args:
-        doing: What the method does to a file, for the message: read, written, listed, removed.
-        path_at: Which positional argument is the path; None where it is the root.
-    """
+    """Give a method of a layout retries and its error: `<path> cannot be <doing>`. `path_at` tells
+    which positional argument is the path; None stands for the root."""
 
     def decorate(method: Method[P, R]) -> Method[P, R]:
         @wraps(method)
@@ -89,7 +85,10 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
             except (EarmillError, FileNotFoundError, FileExistsError):
                 raise
             except Exception as error:
-                if not _is_storage(error):
+                is_outage = classify(error) is ErrorKind.OUTAGE and not isinstance(
+                    error, MemoryError | ImportError
+                )
+                if not (isinstance(error, OSError) or http_status(error) is not None or is_outage):
                     raise
                 where = self.url() if path_at is None else self.url(str(args[path_at]))
                 raise storage_error(f"{where} cannot be {doing}", error) from error
@@ -125,18 +124,9 @@ def _retried(layout: Any, work: Callable[[], R]) -> R:
     return found
 
 
-def _is_storage(error: Exception) -> bool:
-    if isinstance(error, OSError) or http_status(error) is not None:
-        return True
-    return classify(error) is ErrorKind.OUTAGE and not isinstance(error, MemoryError | ImportError)
-
-
 def storage_error(what: str, error: BaseException) -> StorageError:
-    """Return the error of a call that failed, with the number of the system's error if it has one.
-
-    Args:
-        what: The file and what cannot be done to it.
-    """
+    """Return the error of a failed call, with the number of the system's error if there is one. The
+    message begins with `what`: the file and the action that failed."""
     number = next((e.errno for e in chain(error) if isinstance(e, OSError) and e.errno), None)
     if http_status(error) is not None:
         number = None  # s3fs gives numbers of its own making to answers of the store

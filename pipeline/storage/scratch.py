@@ -33,12 +33,8 @@ MKDIR_TRIES = 100
 
 
 class OwnedFolder:
-    """A new folder that this process owns until `remove` or its end.
-
-    Args:
-        prefix: Prefix of its name.
-        parent: Folder to make it in; None takes the system's folder for temporary files.
-    """
+    """A new folder that this process owns until `remove` or its end; by default it lies in the
+    system's folder for temporary files."""
 
     def __init__(self, prefix: str = PREFIX, parent: str | None = None) -> None:
         parent = parent or tempfile.gettempdir()
@@ -54,6 +50,10 @@ class OwnedFolder:
         """Remove the folder with everything in it; safe to call again."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.let_go()
+
+    def remove_at_exit(self) -> None:
+        if self.owner_pid == os.getpid():  # a forked child is no owner
+            self.remove()
 
     def let_go(self) -> None:
         """Release the lock, so that any process may remove the folder."""
@@ -94,18 +94,8 @@ def own_folder() -> str:
     with _making:
         if _own is None or _own.owner_pid != os.getpid() or not os.path.isdir(_own.path):
             _own = OwnedFolder()
-            atexit.register(_remove_at_exit, _own)
+            atexit.register(_own.remove_at_exit)
         return _own.path
-
-
-def _remove_at_exit(folder: OwnedFolder) -> None:
-    if folder.owner_pid == os.getpid():  # a forked child is no owner
-        folder.remove()
-
-
-def new_folder(parent: Path, name: str) -> Path:
-    """Make a new folder below `parent`, which another worker may remove at any time while empty."""
-    return make_below(parent / f"{name}-{secrets.token_hex(4)}")
 
 
 def make_below(folder: Path, *, exist_ok: bool = False) -> Path:
@@ -126,7 +116,7 @@ def private_scratch(layout: Layout, name: str) -> Iterator[Path]:
             yield Path(found)
         return
     parent = Path(layout.root) / SCRATCH_FOLDER
-    folder = new_folder(parent, name)
+    folder = make_below(parent / f"{name}-{secrets.token_hex(4)}")
     try:
         yield folder
     finally:
@@ -137,11 +127,8 @@ def private_scratch(layout: Layout, name: str) -> Iterator[Path]:
 
 def shared_scratch(layout: Layout, name: str) -> Path | None:
     """Return the folder of this name, shared by all callers until `clear_scratch`; None where the
-    output has no disk.
-
-    A folder for each shard is slow: a disk that has just removed many searches long for room for a
-    new file.
-    """
+    output has no disk. A folder for each shard is slow: a disk that has just removed many searches
+    long for room for a new file."""
     if not layout.is_local:
         return None
     return make_below(Path(layout.root) / SCRATCH_FOLDER / name, exist_ok=True)

@@ -8,7 +8,7 @@ A batch has clips of one length bucket from a fixed geometric grid. So padding s
 of the grid, and a compiled kernel meets a bounded number of shapes.
 
 A stream is an array of frames, or the events of a clip (`SpikeEvents`). Frames are cast by
-`formats.dtypes`; events become a table of whole numbers. A long clip goes through chunk by chunk,
+`formats.values`; events become a table of whole numbers. A long clip goes through chunk by chunk,
 its features into files.
 """
 
@@ -39,8 +39,7 @@ from earmill.pipeline.common.monitoring import (
     current,
     doing,
 )
-from earmill.pipeline.formats.dtypes import BLOCK_FRAMES, Caster, Frames
-from earmill.pipeline.formats.rows import CastError, Spilled, Values
+from earmill.pipeline.formats.values import BLOCK_FRAMES, Caster, CastError, Frames, Spilled, Values
 from earmill.pipeline.worker.device import DeviceInput, Gpu, device_errors
 from earmill.pipeline.worker.launches import LaunchBatcher
 from earmill.pipeline.worker.prefetch import prefetched
@@ -115,7 +114,7 @@ class CastFeatures:
         if isinstance(made, RowError):
             raise made
         if isinstance(made, np.ndarray):
-            if cast.in_blocks(name):
+            if name in cast.in_blocks:
                 self.steps[name] = self.steps.get(name, 0) + len(made)
                 # Frames behind the last full int8 block wait for the next stretch.
                 held = np.concatenate([self.begun[name], made]) if name in self.begun else made

@@ -25,8 +25,8 @@ from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.machine import Threads, cores
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.provenance import device_info
-from earmill.pipeline.formats.dtypes import halved
 from earmill.pipeline.formats.moments import RunningMoments
+from earmill.pipeline.formats.values import halved
 from earmill.pipeline.worker.device import (
     DeviceInput,
     Gpu,

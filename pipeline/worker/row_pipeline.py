@@ -33,8 +33,8 @@ from earmill.pipeline.common.monitoring import (
     current,
 )
 from earmill.pipeline.common.text import one_line
-from earmill.pipeline.formats.dtypes import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
+from earmill.pipeline.formats.values import Caster, as_stored
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -39,17 +39,10 @@ from earmill.pipeline.dataset.commit_record import Recommit
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
-from earmill.pipeline.formats.dtypes import Caster
-from earmill.pipeline.formats.format import BINARY
-from earmill.pipeline.formats.registry import (
-    Encoding,
-    format_of,
-    read_back,
-    row_table,
-    stored_streams,
-    write_table,
-)
-from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, total
+from earmill.pipeline.formats.format import BINARY, Encoding, format_of, stored_streams
+from earmill.pipeline.formats.row_table import row_table, write_table
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
+from earmill.pipeline.formats.values import Caster, total
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.base import longest_wait_s
 from earmill.pipeline.storage.layout import Layout
@@ -289,7 +282,7 @@ class ShardRunner:
             "threads": self._job.threads,
             "attempts": order.attempts,
             "timings_s": {"process": round(process_s, 6)},
-            "cast_errors": {k: v.to_dict() for k, v in sorted(cast_errors.items()) if v.nonzero},
+            "cast_errors": {k: asdict(v) for k, v in sorted(cast_errors.items()) if v.nonzero},
         }
         try:
             return publish_shard(
@@ -328,7 +321,7 @@ class ShardRunner:
         for fmt in output.formats:
             path = folder / f"w{format_of(fmt).suffix}"
             format_of(fmt).write(path, rows, streams, encoding)
-            read_back(fmt, path, streams)
+            format_of(fmt).digest(path, streams)
         write_table(row_table(rows, streams, extra_types), folder / "rows.parquet")
 
 

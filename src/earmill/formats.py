@@ -21,8 +21,9 @@ from earmill.pipeline.formats.block_cache import (
 from earmill.pipeline.formats.digest import ShardDigest, StreamDigest, digest_blocks
 from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.row_table import row_table
-from earmill.pipeline.formats.rows import FeatureRow, pieces
+from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.formats.values import pieces
 from earmill.pipeline.storage.layout import Layout
 
 __all__ = [

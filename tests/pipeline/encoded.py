@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from earmill.pipeline.formats.format import Encoding
-from earmill.pipeline.formats.registry import format_of
+from earmill.pipeline.formats.format import Encoding, format_of
 from earmill.pipeline.formats.rows import FeatureRow
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -24,16 +26,24 @@ from earmill.pipeline.storage.layout import Layout
 RACERS = 16
 
 
-def test_exclusive_create_without_links_has_one_winner_too(tmp_path: Path) -> None:
+def test_exclusive_create_without_links_has_one_winner_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = threading.Barrier(RACERS)
 
-    def race(racer: int) -> bool:
+    def link(*args: object) -> None:
         gate.wait()
-        return local_store._create_exclusive(str(tmp_path / "x"), bytes([racer]) * 1000)
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    def race(racer: int) -> bool:
+        return local_store.LocalBackend().create(str(tmp_path / "x"), bytes([racer]) * 1000)
+
+    monkeypatch.setattr(os, "link", link)
 
     with ThreadPoolExecutor(RACERS) as pool:
         won = list(pool.map(race, range(RACERS)))
     assert won.count(True) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"x"}
     assert (tmp_path / "x").read_bytes() == bytes([won.index(True)]) * 1000
 
 

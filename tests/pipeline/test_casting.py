@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,16 @@ from earmill.pipeline.common.errors import DtypeRangeError, OutputError
 from earmill.pipeline.dataset.card import readme
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import check_dataset
-from earmill.pipeline.formats.dtypes import FLOAT16_SCALES, Caster, as_stored, cast_error, halved
-from earmill.pipeline.formats.rows import CastError, OutFile, total
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.formats.values import (
+    FLOAT16_SCALES,
+    Caster,
+    CastError,
+    as_stored,
+    cast_error,
+    halved,
+    total,
+)
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import dataset_file
@@ -202,7 +210,7 @@ def test_the_card_tells_scale_and_error(
     (record,) = commits(layout).values()
     errors = CastError(0.25, 4.8e-4, 1000, 30, 5)
     records = [
-        replace(record, info={"cast_errors": {"envelope": errors.to_dict()}}),
+        replace(record, info={"cast_errors": {"envelope": asdict(errors)}}),
         replace(record, info={}),
     ]
     dataset = dataset_file(streams=tuple(info.to_dict() for info in scaled_streams))

@@ -21,8 +21,7 @@ import pytest
 from earmill.pipeline.common.errors import CommitError, StorageError
 from earmill.pipeline.dataset import publish as publishing
 from earmill.pipeline.dataset.commit_record import commits
-from earmill.pipeline.formats.format import Encoding, Format
-from earmill.pipeline.formats.registry import format_of
+from earmill.pipeline.formats.format import Encoding, Format, format_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch, shared_scratch
 from tests.pipeline.commit_data import (

@@ -12,7 +12,7 @@ import xarray as xr
 
 from amtcore.features.build import build_extractor
 from earmill import FeatureLoader, open_features
-from earmill.pipeline.formats.registry import Encoding
+from earmill.pipeline.formats.format import Encoding
 from tests.pipeline.encoded import encode
 from tests.pipeline.event_data import STREAMS as EVENT_STREAMS
 from tests.pipeline.reader_data import STREAMS, Writer, ids, make_row, mixed_seconds, write_set

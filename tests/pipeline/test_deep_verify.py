@@ -19,8 +19,8 @@ from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.formats.dtypes import quantised
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.values import quantised
 from earmill.pipeline.operations import deep_verify
 from earmill.pipeline.operations.deep_verify import differences
 from tests.pipeline import audio_factory

@@ -24,7 +24,8 @@ from earmill.pipeline.common.errors import CommitError, OutputError
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.digest import differences, digest_rows
-from earmill.pipeline.formats.registry import Encoding, read_back, row_table
+from earmill.pipeline.formats.format import Encoding, format_of
+from earmill.pipeline.formats.row_table import row_table
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.open import open_features
@@ -65,7 +66,7 @@ def test_what_is_read_back_is_what_was_written(fmt: str, tmp_path: Path) -> None
     digest = digest_rows(rows, STREAMS, "float16")
     assert digest.streams["spikes"].dtype == "int32" and digest.streams["spikes"].width == 3
     assert digest.streams["modulation"].dtype == "float16"
-    assert differences(digest, read_back(fmt, write(fmt, tmp_path, rows), STREAMS)) == []
+    assert differences(digest, format_of(fmt).digest(write(fmt, tmp_path, rows), STREAMS)) == []
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -93,7 +94,7 @@ def test_any_counts_survive(
         for number, clip in enumerate(clips)
     ]
     path = write(fmt, tmp_path_factory.mktemp("any"), rows)
-    assert read_back(fmt, path, STREAMS) == digest_rows(rows, STREAMS, "float16")
+    assert format_of(fmt).digest(path, STREAMS) == digest_rows(rows, STREAMS, "float16")
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -103,7 +104,7 @@ def test_steps_are_part_of_what_is_compared(fmt: str, tmp_path: Path) -> None:
     longer = [*rows]
     longer[SILENT] = replace(rows[SILENT], steps={"spikes": 201})
     path = write(fmt, tmp_path, longer)
-    found = differences(digest_rows(rows, STREAMS, "float16"), read_back(fmt, path, STREAMS))
+    found = differences(digest_rows(rows, STREAMS, "float16"), format_of(fmt).digest(path, STREAMS))
     assert found == ["stream spikes: the values read back differ from those written"]
 
 

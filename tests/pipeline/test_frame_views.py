@@ -12,7 +12,7 @@ import torch
 
 from earmill import Crop, FeatureLoader, collate, collate_jagged, collate_packed, open_features
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.frames import MAX_BLOCK_RATIO, FrameView, frames_of
+from earmill.pipeline.formats.block_cache import MAX_BLOCK_RATIO, FrameView
 from tests.pipeline.reader_data import write_chunked, write_set
 from tests.pipeline.test_shared_batches import flat, forks
 
@@ -60,7 +60,7 @@ def test_frames_are_copied_once(
     def fail(*_: Any) -> None:
         raise AssertionError("put together before they were collated")
 
-    monkeypatch.setattr("earmill.pipeline.formats.frames.join_frames", fail)
+    monkeypatch.setattr("earmill.pipeline.formats.block_cache.join_frames", fail)
     stream = open_features(place, format=fmt).iterable(batch_size=4)
     assert sum(len(batch) for batch in FeatureLoader(stream, num_workers=workers)) == 6
 
@@ -94,7 +94,7 @@ def test_a_block_is_not_held_for_a_small_part_of_it() -> None:
 def test_too_few_frames_are_found_when_they_are_viewed() -> None:
     piece = np.zeros((4, 3), np.float16)
     with pytest.raises(CommitError, match="expected 5 frames, the file gave 4"):
-        frames_of([(0, piece)], (5, 3), piece.dtype, copy=False)
+        FrameView([(0, piece)], (5, 3), piece.dtype)
 
 
 @pytest.mark.parametrize("span_s", [None, (0.2, 0.5)])

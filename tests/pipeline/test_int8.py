@@ -25,7 +25,8 @@ from earmill.pipeline.common.errors import (
     SpecError,
 )
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.formats.dtypes import (
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.values import (
     BLOCK_FRAMES,
     BLOCK_ROWS,
     Caster,
@@ -35,7 +36,6 @@ from earmill.pipeline.formats.dtypes import (
     read_frames,
     stored_rows,
 )
-from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.operations.deep_verify import differences
 from earmill.pipeline.planning.estimate import estimate
 from earmill.pipeline.planning.make_plan import make_plan

@@ -19,10 +19,9 @@ from earmill.pipeline.storage.local_store import (
     files_below,
     make_folder,
     move_in,
-    sync_names,
     write_local,
 )
-from earmill.pipeline.storage.scratch import MKDIR_TRIES, new_folder
+from earmill.pipeline.storage.scratch import MKDIR_TRIES, make_below
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -105,7 +104,7 @@ class TestMoveIn:
         at = synced.index("rename target")
         assert {"sync a", "sync b", "sync er", "sync deep", "sync made"} <= set(synced[:at])
         assert synced[at + 1 :] == []
-        sync_names([str(tmp_path / "out/target")])
+        LocalBackend().settle([str(tmp_path / "out/target")])
         assert synced[at + 1 :] == ["sync out"]
 
     def test_a_folder_that_is_made_is_on_the_disk_before_what_goes_into_it(
@@ -140,7 +139,7 @@ class TestMoveIn:
     def test_names_share_the_flush_of_their_folder(self, tmp_path: Path, synced: list[str]) -> None:
         for folder in ("one", "two"):
             (tmp_path / folder).mkdir()
-        sync_names(str(tmp_path / name) for name in ("one/a", "two/b", "one/c"))
+        LocalBackend().settle([str(tmp_path / name) for name in ("one/a", "two/b", "one/c")])
         assert synced == ["sync one", "sync two"]
 
     def test_files_below_a_folder(self, tmp_path: Path) -> None:
@@ -204,7 +203,7 @@ class TestMoveIn:
 
 class TestNewFolder:
     def test_each_call_makes_another(self, tmp_path: Path) -> None:
-        made = {new_folder(tmp_path / "deep/scratch", "shard") for _ in range(20)}
+        made = {make_below(tmp_path / f"deep/scratch/shard-{n}") for n in range(20)}
         assert len(made) == 20
         assert all(path.is_dir() and path.name.startswith("shard-") for path in made)
 
@@ -221,7 +220,7 @@ class TestNewFolder:
             real(self, *args, **kwargs)
 
         monkeypatch.setattr(Path, "mkdir", mkdir)
-        assert new_folder(tmp_path, "shard").is_dir()
+        assert make_below(tmp_path / "shard").is_dir()
 
     def test_one_that_always_vanishes_is_said(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -234,7 +233,7 @@ class TestNewFolder:
 
         monkeypatch.setattr(Path, "mkdir", mkdir)
         with pytest.raises(OutputError, match="another process keeps removing it"):
-            new_folder(tmp_path, "shard")
+            make_below(tmp_path / "shard")
         assert len(tries) == MKDIR_TRIES
 
     def test_no_right_is_no_race(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +242,7 @@ class TestNewFolder:
 
         monkeypatch.setattr(Path, "mkdir", mkdir)
         with pytest.raises(PermissionError):
-            new_folder(tmp_path, "shard")
+            make_below(tmp_path / "shard")
 
 
 class TestWriteLocal:
@@ -328,14 +327,23 @@ class TestCreateLocal:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Neither beside the target nor, without links, in its place."""
+        sync = os.fsync
+
+        def link(*args: Any) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
 
         def full(handle: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            if not left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            left.pop()(handle)
 
+        monkeypatch.setattr(os, "link", link)
         monkeypatch.setattr(os, "fsync", full)
-        for create in (LocalBackend().create, local_store._create_exclusive):
+        left: list[Any] = []
+        for more in ([], [sync]):
+            left[:] = more
             with pytest.raises(OSError, match="No space"):
-                create(str(tmp_path / "x"), b"first")
+                LocalBackend().create(str(tmp_path / "x"), b"first")
             assert tree(tmp_path) == {}
 
 

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError, SpillError
 from earmill.pipeline.formats.digest import digest_rows
-from earmill.pipeline.formats.parquet import cells as long_rows
+from earmill.pipeline.formats.format import Encoding, format_of
 from earmill.pipeline.formats.parquet import write as parquet_sink
-from earmill.pipeline.formats.parquet.cells import LongRows, cut, part_count
-from earmill.pipeline.formats.registry import Encoding, read_back
-from earmill.pipeline.formats.rows import Spilled, pieces
+from earmill.pipeline.formats.parquet.write import LongRows, cut, part_count
+from earmill.pipeline.formats.values import Spilled, pieces
 from earmill.pipeline.formats.zarr import write as zarr_sink
 from tests.pipeline.encoded import encode
 from tests.pipeline.outputs import make_row, stream
@@ -38,8 +37,8 @@ MB = 2**20
 @pytest.fixture
 def scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long is what is over a kilobyte."""
-    monkeypatch.setattr(long_rows, "LIMIT_BYTES", 1024)
-    monkeypatch.setattr(long_rows, "PART_BYTES", 512)
+    monkeypatch.setattr(parquet_sink, "LIMIT_BYTES", 1024)
+    monkeypatch.setattr(parquet_sink, "PART_BYTES", 512)
     monkeypatch.setitem(parquet_sink.ROW_GROUP_BYTES, "random", (512, 1024))
 
 
@@ -88,11 +87,11 @@ def counted_memory() -> Iterator[list[int]]:
 def test_memory_does_not_grow_with_the_row(
     fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_rows, "LIMIT_BYTES", MB)
-    monkeypatch.setattr(long_rows, "PART_BYTES", MB // 2)
+    monkeypatch.setattr(parquet_sink, "LIMIT_BYTES", MB)
+    monkeypatch.setattr(parquet_sink, "PART_BYTES", MB // 2)
     monkeypatch.setattr(zarr_sink, "CHUNK_BYTES", MB // 8)
     monkeypatch.setattr(zarr_sink, "CHUNKS_PER_OBJECT", 4)
-    monkeypatch.setattr("earmill.pipeline.formats.rows.PIECE_BYTES", MB // 2)
+    monkeypatch.setattr("earmill.pipeline.formats.values.PIECE_BYTES", MB // 2)
     wide = stream(channels=(62,))
     held, block = Spilled("float16", 62), make_row("x", 2000, streams=[wide]).streams["modulation"]
     for _ in range(100):
@@ -106,7 +105,7 @@ def test_memory_does_not_grow_with_the_row(
     with counted_memory() as peaks:
         digest = digest_rows([row], [wide], "float16")
         path = encode(fmt, [row], [wide], folder=tmp_path, name="x", encoding=Encoding())
-        assert read_back(fmt, path, [wide]) == digest
+        assert format_of(fmt).digest(path, [wide]) == digest
     assert max(peaks) < 8 * MB
 
 
@@ -148,7 +147,7 @@ def test_parts_of_a_row_follow_each_other_in_the_file(tmp_path: Path, scaled_dow
         np.testing.assert_array_equal(
             np.concatenate(frames[1:-1]), rows[1].streams[info.name].astype(float)
         )
-    assert read_back("parquet", path, streams) == digest_rows(rows, streams, "float16")
+    assert format_of("parquet").digest(path, streams) == digest_rows(rows, streams, "float16")
 
 
 def test_both_formats_read_alike_where_a_row_is_divided(tmp_path: Path, scaled_down: None) -> None:
@@ -175,7 +174,7 @@ def test_both_formats_read_alike_where_a_row_is_divided(tmp_path: Path, scaled_d
 )
 def test_parts_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(CommitError, match=r"earmill\.parts"):
-        LongRows.from_metadata({long_rows.PARTS_KEY: text.encode()})
+        LongRows.from_metadata({parquet_sink.PARTS_KEY: text.encode()})
 
 
 @pytest.mark.parametrize("long_s", [120.0, 0.5])

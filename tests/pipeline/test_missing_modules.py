@@ -14,11 +14,11 @@ import pytest
 import earmill
 from earmill import CommitError, FeatureLoader, collate, compute_statistics, open_features
 from earmill.jobs.cli import run
-from earmill.pipeline.common.errors import MissingPackageError
+from earmill.pipeline.common.errors import ExtensionError, MissingPackageError
 from earmill.pipeline.common.missing_modules import missing_package, needed_modules
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.formats.parquet import read as parquet_read
-from earmill.pipeline.formats.zarr import read as zarr_read
+from earmill.pipeline.formats.parquet import format as parquet_format
+from earmill.pipeline.formats.zarr import format as zarr_format
 from earmill.pipeline.storage import documents
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import write_set
@@ -62,7 +62,6 @@ LATE = ("earmill.pipeline.formats.zarr.", "earmill.pipeline.formats.parquet.", f
         ("numba", "zarr", "numba<"),
         ("numba", "parquet", "numba<"),
         ("numba", "webdataset", "numba<"),
-        ("numcodecs", "zarr", "numcodecs>="),
     ],
 )
 def test_a_row_names_the_module_and_the_command(
@@ -77,6 +76,14 @@ def test_a_row_names_the_module_and_the_command(
     assert "damaged" not in text and "\n" not in text and "clip_0000" in text
     with pytest.raises(MissingPackageError):
         ds.slice(0, 0.0)
+
+
+def test_an_opening_names_the_module_of_the_format(
+    place: Path, without: Callable[[str], None]
+) -> None:
+    without("numcodecs")
+    with pytest.raises(ExtensionError, match=r"'zarr'.* run pip install 'numcodecs>="):
+        open_features(place, format="zarr")
 
 
 def test_batches_and_statistics_name_it_too(place: Path, without: Callable[[str], None]) -> None:
@@ -157,7 +164,7 @@ def test_what_fails_here_is_no_damage(
     def fail(*_: Any, **__: Any) -> Any:
         raise raised
 
-    shard = {"zarr": zarr_read.ZarrShard, "parquet": parquet_read.ParquetShard}[fmt]
+    shard = {"zarr": zarr_format.ZarrShard, "parquet": parquet_format.ParquetShard}[fmt]
     monkeypatch.setattr(shard, "pieces", fail)
     with pytest.raises(kind, match=message) as told:
         ds[0]
@@ -176,7 +183,7 @@ def test_a_fault_that_comes_of_damage_is_told_as_damage(
     def fail(*_: Any, **__: Any) -> Any:
         raise AttributeError("'NoneType' object has no attribute 'x'")
 
-    monkeypatch.setattr(parquet_read.ParquetShard, "__init__", fail)
+    monkeypatch.setattr(parquet_format.ParquetShard, "__init__", fail)
     with pytest.raises(CommitError, match="is missing or damaged although it is committed"):
         ds[0]
     file.unlink()

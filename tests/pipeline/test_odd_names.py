@@ -23,7 +23,8 @@ from earmill.pipeline.sources.fetch import can_seek
 from earmill.pipeline.sources.files import UNREACHABLE
 from earmill.pipeline.sources.webdataset import WebDatasetSection
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.fsspec_store import filesystem_of, is_chain, is_local
+from earmill.pipeline.storage.backend import is_chain, is_local
+from earmill.pipeline.storage.fsspec_store import filesystem_of
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.object_stores import KINDS, Place, store_of

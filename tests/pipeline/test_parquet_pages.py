@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earmill.pipeline.formats.parquet.read import FetchedRanges, fetched, joined
-from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.stored_file import StoredFile
+from earmill.pipeline.formats.parquet.format import FetchedRanges, joined
+from earmill.pipeline.storage.layout import Layout, StoredFile
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 20)), max_size=8), st.integers(0, 30))
@@ -31,7 +30,7 @@ def test_ranges_cover_what_is_wanted_and_no_wide_gap(
 def test_held_ranges_are_a_file_to_arrow(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(bytes(range(100)))
     file = StoredFile(Layout.open(str(tmp_path)), "x", 100, "")
-    held = FetchedRanges(file.nbytes, fetched(file, [(10, 20), (50, 60)]))
+    held = FetchedRanges(file.nbytes, [(low, file.read(low, 10)) for low in (10, 50)])
     seen = pa.PythonFile(held, "r")
     assert seen.size() == 100
     assert seen.read_at(5, 52) == bytes(range(52, 57))

@@ -12,7 +12,7 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.formats.parquet import write
-from earmill.pipeline.formats.parquet.read import FetchedRanges, ParquetShard
+from earmill.pipeline.formats.parquet.format import FetchedRanges, ParquetShard
 from tests.pipeline.reader_data import (
     STREAMS,
     check_row,

@@ -24,13 +24,13 @@ import webdataset
 import xarray as xr
 
 import earmill
-import earmill.pipeline.formats.parquet.cells as long_rows
+import earmill.pipeline.formats.parquet.write as long_rows
 from earmill import FeatureLoader, compute_statistics, open_features
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats import stream_layout
 from earmill.pipeline.formats.digest import differences, digest_rows
-from earmill.pipeline.formats.dtypes import as_stored, dequantised
-from earmill.pipeline.formats.registry import read_back, stored_streams
+from earmill.pipeline.formats.format import format_of, stored_streams
+from earmill.pipeline.formats.values import as_stored, dequantised
 from earmill.pipeline.operations import open_job
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole
@@ -207,7 +207,8 @@ def test_what_is_read_back_are_the_stored_numbers(tmp_path: Path) -> None:
         writer.shard(0, [row])
         (file,) = (tmp_path / fmt / "data").iterdir()
         assert (
-            differences(digest_rows([row], [info], "float16"), read_back(fmt, file, [info])) == []
+            differences(digest_rows([row], [info], "float16"), format_of(fmt).digest(file, [info]))
+            == []
         )
 
 

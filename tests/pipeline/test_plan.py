@@ -316,7 +316,8 @@ class TestEstimate:
             )
             for i, s in enumerate(seconds)
         ]
-        store = write_zarr(rows, self.streams, tmp_path, "s.zarr", {}, dtype="float16")
+        store = tmp_path / "s.zarr"
+        write_zarr(store, rows, self.streams, {}, dtype="float16")
         written = sum(1 for path in store.rglob("*") if path.is_file())
         both = estimate(plan, spec(), self.streams).objects
         parquet = estimate(plan, spec(formats=["parquet"]), self.streams).objects

@@ -59,7 +59,7 @@ def test_any_order_with_a_moving_window_gives_the_right_rows(small: Path, fmt: s
 def test_a_row_is_read_whatever_becomes_of_reading_ahead(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from earmill.pipeline.formats.zarr.read import ZarrShard
+    from earmill.pipeline.formats.zarr.format import ZarrShard
 
     def fails(*arguments: Any) -> None:
         raise OSError("no network")

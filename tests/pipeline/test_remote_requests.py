@@ -10,13 +10,12 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.parquet import read as parquet_read
-from earmill.pipeline.formats.registry import format_of
+from earmill.pipeline.formats.format import format_of
+from earmill.pipeline.formats.parquet import format as parquet_format
 from earmill.pipeline.formats.zarr import arrays as zarr_arrays
-from earmill.pipeline.formats.zarr import read as zarr_read
+from earmill.pipeline.formats.zarr import format as zarr_format
 from earmill.pipeline.reader.catalog import RowLocations
-from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.stored_file import StoredFile
+from earmill.pipeline.storage.layout import Layout, StoredFile
 from tests.pipeline.reader_data import (
     check_row,
     chunked_seconds,
@@ -85,7 +84,7 @@ def test_the_ends_of_large_objects_come_beside_the_metadata(
     """Not behind it: the metadata is held back until the ends of a shard's objects are asked for.
     They are not asked for again."""
     write_chunked("memory://ends")
-    monkeypatch.setattr(zarr_read, "REMOTE_REQUEST_BYTES", 600)
+    monkeypatch.setattr(zarr_format, "REMOTE_REQUEST_BYTES", 600)
     ends, real = Event(), Layout.read_range
 
     def in_order(self: Layout, rel: str, start: int, length: int) -> bytes:
@@ -109,7 +108,7 @@ def test_of_streams_that_are_not_read_no_end_is_fetched(
     asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_chunked("memory://other-ends")
-    monkeypatch.setattr(zarr_read, "REMOTE_REQUEST_BYTES", 600)
+    monkeypatch.setattr(zarr_format, "REMOTE_REQUEST_BYTES", 600)
     ds = open_features("memory://other-ends", format="zarr", streams=["loudness"])
     assert len(ds[5].features["loudness"]) == 475
     values = {name for name, _ in asked if "/values/" in name}
@@ -119,14 +118,14 @@ def test_of_streams_that_are_not_read_no_end_is_fetched(
 
 def test_an_end_that_cannot_be_read_now_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
     write_chunked("memory://no-ends")
-    monkeypatch.setattr(zarr_read, "REMOTE_REQUEST_BYTES", 600)
+    monkeypatch.setattr(zarr_format, "REMOTE_REQUEST_BYTES", 600)
     failed = list[str]()
 
     def fail(file: StoredFile) -> None:
         failed.append(file.rel)
         raise OSError("not now")
 
-    monkeypatch.setattr(zarr_read, "read_end", fail)
+    monkeypatch.setattr(zarr_format, "read_end", fail)
     ds = open_features("memory://no-ends", format="zarr")
     wanted = make_row(5, chunked_seconds(5)).streams["modulation"]
     np.testing.assert_array_equal(ds[5].features["modulation"], wanted)
@@ -151,7 +150,7 @@ def test_remote_row_groups_come_in_few_requests(asked: list[tuple[str, int]]) ->
 def test_one_stream_of_a_parquet_file_is_fetched_without_the_others(
     asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_read, "REMOTE_GAP_BYTES", 0)
+    monkeypatch.setattr(parquet_format, "REMOTE_GAP_BYTES", 0)
     write_chunked("memory://one-stream")
     fetched = []
     for streams in (["loudness"], ["modulation", "loudness"]):

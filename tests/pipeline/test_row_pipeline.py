@@ -25,8 +25,8 @@ from amtcore.features.filterbank_model import FilterbankExtractor
 from amtcore.units import Calibration
 from earmill.pipeline.audio.resample import resample
 from earmill.pipeline.common.errors import DtypeRangeError, NonFiniteFeatureError
-from earmill.pipeline.formats.dtypes import FLOAT16_SCALES, Caster
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.values import FLOAT16_SCALES, Caster
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker import extraction

@@ -17,9 +17,9 @@ import earmill.pipeline.formats.parquet.write as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts, ShardReader
-from earmill.pipeline.formats.parquet.read import ParquetShard
-from earmill.pipeline.formats.registry import format_of
-from earmill.pipeline.formats.zarr.read import ZarrShard
+from earmill.pipeline.formats.format import format_of
+from earmill.pipeline.formats.parquet.format import ParquetShard
+from earmill.pipeline.formats.zarr.format import ZarrShard
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import STREAMS, chunked_seconds, make_row, stream, values, write_set
@@ -200,10 +200,8 @@ class TestFetched:
 
 def divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
     """A shard whose second row takes several rows of its Parquet file."""
-    from earmill.pipeline.formats.parquet import cells
-
-    monkeypatch.setattr(cells, "LIMIT_BYTES", 4000)
-    monkeypatch.setattr(cells, "PART_BYTES", 1000)
+    monkeypatch.setattr(parquet_sink, "LIMIT_BYTES", 4000)
+    monkeypatch.setattr(parquet_sink, "PART_BYTES", 1000)
     monkeypatch.setitem(parquet_sink.ROW_GROUP_BYTES, "random", (2000, 4000))
     write_set(
         tmp_path,

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from earmill.pipeline.dataset.commit_record import CommitRecord, committed_shards, read_commit
-from earmill.pipeline.formats.format import Format
-from earmill.pipeline.formats.registry import format_of
+from earmill.pipeline.formats.format import Format, format_of
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan

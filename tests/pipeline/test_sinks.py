@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from amtcore.features.base import StreamInfo
 from earmill.pipeline.formats.digest import differences, digest_rows
+from earmill.pipeline.formats.format import Encoding, format_of
 from earmill.pipeline.formats.parquet.write import ROW_GROUP_BYTES, row_groups
-from earmill.pipeline.formats.registry import Encoding, read_back
 from earmill.pipeline.formats.row_table import (
     FEW_ROWS,
     extra_types,
@@ -122,7 +122,8 @@ def test_long_rows_run_across_chunks_and_objects(
     values = zarr.open_group(path, mode="r")["modulation/values"][:]
     assert bits(values) == b"".join(bits(row.streams["modulation"]) for row in rows)
     assert (
-        differences(digest_rows(rows, STREAMS, "float16"), read_back("zarr", path, STREAMS)) == []
+        differences(digest_rows(rows, STREAMS, "float16"), format_of("zarr").digest(path, STREAMS))
+        == []
     )
 
 
@@ -131,7 +132,7 @@ def test_zeros_keep_their_sign_and_are_stored(fmt: str, tmp_path: Path) -> None:
     zeros = {info.name: np.full((40, info.width), -0.0, np.float16) for info in STREAMS}
     rows = [replace(make_row("silence"), streams=zeros)]
     path = write(fmt, tmp_path, rows)
-    assert read_back(fmt, path, STREAMS) == digest_rows(rows, STREAMS, "float16")
+    assert format_of(fmt).digest(path, STREAMS) == digest_rows(rows, STREAMS, "float16")
     if fmt == "zarr":
         assert (path / "modulation/values/c/0/0").exists()
 
@@ -151,7 +152,7 @@ def test_parquet_reads_alike_in_pyarrow_polars_duckdb_and_datasets(
 
     rows = rows_of(dtype)
     path = str(write("parquet", tmp_path, rows, dtype=dtype, parquet_form=form))
-    assert read_back("parquet", Path(path), STREAMS) == digest_rows(rows, STREAMS, dtype)
+    assert format_of("parquet").digest(Path(path), STREAMS) == digest_rows(rows, STREAMS, dtype)
     with duckdb.connect() as base:
         duck = base.sql(f"select * from '{path}'").fetchall()
         names = [column[0] for column in base.sql(f"describe select * from '{path}'").fetchall()]
@@ -280,7 +281,7 @@ def test_three_hours_in_one_row_that_lies_in_a_file(tmp_path: Path) -> None:
     rows[1] = replace(rows[1], streams={"modulation": on_disk})
     digest = digest_rows(rows, [narrow], "float16")
     for fmt in FORMATS:
-        assert read_back(fmt, write(fmt, tmp_path, rows, [narrow]), [narrow]) == digest
+        assert format_of(fmt).digest(write(fmt, tmp_path, rows, [narrow]), [narrow]) == digest
 
 
 def test_shards_agree_on_columns_even_when_one_is_empty(tmp_path: Path) -> None:

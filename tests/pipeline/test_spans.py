@@ -15,7 +15,7 @@ from amtcore.features.spike_events import SpikeEvents
 from earmill.pipeline.common.errors import (
     SpecError,
 )
-from earmill.pipeline.formats.dtypes import dequantised
+from earmill.pipeline.formats.values import dequantised
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import describe_models

@@ -37,7 +37,7 @@ from earmill.pipeline.formats.moments import (
     StreamStatistics,
     combined,
 )
-from earmill.pipeline.formats.rows import Spilled
+from earmill.pipeline.formats.values import Spilled
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.event_data import write_spikes
 from tests.pipeline.reader_data import STREAMS, Writer, make_row, mixed_seconds, write_set

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.storage import stored_file
-from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.stored_file import StoredFile
+from earmill.pipeline.storage import layout
+from earmill.pipeline.storage.layout import Layout, StoredFile
 from tests.waiting import DEADLINE_S
 
 CONTENT = np.random.default_rng(1).integers(0, 256, 3000).astype(np.uint8)
@@ -57,7 +56,7 @@ def test_threads_read_in_passing_side_by_side(file: StoredFile) -> None:
 def test_more_than_a_thread_keeps_is_read_all_the_same(
     file: StoredFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_file, "SCRATCH_BYTES", 10)
+    monkeypatch.setattr(layout, "SCRATCH_BYTES", 10)
     read = partial(file.read, passing=True)
     first, second = read(0, 1500), read(1500, 1500)
     np.testing.assert_array_equal(np.concatenate([first, second]), CONTENT)

@@ -24,7 +24,7 @@ from earmill.jobs import cli
 from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.dataset.garbage import remove_orphans
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.formats.registry import check_formats
+from earmill.pipeline.formats.format import check_formats
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.testing import FormatConformance, SourceConformance

@@ -24,7 +24,7 @@ from earmill import (
     mix,
     open_features,
 )
-from earmill.pipeline.formats.dtypes import Caster, as_stored
+from earmill.pipeline.formats.values import Caster, as_stored
 from tests.pipeline.event_data import SPIKES, write_spikes
 from tests.pipeline.reader_data import STREAMS, Writer, forks, make_row, stream, write_set
 

@@ -17,7 +17,7 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError, EarmillError, OutputError
-from earmill.pipeline.formats.stream_layout import read_events
+from earmill.pipeline.formats.stream_layout import EventLayout
 from tests.pipeline.reader_data import make_row, write_set
 
 FORMATS = ("zarr", "parquet")
@@ -361,10 +361,11 @@ def test_an_index_cannot_point_elsewhere(
 def test_events_outside_their_clip_are_refused(event: tuple[int, int, int]) -> None:
     stored = np.array([event], np.int32)
     with pytest.raises(CommitError, match="expected events of steps 0 to 8 in 4 channels"):
-        read_events(
+        EventLayout("spikes", width=4).read(
             lambda first, last: [(0, stored[first:last])],
-            n_events=1,
-            n_steps=9,
-            n_channels=4,
+            n_stored=1,
+            n_frames=9,
             span=(0, 9),
+            dtype=np.dtype(np.float32),
+            copy=True,
         )

@@ -18,8 +18,9 @@ from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats import webdataset as tar_format
 from earmill.pipeline.formats.digest import digest_rows
-from earmill.pipeline.formats.registry import Encoding, read_back
-from earmill.pipeline.formats.rows import FeatureRow, Spilled
+from earmill.pipeline.formats.format import Encoding, format_of
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.values import Spilled
 from earmill.pipeline.formats.webdataset import key_of, row_id_of
 from tests.pipeline.encoded import encode
 from tests.pipeline.event_data import STREAMS as SPIKE_STREAMS
@@ -144,7 +145,7 @@ def test_a_long_row_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.Monk
     long = FeatureRow(**{**vars(row), "streams": {"modulation": spilled}})
     path = written(tmp_path / "x", [held[0], long], streams=streams)
     assert path.read_bytes() == written(tmp_path / "y", held, streams=streams).read_bytes()
-    assert read_back("webdataset", path, streams) == digest_rows(held, streams, "float16")
+    assert format_of("webdataset").digest(path, streams) == digest_rows(held, streams, "float16")
 
 
 def test_slices_of_long_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,9 @@ import zarr
 
 from amtcore.features.base import StreamInfo
 from earmill.pipeline.formats.digest import digest_rows, same_bits
-from earmill.pipeline.formats.dtypes import Caster, as_stored
-from earmill.pipeline.formats.format import Encoding
-from earmill.pipeline.formats.registry import format_of, read_back
-from earmill.pipeline.formats.rows import FeatureRow, Spilled
+from earmill.pipeline.formats.format import Encoding, format_of
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.values import Caster, Spilled, as_stored
 from earmill.pipeline.formats.zarr import write as zarr_sink
 from earmill.pipeline.worker.extraction import stored
 from tests.pipeline import event_data
@@ -154,7 +153,7 @@ def test_a_store_is_compared_with_its_rows(case: str, tmp_path: Path) -> None:
     rows, streams, dtype = CASES[case]
     path, digest = write(tmp_path / "ours", case), digest_rows(rows, streams, dtype or "float16")
     assert ZARR.problems(path, rows, streams, digest) == []
-    assert read_back("zarr", path, streams) == digest
+    assert format_of("zarr").digest(path, streams) == digest
 
 
 def changed(row: FeatureRow, at: int) -> FeatureRow:

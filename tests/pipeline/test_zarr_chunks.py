@@ -18,10 +18,11 @@ from numcodecs import Blosc, VLenUTF8, Zstd
 from amtcore.kernels.vector.half import BLOCK, widen
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.block_cache import join_frames
 from earmill.pipeline.formats.format import Promise
-from earmill.pipeline.formats.frames import converted, join_frames
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.formats.zarr.arrays import ChunkCodec, read_strings
+from earmill.pipeline.formats.values import converted
+from earmill.pipeline.formats.zarr.arrays import ChunkCodec, read_vector
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import make_row
 from tests.pipeline.test_shard_files import root as root  # one shard over many objects
@@ -160,7 +161,8 @@ def test_row_ids_are_as_many_as_the_metadata_claims(copy: Path) -> None:
         path.write_bytes(content + crc(content))
         promise = Promise(3, {}, {}, {committed.path: replace(committed, bytes=len(content) + 4)})
         rel = committed.path.removesuffix("/c/0")
-        return read_strings(Layout.open(copy), rel, array, promise)
+        found: list[str] = read_vector(Layout.open(copy), rel, array, promise)
+        return found
 
     assert read(content) == texts
     for wrong in (b"\2" + content[1:], b"\xff\xff\xff\xff"):

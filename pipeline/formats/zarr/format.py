@@ -1,23 +1,350 @@
-"""The format `zarr`, as its entry point names it; what it needs is imported when it is used."""
+"""The format `zarr`, and random access to one store.
+
+Chunks are decoded once, straight into the block that is kept. zarr would read the same bytes, but
+its general path costs more than decoding. zarr reads a missing chunk as zeros. Here a missing chunk
+is an error, because writers write every chunk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count, groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from earmill.pipeline.formats.block_cache import BlockCache, ShardReader
+import numpy as np
+from numpy.typing import NDArray
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.block_cache import (
+    Block,
+    BlockCache,
+    FrameSpan,
+    Piece,
+    ShardReader,
+    join_frames,
+    other_row,
+    outside,
+)
 from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.formats.zarr.arrays import (
+    FrameChunks,
+    read_end,
+    read_index,
+    read_metadata,
+    read_vector,
+)
+from earmill.pipeline.storage.layout import Layout, StoredFile
+from earmill.pipeline.storage.local_cache import Bytes
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
+# Bytes of one request. A local file gives a few chunks as fast as many, and a few stay in the
+# processor's cache until they are decoded.
+REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
+# Decoded together, while the rest of a request is under way.
+PART_BYTES = 2**20
+VECTORS = ("row_id", "row_start")
+# Objects whose ends are read together with the metadata.
+MOST_ENDS = 8
+
+
+class FrameObject(NamedTuple):
+    """An object whose index was read: the file, and its chunks' first byte and end."""
+
+    file: StoredFile
+    spans: NDArray[np.int64]
+
+
+class ZarrShard:
+    """A shard's Zarr store; reads only the inner chunks a span touches. Safe in several threads.
+    See `ShardReader`, `ReadsAhead` and `GivesPieces` for the methods without a text."""
+
+    def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
+        self._layout, self._promise, self._cache = layout, promise, cache
+        self.rel = rel
+        self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
+        # Last bytes of objects.
+        self._ends: dict[str, Bytes] = {}
+        self._arrays, self._values = self._metadata()
+        self._vectors: dict[str, Any] = {}
+        self._objects: dict[tuple[str, int], FrameObject] = {}
+        # Threads that read ahead do not send the same requests twice.
+        self._asking = Lock()
+
+    def _metadata(self) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
+        """Read the store's metadata. From a remote store the ends of large objects are read in the
+        same round trip, because they hold the index of chunks."""
+        large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
+        if not large:
+            return read_metadata(self._layout, self.rel, self._promise)
+        with ThreadPoolExecutor(len(large), "ends") as pool:
+            ends = [pool.submit(read_end, file) for file in large]
+            found = read_metadata(self._layout, self.rel, self._promise)
+        for file, end in zip(large, ends, strict=True):
+            with suppress(Exception):  # reading the object tries again, and raises
+                self._ends[file.rel] = end.result()
+        return found
+
+    def _large_objects(self) -> Iterator[StoredFile]:
+        for stream in self._promise.reads:
+            for number in count():
+                if self._object_path(stream, number) not in self._promise.files:
+                    break
+                file = self._file(stream, number)
+                if file.nbytes > self._request_bytes:
+                    yield file
+
+    def read(self, stream: str, span: FrameSpan) -> np.ndarray:
+        values = self._values[stream]
+        shape = span.last - span.first, values.width
+        return join_frames(self.pieces(stream, span), shape, values.dtype)
+
+    def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
+        """Yield parts of chunks. A row that is missing, lies elsewhere in the store or ends before
+        is refused: the length in the index could reach into another row."""
+        ids, starts = (self._vector(stream, name) for name in VECTORS)
+        if span.row >= len(ids) or ids[span.row] != span.row_id:
+            raise other_row(self.rel, span, ids[span.row] if span.row < len(ids) else None)
+        if starts[span.row] != span.start:
+            raise outside(self.rel, f"{stream}: a start at", span.start, int(starts[span.row]))
+        values = self._values[stream]
+        first, last, end = span.start + span.first, span.start + span.last, values.n_frames
+        if span.row + 1 < len(starts):
+            end = min(end, int(starts[span.row + 1]))
+        if last > end:
+            raise outside(self.rel, stream, span.last, end - span.start)
+        step = values.chunk_frames
+        for chunk, block in self._blocks(stream, self.blocks(stream, span)):
+            low, high = max(first, chunk * step), min(last, (chunk + 1) * step)
+            yield low - first, block[low - chunk * step : high - chunk * step]
+
+    def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
+        step = self._values[stream].chunk_frames
+        return range((span.start + span.first) // step, -(-(span.start + span.last) // step))
+
+    def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
+        """Group contiguous chunks of an object, bounded in bytes.
+
+        From a remote store a small object that is wanted whole is one request, index included.
+        """
+        wanted = {stream: sorted(numbers) for stream, numbers in _by_stream(blocks)}
+        objects = [
+            (stream, number, places)
+            for stream, chunks in wanted.items()
+            for number, places in self._by_object(stream, chunks)
+        ]
+        if not self._layout.is_local:
+            parts = [each[:2] for each in objects if not self._comes_whole(*each[:2], len(each[2]))]
+            self._ask_first(wanted, parts, pool)
+        for stream, number, places in objects:
+            whole, most = self._comes_whole(stream, number, len(places)), self._request_bytes
+            for run in [places] if whole else self._runs(stream, number, places, most):
+                yield [(stream, chunk) for chunk in run]
+
+    def prepare(self, streams: Iterable[str], pool: Executor) -> None:
+        names = [*streams]
+        objects = []
+        for stream in names:
+            values = self._values[stream]
+            for number in range(-(-values.n_chunks // values.object_chunks)):
+                if not self._comes_whole(stream, number, values.chunks_in(number)):
+                    objects.append((stream, number))
+        self._ask_first(names, objects, pool)
+
+    def _ask_first(
+        self, streams: Iterable[str], objects: Iterable[tuple[str, int]], pool: Executor
+    ) -> None:
+        """Fetch row ids, starts and indexes of objects in concurrent requests. One after the other
+        each would take a round trip."""
+        with self._asking:
+            vectors = {self._vector_key(s, name): (s, name) for s in streams for name in VECTORS}
+            left = [place for key, place in vectors.items() if key not in self._vectors]
+            unknown = [place for place in objects if place not in self._objects]
+            asked: list[Future[Any]] = [pool.submit(self._object, *each) for each in unknown]
+            asked += [pool.submit(self._vector, *each) for each in left]
+            for each in asked:
+                each.result()
+
+    def _comes_whole(self, stream: str, number: int, n_chunks: int) -> bool:
+        """Return True if an object is fetched in one request: all its chunks are wanted, and its
+        index was not read yet."""
+        if self._layout.is_local or (stream, number) in self._objects:
+            return False
+        whole = n_chunks == self._values[stream].chunks_in(number)
+        return whole and self._file(stream, number).nbytes <= self._request_bytes
+
+    def _by_object(self, stream: str, chunks: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
+        """Group sorted chunks by object."""
+        object_chunks = self._values[stream].object_chunks
+        for number, places in groupby(chunks, lambda chunk: chunk // object_chunks):
+            yield number, [*places]
+
+    def load(self, blocks: Sequence[Block]) -> None:
+        for stream, numbers in _by_stream(blocks):
+            for _ in self._load(stream, numbers):
+                pass
+
+    def close(self) -> None:
+        """Do nothing: no handle is open between reads."""
+
+    def _vector_key(self, stream: str, name: str) -> str:
+        """Return a key for a vector. Vectors of several streams often have equal bytes; these have
+        one key and are read once."""
+        rel = f"{self.rel}/{stream}/{name}"
+        committed = self._promise.files.get(f"{rel}/c/0")
+        return rel if committed is None else f"{name} {committed.sha256}"
+
+    def _vector(self, stream: str, name: str) -> Any:
+        """Return the row ids, or the starts of the rows."""
+        key = self._vector_key(stream, name)
+        if key not in self._vectors:
+            column, said = None, self._promise.said
+            # A local file is read as fast as it is encoded.
+            if said is not None and not self._layout.is_local:
+                column = said.column(name if name == "row_id" else f"{stream}_start")
+            rel, array = f"{self.rel}/{stream}/{name}", self._arrays[f"{stream}/{name}"]
+            self._vectors[key] = read_vector(self._layout, rel, array, self._promise, column)
+        return self._vectors[key]
+
+    def _blocks(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield decoded chunks with their numbers, in any order: cached chunks, then chunks that
+        are loaded here, then chunks that other threads load."""
+        keys = [(self.rel, stream, chunk) for chunk in chunks]
+        missing = []
+        for key, block in zip(keys, self._cache.held(keys), strict=True):
+            if block is None:
+                missing.append(key)
+            else:
+                yield key[2], block[0]
+        if not missing:
+            return
+        # Claimed, or threads that read ahead would read the same chunks at the same time. Loaded
+        # before waiting, because other threads may wait for these chunks.
+        mine = self._cache.claim(missing)
+        try:
+            yield from self._load(stream, [chunk for _, _, chunk in mine])
+        finally:
+            self._cache.release(mine)
+        left = []
+        for key in sorted({*missing} - {*mine}):
+            block = self._cache.get(key)
+            if block is None:
+                left.append(key[2])
+            else:
+                yield key[2], block[0]
+        yield from self._load(stream, left)
+
+    def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """Fetch, decode and keep chunks; contiguous chunks are one request."""
+        for number, places in self._by_object(stream, chunks):
+            if self._comes_whole(stream, number, len(places)):
+                file = self._file(stream, number)
+                content = file.read(0, file.nbytes, passing=True)
+                found = self._object(stream, number, content)
+                yield from self._decoded(stream, places, found, content, 0)
+                continue
+            for run in self._runs(stream, number, places, self._request_bytes):
+                yield from self._arriving(stream, number, run)
+
+    def _arriving(
+        self, stream: str, number: int, run: Sequence[int]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Fetch contiguous chunks in one request, and decode them as they arrive."""
+        found = self._object(stream, number)
+        object_chunks = self._values[stream].object_chunks
+        parts = [*self._runs(stream, number, run, PART_BYTES)]
+        starts = [int(found.spans[part[0] % object_chunks, 0]) for part in parts]
+        arriving = found.file.parts([*starts, int(found.spans[run[-1] % object_chunks, 1])])
+        for part, start, stored in zip(parts, starts, arriving, strict=True):
+            yield from self._decoded(stream, part, found, stored, start)
+
+    def _decoded(
+        self, stream: str, chunks: Sequence[int], found: FrameObject, stored: Bytes, start: int
+    ) -> list[tuple[int, np.ndarray]]:
+        """Decode and keep chunks of an object, given the bytes of the object from `start` on."""
+        values, blocks = self._values[stream], []
+        with self._cache.decoding:
+            for chunk in chunks:
+                place = chunk % values.object_chunks
+                low, high = found.spans[place] - start
+                if low < 0:
+                    raise self._missing(stream, chunk)
+                try:
+                    frames = values.decode(chunk, stored[low:high])
+                except CommitError as err:
+                    url = self._layout.url(found.file.rel)
+                    raise CommitError(f"{url}, chunk {place}: {err}") from err
+                (frames,) = self._cache.put((self.rel, stream, chunk), (frames,))
+                blocks.append((chunk, frames))
+        return blocks
+
+    def _runs(
+        self, stream: str, number: int, chunks: Iterable[int], most: int
+    ) -> Iterator[list[int]]:
+        """Group sorted chunks of an object into contiguous byte ranges of at most `most` bytes."""
+        spans, object_chunks = (
+            self._object(stream, number).spans,
+            self._values[stream].object_chunks,
+        )
+        run: list[int] = []
+        # Where the run begins and where it ends.
+        begin = end = -1
+        for chunk in chunks:
+            low, high = spans[chunk % object_chunks].tolist()
+            if low < 0:
+                raise self._missing(stream, chunk)
+            if run and (low != end or high - begin > most):
+                yield run
+                run = []
+            begin = begin if run else low
+            end = high
+            run.append(chunk)
+        if run:
+            yield run
+
+    def _missing(self, stream: str, chunk: int) -> CommitError:
+        return CommitError(
+            f"{self.rel}/{stream}/values: chunk {chunk} is missing although the shard is "
+            "committed; run `earmill verify`"
+        )
+
+    def _object(self, stream: str, number: int, content: Bytes | None = None) -> FrameObject:
+        """Return an object of a stream; its index is read once, from the object's content if that
+        is there."""
+        if (stream, number) not in self._objects:
+            file = self._file(stream, number)
+            end = self._ends.pop(file.rel, None) if content is None else content
+            spans = read_index(file, self._values[stream].object_chunks, end)
+            self._objects[stream, number] = FrameObject(file, spans)
+        return self._objects[stream, number]
+
+    def _object_path(self, stream: str, number: int) -> str:
+        return f"{self.rel}/{stream}/values/c/{number}/0"
+
+    def _file(self, stream: str, number: int) -> StoredFile:
+        return self._promise.file(self._layout, self._object_path(stream, number))
+
+
+def _by_stream(blocks: Iterable[Block]) -> Iterable[tuple[str, list[int]]]:
+    numbers: defaultdict[str, list[int]] = defaultdict(list)
+    for stream, number in blocks:
+        numbers[stream].append(number)
+    return numbers.items()
+
 
 class ZarrFormat(Format):
-    """A shard as one Zarr v3 store; see `earmill.pipeline.formats.zarr.write`."""
+    """A shard as one Zarr v3 store; see `earmill.pipeline.formats.zarr.write`. zarr-python is
+    imported when a store is written."""
 
     suffix = ".zarr"
     media_type = "application/vnd+zarr"
@@ -33,14 +360,11 @@ class ZarrFormat(Format):
         streams: Sequence[StreamInfo],
         encoding: Encoding,
     ) -> None:
-        """Write a store."""
         from earmill.pipeline.formats.zarr.write import write_zarr
 
-        attrs = encoding.attrs or {}
-        write_zarr(rows, streams, path.parent, path.name, attrs, dtype=encoding.dtype)
+        write_zarr(path, rows, streams, encoding.attrs or {}, dtype=encoding.dtype)
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-        """Return the digest of a store."""
         from earmill.pipeline.formats.zarr.write import digest_zarr
 
         return digest_zarr(path, streams)
@@ -53,23 +377,28 @@ class ZarrFormat(Format):
         expected: ShardDigest,
     ) -> list[str]:
         """Compare a store with its rows, bit by bit."""
-        from earmill.pipeline.formats.zarr.write import compared_zarr
+        from earmill.pipeline.formats.zarr.write import digest_zarr
 
-        return differences(expected, compared_zarr(path, rows, streams, expected))
+        return differences(expected, digest_zarr(path, streams, rows, expected))
 
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
-        """Open a store."""
-        from earmill.pipeline.formats.zarr.read import ZarrShard
-
         return ZarrShard(layout, rel, promise, cache)
 
     def objects(
         self, stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str
     ) -> int:
         """Count metadata, index arrays, and packed chunks."""
-        from earmill.pipeline.formats.zarr.write import count_objects
+        from earmill.pipeline.formats.zarr import write
 
-        return count_objects(stored_rows, streams, dtype)
+        count = 1
+        for info in streams:
+            layout = layout_of(info)
+            per_chunk = write.chunk_frames(layout.stored_width, layout.stored_dtype(dtype))
+            chunks = math.ceil(stored_rows[info.name] / per_chunk)
+            vectors = len(layout.row_counts) + len(write.column_axes(info))
+            count += write.OBJECTS_PER_STREAM + write.OBJECTS_OF_A_VECTOR * vectors
+            count += math.ceil(chunks / write.CHUNKS_PER_OBJECT)
+        return count
 
     def reading(self, paths: Sequence[str]) -> Sequence[str]:
         """With xarray, one stream of one shard."""

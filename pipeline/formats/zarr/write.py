@@ -13,14 +13,12 @@ zarr-python writes arrays and metadata. A group's `zarr.json` also holds the met
 below it (`consolidated_metadata`). `zarr.consolidate_metadata` would write the same, but warns on
 every v3 store. Each stream's group has its own copy, because xarray opens one group alone.
 
-`digest_zarr` and `compared_zarr` read a written store back from its files, with the reader's
-functions for metadata, index of chunks, checksums and decompression.
+`digest_zarr` reads a written store back with the functions of the reader.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,19 +30,18 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from earmill.pipeline.formats.digest import ShardDigest, StreamDigest, digest_blocks, same_bits
 from earmill.pipeline.formats.format import Promise
-from earmill.pipeline.formats.rows import FeatureRow, OutFile, Values, pieces
+from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.formats.stream_layout import layout_of, with_scales
+from earmill.pipeline.formats.values import Values, pieces
 from earmill.pipeline.formats.zarr.arrays import (
     ROOT_METADATA,
     USUAL_CHUNKS_PER_OBJECT,
     ZSTD_LEVEL,
     FrameChunks,
     read_index,
-    read_numbers,
-    read_strings,
+    read_vector,
 )
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.stored_file import StoredFile
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -68,16 +65,14 @@ CHUNKS_PER_OBJECT = USUAL_CHUNKS_PER_OBJECT
 
 
 def write_zarr(
+    path: Path,
     rows: Sequence[FeatureRow],
     streams: Sequence[StreamInfo],
-    local_dir: Path,
-    rel_name: str,
     attrs: Mapping[str, Any],
     *,
     dtype: str,
-) -> Path:
-    """Write the rows as a store at `local_dir/rel_name` and return that path."""
-    path = local_dir / rel_name
+) -> None:
+    """Write the rows as a new store."""
     shared = json.loads(json.dumps(dict(attrs), sort_keys=True, allow_nan=False))
     root = zarr.create_group(path, zarr_format=3, attributes=shared)
     for info in streams:
@@ -86,7 +81,6 @@ def write_zarr(
         _write_stream(root.create_group(info.name, attributes=attributes), rows, info, dtype)
     for folder in [*(path / info.name for info in streams), path]:
         _consolidate(folder)
-    return path
 
 
 def _write_stream(
@@ -212,75 +206,48 @@ def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=0)
 
 
-def count_objects(stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str) -> int:
-    """Return how many files a store has, given the frames or events of each stream."""
-    count = 1
-    for info in streams:
-        layout = layout_of(info)
-        per_chunk = chunk_frames(layout.stored_width, layout.stored_dtype(dtype))
-        chunks = math.ceil(stored_rows[info.name] / per_chunk)
-        vectors = len(layout.row_counts) + len(column_axes(info))
-        count += OBJECTS_PER_STREAM + OBJECTS_OF_A_VECTOR * vectors
-        count += math.ceil(chunks / CHUNKS_PER_OBJECT)
-    return count
-
-
-def digest_zarr(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-    """Return the digest of a written store, read chunk by chunk."""
-    store = WrittenStore(path)
-    digests = {}
-    for info in streams:
-        values = store.frame_chunks(info.name)
-        counts = [store.numbers(info.name, name) for name in _count_names(info)]
-        blocks = store.frames(info.name)
-        digests[info.name] = digest_blocks(blocks, values.width, values.dtype.name, *counts)
-    return ShardDigest(store.row_ids(streams), digests)
-
-
-def compared_zarr(
+def digest_zarr(
     path: Path,
-    rows: Sequence[FeatureRow],
     streams: Sequence[StreamInfo],
-    expected: ShardDigest,
+    rows: Sequence[FeatureRow] = (),
+    expected: ShardDigest | None = None,
 ) -> ShardDigest:
-    """Return the digest of a written store, without hashing values that equal the rows bit by bit.
+    """Return the digest of a written store, read chunk by chunk.
 
-    Args:
-        path: The store.
-        rows: The rows that were written.
-        streams: Their streams.
-        expected: Digest of the rows. A stream that equals the rows gets its hash from here.
+    Given the rows that were written and their digest, a stream that equals the rows bit by bit is
+    not hashed; its hash is the expected one.
     """
-    store = WrittenStore(path)
+    store = _WrittenStore(path)
     digests = {}
     for info in streams:
-        values = store.frame_chunks(info.name)
+        name = f"{info.name}/values"
+        values, layout = FrameChunks.of(name, store.arrays[name]), layout_of(info)
+        width, dtype = values.width, values.dtype.name
+        counts = [store.vector(info.name, name) for name in ("row_size", *layout.row_counts)]
+        blocks = store.frames(info.name, values)
+        if expected is None:
+            digests[info.name] = digest_blocks(blocks, width, dtype, *counts)
+            continue
         frames = [row.streams[info.name] for row in rows]
         sizes = np.array([len(each) for each in frames], np.int64)
-        counts = zip(_count_names(info), (sizes, *layout_of(info).counts_of(rows)), strict=True)
-        same = same_bits(
-            store.frames(info.name), (piece for each in frames for piece in pieces(each))
-        ) and all(np.array_equal(store.numbers(info.name, name), each) for name, each in counts)
+        wanted = zip(counts, (sizes, *layout.counts_of(rows)), strict=True)
+        same = same_bits(blocks, (piece for each in frames for piece in pieces(each))) and all(
+            np.array_equal(*pair) for pair in wanted
+        )
         sha256 = expected.streams[info.name].sha256 if same else ""
-        digests[info.name] = StreamDigest(values.n_frames, values.width, values.dtype.name, sha256)
-    return ShardDigest(store.row_ids(streams), digests)
+        digests[info.name] = StreamDigest(values.n_frames, width, dtype, sha256)
+    # The writer gives every stream the same row ids.
+    row_ids = tuple(store.vector(streams[-1].name, "row_id")) if streams else ()
+    return ShardDigest(row_ids, digests)
 
 
-def _count_names(info: StreamInfo) -> Sequence[str]:
-    return ("row_size", *layout_of(info).row_counts)
-
-
-class WrittenStore:
-    """A store in a local folder that was just written.
-
-    Args:
-        path: The folder.
-    """
+class _WrittenStore:
+    """A store in a local folder that was just written."""
 
     def __init__(self, path: Path) -> None:
         self._layout, self._rel = Layout.open(path.parent), path.name
         root = json.loads((path / ROOT_METADATA).read_text(encoding="utf-8"))
-        self._arrays = root["consolidated_metadata"]["metadata"]
+        self.arrays = root["consolidated_metadata"]["metadata"]
         sizes = {
             file.relative_to(path.parent).as_posix(): file.stat().st_size
             for file in path.rglob("*")
@@ -289,33 +256,18 @@ class WrittenStore:
         files = {rel: OutFile(rel, nbytes, "") for rel, nbytes in sizes.items()}
         self._promise = Promise(rows=0, frames={}, columns={}, files=files)
 
-    def frame_chunks(self, stream: str) -> FrameChunks:
-        """Return the chunks of a stream's frames."""
-        return FrameChunks.of(f"{self._rel}/{stream}", self._arrays[f"{stream}/values"])
-
-    def frames(self, stream: str) -> Iterator[NDArray[Any]]:
+    def frames(self, stream: str, values: FrameChunks) -> Iterator[NDArray[Any]]:
         """Yield all frames of a stream, chunk by chunk."""
-        values = self.frame_chunks(stream)
-        for chunk in range(-(-values.n_frames // values.chunk_frames)):
-            number, place = values.object_of(chunk)
+        for chunk in range(values.n_chunks):
+            number, place = divmod(chunk, values.object_chunks)
             if place == 0:
                 rel = f"{self._rel}/{stream}/values/c/{number}/0"
-                named = self._promise.files[rel]
-                file = StoredFile(self._layout, rel, named.bytes, named.sha256)
+                file = self._promise.file(self._layout, rel)
                 spans = read_index(file, values.object_chunks)
             low, high = spans[place].tolist()
             yield values.decode(chunk, file.read(low, high - low))
 
-    def numbers(self, stream: str, name: str) -> NDArray[Any]:
-        """Read a vector of numbers, one for each row."""
-        return read_numbers(*self._place(stream, name))
-
-    def row_ids(self, streams: Sequence[StreamInfo]) -> tuple[str, ...]:
-        """Read the row ids in the order of the rows; the writer gives every stream the same."""
-        if not streams:
-            return ()
-        return tuple(read_strings(*self._place(streams[-1].name, "row_id")))
-
-    def _place(self, stream: str, name: str) -> tuple[Layout, str, Any, Promise]:
+    def vector(self, stream: str, name: str) -> Any:
+        """Read numbers or texts, one for each row."""
         key = f"{stream}/{name}"
-        return self._layout, f"{self._rel}/{key}", self._arrays[key], self._promise
+        return read_vector(self._layout, f"{self._rel}/{key}", self.arrays[key], self._promise)

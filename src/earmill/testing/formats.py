@@ -20,8 +20,7 @@ from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.digest import differences, digest_rows
-from earmill.pipeline.formats.format import Promise, explain_damage
-from earmill.pipeline.formats.registry import Encoding, format_of, read_back
+from earmill.pipeline.formats.format import Encoding, Promise, explain_damage, format_of
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.planning.plan import plan_of
 from earmill.pipeline.planning.shards import Shard
@@ -133,7 +132,9 @@ class FormatConformance:
 
     def test_what_is_read_back_is_what_was_written(self, written: Written) -> None:
         wanted = digest_rows(written.rows, written.streams, written.dtype)
-        assert differences(wanted, read_back(self.format, written.path, written.streams)) == []
+        assert (
+            differences(wanted, format_of(self.format).digest(written.path, written.streams)) == []
+        )
 
     def test_every_row_is_read_at_random(self, written: Written) -> None:
         wanted = written.whole()
@@ -156,7 +157,9 @@ class FormatConformance:
     def test_a_shard_without_rows(self, tmp_path: Path) -> None:
         written = self.write(tmp_path / "none", [], "float16")
         wanted = digest_rows([], written.streams, "float16")
-        assert differences(wanted, read_back(self.format, written.path, written.streams)) == []
+        assert (
+            differences(wanted, format_of(self.format).digest(written.path, written.streams)) == []
+        )
         assert written.read([], written.promise()) == []
 
     def test_the_files_are_as_many_as_was_said(self, written: Written) -> None:

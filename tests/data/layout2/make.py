@@ -19,7 +19,6 @@ from amtcore.features.spike_events import SpikeEvents
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard
-from earmill.pipeline.formats.parquet import cells
 from earmill.pipeline.formats.parquet import write as parquet_write
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.zarr import write as zarr_write
@@ -108,7 +107,7 @@ def scale_down() -> None:
     """Chunks of 128 bytes, three of them in an object, row groups and rows of half a kilobyte."""
     zarr_write.CHUNK_BYTES, zarr_write.CHUNKS_PER_OBJECT = 128, 3
     parquet_write.ROW_GROUP_BYTES["random"] = (256, 512)
-    cells.LIMIT_BYTES, cells.PART_BYTES = 512, 256
+    parquet_write.LIMIT_BYTES, parquet_write.PART_BYTES = 512, 256
 
 
 def main(folder: Path) -> None:

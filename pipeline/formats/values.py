@@ -1,0 +1,383 @@
+"""Values of a stream in memory or in a file, their cast to the job's dtype, and the way back.
+
+`Spilled` holds the values of a long row in a file instead of memory. A row of hours has hundreds of
+megabytes of features, and a worker has two shards at once. `Spilled` takes a stream block by block
+and gives slices back. A row of any length therefore takes the memory of one block. The file has no
+name and goes with the object, or with the process.
+
+float16 holds 11 bits from 6.1e-5 to 65504. Smaller values lose bits, and values below 3e-8 are 0.
+Hair cells in units of their input lie around 1e-4 at 65 dB SPL and at 1e-9 in pauses. Their streams
+are stored divided by a power of two, `StreamInfo.scale_factor`, which costs no bit. Readers
+multiply by the factor. The factor follows from the stream's unit, so every attempt writes equal
+bytes.
+
+int8 takes half the space of float16.
+
+    clip  = block*                            of BLOCK_FRAMES frames, the last may have fewer
+    block = low high frame{1..64}             each a row of int8, one number a column
+    scale = bfloat16, low and high byte       the smallest with |value| / scale <= 127, rounded up
+    value = frame * scale                     exact in float32
+
+So a clip of n frames has n + 2 ceil(n / 64) stored rows, which any format holds like frames, and a
+block is read by itself. A value is off by at most half a scale: 1/252 of the largest of its column
+in its block. `python -m benchmarks.int8` measures the error of each stream on speech.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from earmill.pipeline.common.errors import (
+    CommitError,
+    DtypeRangeError,
+    NonFiniteFeatureError,
+    SpillError,
+)
+from earmill.pipeline.common.missing_modules import missing_package
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+
+# Bytes that are read from a file of values or written to it at a time.
+PIECE_BYTES = 4 * 2**20
+
+INT8 = "int8"
+BLOCK_FRAMES = 64
+SCALE_ROWS = 2
+BLOCK_ROWS = SCALE_ROWS + BLOCK_FRAMES
+LARGEST = 127
+# bfloat16 is the upper half of a float32.
+HALF_BITS = 16
+# Scale factor by unit. Largest values at 120 dB SPL: 10 in an input of "rms1=100dB" (the scale
+# allows 32), 0.1 V of a hair cell (1 V), 40 sone/Cam (255).
+FLOAT16_SCALES = {"input unit": 2.0**-11, "V": 2.0**-16, "sone/Cam": 2.0**-8}
+
+Frames = NDArray[Any]
+Float32Frames = NDArray[np.float32]
+
+
+class Spilled:
+    """An array (n, width) that grows at its end and is read in slices. Without a folder, and where
+    the folder is missing, its file lies in the system's folder for temporary files."""
+
+    ndim = 2
+
+    def __init__(self, dtype: npt.DTypeLike, width: int, folder: str | None = None) -> None:
+        self.dtype, self._width, self._length = np.dtype(dtype), width, 0
+        there = folder is not None and os.path.isdir(folder)
+        self._folder = folder if there else tempfile.gettempdir()
+        try:
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        except OSError as error:
+            raise self._failed(error) from error
+        weakref.finalize(self, self._file.close)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._length, self._width
+
+    @property
+    def nbytes(self) -> int:
+        return self._length * self._width * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, block: Frames) -> None:
+        """Add (n, width) values of the same dtype; a SpillError if there is no room."""
+        if block.shape[1:] != (self._width,) or block.dtype != self.dtype:
+            raise ValueError(
+                f"expected (n, {self._width}) {self.dtype}, got {block.shape} {block.dtype}"
+            )
+        left = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+        at = self.nbytes
+        try:
+            while len(left):
+                count = os.pwrite(self._file.fileno(), left, at)
+                left, at = left[count:], at + count
+        except OSError as error:
+            raise self._failed(error) from error
+        self._length += len(block)
+
+    def __getitem__(self, rows: slice) -> Frames:
+        start, stop, step = rows.indices(self._length)
+        if step != 1:
+            raise ValueError(f"expected a slice without a step, got {rows}")
+        found = np.empty((max(0, stop - start), self._width), self.dtype)
+        into = found.reshape(-1).view(np.uint8).data
+        at = start * self._width * self.dtype.itemsize
+        while len(into):
+            count = os.preadv(self._file.fileno(), [into], at)
+            if not count:
+                raise SpillError(f"a file of temporary values ends after {at} bytes: run again")
+            into, at = into[count:], at + count
+        return found
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Any:
+        return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
+
+    def _failed(self, error: OSError) -> SpillError:
+        return SpillError(
+            error.errno,
+            f"the features of a long row cannot be held in a file: {error.strerror}; make room",
+            self._folder,
+        )
+
+
+Values = Frames | Spilled
+
+
+def pieces(values: Values) -> Iterator[Frames]:
+    """Yield the values in blocks: an array whole, a file in pieces of `PIECE_BYTES`."""
+    if not isinstance(values, Spilled):
+        yield values
+        return
+    step = max(1, PIECE_BYTES // max(1, values.shape[1] * values.dtype.itemsize))
+    for start in range(0, len(values), step):
+        yield values[start : start + step]
+
+
+def converted(values: Frames, dtype: np.dtype[Any], scale: float = 1.0) -> Frames:
+    """Convert stored values times their scale to another type; return them as they are if nothing
+    changes."""
+    if scale == 1.0 and values.dtype == dtype:
+        return values
+    found = np.empty(values.shape, dtype)
+    convert_into(found, values, scale)
+    return found
+
+
+def convert_into(into: Frames, values: Frames, scale: float = 1.0) -> None:
+    """Fill an array in C order with values times their scale, rounded once."""
+    try:
+        # Here, so that whoever reads no values pays for no compiler.
+        from amtcore.kernels.vector.half import widen
+    except ImportError as error:
+        raise missing_package(error) from error
+
+    if values.dtype == np.float16 and into.dtype == np.float32:
+        widen(values, into, scale)
+    elif scale == 1.0:
+        into[...] = values
+    elif values.dtype == np.float16 and into.dtype == np.float16:
+        whole = np.empty(values.shape, np.float32)
+        widen(values, whole, scale)
+        into[...] = whole
+    else:
+        exact = np.result_type(values.dtype, np.float32, into.dtype)
+        into[...] = values.astype(exact) * exact.type(scale)
+
+
+@dataclass(frozen=True)
+class CastError:
+    """Errors of the cast of a stream.
+
+    Args:
+        worst: Largest relative error of the values that stayed above zero.
+        worst_normal: The same of those in the range where float16 has all its bits.
+        nonzero: Values that were not zero.
+        below: Of these, those under that range.
+        zeroed: Of these, those that became zero.
+    """
+
+    worst: float = 0.0
+    worst_normal: float = 0.0
+    nonzero: int = 0
+    below: int = 0
+    zeroed: int = 0
+
+    def __add__(self, other: CastError) -> CastError:
+        return CastError(
+            max(self.worst, other.worst),
+            max(self.worst_normal, other.worst_normal),
+            self.nonzero + other.nonzero,
+            self.below + other.below,
+            self.zeroed + other.zeroed,
+        )
+
+
+def total(parts: Iterable[Mapping[str, CastError]]) -> dict[str, CastError]:
+    """Add up the errors of several rows, by stream."""
+    whole: dict[str, CastError] = {}
+    for part in parts:
+        for name, error in part.items():
+            whole[name] = whole.get(name, CastError()) + error
+    return whole
+
+
+def as_stored(streams: Iterable[StreamInfo], dtype: str) -> list[StreamInfo]:
+    """Return the streams with the scale and the layout in which they are stored."""
+    known = []
+    for info in streams:
+        if info.layout == "frames" and dtype == "float16":
+            info = replace(info, scale_factor=FLOAT16_SCALES.get(info.unit, 1.0))
+        # One frame a clip has nothing to share a scale with.
+        elif info.layout == "frames" and dtype == INT8 and info.frame_rate_hz:
+            info = replace(info, layout=INT8)
+        known.append(info)
+    return known
+
+
+class Caster:
+    """Casts the frames of a job's streams, which are given as they are stored, see `as_stored`."""
+
+    def __init__(self, dtype: npt.DTypeLike, streams: Iterable[StreamInfo] = ()) -> None:
+        known = [*streams]
+        # Streams of an int8 job that are not stored in blocks are float32.
+        self.dtype = np.dtype(np.float32 if np.dtype(dtype) == INT8 else dtype)
+        self._scales = {info.name: info.scale_factor for info in known}
+        #: Streams whose frames are stored in blocks that share a scale.
+        self.in_blocks = frozenset(info.name for info in known if info.layout == INT8)
+
+    def __call__(self, name: str, frames: Frames) -> tuple[Frames, CastError]:
+        """Return stored frames and the error of the cast; a RowError if frames are not finite or
+        do not fit."""
+        scale = self._scales.get(name, 1.0)
+        # One pass over the values decides both; NaN and infinity spread through min and max.
+        low, high = (float(frames.min()), float(frames.max())) if frames.size else (0.0, 0.0)
+        if not (np.isfinite(low) and np.isfinite(high)):
+            raise NonFiniteFeatureError(f"stream {name}: the model returned NaN or infinity")
+        limit = float(np.finfo(self.dtype).max) * scale
+        if max(-low, high) > limit:
+            raise DtypeRangeError(
+                f"stream {name}: expected values up to {limit:g} for {self.dtype}, got "
+                f"{low if -low > high else high:g}; use output.dtype float32"
+            )
+        if name in self.in_blocks:
+            return quantised(frames), CastError()
+        if self.dtype == np.float16:
+            return halved(frames, 1.0 / scale)
+        scaled = frames if scale == 1.0 else frames * frames.dtype.type(1.0 / scale)
+        return scaled.astype(self.dtype, copy=False), CastError()
+
+
+def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
+    """Return the frames times a power of two in float16, and the error of the cast."""
+    # Here, so that whoever casts nothing pays for no compiler.
+    from amtcore.kernels.vector.half import narrow
+
+    cast = np.empty(frames.shape, np.float16)
+    if frames.dtype == np.float32:
+        worst, worst_normal, nonzero, normal, kept = narrow(frames, cast, factor)
+        return cast, CastError(worst, worst_normal, nonzero, nonzero - normal, nonzero - kept)
+    wanted = frames * frames.dtype.type(factor)
+    cast[...] = wanted
+    return cast, cast_error(wanted, cast)
+
+
+def cast_error(wanted: Frames, cast: Frames) -> CastError:
+    """Return the error of `cast`, relative to `wanted`."""
+    size = np.abs(wanted)
+    kept, normal = cast != 0, size >= np.finfo(cast.dtype).smallest_normal
+    # Nothing of a zero is lost: any divisor will do.
+    relative = np.abs(cast.astype(wanted.dtype) - wanted)
+    relative /= np.maximum(size, np.finfo(wanted.dtype).tiny)
+    # Normal values are never zeroed, and zeroed values were not zero.
+    nonzero = int(np.count_nonzero(size))
+    return CastError(
+        worst=float(relative.max(initial=0.0, where=kept)),
+        worst_normal=float(relative.max(initial=0.0, where=normal)),
+        nonzero=nonzero,
+        below=nonzero - int(np.count_nonzero(normal)),
+        zeroed=nonzero - int(np.count_nonzero(kept)),
+    )
+
+
+def stored_rows(n_frames: int) -> int:
+    """Return how many rows in int8 a clip of `n_frames` frames has."""
+    return n_frames + SCALE_ROWS * -(-n_frames // BLOCK_FRAMES)
+
+
+def quantised(frames: Frames) -> NDArray[np.int8]:
+    """Encode finite frames (n, columns) in int8; the first frame begins a block."""
+    frames = np.asarray(frames, np.float32)
+    rows = np.empty((stored_rows(len(frames)), frames.shape[1]), np.int8)
+    low_bits = np.uint32(2**HALF_BITS - 1)
+    for some, into in _equal_blocks(frames, BLOCK_FRAMES, rows, BLOCK_ROWS):
+        exact = np.abs(some).max(axis=1) / np.float32(LARGEST)
+        # Rounded up to bfloat16. Numbers from 0 on are in the order of their bits.
+        bits = (np.ascontiguousarray(exact).view(np.uint32) + low_bits) & ~low_bits
+        scale, upper = bits.view(np.float32), bits >> HALF_BITS
+        into[:, 0] = upper.astype(np.uint8).view(np.int8)
+        into[:, 1] = (upper >> 8).astype(np.uint8).view(np.int8)
+        # Zeros stay zeros whatever they are divided by.
+        into[:, SCALE_ROWS:] = np.rint(some / np.where(scale > 0, scale, 1)[:, None])
+    return rows
+
+
+def dequantised(rows: Frames) -> Float32Frames:
+    """Decode the frames of rows in int8, of which the first begins a block; a CommitError if a
+    scale is no finite number."""
+    blocks = -(-len(rows) // BLOCK_ROWS)
+    frames = np.empty((max(0, len(rows) - SCALE_ROWS * blocks), rows.shape[1]), np.float32)
+    for some, into in _equal_blocks(rows, BLOCK_ROWS, frames, BLOCK_FRAMES):
+        low, high = (some[:, place].view(np.uint8).astype(np.uint32) for place in (0, 1))
+        scale = ((high << 8 | low) << HALF_BITS).view(np.float32)
+        if not np.isfinite(scale).all():
+            raise CommitError(
+                "expected finite scales of a block in int8, got others: the file is damaged or not "
+                "what was committed; run `earmill verify`"
+            )
+        np.multiply(some[:, SCALE_ROWS:], scale[:, None], out=into)
+    return frames
+
+
+def _equal_blocks(
+    whole: Frames, size: int, into: Frames, into_size: int
+) -> Iterator[tuple[Frames, Frames]]:
+    """Yield both as (block, row, column): first the full blocks, then a shorter last one."""
+    full, width = len(whole) // size, whole.shape[1]
+    if full:
+        yield (
+            whole[: full * size].reshape(full, size, width),
+            into[: full * into_size].reshape(full, into_size, width),
+        )
+    if len(whole) > full * size:
+        yield whole[None, full * size :], into[None, full * into_size :]
+
+
+def read_frames(
+    read: Callable[[int, int], Frames], *, n_stored: int, n_frames: int, span: tuple[int, int]
+) -> Float32Frames:
+    """Read frames [first, last) of a clip in int8. `read` reads stored rows [first, last). A
+    CommitError if the numbers of stored rows and frames do not go together."""
+    if n_stored != stored_rows(n_frames):
+        raise CommitError(
+            f"expected {stored_rows(n_frames)} rows in int8 for {n_frames} frames, the index says "
+            f"{n_stored}; run `earmill verify`"
+        )
+    first, last = span
+    begin, end = first // BLOCK_FRAMES, -(-last // BLOCK_FRAMES)
+    rows = read(begin * BLOCK_ROWS, max(begin * BLOCK_ROWS, min(n_stored, end * BLOCK_ROWS)))
+    frames = dequantised(rows)
+    start = begin * BLOCK_FRAMES
+    # A part of its own, which may be written to and does not keep the whole.
+    return frames if len(frames) == last - first else frames[first - start : last - start].copy()
+
+
+class Int8Frames:
+    """The frames of a clip that is stored in int8; slices are decoded when they are taken."""
+
+    def __init__(self, rows: Values, n_frames: int) -> None:
+        self._rows, self._n_frames = rows, n_frames
+
+    def __len__(self) -> int:
+        return self._n_frames
+
+    def __getitem__(self, frames: slice) -> Float32Frames:
+        first, last, _ = frames.indices(self._n_frames)
+        return read_frames(
+            lambda start, stop: np.asarray(self._rows[start:stop]),
+            n_stored=len(self._rows),
+            n_frames=self._n_frames,
+            span=(first, max(first, last)),
+        )
