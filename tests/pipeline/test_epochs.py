@@ -83,13 +83,14 @@ def test_a_bare_loader_reads_the_next_epoch_each_time(
     del loader
 
 
-def test_spawned_workers_read_the_next_epoch_each_time(ds: Features) -> None:
-    """Once, as a new interpreter takes seconds."""
+@pytest.mark.parametrize("stay", only([True], [True, False]))
+def test_spawned_workers_read_the_next_epoch_each_time(ds: Features, stay: bool) -> None:
+    """Few, as a new interpreter takes seconds."""
     stream = ds.iterable(seed=1, batch_size=4)
-    loader: Any = DataLoader(
-        stream, batch_size=None, num_workers=1, multiprocessing_context="spawn"
-    )
+    options = {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": stay}
+    loader: Any = DataLoader(stream, batch_size=None, **options)
     assert [ids(loader), ids(loader)] == orders(ds, 2, seed=1, batch_size=4)
+    del loader
 
 
 @forks
