@@ -100,7 +100,7 @@ part-pipeline-2: RUN = -m pytest $(PIPELINE) --ignore-glob=$(PIPELINE)/test_[a-o
 part-rest: RUN = -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
 part-interpreted: RUN = $(INTERPRETED) \
   -k "stored and float32 and not reference and (click_44100 or lif__a or tone1k_40)"
-part-notebooks: RUN = -m docs.builder.notebooks --execute
+part-notebooks: RUN = -m docs.builder.notebooks --execute huggingface
 part-%: setup
 	$(BIN)/python $(RUN)
 
@@ -109,6 +109,7 @@ part-%: setup
 test-long: setup  ## Longer tests: more kills, models and pages, all reference data
 	$(BIN)/python -m pytest -m "long or pages" tests
 	$(BIN)/python $(INTERPRETED)
+	$(BIN)/python -m docs.builder.notebooks --execute
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup  ## Tests that need a CUDA device
