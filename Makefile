@@ -72,7 +72,7 @@ lint: setup  ## Linters, types and rules of imports
 	$(BIN)/ruff check --preview --select SLF001,PLC2701 pipeline jobs src/earmill
 	! grep -rnE --include='*.py' "$(PRIVATE)" pipeline jobs src/earmill
 
-# Five processes side by side: the models compute, the others mostly wait for processes they
+# Processes side by side: the models compute, the others mostly wait for processes they
 # started. Idle threads of torch and numpy sleep: by default they spin, and take the processors from
 # the other processes. Imported modules are compiled once, not in each process.
 test: export OMP_WAIT_POLICY = PASSIVE
@@ -84,8 +84,8 @@ test: setup  ## Linters, types, documentation and all tests
 
 # The parts of `make test` after the linters; the first two write what the others need.
 PARTS := models pipeline-1 pipeline-2 rest interpreted notebooks
-# Folders with files left out: a list of files is searched for in the folder once for each.
-PIPELINE := tests/pipeline
+# Of a folder some files are left out: of a list of files each would go through its whole folder.
+PIPELINE := tests/pipeline --ignore-glob=tests/pipeline/test_
 # Reference data through the kernels of a GPU, run by their interpreter: one file a model in single
 # precision; `make test-long` runs all of them.
 GOLDEN := golden_dau1997 king2019 osses2021 paulick2024 glasberg2002 moore2016 lif_golden
@@ -95,8 +95,8 @@ part-kernels: RUN = -m tests.amtcore.compile_kernels
 part-docs: export EARMILL_DOCS_DRAW = false
 part-docs: RUN = -m mkdocs build --quiet --site-dir build/site-check
 part-models: RUN = -m pytest src/amtcore tests/amtcore
-part-pipeline-1: RUN = -m pytest src/earmill $(PIPELINE) --ignore=$(PIPELINE)/hub --ignore-glob=$(PIPELINE)/test_[p-z]*.py
-part-pipeline-2: RUN = -m pytest $(PIPELINE) --ignore-glob=$(PIPELINE)/test_[a-o]*.py
+part-pipeline-1: RUN = -m pytest src/earmill $(PIPELINE)[p-z]*.py --ignore=tests/pipeline/hub
+part-pipeline-2: RUN = -m pytest $(PIPELINE)[a-o]*.py
 part-rest: RUN = -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
 part-interpreted: RUN = $(INTERPRETED) \
   -k "stored and float32 and not reference and (click_44100 or lif__a or tone1k_40)"
