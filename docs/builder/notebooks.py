@@ -1,7 +1,8 @@
 """Notebooks of tutorials, made from the text of the pages.
 
-    python -m docs.builder.notebooks            # write docs/notebooks/*.ipynb
-    python -m docs.builder.notebooks --execute  # and run each in an empty folder
+    python -m docs.builder.notebooks                       # write docs/notebooks/*.ipynb
+    python -m docs.builder.notebooks --execute             # and run each in an empty folder
+    python -m docs.builder.notebooks --execute classifier  # or those that are named
 
 Pages with `notebook: true` in their head have one. Python blocks become cells, shell blocks start
 with `%%bash`, job files with `%%writefile`. Notebooks hold no outputs.
@@ -68,13 +69,14 @@ def _cells(text: str) -> Iterator[Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the notebooks, and run them with --execute; an error of a cell is raised."""
+    """Write the notebooks; run all or the named ones with --execute, and raise errors of cells."""
+    chosen = arguments[1:] if arguments[:1] == ["--execute"] else None
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for page in pages():
         file = notebook_file(page)
         file.write_text(notebook(page.read_text()))
         print(file.relative_to(ROOT), flush=True)
-        if "--execute" in arguments:
+        if chosen is not None and (not chosen or page.stem in chosen):
             from nbclient import NotebookClient
 
             made = nbformat.read(file, as_version=4)

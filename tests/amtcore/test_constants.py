@@ -21,13 +21,12 @@ from .loudness_golden import one_thread  # noqa: F401
 SAME = Tolerance(1e-6, "the same constants", 1e-12)
 CHAIN = Tolerance(1e-9, "the chain rule", 1e-12)
 HOWS = ("load", "to_empty", "meta", "assign", "meta assign", "deepcopy", "pickle")
-#: Of the loudness models and of all stages each way is tried in `make test-long`, some here.
-FEW_WAYS = ("to_empty", "meta assign", "pickle")
-MODELS = ("Dau1997", "King2019", "Osses2021", "Paulick2024")
+#: Of all but one model each way is tried in `make test-long`, some here.
+FEW_WAYS = ("meta assign", "pickle")
 
 
 def _way(name: str, how: str) -> Any:
-    long = name not in MODELS and how not in FEW_WAYS
+    long = how not in (HOWS if name == "Dau1997" else FEW_WAYS)
     return pytest.param(name, how, marks=[pytest.mark.long] * long, id=f"{name}-{how}")
 
 

@@ -28,6 +28,7 @@ from amtcore.stages.outer_middle_ear import (
 from amtcore.tables import load_table
 
 from ..compare import FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
+from ..short import but, spread
 from .compiling import one_graph
 
 FS = 16000
@@ -196,8 +197,7 @@ def test_middle_ear_peaks_at_0_db(filter_type: str, fs: int) -> None:
 _ORDERS, _RATES = (2, 4, 6, 8, 14, 30, 64, 200, 510, 512, 514, 1022), (4000, 16000, 48000, 192000)
 
 
-@pytest.mark.parametrize("fs", _RATES)
-@pytest.mark.parametrize("ear", ["headphone", *MIDDLE_EAR_TYPES])
+@pytest.mark.parametrize(("ear", "fs"), spread(3, ["headphone", *MIDDLE_EAR_TYPES], _RATES))
 def test_every_order_and_phase_is_the_table_by_scipys_designs(ear: str, fs: int) -> None:
     """Where the gain is within 40 dB of its peak: the phase options have one magnitude, and taps
     are scipy's `firwin2` and its `minimum_phase` of that, which has a grid of 32768 points."""
@@ -238,7 +238,7 @@ def test_every_order_and_phase_is_the_table_by_scipys_designs(ear: str, fs: int)
             assert np.linalg.norm(single - taps) < 1e-5 * np.linalg.norm(taps), (order, phase)
 
 
-@pytest.mark.parametrize("order", [2, 6, 14, 64])
+@pytest.mark.parametrize("order", but([64], [2, 6, 14, 64]))
 def test_gradients_of_minimum_phase_designs_of_any_order(order: int) -> None:
     for build in (HeadphoneFilter, MiddleEarFilter):
         stage = build(48000, order=order, learnable=True, dtype=torch.float64)

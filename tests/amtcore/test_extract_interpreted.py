@@ -65,7 +65,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Streams]] = {
 #: Whose streams need whole clips.
 WHOLE = ("king2019-hilbert", "king2019-subfs")
 #: The streams of these take longest; their reference data are run here as well.
-LENGTHY = ("paulick2024", "osses2021", "king2019-hilbert")
+LENGTHY = ("paulick2024", "osses2021", "king2019-hilbert", "king2019-subfs")
 MARKED = [
     pytest.param(case, marks=[pytest.mark.long] * (case in LENGTHY), id=case) for case in CASES
 ]

@@ -17,8 +17,11 @@ from amtcore.kernels.ops.one_pole import modulation_bank
 from amtcore.kernels.ops.program import can_fuse, program
 
 from ..compare import Tolerance, assert_close
+from ..short import but
 from .test_recurrences import CASES
 
+#: Banks whose plain loop takes seconds; `test_gradcheck_of_a_bank` stays.
+SLOW = ("two_sections_bank",)
 GRADIENT = Tolerance(1e-10, "float64 gradients by two routes", 1e-12)
 
 
@@ -56,7 +59,7 @@ def _gradients(case: str, backend: str, chunked: bool = False) -> list[Tensor]:
     return [leaf.grad for leaf in leaves]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", but(SLOW, CASES))
 def test_adjoint_equals_autograd_through_the_plain_loop(case: str) -> None:
     for name, got, expected in zip(
         ("x", "coef", "state"), _gradients(case, "cpu"), _gradients(case, "reference"), strict=True

@@ -19,7 +19,7 @@ from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import get_num_threads, set_num_threads
 
 from ..compare import Tolerance, assert_close
-from ..short import but
+from ..short import but, only, spread
 from .compiling import one_graph
 
 GRADIENT = {
@@ -43,13 +43,13 @@ def _inputs(neurons: int, synapses: int, dtype: torch.dtype, steps: int = 70) ->
     return x, torch.cat((rows, beta), 1), state
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("neurons", "synapses"), SIZES)
-@pytest.mark.parametrize("most", [math.inf, 2.0])
+@pytest.mark.parametrize(
+    ("size", "dtype", "most"), spread(2, SIZES, [torch.float32, torch.float64], [math.inf, 2.0])
+)
 def test_kernel_equals_plain_loop_exactly(
-    neurons: int, synapses: int, dtype: torch.dtype, most: float
+    size: tuple[int, int], dtype: torch.dtype, most: float
 ) -> None:
-    inputs = _inputs(neurons, synapses, dtype)
+    inputs = _inputs(*size, dtype)
     before = inputs[2].clone()
     fast = lif(*inputs, most, record=True, backend="cpu")
     slow = lif(*inputs, most, record=True, backend="reference")
@@ -76,13 +76,12 @@ def _gradients(inputs: Inputs, record: bool, cuts: tuple[int, ...] = (), **optio
     return torch.autograd.grad(loss, leaves)
 
 
-@pytest.mark.parametrize("record", [False, True], ids=["spikes", "records"])
 @pytest.mark.parametrize("dtype", but([torch.float32], [torch.float32, torch.float64]), ids=str)
-@pytest.mark.parametrize(("neurons", "synapses"), SIZES)
+@pytest.mark.parametrize(("size", "record"), spread(2, SIZES, [False, True]))
 def test_adjoint_equals_autograd_through_the_plain_loop(
-    neurons: int, synapses: int, dtype: torch.dtype, record: bool
+    size: tuple[int, int], dtype: torch.dtype, record: bool
 ) -> None:
-    inputs = _inputs(neurons, synapses, dtype)
+    inputs = _inputs(*size, dtype)
     fast, slow = (_gradients(inputs, record, backend=name) for name in ("cpu", "reference"))
     for name, got, expected in zip(("x", "coef", "state"), fast, slow, strict=True):
         assert_close(got, expected, GRADIENT[dtype], name)
@@ -202,7 +201,7 @@ def test_no_steps_and_no_batch() -> None:
     assert lif(x[:0], coef, state[:0], math.inf)[0].shape == (0, 70, 3)
 
 
-@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("record", only([True], [False, True]))
 def test_compiled_equals_eager(record: bool) -> None:
     """Schema and fake kernels agree with the real ones, forward and backward."""
     inputs = _inputs(5, 2, torch.float64)

@@ -20,6 +20,7 @@ from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.block_threads import can_share, map_blocks
 
 from ..compare import Tolerance, assert_close
+from ..short import only
 from .loudness_golden import noise, one_thread, tone  # noqa: F401
 
 STREAMS = {
@@ -67,7 +68,7 @@ def test_specific_loudness_adds_up_to_short_term_loudness(moore: Extractor) -> N
     assert_close(got["specific_loudness"].sum(1) / 4, got["short_term_loudness"][:, 0], POOLED)
 
 
-@pytest.mark.parametrize("pool", ["mean", "rms", "max", "subsample"])
+@pytest.mark.parametrize("pool", only(["rms"], ["mean", "rms", "max", "subsample"]))
 def test_pools(pool: str) -> None:
     extractor = build_extractor(
         "glasberg2002", streams={"short_term_loudness": {"frame_rate_hz": 90, "pool": pool}}

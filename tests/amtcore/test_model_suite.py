@@ -19,7 +19,7 @@ from amtcore import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Pauli
 from amtcore.errors import ParameterError, ShapeError
 
 from ..compare import FLOAT32_MODULATION, Tolerance, assert_close
-from ..short import but, only
+from ..short import only, spread
 from .compiling import one_graph
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import CASES, Case, in_chunks, leaves, use_plain_loops, whole
@@ -81,9 +81,9 @@ def test_what_needs_the_whole_signal_says_so(build: Callable[[], Any], message: 
         build().stream(torch.zeros(1, 100))
 
 
-@pytest.mark.parametrize("watched", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "watched"), spread(2, CASES, ["float32", "float64"], [False, True])
+)
 def test_a_batch_is_its_items(name: str, dtype: str, watched: bool) -> None:
     """A signal without batch axis, a batch, and the channels of a clip, bit for bit: rows do not
     meet. Also with stages, and where gradients by the signal are recorded."""
@@ -100,22 +100,23 @@ def test_a_batch_is_its_items(name: str, dtype: str, watched: bool) -> None:
                 assert torch.equal(of_batch[i], of_signal)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
-@pytest.mark.parametrize(
-    ("build", "item"),
-    [
-        (lambda **k: King2019(16000, flow=300, fhigh=3000, **k), (20_011,)),
-        (lambda **k: King2019(16000, basef=1000, subfs=1000, **k), (40_001,)),
-        (lambda **k: Dau1997(16000, 500, 900, ihc_kwargs={"method": "hilbert"}, **k), (9_999,)),
-        (lambda **k: Dau1997(16000, 500, 900, ihc_kwargs={"method": "bernstein1999"}, **k), (777,)),
-        (lambda **k: Glasberg2002(44100, **k), (12_001,)),
-        (lambda **k: Moore2016(**k), (2, 9_001)),
-    ],
-)
+#: Models and items so long that torch shares the elements of a batch out to threads.
+LONG_ITEMS: list[tuple[Callable[..., Any], tuple[int, ...]]] = [
+    (lambda **k: King2019(16000, flow=300, fhigh=3000, **k), (20_011,)),
+    (lambda **k: King2019(16000, basef=1000, subfs=1000, **k), (40_001,)),
+    (lambda **k: Dau1997(16000, 500, 900, ihc_kwargs={"method": "hilbert"}, **k), (9_999,)),
+    (lambda **k: Dau1997(16000, 500, 900, ihc_kwargs={"method": "bernstein1999"}, **k), (777,)),
+    (lambda **k: Glasberg2002(44100, **k), (12_001,)),
+    (lambda **k: Moore2016(**k), (2, 9_001)),
+]
+
+
+@pytest.mark.parametrize(("case", "dtype"), spread(2, LONG_ITEMS, [torch.float32, F64]))
 def test_long_items_of_a_batch_are_cut_as_they_are_alone(
-    build: Callable[..., Any], item: tuple[int, ...], dtype: torch.dtype
+    case: tuple[Callable[..., Any], tuple[int, ...]], dtype: torch.dtype
 ) -> None:
     """Where a batch is so large that torch shares its elements out to threads."""
+    build, item = case
     x = 0.05 * torch.randn(3, *item, generator=torch.Generator().manual_seed(0), dtype=F64)
     model, x = build(dtype=dtype), x.to(dtype)
     for i, alone in enumerate(x):
@@ -171,7 +172,7 @@ def test_float32_against_float64(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_the_plain_loops(name: str) -> None:
     case = CASES[name]
-    x = case.signal(1, samples=min(300, max(case.item)), dtype=F64)
+    x = case.signal(1, samples=min(150, max(case.item)), dtype=F64)
     fast = whole(case.build(dtype=F64))(x)
     slow = whole(use_plain_loops(case.build(dtype=F64)))(x)
     for got, expected in zip(leaves(fast), leaves(slow), strict=True):
@@ -179,8 +180,8 @@ def test_kernels_equal_the_plain_loops(name: str) -> None:
         assert_close(got.detach(), expected.detach(), ROUTES64)
 
 
-#: Others compile the operators of these, or take half a minute.
-_DAILY = ("king2019_none", "lif_exodus")
+#: Others compile its operators, or take half a minute; layers of neurons: `test_lif_layer`.
+_DAILY = ("king2019_none",)
 
 
 @pytest.mark.parametrize("name", only(_DAILY, CASES))
@@ -202,7 +203,7 @@ def test_compiled_training_step_equals_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", but(["paulick2024"], ["king2019_hilbert", "paulick2024", "moore2016"])
+    "name", only(["king2019_hilbert"], ["king2019_hilbert", "paulick2024", "moore2016"])
 )
 def test_compiled_inference_equals_eager(name: str) -> None:
     """What runs only without gradients: envelopes, fused operations, blocks on threads."""
@@ -214,12 +215,13 @@ def test_compiled_inference_equals_eager(name: str) -> None:
             assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("learnable", [False, True], ids=["fixed", "learnable"])
-@pytest.mark.parametrize("how", ["pickle", "deepcopy", "state_dict"])
-@pytest.mark.parametrize("name", CASES)
-def test_copies_compute_the_same(name: str, how: str, learnable: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "how", "learnable"), spread(3, CASES, ["pickle", "deepcopy", "state_dict"], [0, 1])
+)
+def test_copies_compute_the_same(name: str, how: str, learnable: int) -> None:
     case = CASES[name]
-    model, x = case.build(learnable=learnable), case.signal(1, samples=min(600, max(case.item)))
+    options, x = {"learnable": bool(learnable)}, case.signal(1, samples=min(600, max(case.item)))
+    model = case.build(**options)
     with torch.no_grad():
         fresh = leaves(whole(model)(x))
         model.load_state_dict({key: 1.01 * value for key, value in model.state_dict().items()})
@@ -230,7 +232,7 @@ def test_copies_compute_the_same(name: str, how: str, learnable: bool) -> None:
         elif how == "deepcopy":
             twin = copy.deepcopy(model)
         else:
-            twin = case.build(learnable=learnable)
+            twin = case.build(**options)
             twin.load_state_dict(model.state_dict())
         assert [n for n, _ in twin.named_parameters()] == [n for n, _ in model.named_parameters()]
         for got, wanted in zip(leaves(whole(twin)(x)), expected, strict=True):
@@ -303,8 +305,7 @@ def _strengths(name: str, fs: float) -> Tensor:
     return torch.cat([y.square().mean(-1).sqrt().flatten() for y in outputs])
 
 
-@pytest.mark.parametrize("fs", RATES)
-@pytest.mark.parametrize("name", AT_RATE)
+@pytest.mark.parametrize(("name", "fs"), spread(2, AT_RATE, RATES))
 def test_rate_does_not_change_what_is_heard(name: str, fs: float) -> None:
     assert_close(_strengths(name, fs), _strengths(name, 192000), AT_8_KHZ)
 

@@ -15,7 +15,7 @@ import amtcore
 from amtcore.errors import TracingError
 
 from ..compare import Tolerance, assert_close
-from ..short import but, only
+from ..short import but, only, spread
 from . import constant_cases, model_cases
 from .model_cases import leaves
 
@@ -75,7 +75,7 @@ def _backward(module: nn.Module, signals: tuple[Tensor, ...]) -> None:
 # --- inference mode ---
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", spread(2, CASES))
 def test_inference_mode_gives_what_no_grad_gives(name: str) -> None:
     """In the first call as in later ones."""
     case = CASES[name]
@@ -88,7 +88,7 @@ def test_inference_mode_gives_what_no_grad_gives(name: str) -> None:
                 assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", spread(2, CASES))
 def test_gradients_after_inference_mode(name: str) -> None:
     """Tables and states that a call in inference mode made do not stay behind as its tensors."""
     case, module = CASES[name], _learnable(name)
@@ -125,8 +125,12 @@ def test_constants_set_in_inference_mode_are_followed(name: str) -> None:
 
 # Learnable modules that are exported in the short version as well.
 _SHORT = ("Dau1997", "AdaptLoop", "HeadphoneFilter")
-# Modules that are exported in the long version alone, unless they learn.
-_SLOW = (*constant_cases.CHAINS, *_LOUDNESS)
+# One of each family of kernels, exported in the short version.
+_EXPORTED = (
+    "AdaptLoop", "BrokenStickCompression", "ButterworthFilter", "GammatoneFilterbank", "Resampler",
+    "IHCPaulick2024", "FastModulationFilterbank", "ExcitationPattern", "Moore2016AGC", "Dau1997",
+    "LIFExodus", "HeadphoneFilter",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,7 @@ _SLOW = (*constant_cases.CHAINS, *_LOUDNESS)
         *(
             pytest.param(name, learnable, marks=pytest.mark.long if slow else ())
             for name in (*constant_cases.CASES, *_LOUDNESS)
-            for learnable, slow in ((False, name in _SLOW), (True, name not in _SHORT))
+            for learnable, slow in ((False, name not in _EXPORTED), (True, name not in _SHORT))
             if not (learnable and name in _LOUDNESS)
         ),
     ],

@@ -31,7 +31,7 @@ from amtcore.kernels.ops.lif import lif
 from amtcore.kernels.ops.roex import lower_skirt
 from amtcore.units import Calibration
 
-from ..short import but
+from ..short import but, spread
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import CASES as MODELS
 from .model_cases import leaves, use_plain_loops, whole
@@ -71,8 +71,7 @@ def _planted(case: str, dtype: torch.dtype) -> tuple[list[Tensor], Tensor, Tenso
     return [x, coef, state], gy, glast, run
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "dtype"), spread(2, CASES, DTYPES))
 def test_recurrences_carry_what_the_loops_carry(case: str, dtype: str) -> None:
     inputs, gy, glast, run = _planted(case, DTYPES[dtype])
     results = []
@@ -203,7 +202,7 @@ def test_every_model_is_looked_at() -> None:
     assert every <= MODEL_TYPES
 
 
-SLOW = ("king2019_hilbert", "osses2021")
+SLOW = ("king2019_hilbert", "osses2021", "jepsen2008", "king2019_resampled")
 
 
 def _bad_signals(name: str, samples: int) -> Tensor:

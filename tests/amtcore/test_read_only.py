@@ -15,6 +15,7 @@ from amtcore.errors import AmtError, ParameterError, ReadOnlyError
 from amtcore.stages.base import Stage
 from amtcore.stages.constants import Converted, HasConstants
 
+from ..short import spread
 from .constant_cases import CASES, Case
 from .model_cases import use_plain_loops
 
@@ -77,8 +78,7 @@ def test_every_attribute_that_is_not_live_is_read_only(name: str) -> None:
         assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("learnable", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "learnable"), spread(2, CASES, [False, True]))
 def test_a_constant_that_is_set_is_one_that_was_loaded_or_built(name: str, learnable: bool) -> None:
     case = CASES[name]
     model, loaded = case.build(learnable=learnable), case.build(learnable=learnable)

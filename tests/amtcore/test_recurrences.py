@@ -17,6 +17,7 @@ from amtcore.kernels.ops.hair_cell import hair_cell
 from amtcore.kernels.ops.one_pole import modulation_bank, one_pole_cascade, pole_zero_cascade
 
 from ..compare import KERNEL32, KERNEL64, assert_close
+from ..short import spread
 from .compiling import one_graph
 
 BATCH, CHANNELS, TIME = 2, 37, 300  # more than one lane group, the second one mostly padding
@@ -125,8 +126,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
 DTYPES = {"float32": (torch.float32, KERNEL32), "float64": (torch.float64, KERNEL64)}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "dtype"), spread(2, CASES, DTYPES))
 def test_kernel_equals_plain_loop(case: str, dtype: str) -> None:
     kind, tolerance = DTYPES[dtype]
     x, coef, state, run = CASES[case](kind)

@@ -14,6 +14,7 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.features.build import build_extractor
 from amtcore.features.registry import BUILT_IN, get_model
 
+from ..short import spread
 from .constant_cases import CASES, Case
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import leaves, use_plain_loops, whole
@@ -106,8 +107,7 @@ def _plain(module: nn.Module, backend: str) -> nn.Module:
     return use_plain_loops(module) if backend == "reference" else module
 
 
-@pytest.mark.parametrize("backend", ["kernels", "reference"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "backend"), spread(2, CASES, ["kernels", "reference"]))
 def test_an_empty_batch_gives_an_empty_batch(name: str, backend: str) -> None:
     module = _plain(_built(CASES[name]), backend)
     inputs = [x.requires_grad_() for x in _cut(CASES[name].inputs, 0)]
@@ -125,9 +125,9 @@ def test_an_empty_batch_gives_an_empty_batch(name: str, backend: str) -> None:
         torch.autograd.grad(loss, [*inputs, *nn.Module.parameters(module)], allow_unused=True)
 
 
-@pytest.mark.parametrize("backend", ["kernels", "reference"])
-@pytest.mark.parametrize("batched", [True, False], ids=["batch", "single"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "batched", "backend"), spread(3, CASES, [True, False], ["kernels", "reference"])
+)
 def test_empty_time_gives_empty_time(name: str, batched: bool, backend: str) -> None:
     module = _plain(_built(CASES[name]), backend)
     inputs = _cut(CASES[name].inputs, _time_axis(name))

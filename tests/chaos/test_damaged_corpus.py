@@ -83,6 +83,6 @@ def _write_manifest_job(path: Path, corpus: Path, output: Path) -> Path:
     manifest.write_text("\n".join(lines))
     job = yaml.safe_load(write_job(path, corpus, output, shard_seconds=12).read_text())
     job["source"] = {"kind": "manifest", "uri": str(manifest)}
-    job["run"]["executor"] = "local"
+    job["run"] |= {"executor": "local", "workers": 1}
     path.write_text(yaml.safe_dump(job))
     return path

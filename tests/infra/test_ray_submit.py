@@ -158,6 +158,7 @@ def test_a_submitted_job_runs_on_both_gpus_of_the_head(
         assert record.info["device"]["backends"] == {"dau1997": "interpreted"}
 
 
+@pytest.mark.long  # Ray deals out two GPUs to two actors above
 def test_each_actor_has_a_gpu_of_its_own(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     code, said = submit(*head, tmp_path, sys.executable, Path(gpu_actors.__file__))
     assert code == 0, said

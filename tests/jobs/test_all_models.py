@@ -28,6 +28,7 @@ from earmill.pipeline.storage.layout import Layout
 from tests.short import but
 
 from ..compare import Tolerance, assert_close
+from ..pipeline.again_jobs import shards_run_here
 from ..pipeline.source_helpers import SPEECH, SPEECH_IDS
 
 #: The resampler of the second route is called in one go.
@@ -127,7 +128,8 @@ def stereo(tmp_path_factory: pytest.TempPathFactory) -> Features:
         soundfile.write(folder / "audio" / f"{name}.flac", ears, rate_hz)
     job = Path(__file__).parents[2] / "jobs" / "loudness.yaml"
     overrides = [f"source.uri={folder / 'audio'}", f"output.uri={folder / 'out'}"]
-    end = run_job(JobSpec.load(job, overrides=[*overrides, "run.executor=local"]))
+    with shards_run_here():
+        end = run_job(JobSpec.load(job, overrides=overrides))
     assert (end.exit_code, end.rows_ok) == (0, 3)
     assert verify(Layout.open(str(folder / "out"))).problems == []
     return open_features(folder / "out")

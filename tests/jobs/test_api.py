@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import earmill
 from earmill.pipeline.common.errors import OutputError, SpecError
 from earmill.pipeline.planning import speeds
+from tests.pipeline.again_jobs import shards_run_here
 from tests.pipeline.audio_factory import encode, speech_like
 
 
@@ -46,6 +48,13 @@ def finished(
         patch.setattr(speeds, "LEAST_AUDIO_S", 0.1)
         end = earmill.extract(job(folder), progress=seen.append)
     return folder, end, seen
+
+
+@pytest.fixture
+def no_workers() -> Iterator[None]:
+    """Shards run in this process."""
+    with shards_run_here():
+        yield
 
 
 Finished = tuple[Path, earmill.JobFinished, list[earmill.events.Event]]
@@ -101,6 +110,7 @@ def test_a_plan_costs_what_the_command_says(
     assert earmill.plan(job(folder)).plan_id != cost.plan_id
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_too_many_bad_rows_are_an_error_that_carries_the_end(tmp_path: Path) -> None:
     spec = job(tmp_path, clips=2, max_bad_fraction=0.1)
     whole = clip(9)
@@ -136,7 +146,8 @@ def test_a_stop_ends_the_run_and_resume_goes_on(tmp_path: Path) -> None:
     with pytest.raises(earmill.JobFailedError) as caught:
         earmill.extract(spec, progress=first_shard, stop=stop)
     assert caught.value.end.status == "stopped" and 1 <= caught.value.end.rows_ok < 6
-    assert earmill.extract(spec, resume=True).rows_ok == 6
+    with shards_run_here():
+        assert earmill.extract(spec, resume=True).rows_ok == 6
 
 
 @pytest.mark.parametrize(

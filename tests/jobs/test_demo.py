@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from earmill.jobs import demo_audio
 from earmill.jobs.cli import run
 from earmill.jobs.commands.demo import NAME
 from earmill.jobs.demo_audio import CLIPS, DAMAGED, RMS, _filtered, music, speech, write_corpus
@@ -45,9 +46,12 @@ def test_damaged_files_cannot_be_read_to_their_end(corpus: Path) -> None:
                     raise soundfile.LibsndfileError(0, "short: ")
 
 
-def test_the_same_seed_gives_the_same_sound(corpus: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_sound(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_audio, "CLIPS", CLIPS[:4])
     write_corpus(tmp_path)
-    for clip in CLIPS:
+    for clip in CLIPS[:4]:
         again, _ = soundfile.read(tmp_path / clip.name)
         np.testing.assert_array_equal(again, soundfile.read(corpus / clip.name)[0], clip.name)
 

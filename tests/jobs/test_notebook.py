@@ -11,7 +11,8 @@ from tests.chaos.jobs import write_corpus, write_job
 
 CELLS = (
     "import earmill",
-    "end = earmill.extract({job!r}, overrides=['run.executor=local'], progress=True)",
+    "one = ['run.executor=local', 'run.workers=1']\n"
+    "end = earmill.extract({job!r}, overrides=one, progress=True)",
     "end",
     "earmill.plan({job!r})",
 )

@@ -76,7 +76,7 @@ def _extract(tmp_path: Path, kind: str) -> Path:
             "source": SOURCES[kind](tmp_path),
             "extract": [{"model": "dau1997", "fs_hz": FS_HZ}],
             "output": {"uri": str(output), "formats": ["zarr", "parquet"], "shard_seconds": 8},
-            "run": {"executor": "local"},
+            "run": {"executor": "local", "workers": 1},
         }
     )
     end = run_job(spec)

@@ -70,8 +70,8 @@ SCRIPT = """
 import earmill, logging, sys
 if sys.argv[2] == "logs":
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s:%(message)s")
-end = earmill.extract(sys.argv[1], overrides=["run.executor=local", "run.max_bad_fraction=0"],
-                      check=False)
+overrides = ["run.executor=local", "run.workers=1", "run.max_bad_fraction=0"]
+end = earmill.extract(sys.argv[1], overrides=overrides, check=False)
 """
 
 

@@ -22,6 +22,7 @@ from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 
+from ..pipeline.again_jobs import shards_run_here
 from ..pipeline.source_helpers import SPEECH, SPEECH_IDS
 
 JOB = Path(__file__).parents[2] / "jobs" / "spikes.yaml"
@@ -31,15 +32,16 @@ FS_HZ = 16000
 @pytest.fixture(scope="module")
 def spec() -> JobSpec:
     overrides = [f"source.uri={SPEECH}", f"extract.0.fs_hz={FS_HZ}"]
-    return JobSpec.load(JOB, overrides=[*overrides, "output.shard_seconds=8", "run.executor=local"])
+    return JobSpec.load(JOB, overrides=[*overrides, "output.shard_seconds=8"])
 
 
 @pytest.fixture(scope="module")
 def extracted(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of the job."""
     output = tmp_path_factory.mktemp("spikes")
-    end = run_job(spec.model_copy(update={"output": spec.output.model_copy(
-        update={"uri": str(output)})}))  # fmt: skip
+    place = spec.output.model_copy(update={"uri": str(output)})
+    with shards_run_here():
+        end = run_job(spec.model_copy(update={"output": place}))
     assert (end.exit_code, end.rows_ok, end.rows_bad) == (0, len(SPEECH_IDS), 0)
     return output
 

@@ -44,9 +44,7 @@ def shell(line: str, folder: Path) -> tuple[int, list[str]]:
     return done.returncode, lines
 
 
-@pytest.mark.parametrize(
-    "command", only(["--version", "log out --json", "inspect out", "watch out --once"], COMMANDS)
-)
+@pytest.mark.parametrize("command", only(["--version", "watch out --once"], COMMANDS))
 def test_a_command_that_cannot_show_anything_says_so_and_fails(command: str, place: Path) -> None:
     assert shell(f"{EARMILL} {command} >&-", place) == (
         1,
@@ -55,7 +53,10 @@ def test_a_command_that_cannot_show_anything_says_so_and_fails(command: str, pla
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("command", ["--help", "log out --json", "watch out --once --json"])
+@pytest.mark.parametrize(
+    "command",
+    only(["log out --json"], ["--help", "log out --json", "watch out --once --json"]),
+)
 def test_a_full_disk_is_named(command: str, place: Path) -> None:
     assert shell(f"{EARMILL} {command} >{FULL}", place) == (
         1,
@@ -63,12 +64,16 @@ def test_a_full_disk_is_named(command: str, place: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["--help", "inspect out", "watch out --once"])
+@pytest.mark.parametrize(
+    "command", only(["inspect out"], ["--help", "inspect out", "watch out --once"])
+)
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly(command: str, place: Path) -> None:
     assert shell(f"{EARMILL} {command} | exec true", place) == (process.NOT_READ, [])
 
 
-@pytest.mark.parametrize("command", ["log out", "verify out", "report out --out page.html"])
+@pytest.mark.parametrize(
+    "command", only(["verify out"], ["log out", "verify out", "report out --out page.html"])
+)
 def test_a_closed_standard_error_changes_nothing(command: str, place: Path) -> None:
     assert shell(f"{EARMILL} {command} 2>&- >said", place) == (0, [])
     assert (place / "said").read_text()

@@ -15,6 +15,7 @@ from earmill.pipeline.formats.webdataset import row_id_of
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
+from tests.pipeline.again_jobs import shards_run_here
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.source_helpers import SPEECH, SPEECH_IDS
 
@@ -49,9 +50,10 @@ def test_from_tars_to_tars(tmp_path: Path) -> None:
             "formats": ["webdataset", "zarr"],
             "shard_rows": 4,
         },
-        "run": {"executor": "local", "workers": 1, "max_bad_fraction": 0.5},
+        "run": {"max_bad_fraction": 0.5},
     }
-    end = run_job(JobSpec.load(job))
+    with shards_run_here():
+        end = run_job(JobSpec.load(job))
     assert (end.rows_ok, end.rows_bad, end.exit_code) == (6, 2, 0)
     assert verify(Layout.open(tmp_path / "out")).problems == []
     zarr = open_features(tmp_path / "out", format="zarr")

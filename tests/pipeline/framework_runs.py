@@ -267,6 +267,27 @@ def by_transformers(
     return finish(seen)
 
 
+def moved(place: str, *, collate: str) -> None:
+    """A batch through the functions by which accelerate and Lightning move it to a device."""
+    from accelerate.utils import send_to_device
+    from lightning.fabric.utilities import move_data_to_device
+
+    rows = stream(place, batch_size=4, collate_fn=getattr(earmill, collate))
+    batch: Any = next(iter(earmill.FeatureLoader(rows)))
+    for move in (send_to_device, move_data_to_device):
+        there = move(batch, torch.device("meta"))
+        assert type(there) is type(batch) and there.row_ids == batch.row_ids
+        assert there.extra["text"] == batch.extra["text"]
+        assert batch.label.device.type == "cpu"
+        tensors = [there.indices, there.seconds, there.label, there.extra["label"]]
+        for value in there.features.values():
+            tensors += [value] if isinstance(value, torch.Tensor) else [value.values]
+        assert {tensor.device.type for tensor in tensors} == {"meta"}
+        same = move(batch, torch.device("cpu"))
+        assert torch.equal(same.indices, batch.indices)
+    return finish([])
+
+
 def finish(seen: list[list[int]]) -> None:
     """Write what was seen, and end: gloo's destructor may wait for Python, which waits for it."""
     rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
@@ -285,6 +306,7 @@ RUNS: dict[str, Callable[..., None]] = {
     "accelerate resumed": resumed_by_accelerate,
     "lightning": by_lightning,
     "transformers": by_transformers,
+    "moves": moved,
 }
 
 

@@ -28,6 +28,7 @@ from tests.pipeline.again_jobs import _no_ray, run_here  # noqa: F401
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.hf_data import BOTH, private_cache  # noqa: F401
 from tests.pipeline.whole_clips import decode
+from tests.short import spread
 
 HZ = 16000
 TONE = 0.5 * np.sin(np.arange(1600) / 10)
@@ -95,8 +96,7 @@ def read(source: Any) -> list[Any]:
 
 
 @BOTH
-@pytest.mark.parametrize("where", ["parquet", "saved"])
-@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize(("name", "where"), spread(2, COLUMNS, ["parquet", "saved"]))
 def test_an_array_is_read_at_its_rate_and_scale(
     name: str, where: str, streaming: bool, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ from tests.pipeline.av_factory import AV_FORMATS, av_clip
 from tests.pipeline.container_bytes import as_pcm, chunk, ramp, wave, wave_format
 from tests.pipeline.scripted_decoder import RATE_HZ, Scripted
 from tests.pipeline.whole_clips import decode
+from tests.short import spread
 
 WHOLE: TimeSpan = (None, None)
 
@@ -86,8 +87,9 @@ def whole_clip(kind: str) -> tuple[AudioBlock, AudioFacts]:
 
 
 class TestBlocks:
-    @pytest.mark.parametrize("kind", [*FORMATS, *AV_FORMATS])
-    @pytest.mark.parametrize("block_frames", [1, 997, 1 << 20])
+    @pytest.mark.parametrize(
+        ("kind", "block_frames"), spread(2, [*FORMATS, *AV_FORMATS], [1, 997, 1 << 20])
+    )
     def test_of_any_format(self, kind: str, block_frames: int) -> None:
         if block_frames == 1 and kind not in ("wav", "flac", "mp3", "aac"):
             block_frames = 311  # one by one costs a call each

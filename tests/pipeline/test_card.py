@@ -247,7 +247,7 @@ def test_zarr_alone_has_no_parquet_to_offer(tmp_path: Path) -> None:
 def test_no_pattern_of_a_card_matches_what_no_commit_names(layout: Layout) -> None:
     """However many shards there are."""
     (record, *_) = commits(layout).values()
-    many = [replace(record, shard=f"{number:05d}") for number in range(1200)]
+    many = [replace(record, shard=f"{number:05d}") for number in range(300)]
     committed = {part for one in many for kind in KINDS if (part := one.path(kind))}
     orphan = [part.replace(record.attempt, "deadbeef") for part in committed]
     patterns = [line[4:] for line in _front_of(layout, many) if line.startswith("  - ")]
@@ -255,7 +255,7 @@ def test_no_pattern_of_a_card_matches_what_no_commit_names(layout: Layout) -> No
     for file_set in described["distribution"][1:]:
         patterns += file_set["includes"]
     assert {pattern.removesuffix("/**") for pattern in patterns} == committed
-    assert not any(fnmatch.fnmatch(part, pattern) for part in orphan for pattern in patterns[::100])
+    assert not any(fnmatch.fnmatch(part, pattern) for part in orphan for pattern in patterns[::25])
 
 
 def _front_of(layout: Layout, records: list[CommitRecord]) -> list[str]:

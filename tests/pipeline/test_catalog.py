@@ -343,7 +343,7 @@ class TestQuarantine:
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_one_wrong_cell_costs_no_more_than_its_row(
     closed: Path, scratch: Path, data: st.DataObject
 ) -> None:

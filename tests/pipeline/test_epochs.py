@@ -17,6 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from earmill import Crop, FeatureLoader, Features, collate, open_features
 from earmill.pipeline.loader.stream import EpochPlace
 from tests.pipeline.reader_data import forks, ids, no_process_stays, write_set
+from tests.short import only
 
 __all__ = ["no_process_stays"]
 
@@ -26,6 +27,13 @@ WORKERS = [
     pytest.param({"num_workers": 2}, id="fork"),
     pytest.param({"num_workers": 2, "persistent_workers": True}, id="that stay"),
 ]
+#: Without those that start anew in each epoch, or that stay.
+STAYING = [
+    WORKERS[0],
+    pytest.param({"num_workers": 2}, id="fork", marks=pytest.mark.long),
+    WORKERS[2],
+]
+STARTED = [*WORKERS[:2], pytest.param(*WORKERS[2].values, id="that stay", marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +65,7 @@ def test_a_loader_reads_the_next_epoch_each_time(ds: Features, options: dict[str
 
 
 @forks
-@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize("options", STARTED)
 @pytest.mark.parametrize("batched", [True, False], ids=["batches", "rows"])
 def test_a_bare_loader_reads_the_next_epoch_each_time(
     ds: Features, options: dict[str, Any], batched: bool
@@ -75,17 +83,18 @@ def test_a_bare_loader_reads_the_next_epoch_each_time(
     del loader
 
 
-def test_spawned_workers_read_the_next_epoch_each_time(ds: Features) -> None:
-    """Once, as a new interpreter takes seconds."""
+@pytest.mark.parametrize("stay", only([True], [True, False]))
+def test_spawned_workers_read_the_next_epoch_each_time(ds: Features, stay: bool) -> None:
+    """Few, as a new interpreter takes seconds."""
     stream = ds.iterable(seed=1, batch_size=4)
-    loader: Any = DataLoader(
-        stream, batch_size=None, num_workers=1, multiprocessing_context="spawn"
-    )
+    options = {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": stay}
+    loader: Any = DataLoader(stream, batch_size=None, **options)
     assert [ids(loader), ids(loader)] == orders(ds, 2, seed=1, batch_size=4)
+    del loader
 
 
 @forks
-@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize("options", STAYING)
 def test_crops_are_others_in_each_epoch(ds: Features, options: dict[str, Any]) -> None:
     stream = ds.iterable(seed=1, batch_size=4, crop=Crop(0.2), shuffle=False)
     loader: Any = DataLoader(stream, batch_size=None, **options)
@@ -95,8 +104,8 @@ def test_crops_are_others_in_each_epoch(ds: Features, options: dict[str, Any]) -
 
 
 @forks
-@pytest.mark.parametrize("options", WORKERS)
-@pytest.mark.parametrize("taken", [2, 5])
+@pytest.mark.parametrize("options", STAYING)
+@pytest.mark.parametrize("taken", only([2], [2, 5]))
 def test_an_epoch_that_is_left_early_is_not_read_again(
     ds: Features, options: dict[str, Any], taken: int
 ) -> None:
@@ -116,7 +125,7 @@ def test_an_epoch_that_is_left_early_is_not_read_again(
 
 
 @forks
-@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize("options", STARTED)
 def test_a_loader_that_never_asks_for_more_than_there_is_ends_its_epoch(
     ds: Features, options: dict[str, Any]
 ) -> None:
@@ -131,7 +140,7 @@ def test_a_loader_that_never_asks_for_more_than_there_is_ends_its_epoch(
 
 
 @forks
-@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize("options", STAYING)
 def test_an_epoch_that_is_set_wins(ds: Features, options: dict[str, Any]) -> None:
     wanted = orders(ds, 6, seed=1, batch_size=4)
     for bare in (True, False):
@@ -175,7 +184,7 @@ def test_workers_agree_on_an_epoch_in_whatever_order_they_begin(stay: bool) -> N
 
 
 @forks
-@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize("options", STARTED)
 @pytest.mark.parametrize(
     "batched", [True, pytest.param(False, marks=pytest.mark.long)], ids=["batches", "rows"]
 )

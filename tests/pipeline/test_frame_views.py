@@ -15,6 +15,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import MAX_BLOCK_RATIO, FrameView
 from tests.pipeline.reader_data import write_chunked, write_set
 from tests.pipeline.test_shared_batches import flat, forks
+from tests.short import spread
 
 COLLATES = {
     "padded": collate,
@@ -31,10 +32,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("crop", [None, Crop(0.7)])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("fmt", ["zarr", "parquet"])
-@pytest.mark.parametrize("name", [*COLLATES])
+@pytest.mark.parametrize(
+    ("name", "fmt", "dtype", "crop"),
+    spread(
+        *(3, COLLATES, ["zarr", "parquet"], ["float16", "float32", "float64"]), [None, Crop(0.7)]
+    ),
+)
 def test_batches_are_those_of_rows_that_were_put_together(
     name: str, fmt: str, dtype: str, crop: Crop | None, place: Path
 ) -> None:

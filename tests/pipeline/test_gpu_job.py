@@ -25,7 +25,7 @@ from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_equal_datasets, driver, write_corpus, write_job
 from tests.pipeline.again_jobs import NoWorkers, OneByOne
 
-CLIPS = 12
+CLIPS = 8
 ON_GPU = ("run.device=cuda", f"audio.resampler={ON_DEVICES}")
 
 

@@ -28,6 +28,7 @@ from earmill.pipeline.formats.format import check_formats
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.testing import FormatConformance, SourceConformance
+from tests.pipeline.again_jobs import shards_run_here
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.reader_data import check_row, job_spec, write_set
 from tests.pipeline.strangers import install
@@ -149,8 +150,9 @@ def test_a_job_with_both_from_the_command_line(
     # Damage is repaired with it, and not without.
     (damaged, _) = sorted((tmp_path / "out" / "data").glob("*.npz"))
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    again = run(tmp_path, "extract", "job.yaml", "--resume", "--repair")
-    assert again.returncode == 0, again.stdout + again.stderr
+    with on_path(tmp_path / "site") as patch, shards_run_here():
+        patch.chdir(tmp_path)
+        assert cli.run(["extract", "job.yaml", "--resume", "--repair"]) == 0
     with on_path(tmp_path / "site"):
         read = open_features(tmp_path / "out", format="npz")
         for row, zarr in zip(read, rows["zarr"], strict=True):

@@ -16,6 +16,7 @@ from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.formats.row_table import FACT_TYPES, row_table
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
+from tests.pipeline.again_jobs import shards_run_here
 from tests.pipeline.audio_factory import clip, with_data_size
 from tests.pipeline.mpeg_bytes import id3
 from tests.pipeline.test_ogg_pages import pages_of
@@ -133,7 +134,8 @@ def test_a_child_says_the_same(corpus: Path) -> None:
 
 def test_a_stored_row_says_it_too(corpus: Path) -> None:
     spec = spec_of(corpus, span_tolerance_s=0.5)
-    run_job(JobSpec.load(spec, ["run.executor=local", "run.workers=1", "run.max_bad_fraction=1"]))
+    with shards_run_here():
+        run_job(JobSpec.load(spec, ["run.max_bad_fraction=1"]))
     features = open_features(corpus / "out")
     at = {row_id: features.index_of(row_id) for row_id in features.table["row_id"].to_pylist()}
     facts = {row_id: features.provenance(position) for row_id, position in at.items()}

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from accelerate.utils import send_to_device
-from lightning.fabric.utilities import move_data_to_device
 
-from earmill import FeatureLoader, collate, collate_jagged, collate_packed, open_features
+from earmill import open_features
 from tests.pipeline.framework_runs import SEED
 from tests.pipeline.reader_data import ids, write_set
+from tests.short import only, spread
 
 # Not a multiple of 2 x 4: one row is left for two ranks with batches of 4.
 N_ROWS = 25
 EPOCHS = 2
 Seen = list[list[int]]
+DEALT = {"dispatch_batches": False}
+ROWS: dict[str, Any] = {"kind": "rows", "dispatch": False, "workers": 1}
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +159,14 @@ def test_torchrun_with_a_stateful_loader(run: Runs, tmp_path: Path, workers: int
         assert after[1] == share(run.place, rank, 2, 1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", only([2], [1, 2]))
 def test_accelerate_leaves_a_loader_as_it_is(run: Runs, ranks: int) -> None:
     check_shares(run.place, run("accelerate", ranks=ranks, kind="FeatureLoader"))
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"kind": "map"}, {"kind": "rows", "dispatch": False, "workers": 1}],
+    only([ROWS], [{"kind": "map"}, ROWS]),
     ids=["map-style", "rows"],
 )
 def test_accelerate_deals_out_a_prepared_loader(run: Runs, options: dict[str, Any]) -> None:
@@ -209,11 +209,9 @@ def test_accelerate_resumes_a_loader(run: Runs, tmp_path: Path) -> None:
         assert len(before[0]) == 8 and before[0] + after[0] == share(run.place, rank, 2, 0)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    "options",
-    [{"kind": "FeatureLoader", "workers": 1}, {"kind": "batches"}],
-    ids=["loader", "bare"],
+    ("ranks", "options"),
+    spread(2, [2, 1], [{"kind": "FeatureLoader", "workers": 1}, {"kind": "batches"}]),
 )
 def test_lightning(run: Runs, ranks: int, options: dict[str, Any]) -> None:
     check_shares(run.place, run("lightning", ranks=ranks, devices=ranks, **options))
@@ -245,7 +243,11 @@ def test_lightning_resumes_inside_of_an_epoch(run: Runs, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("ranks", "options", "repeated"),
-    [(1, {}, 0), (2, {}, 1), (2, {"accelerator_config": {"dispatch_batches": False}}, 7)],
+    [
+        pytest.param(1, {}, 0, marks=pytest.mark.long),
+        (2, {}, 1),
+        pytest.param(2, {"accelerator_config": DEALT}, 7, marks=pytest.mark.long),
+    ],
     ids=["one", "two", "two that read for themselves"],
 )
 def test_transformers(
@@ -262,20 +264,7 @@ def test_transformers_resumes_inside_of_an_epoch(run: Runs, tmp_path: Path) -> N
     assert resumed == [[], whole[1][12:]]
 
 
-@pytest.mark.parametrize("collate_fn", [collate, collate_packed, collate_jagged])
-def test_frameworks_move_batches(place: Path, collate_fn: Any) -> None:
+@pytest.mark.parametrize("collate", ["collate", "collate_packed", "collate_jagged"])
+def test_frameworks_move_batches(run: Runs, collate: str) -> None:
     """To a device by the functions that they call on batches, and nothing gets lost."""
-    stream = open_features(place).iterable(batch_size=4, label="label", collate_fn=collate_fn)
-    batch = next(iter(FeatureLoader(stream)))
-    for move in (send_to_device, move_data_to_device):
-        moved = move(batch, torch.device("meta"))
-        assert type(moved) is type(batch) and moved.row_ids == batch.row_ids
-        assert moved.extra["text"] == batch.extra["text"]
-        assert batch.label.device.type == "cpu"
-        tensors = [moved.indices, moved.seconds, moved.label, moved.extra["label"]]
-        for value in moved.features.values():
-            tensors += [value] if isinstance(value, torch.Tensor) else [value.values]
-        assert {tensor.device.type for tensor in tensors} == {"meta"}
-    for move in (send_to_device, move_data_to_device):
-        same = move(batch, torch.device("cpu"))
-        assert torch.equal(same.indices, batch.indices)
+    assert run("moves", collate=collate) == [[]]
