@@ -17,7 +17,7 @@ import soundfile
 from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
 from earmill.pipeline.audio.channels import AudioBlock
-from earmill.pipeline.audio.decode import Limits, open_blocks
+from earmill.pipeline.audio.decode import BlockReader, Limits
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import AudioResampler
 
@@ -49,7 +49,7 @@ def encoded(rate_hz: int, container: str, subtype: str, seconds: float = CLIP_S)
 
 def decode(data: bytes) -> tuple[AudioBlock, float]:
     """Return the samples of a file, and their rate."""
-    with open_blocks(io.BytesIO(data), uri="clip") as reader:
+    with BlockReader(io.BytesIO(data), uri="clip") as reader:
         return np.concatenate(list(reader), axis=1), reader.rate_hz
 
 

@@ -103,7 +103,7 @@ class Player:
 
     def _of(self, stream: BinaryIO, item: Item, channel: int, facts: Mapping[str, Any]) -> Sound:
         from earmill.pipeline.audio.channels import clips_of_channels
-        from earmill.pipeline.audio.decode import open_blocks
+        from earmill.pipeline.audio.decode import BlockReader
         from earmill.pipeline.audio.decoder_pool import DecoderPool
 
         expected = facts.get("bytes_sha256")
@@ -111,7 +111,7 @@ class Player:
             return Sound(why="its file is another one now than the features were made of")
         policy = self._spec.audio.channels
         children = DecoderPool()
-        opened = children.open if facts.get("container") in NOISY else open_blocks
+        opened = children.open if facts.get("container") in NOISY else BlockReader
         with (
             closing(children),
             opened(

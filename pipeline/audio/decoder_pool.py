@@ -72,7 +72,7 @@ class DecoderPool:
         limits: Limits,
         margins_s: tuple[int, int] = (0, 0),
     ) -> ChildReader:
-        """Open the blocks of a stream in a child, see `audio.decode.open_blocks`."""
+        """Open the blocks of a stream in a child, see `BlockReader`."""
         nbytes = stream.seek(0, io.SEEK_END)
         if not nbytes:
             raise EmptyFileError(f"{uri}: expected audio, got an empty file")

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from earmill.pipeline.audio.decode import Limits, open_blocks
+from earmill.pipeline.audio.decode import BlockReader, Limits
 from earmill.pipeline.common.errors import RowError
 
 LENGTHS = struct.Struct("<II")
@@ -113,7 +113,7 @@ def serve(peer: socket.socket) -> None:
 
 def _decode(peer: socket.socket, request: dict[str, Any], stream: Any) -> None:
     _allow_cpu(request["cpu_s"])
-    with open_blocks(
+    with BlockReader(
         stream,
         uri=request["uri"],
         start_s=request["start_s"],

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
-from earmill.pipeline.audio.decode import AudioFacts, Blocks, open_blocks
+from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Blocks
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import AudioResampler, ResampleStream
 from earmill.pipeline.audio.time_span import resampled_length
@@ -206,7 +206,7 @@ class Preparer:
         self.channels, self.resampler = audio.channels, audio.resampler
         self.calibration = Calibration.from_dict(audio.calibration.to_dict())
         self._limits, self._on_device = audio.limits(), on_device
-        self._open: Callable[..., Blocks] = open_blocks if children is None else children.open
+        self._open: Callable[..., Blocks] = BlockReader if children is None else children.open
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode a row: return its clips, one a channel, or a long clip that is not read yet.

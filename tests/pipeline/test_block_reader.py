@@ -55,7 +55,8 @@ def opened(
     return BlockReader(
         io.BytesIO(data),
         uri="clip",
-        span=span,
+        start_s=span[0],
+        end_s=span[1],
         channels=channels,
         limits=limits or Limits(),
         block_frames=block_frames,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.channels import MIXED, channel_ids, mix
-from earmill.pipeline.audio.decode import Limits, open_blocks
+from earmill.pipeline.audio.decode import BlockReader, Limits
 from earmill.pipeline.audio.time_span import seconds_to_frames
 from earmill.pipeline.common.errors import (
     ChannelIndexError,
@@ -96,7 +96,7 @@ def test_blocks_equal_the_whole(
     data = clip(kind, seconds=1.3, channels=2, seed=3)
     options = {"uri": "clip", "start_s": span[0], "end_s": span[1], "channels": "each"}
     whole = decode(io.BytesIO(data), **options)  # type: ignore[arg-type]
-    with open_blocks(io.BytesIO(data), block_frames=block, **options) as reader:  # type: ignore[arg-type]
+    with BlockReader(io.BytesIO(data), block_frames=block, **options) as reader:  # type: ignore[arg-type]
         blocks = list(reader)
         assert reader.facts == whole.facts
     assert max(part.shape[1] for part in blocks) <= block
@@ -301,7 +301,7 @@ def test_blocks_of_a_long_file_hold_constant_memory(long_wav: Path) -> None:
     import tracemalloc
 
     tracemalloc.start()
-    with long_wav.open("rb") as stream, open_blocks(stream, uri="long") as reader:
+    with long_wav.open("rb") as stream, BlockReader(stream, uri="long") as reader:
         frames = sum(block.shape[1] for block in reader)
         seconds = reader.facts.seconds
     _, peak = tracemalloc.get_traced_memory()
@@ -312,7 +312,7 @@ def test_blocks_of_a_long_file_hold_constant_memory(long_wav: Path) -> None:
 
 
 def test_facts_are_refused_before_the_end() -> None:
-    with open_blocks(io.BytesIO(clip("wav")), uri="clip") as reader:
+    with BlockReader(io.BytesIO(clip("wav")), uri="clip") as reader:
         next(iter(reader))
         with pytest.raises(ValueError, match="after the last block"):
             _ = reader.facts

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from earmill.pipeline.audio import decoder_pool, decoder_process
-from earmill.pipeline.audio.decode import Limits, open_blocks
+from earmill.pipeline.audio.decode import BlockReader, Limits
 from earmill.pipeline.audio.decoder_pool import ChildReader, DecoderPool, _Child
 from earmill.pipeline.common.errors import DecoderCrashError, RowError, SourceOutage
 from earmill.pipeline.common.monitoring import DECODE, CpuSeconds, doing
@@ -79,7 +79,7 @@ def test_samples_and_facts_are_those_of_decoding_here(
     (tmp_path / "x").write_bytes(data)
     for span in ((None, None), (0.5, 3.1)):
         for stream in (io.BytesIO(data), (tmp_path / "x").open("rb")):
-            with open_blocks(
+            with BlockReader(
                 io.BytesIO(data), uri="x", start_s=span[0], end_s=span[1], channels="each"
             ) as here:
                 wanted = list(here)
@@ -116,7 +116,7 @@ def test_what_a_child_spends_is_counted_as_decoding(planted: None) -> None:
 def test_errors_are_those_of_decoding_here(
     data: bytes, changes: dict[str, Any], warm: DecoderPool
 ) -> None:
-    with pytest.raises(RowError) as here, open_blocks(io.BytesIO(data), uri="x", **changes) as one:
+    with pytest.raises(RowError) as here, BlockReader(io.BytesIO(data), uri="x", **changes) as one:
         list(one)
     with (
         pytest.raises(RowError) as there,

@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from earmill.pipeline.audio.decode import open_blocks
+from earmill.pipeline.audio.decode import BlockReader
 from earmill.pipeline.audio.decoders import as_float
 from earmill.pipeline.common.errors import (
     NotAudioError,
@@ -88,7 +88,7 @@ def test_blocks_equal_the_whole(kind: str, span: tuple[float | None, float | Non
     options = {"uri": "clip", "start_s": span[0], "end_s": span[1], "channels": "each"}
     whole = decode(io.BytesIO(data), **options)  # type: ignore[arg-type]
     for block in (777, 20000):
-        with open_blocks(io.BytesIO(data), block_frames=block, **options) as reader:  # type: ignore[arg-type]
+        with BlockReader(io.BytesIO(data), block_frames=block, **options) as reader:  # type: ignore[arg-type]
             blocks = list(reader)
             assert reader.facts == whole.facts
         assert max(part.shape[1] for part in blocks) <= block
@@ -211,7 +211,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "long.mka"
     path.write_bytes(encode_av(np.tile(speech_like(5.0, 16000), (24, 1)), "mka"))
     tracemalloc.start()
-    with path.open("rb") as stream, open_blocks(stream, uri="long") as reader:
+    with path.open("rb") as stream, BlockReader(stream, uri="long") as reader:
         frames = sum(block.shape[1] for block in reader)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -10,7 +10,7 @@ import pytest
 
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo
-from earmill.pipeline.audio.decode import open_blocks
+from earmill.pipeline.audio.decode import BlockReader
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.common.errors import (
     TooLongError,
@@ -32,7 +32,7 @@ def test_blocks_hold_the_margins_and_facts_do_not(
     whole = decode(io.BytesIO(data), uri="x")
     alone = decode(io.BytesIO(data), uri="x", start_s=span[0], end_s=span[1])
     options: dict[str, Any] = {"start_s": span[0], "end_s": span[1], "margins_s": margins}
-    with open_blocks(io.BytesIO(data), uri="x", block_frames=5000, **options) as reader:
+    with BlockReader(io.BytesIO(data), uri="x", block_frames=5000, **options) as reader:
         got = np.concatenate(list(reader), axis=1)
         assert reader.facts == alone.facts
     rate = whole.facts.rate_hz
@@ -47,7 +47,7 @@ def test_a_child_reads_the_same_margins() -> None:
     try:
         from earmill.pipeline.audio.decode import Limits
 
-        with open_blocks(io.BytesIO(data), **spec) as here:  # type: ignore[arg-type]
+        with BlockReader(io.BytesIO(data), **spec) as here:  # type: ignore[arg-type]
             wanted = np.concatenate(list(here), axis=1)
         with children.open(io.BytesIO(data), limits=Limits(), **spec) as there:  # type: ignore[arg-type]
             np.testing.assert_array_equal(np.concatenate(list(there), axis=1), wanted)
@@ -61,7 +61,7 @@ def test_a_file_that_is_cut_within_the_margin_is_found() -> None:
     cut = io.BytesIO(data[: int(len(data) * 0.66)])
     with (
         pytest.raises(TruncatedError),
-        open_blocks(cut, uri="x", start_s=3.0, end_s=5.0, margins_s=(2, 1)) as reader,
+        BlockReader(cut, uri="x", start_s=3.0, end_s=5.0, margins_s=(2, 1)) as reader,
     ):
         list(reader)
 
@@ -74,7 +74,7 @@ def test_the_longest_row_is_that_without_margins() -> None:
         options: dict[str, Any] = {"start_s": 3.0, "end_s": 5.0, "margins_s": (2, 1)}
         try:
             limits = Limits(max_seconds=most)
-            with open_blocks(io.BytesIO(data), uri="x", limits=limits, **options) as reader:
+            with BlockReader(io.BytesIO(data), uri="x", limits=limits, **options) as reader:
                 assert sum(block.shape[1] for block in reader) == 5 * 22050 and fits
         except TooLongError:
             assert not fits

@@ -8,7 +8,7 @@ from typing import BinaryIO
 import numpy as np
 
 from earmill.pipeline.audio.channels import AudioBlock, Channels
-from earmill.pipeline.audio.decode import AudioFacts, Limits, open_blocks
+from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Limits
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def decode(
     Raises:
         RowError: The stream cannot be decoded; the subclass names the reason.
     """
-    with open_blocks(
+    with BlockReader(
         stream, uri=uri, start_s=start_s, end_s=end_s, channels=channels, limits=limits
     ) as reader:
         waveform = np.concatenate(list(reader), axis=1)
