@@ -91,12 +91,10 @@ class DecoderPool:
         return ChildReader(self, self._idle_child(), stream, request)
 
     def give_back(self, child: _Child) -> None:
-        """Keep a child that has finished its file."""
         with self._lock:
             self._idle.append(child)
 
     def close(self) -> None:
-        """End the idle children."""
         with self._lock:
             idle, self._idle = self._idle, []
         for child in idle:
@@ -184,20 +182,17 @@ class ChildReader(Blocks):
     ) -> None:
         self._children, self._stream, self._request = children, stream, request
         self._child: _Child | None = child
-        self.rate_hz, self.channel_ids = 0, tuple[int, ...]()
         try:
             child.ask(request, stream)
-            self._opened(self._answer()[0])
+            message, _ = self._answer()
+            rate_hz, ids = message.get("rate_hz"), message.get("channel_ids")
+            numbers: list[Any] = [rate_hz, *ids] if isinstance(ids, list) and ids else [None]
+            if not all(type(each) is int for each in numbers) or numbers[0] <= 0:
+                raise self._nonsense("a rate or channels that are none")
+            self.rate_hz, self.channel_ids = numbers[0], tuple(numbers[1:])
         except BaseException:
             self.close()
             raise
-
-    def _opened(self, message: Mapping[str, Any]) -> None:
-        rate_hz, ids = message.get("rate_hz"), message.get("channel_ids")
-        numbers = [rate_hz, *ids] if isinstance(ids, list) and ids else [None]
-        if not all(type(each) is int for each in numbers) or rate_hz <= 0:  # type: ignore[operator]
-            raise self._nonsense("a rate or channels that are none")
-        self.rate_hz, self.channel_ids = int(rate_hz), tuple(ids)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End the child if it is in the middle of a file."""
@@ -209,22 +204,18 @@ class ChildReader(Blocks):
         while True:
             message, payload = self._answer()
             if "facts" in message:
-                self._finish(message["facts"])
+                try:
+                    self._facts = AudioFacts(**message["facts"])
+                except TypeError as error:
+                    raise self._nonsense("facts that are none") from error
+                self._give_back()
                 return
             rows = len(self.channel_ids)
             if message.get("rows") != rows or len(payload) % (4 * rows) or not payload:
                 raise self._nonsense("a block of another shape")
             yield np.frombuffer(payload, "<f4").reshape(rows, -1).astype(np.float32, copy=False)
 
-    def _finish(self, facts: Any) -> None:
-        try:
-            self._facts = AudioFacts(**facts)
-        except TypeError as error:
-            raise self._nonsense("facts that are none") from error
-        self._give_back()
-
     def _give_back(self) -> None:
-        """Return the child to the pool."""
         child, self._child = self._child, None
         if child is not None:
             self._children.give_back(child)
@@ -260,7 +251,6 @@ class ChildReader(Blocks):
         return reported
 
     def _died(self) -> Exception:
-        """Return the error for a child that died."""
         child, self._child = self._child, None
         code = 0 if child is None else child.end()
         if code == -signal.SIGXCPU:

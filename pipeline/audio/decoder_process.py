@@ -40,7 +40,6 @@ class MessageError(Exception):
 
 
 def send(peer: socket.socket, message: dict[str, Any], payload: Any = b"") -> None:
-    """Send one frame."""
     text = json.dumps(message).encode()
     view = memoryview(payload).cast("B")
     peer.sendall(LENGTHS.pack(len(text), len(view)) + text)
@@ -49,12 +48,7 @@ def send(peer: socket.socket, message: dict[str, Any], payload: Any = b"") -> No
 
 
 def receive(peer: socket.socket) -> tuple[dict[str, Any], bytearray]:
-    """Return the next frame.
-
-    Raises:
-        MessageError: The other side is gone, or the frame is invalid.
-        TimeoutError: Nothing came within the socket's timeout.
-    """
+    """Return the next frame; TimeoutError if nothing came within the socket's timeout."""
     text_bytes, payload_bytes = LENGTHS.unpack(_exactly(peer, LENGTHS.size))
     if text_bytes > MOST_JSON_BYTES or payload_bytes > MOST_PAYLOAD_BYTES:
         raise MessageError(f"a frame of {text_bytes} and {payload_bytes} bytes")

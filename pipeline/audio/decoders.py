@@ -44,10 +44,8 @@ if TYPE_CHECKING:
 class DecoderError(Exception):
     """A library cannot open the bytes, or fails while decoding.
 
-    Args:
-        reason: The library's own words.
-        not_audio: The library does not know the bytes.
-        unsupported: The container is known, but the codec in it is not.
+    `not_audio`: the library does not know the bytes. `unsupported`: the container is known, but the
+    codec in it is not.
     """
 
     def __init__(self, reason: str, *, not_audio: bool = False, unsupported: bool = False) -> None:
@@ -61,11 +59,7 @@ HEADER_READS = 200_000
 
 
 class DecoderInput:
-    """A stream as decoding libraries read it: without a name, with bounds, keeping errors.
-
-    Args:
-        stream: Seekable bytes.
-    """
+    """A stream as decoding libraries read it: without a name, with bounds, keeping errors."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -75,7 +69,7 @@ class DecoderInput:
 
     @property
     def error(self) -> OSError | None:
-        """The first failure of the stream, or of a window on it."""
+        """Return the first failure of the stream, or of a window on it."""
         return self._failures[0] if self._failures else None
 
     def window(self, start: int, stop: int | None, prefix: bytes = b"") -> DecoderInput:
@@ -125,26 +119,17 @@ UNKNOWN_FRAMES = 1 << 62
 class Decoder:
     """Base class of open files.
 
-    Attributes:
-        format: Name of the container.
-        subtype: Name of the codec.
-        samplerate: Sample rate in Hz.
-        channels: Number of channels.
-        frames: Frames that the file declares; `UNKNOWN_FRAMES` if it does not declare them.
-        least_frames: A file that delivers fewer frames than these is cut.
-        exact_seek: `seek` lands on the exact sample.
-        name: Name of the library.
-        version: Version of the library.
+    `frames` are declared; a file that delivers fewer frames than `least_frames` is cut.
     """
 
-    format: str
-    subtype: str
+    format: str  # name of the container
+    subtype: str  # name of the codec
     samplerate: int
     channels: int
     frames = UNKNOWN_FRAMES
     least_frames = 0
-    exact_seek = False
-    name: str
+    exact_seek = False  # `seek` lands on the exact sample
+    name: str  # of the library
     version: str
 
     def seek(self, frame: int) -> int:
@@ -164,15 +149,7 @@ class Decoder:
 
 
 def open_decoder(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decoder:
-    """Open a stream with the library for it.
-
-    Args:
-        source: The stream.
-        probe: The findings about it.
-        whole: The whole stream will be read.
-    Raises:
-        DecoderError: No library can decode it.
-    """
+    """Open a stream with the library for it; `whole`: the whole stream will be read."""
     if probe.parts:
         return JoinedFile([partial(_opened, source, part) for part in probe.parts])
     return _opened(source, probe, whole=whole)
@@ -212,13 +189,7 @@ SUBTYPES = {8: "PCM_S8", 16: "PCM_16", 24: "PCM_24"}
 
 
 class WholeFlac(Decoder):
-    """A FLAC that dr_flac has decoded.
-
-    Args:
-        info: Header of the file.
-        samples: (frames, channels), int16 or float32.
-        version: Version of miniaudio.
-    """
+    """A FLAC that dr_flac has decoded to (frames, channels), int16 or float32."""
 
     name = "dr_flac"
     format = "FLAC"
@@ -249,10 +220,7 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
 
     dr_flac leaves out frames whose checksum is wrong, and goes on. So its samples count only if
     there are as many as the header declares, and no more follow. In all other cases libsndfile
-    decodes the file and reports its faults.
-
-    Returns:
-        The samples; None where libsndfile has to decode the file.
+    decodes the file and reports its faults; the result is None.
     """
     try:
         import miniaudio
@@ -267,38 +235,26 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
         return None
     source.seek(0)
     data = source.read()
-    begin = _first_frame(data)
-    if begin is None or any(data.find(mark, begin) >= 0 for mark in FLAC_BEGINS):
+    # dr_flac would search for the next frame, and so skip a damaged first one.
+    at, is_last = 4, False
+    while not is_last and at < len(data):
+        is_last = bool(data[at] & 0x80)
+        at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
+    if not FRAME_SYNC.match(data, at) or any(data.find(mark, at) >= 0 for mark in FLAC_BEGINS):
         return None
     # The header declares one frame more to dr_flac, which then also reads frames that follow.
     count = int.from_bytes(data[FLAC_COUNT], "big") + 1
     data = data[: FLAC_COUNT.start] + count.to_bytes(8, "big") + data[FLAC_COUNT.stop :]
-    read, dtype = (
-        (miniaudio.flac_read_s16, np.int16)
-        if info.bits <= 16
-        else (miniaudio.flac_read_f32, np.float32)
-    )
+    is_short = info.bits <= 16
     try:
-        decoded = read(data)
+        decoded = (miniaudio.flac_read_s16 if is_short else miniaudio.flac_read_f32)(data)
     except miniaudio.DecodeError:
         return None
     facts = decoded.nchannels, decoded.sample_rate, decoded.num_frames
     if facts != (info.channels, info.rate_hz, info.frames):
         return None
-    samples = np.frombuffer(decoded.samples, dtype).reshape(info.frames, info.channels)
-    return WholeFlac(info, samples, miniaudio.__version__)
-
-
-def _first_frame(data: bytes) -> int | None:
-    """Return where the header's blocks end; None if no frame begins there.
-
-    dr_flac would search for the next frame, and so skip a damaged first one.
-    """
-    at, last = 4, False
-    while not last and at < len(data):
-        last = bool(data[at] & 0x80)
-        at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
-    return at if FRAME_SYNC.match(data, at) else None
+    samples = np.frombuffer(decoded.samples, np.int16 if is_short else np.float32)
+    return WholeFlac(info, samples.reshape(-1, info.channels), miniaudio.__version__)
 
 
 # Containers that hold audio in practice. libsndfile also opens MATLAB files and sampler patches,
@@ -367,7 +323,7 @@ class SndFile(Decoder):
         return block
 
     def goes_on(self) -> str | None:
-        """Return what follows the samples that a FLAC or MP3 counts; libsndfile stops there."""
+        # libsndfile stops behind the samples that a FLAC or MP3 counts.
         stream, position = cast(BinaryIO, self._source), self._source.tell()
         nbytes = self._source.seek(0, io.SEEK_END)
         if self._file.format == "FLAC":
@@ -476,7 +432,10 @@ class AvFile(Decoder):
         codec.options = options
         is_ogg = probe.kind == "ogg" and codec.name in ("opus", "vorbis")
         self._order = OGG_ORDER.get(self.channels) if is_ogg else None
-        self._codec = self._reference_decoder(codec) if probe.kind == "amr" else codec
+        self._codec = codec
+        if probe.kind == "amr":
+            self._codec = self._av.CodecContext.create(AMR_DECODERS[codec.name], "r")
+            self._codec.sample_rate, self._codec.layout = codec.sample_rate, codec.layout
         self.seconds = 0.0 if probe.kind in GUESSED else self._duration(track)
         least_s = self.seconds - DURATION_SLACK_S if probe.kind in TIMED else 0.0
         self.least_frames = math.floor(least_s * self.samplerate)
@@ -485,11 +444,6 @@ class AvFile(Decoder):
         self._rare_codec, self._has_begun = probe.codec, False
         self._pieces: list[AudioBlock] = []
         self._ready = 0
-
-    def _reference_decoder(self, codec: Any) -> Any:
-        decoder = self._av.CodecContext.create(AMR_DECODERS[codec.name], "r")
-        decoder.sample_rate, decoder.layout = codec.sample_rate, codec.layout
-        return decoder
 
     def _duration(self, track: Any) -> float:
         """Return the track's seconds by the container; 0 where it guesses or does not say."""
@@ -529,7 +483,13 @@ class AvFile(Decoder):
                 raise DecoderError("rate or channels change within the file")
             for whole in self._readable(frame):
                 samples = as_float(whole)
-                yield self._trimmed(samples if self._order is None else samples[:, self._order])
+                samples = samples if self._order is None else samples[:, self._order]
+                # Leave out the container's delay and padding.
+                skipped = min(self._to_skip, len(samples))
+                self._to_skip -= skipped
+                samples = samples[skipped : skipped + self._left]
+                self._left -= len(samples)
+                yield samples
 
     def _readable(self, frame: av.AudioFrame) -> list[av.AudioFrame]:
         """Return the samples in frames that PyAV reads: it crashes at an eighth plane."""
@@ -539,24 +499,12 @@ class AvFile(Decoder):
             self._interleave = self._av.AudioResampler(frame.format.name.removesuffix("p"))
         return self._interleave.resample(frame)
 
-    def _trimmed(self, piece: AudioBlock) -> AudioBlock:
-        """Return the piece without the container's delay and padding."""
-        skipped = min(self._to_skip, len(piece))
-        self._to_skip -= skipped
-        piece = piece[skipped : skipped + self._left]
-        self._left -= len(piece)
-        return piece
-
     def close(self) -> None:
         self._container.close()
 
 
 class JoinedFile(Decoder):
-    """Complete streams in a row: the links of a chained Ogg, or files that were joined.
-
-    Args:
-        openers: Functions that open one stream each.
-    """
+    """Complete streams in a row: the links of a chained Ogg, or files that were joined."""
 
     def __init__(self, openers: list[Callable[[], Decoder]]) -> None:
         self._openers = openers[1:]

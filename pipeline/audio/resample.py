@@ -39,16 +39,7 @@ CHUNK_SAMPLES = 1 << 14
 
 
 class AudioResampler:
-    """Conversion from one rate to another.
-
-    Args:
-        from_hz: Input rate in Hz, above 0.
-        to_hz: Output rate in Hz, above 0.
-        quality: One of RESAMPLERS.
-
-    Shape:
-        - Input: (n,) float32
-        - Output: (resampled_length(n, from_hz, to_hz),) float32
+    """Conversion from one rate to another, of (n,) to (resampled_length(n, from_hz, to_hz),).
 
     Invariants: sample k of the output is at time k / to_hz; chunked equals whole exactly.
 
@@ -71,12 +62,7 @@ class AudioResampler:
         return self.from_hz == self.to_hz
 
     def process(self, x: Waveform, into: Waveform | None = None) -> Waveform:
-        """Resample a whole clip.
-
-        Args:
-            x: The clip.
-            into: Array for the output; None for a new array.
-        """
+        """Resample a whole clip; `into` is the array for the output, None for a new array."""
         if self.is_identity and into is None:
             return _checked(x)
         if into is None:
@@ -106,10 +92,7 @@ class AudioResampler:
 class ResampleStream:
     """One clip that is resampled in chunks.
 
-    Args:
-        resampler: Rates and quality.
-
-    Invariants: the chunks returned by every `push` and the final `finish` concatenate to
+    Invariant: the chunks returned by every `push` and the final `finish` concatenate to
     `resampler.process` of the concatenated input, bit for bit.
     """
 

@@ -52,25 +52,16 @@ SEGMENTS_A_CALL = {"cuda": 8}
 
 @dataclass(frozen=True, eq=False)
 class SincFilter:
-    """The filter of one pair of rates.
-
-    Args:
-        from_hz: Input rate in Hz.
-        to_hz: Output rate in Hz.
-        step_in: Samples of a frame at the input rate.
-        step_out: Samples of a frame at the output rate.
-        halo: Frames that a row needs on either side.
-        frames: Frames of a row without its halos.
-        kernel: The resampler on the CPU.
-    """
+    """The filter of one pair of rates."""
 
     from_hz: float
     to_hz: float
+    # Samples of a frame at the input rate, and at the output rate.
     step_in: int
     step_out: int
-    halo: int
-    frames: int
-    kernel: Resample
+    halo: int  # frames that a row needs on either side
+    frames: int  # of a row without its halos
+    kernel: Resample  # on the CPU
 
     @property
     def segment_in(self) -> int:
@@ -82,29 +73,22 @@ class SincFilter:
         """Input samples that a segment needs on either side."""
         return self.halo * self.step_in
 
-    def rows(self, segments: Tensor) -> Tensor:
-        """Cut (segment, margin + segment_in + margin) into (segment * ROWS, row) with halos."""
-        row = (self.frames + 2 * self.halo) * self.step_in
-        return segments.unfold(-1, row, self.frames * self.step_in).reshape(-1, row)
-
     def apply(self, segments: Tensor, kernel: Resample) -> Tensor:
         """Resample (segment, margin + segment_in + margin) to (segment, samples at `to_hz`)."""
-        rows = kernel(self.rows(segments))
-        inner = rows[:, self.halo * self.step_out : (self.halo + self.frames) * self.step_out]
+        width = (self.frames + 2 * self.halo) * self.step_in
+        # rows: (segment * ROWS, row with its halos)
+        rows = segments.unfold(-1, width, self.frames * self.step_in).reshape(-1, width)
+        outputs = kernel(rows)
+        inner = outputs[:, self.halo * self.step_out : (self.halo + self.frames) * self.step_out]
         return inner.reshape(len(segments), -1)
 
     def segments_of(self, n_samples: int) -> int:
-        """Return the number of segments for a number of samples."""
         return -(-n_samples // self.segment_in)
 
 
 @lru_cache(maxsize=32)
 def sinc_filter(from_hz: float, to_hz: float) -> SincFilter:
-    """Return the filter of a pair of rates.
-
-    Raises:
-        ResampleRatioError: The filter would have too many coefficients.
-    """
+    """Return the filter; ResampleRatioError if it would have too many coefficients."""
     ratio = Fraction(to_hz) / Fraction(from_hz)
     step_in, step_out = ratio.denominator, ratio.numerator
     # In torchaudio a phase spans ZEROS periods of the lower rate to either side.
@@ -123,15 +107,9 @@ def sinc_filter(from_hz: float, to_hz: float) -> SincFilter:
         rolloff=ROLLOFF,
         beta=BETA,
     )
-    return SincFilter(
-        from_hz=from_hz,
-        to_hz=to_hz,
-        step_in=step_in,
-        step_out=step_out,
-        halo=-(-int(kernel.width) // step_in),
-        frames=max(1, SEGMENT_SAMPLES // ROWS // max(step_in, step_out)),
-        kernel=kernel,
-    )
+    halo = -(-int(kernel.width) // step_in)
+    frames = max(1, SEGMENT_SAMPLES // ROWS // max(step_in, step_out))
+    return SincFilter(from_hz, to_hz, step_in, step_out, halo, frames, kernel)
 
 
 class SincStream:
@@ -145,13 +123,11 @@ class SincStream:
         self._given = 0
 
     def push(self, x: Waveform) -> Waveform:
-        """Return the output that became ready, possibly none."""
         self._taken += len(x)
         self._held = np.concatenate([self._held, x])
         return self._advance(last=False)
 
     def finish(self) -> Waveform:
-        """Return the rest of the output."""
         return self._advance(last=True)
 
     def _advance(self, *, last: bool) -> Waveform:
@@ -172,11 +148,7 @@ class SincStream:
 
 
 class DeviceResampler:
-    """Resampling of whole clips on a device, with the values of `SincStream` on a CPU.
-
-    Args:
-        device: Device of the clips and of the results.
-    """
+    """Resampling of whole clips on a device, with the values of `SincStream` on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -184,14 +156,14 @@ class DeviceResampler:
         self._at_once = SEGMENTS_A_CALL.get(device.type, 1)
 
     def __call__(self, clips: Sequence[Tensor], from_hz: float, to_hz: float) -> list[Tensor]:
-        """Resample clips (ear, time) of one rate, each independent of the others.
-
-        Raises:
-            ResampleRatioError: See `sinc_filter`.
-        """
+        """Resample clips (ear, time) of one rate, each independent of the others."""
         if from_hz == to_hz:
             return list(clips)
-        sinc, kernel = sinc_filter(from_hz, to_hz), self._kernel(from_hz, to_hz)
+        sinc = sinc_filter(from_hz, to_hz)
+        if (from_hz, to_hz) not in self._kernels:
+            # The coefficients are computed on the CPU, so they are equal on every device.
+            self._kernels[from_hz, to_hz] = deepcopy(sinc.kernel).to(self.device)
+        kernel = self._kernels[from_hz, to_hz]
         ears = [ear for clip in clips for ear in clip]
         cut = torch.cat([self._segments(ear, sinc) for ear in ears])
         outputs = torch.cat([self._call(part, sinc, kernel) for part in cut.split(self._at_once)])
@@ -212,10 +184,3 @@ class DeviceResampler:
         """Call the filter with its one shape; silence fills up the last call."""
         silence = part.new_zeros(self._at_once - len(part), part.shape[1])
         return sinc.apply(torch.cat([part, silence]), kernel)[: len(part)]
-
-    def _kernel(self, from_hz: float, to_hz: float) -> Resample:
-        """Return the coefficients on the device; they are computed on the CPU, so always equal."""
-        if (from_hz, to_hz) not in self._kernels:
-            kernel = deepcopy(sinc_filter(from_hz, to_hz).kernel)
-            self._kernels[from_hz, to_hz] = kernel.to(self.device)
-        return self._kernels[from_hz, to_hz]

@@ -35,21 +35,22 @@ def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
 
 
 def frame_span(
-    span: TimeSpan, rate_hz: float, declared: int | None, tolerance_s: float = END_SLACK_S
+    span: TimeSpan, rate_hz: float, declared: int | None, tolerance_s: float
 ) -> tuple[int, int | None]:
-    """Return the first frame of a span, and the frame behind its last.
+    """Return the first frame of a span, and the frame behind its last; None for an open end.
 
     Args:
         span: Start and end in seconds; None is the beginning or the end of the file.
         rate_hz: Sample rate of the file.
         declared: Frames of the file; None if its header does not declare them.
         tolerance_s: Seconds by which the span may end behind the file.
-    Raises:
-        SpanError: The span does not lie in the file.
     """
     if span == (None, None):
         return 0, declared
-    _check_order(span)
+    if not all(math.isfinite(value) and value >= 0 for value in span if value is not None):
+        raise _error(span, "expected finite seconds from 0 on")
+    if span[1] is not None and span[1] <= (span[0] or 0.0):
+        raise _error(span, "expected the end after the start")
     start = seconds_to_frames(span[0] or 0.0, rate_hz)
     stop = None if span[1] is None else seconds_to_frames(span[1], rate_hz)
     if declared is None:
@@ -63,9 +64,7 @@ def frame_span(
     return start, stop
 
 
-def ends_before(
-    span: TimeSpan, frames: int, rate_hz: float, tolerance_s: float = END_SLACK_S
-) -> SpanError:
+def ends_before(span: TimeSpan, frames: int, rate_hz: float, tolerance_s: float) -> SpanError:
     """Return the error for a file that is shorter than the span."""
     end_s = frames / rate_hz
     if span[1] is None or (span[0] or 0.0) >= end_s:
@@ -75,14 +74,6 @@ def ends_before(
         f"the file ends at {end_s:.3f} s, {span[1] - end_s:.3f} s before the span; "
         f"audio.span_tolerance_s, {tolerance_s:g} here, takes spans that end so much behind",
     )
-
-
-def _check_order(span: TimeSpan) -> None:
-    start_s, end_s = span
-    if not all(math.isfinite(value) and value >= 0 for value in span if value is not None):
-        raise _error(span, "expected finite seconds from 0 on")
-    if end_s is not None and end_s <= (start_s or 0.0):
-        raise _error(span, "expected the end after the start")
 
 
 def _error(span: TimeSpan, why: str) -> SpanError:
