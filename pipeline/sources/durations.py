@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from earmill.pipeline.audio.containers import probe_header
+from earmill.pipeline.audio.containers import probe
 from earmill.pipeline.audio.decoders import (
     GUESSED,
     UNKNOWN_FRAMES,
@@ -69,19 +69,19 @@ def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) 
 
 def _declared_seconds(stream: BinaryIO, nbytes: int, *, behind: bool) -> float:
     """Return the duration by the header; 0 if it has none, or is known to be wrong."""
-    probe = probe_header(stream, nbytes, behind=behind)
-    if probe.damage is not None:
+    found = probe(stream, nbytes, header_only=True, behind=behind)
+    if found.damage is not None:
         return 0.0
     source = DecoderInput(stream)
-    if probe.kind in GUESSED:
+    if found.kind in GUESSED:
         # libsndfile gives the duration of the header. It may decode at another rate.
-        file: Decoder = SndFile(source.window(probe.start, probe.stop), probe)
+        file: Decoder = SndFile(source.window(found.start, found.stop), found)
     else:
-        file = open_decoder(source, probe)
+        file = open_decoder(source, found)
     file.close()
     if isinstance(file, AvFile):
         return file.seconds
-    frames = file.frames if probe.declared_frames is None else probe.declared_frames
+    frames = file.frames if found.declared_frames is None else found.declared_frames
     return frames / file.samplerate if frames < UNKNOWN_FRAMES and file.samplerate > 0 else 0.0
 
 

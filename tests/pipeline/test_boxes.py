@@ -9,15 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from earmill.pipeline.audio.containers import Probe, probe, probe_header
-from earmill.pipeline.audio.containers.boxes import (
+from earmill.pipeline.audio.containers import Probe, probe
+from earmill.pipeline.audio.containers.compressed import (
+    ADTS,
     MP4_FIRST,
-    is_mp4,
     probe_asf,
     probe_matroska,
     probe_mp4,
 )
-from earmill.pipeline.audio.containers.frames import ADTS
 from earmill.pipeline.common.errors import RowError, TruncatedError, UnsupportedError
 from tests.pipeline.av_factory import AV_FORMATS, av_clip
 from tests.pipeline.mpeg_bytes import ID3V1, id3
@@ -144,9 +143,8 @@ class TestMp4:
     def test_which_first_boxes_make_an_mp4(self) -> None:
         for name in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot", b"styp"):
             assert name in MP4_FIRST
-            assert is_mp4(box(name))
-            assert probe_header(io.BytesIO(box(name, bytes(8))), 16).kind == "mp4"
-        assert not is_mp4(box(b"uuid"))
+            assert probe(io.BytesIO(box(name, bytes(8))), 16, header_only=True).kind == "mp4"
+        assert probe(io.BytesIO(box(b"uuid", bytes(8))), 16, header_only=True).kind == "other"
 
 
 class TestMatroska:

@@ -15,15 +15,18 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from earmill.pipeline.audio.containers.base import MAX_PARTS, Probe, open_window, read_at, skip_tags
-from earmill.pipeline.audio.containers.boxes import (
+from earmill.pipeline.audio.containers.compressed import (
+    ADTS,
+    AMR_MAGIC,
     ASF,
     EBML,
-    is_mp4,
+    MP4_FIRST,
+    probe_ac3,
+    probe_amr,
     probe_asf,
     probe_matroska,
     probe_mp4,
 )
-from earmill.pipeline.audio.containers.frames import ADTS, is_amr, probe_ac3, probe_amr
 from earmill.pipeline.audio.containers.lossless import (
     FLAC,
     TTA,
@@ -35,9 +38,8 @@ from earmill.pipeline.audio.containers.lossless import (
 from earmill.pipeline.audio.containers.mpeg import probe_mpeg
 from earmill.pipeline.audio.containers.ogg import OGG, probe_ogg
 from earmill.pipeline.audio.containers.pcm import (
+    RIFF_NAMES,
     W64_RIFF,
-    is_aiff,
-    is_riff,
     probe_aiff,
     probe_au,
     probe_caf,
@@ -46,7 +48,7 @@ from earmill.pipeline.audio.containers.pcm import (
     probe_w64,
 )
 
-__all__ = ["Probe", "probe", "probe_header"]
+__all__ = ["Probe", "probe"]
 
 HEAD_BYTES = 16
 
@@ -78,9 +80,9 @@ def _in_a_row(walk: Walk, stream: BinaryIO, nbytes: int) -> Probe:
 
 # Containers whose header states a size. It is compared with the bytes that are there.
 SIZED: tuple[tuple[Callable[[bytes], bool], Walk], ...] = (
-    (is_riff, probe_riff),
+    (lambda head: head[:4] in RIFF_NAMES and head[8:12] == b"WAVE", probe_riff),
     (lambda head: head == W64_RIFF, probe_w64),
-    (is_aiff, probe_aiff),
+    (lambda head: head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"), probe_aiff),
     (lambda head: head[:4] == b"caff", probe_caf),
     (lambda head: head[:4] in (b".snd", b"dns."), probe_au),
     (lambda head: head[:8] == b"NIST_1A\n", probe_nist),
@@ -91,57 +93,41 @@ WALKED: tuple[tuple[str, Callable[[bytes], bool], Walk], ...] = (
     ("tta", lambda head: head[:4] == TTA, probe_tta),
     ("asf", lambda head: head == ASF, partial(_in_a_row, probe_asf)),
     ("matroska", lambda head: head[:4] == EBML, partial(_in_a_row, probe_matroska)),
-    ("mp4", is_mp4, partial(_in_a_row, probe_mp4)),
+    ("mp4", lambda head: head[4:8] in MP4_FIRST, partial(_in_a_row, probe_mp4)),
     ("ogg", lambda head: head[:4] == OGG, probe_ogg),
     ("wavpack", lambda head: head[:4] == WAVPACK, probe_wavpack),
-    ("amr", is_amr, probe_amr),
+    ("amr", lambda head: head.startswith(tuple(AMR_MAGIC)), probe_amr),
 )
 
 
-def probe(stream: BinaryIO, nbytes: int) -> Probe:
-    """Read the container's whole bookkeeping; the stream position is lost."""
-    return _behind_tags(stream, nbytes, _probe)
-
-
-def probe_header(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
-    """Read the container's header, and nothing that needs a walk over the file.
+def probe(
+    stream: BinaryIO, nbytes: int, *, header_only: bool = False, behind: bool = True
+) -> Probe:
+    """Read the container's bookkeeping behind the tags in front; the stream position is lost.
 
     Args:
         stream: Seekable bytes.
         nbytes: Size of the file.
+        header_only: Read nothing that needs a walk over the file.
         behind: Look at the bytes behind the samples as well.
     """
-    return _behind_tags(stream, nbytes, partial(_probe_header, behind=behind))
-
-
-def _behind_tags(stream: BinaryIO, nbytes: int, walk: Callable[[BinaryIO, int], Probe]) -> Probe:
-    """Probe the bytes behind the tags in front; positions count from the start of the stream."""
     start = skip_tags(stream)
     if start >= nbytes:
         damage = f"tags of {start} bytes before the audio, in a file of {nbytes}" if start else None
         return Probe("other", damage=damage)
-    return _moved(walk(open_window(stream, start), nbytes - start), start)
+    found = _probe(open_window(stream, start), nbytes - start, header_only, behind)
+    return _moved(found, start)
 
 
-def _probe(stream: BinaryIO, nbytes: int) -> Probe:
+def _probe(stream: BinaryIO, nbytes: int, header_only: bool, behind: bool) -> Probe:
     head = read_at(stream, 0, HEAD_BYTES)
-    if (sized := _sized(stream, head, nbytes)) is not None:
-        return sized
-    for _, is_one, walk in WALKED:
-        if is_one(head):
-            return walk(stream, nbytes)
-    frames = ADTS.probe(stream, nbytes) or probe_ac3(stream, nbytes)
-    return frames or probe_mpeg(stream, nbytes) or Probe("other")
-
-
-def _probe_header(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
-    head = read_at(stream, 0, HEAD_BYTES)
-    kinds = (kind for kind, is_one, _ in WALKED if is_one(head))
-    return _sized(stream, head, nbytes, behind=behind) or Probe(next(kinds, "other"))
-
-
-def _sized(stream: BinaryIO, head: bytes, nbytes: int, *, behind: bool = True) -> Probe | None:
     for is_one, walk in SIZED:
         if is_one(head):
             return walk(stream, nbytes, behind=behind)
-    return None
+    for kind, is_one, walk in WALKED:
+        if is_one(head):
+            return Probe(kind) if header_only else walk(stream, nbytes)
+    if header_only:
+        return Probe("other")
+    frames = ADTS.probe(stream, nbytes) or probe_ac3(stream, nbytes)
+    return frames or probe_mpeg(stream, nbytes) or Probe("other")

@@ -26,78 +26,48 @@ FARTHEST = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class BareSamples:
-    """A form of uncompressed samples, which can be read without their header.
-
-    Args:
-        rate_hz: Sample rate.
-        channels: Channels.
-        subtype: libsndfile's name of the sample format.
-        order: Byte order.
-    """
+    """A form of uncompressed samples, which can be read without their header."""
 
     rate_hz: int
     channels: int
-    subtype: str
+    subtype: str  # libsndfile's name of the sample format
     order: ByteOrder
 
 
 @dataclass(frozen=True)
 class Trim:
-    """The part of a stream that is sound, as counted by the container.
+    """The part of a stream that is sound, as counted by the container."""
 
-    Args:
-        rate_hz: Sample rate of the counts.
-        skip: Frames of encoder delay before the sound.
-        frames: Frames of sound.
-    """
-
-    rate_hz: int
-    skip: int
+    rate_hz: int  # of the counts
+    skip: int  # frames of encoder delay before the sound
     frames: int
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The findings about one file.
+    """The findings about one file."""
 
-    Args:
-        kind: Name of the container, from the first bytes of the file.
-        damage: Description of the damage if the stream is known to be cut or broken.
-        shifts_time: The damage moves samples, so that no span of the file can be trusted.
-        declared_frames: Frames of the file, if the decoder reports another number or none.
-        rate_hz: Sample rate of the header, for files that libsndfile refuses to open.
-        slack_frames: Frames that the decoder may leave out although the file is whole.
-        header_size: `ignored` if the header's size of the samples cannot be right, `unknown` if the
-            header states that it does not know the size.
-        unterminated: The stream ends without its end mark.
-        prefix: Bytes to decode in front of the stream.
-        start: First byte to decode.
-        stop: Byte behind the last one to decode; None is the end of the file.
-        samples: Form of the samples if they have to be read without their header.
-        container: Name of the container, if the decoder would give another one.
-        by_ffmpeg: libsndfile cannot decode the file, or decodes it wrongly.
-        codec: Name of a codec that libsndfile may not know, for messages; FFmpeg then decodes it.
-        trim: The part of the decoded frames that is sound.
-        parts: Complete streams in a row, each with a `start` and a `stop` of its own.
-    """
-
-    kind: str
-    damage: str | None = None
-    shifts_time: bool = False
+    kind: str  # the container, from the first bytes of the file
+    damage: str | None = None  # in words, if the stream is known to be cut or broken
+    shifts_time: bool = False  # the damage moves samples, so no span of the file can be trusted
+    # Frames of the file, if the decoder reports another number or none.
     declared_frames: int | None = None
-    rate_hz: int | None = None
-    slack_frames: int = 0
+    rate_hz: int | None = None  # by the header, for files that libsndfile refuses to open
+    slack_frames: int = 0  # frames that the decoder may leave out although the file is whole
+    # `ignored` if the header's size of the samples cannot be right, `unknown` if the header states
+    # that it does not know the size.
     header_size: HeaderSize | None = None
-    unterminated: bool = False
-    prefix: bytes = b""
-    start: int = 0
-    stop: int | None = None
-    samples: BareSamples | None = None
-    container: str | None = None
-    by_ffmpeg: bool = False
+    unterminated: bool = False  # the stream ends without its end mark
+    prefix: bytes = b""  # to decode in front of the stream
+    start: int = 0  # first byte to decode
+    stop: int | None = None  # byte behind the last one to decode; None is the end of the file
+    samples: BareSamples | None = None  # form of samples that are read without their header
+    container: str | None = None  # its name, if the decoder would give another one
+    by_ffmpeg: bool = False  # libsndfile cannot decode the file, or decodes it wrongly
+    # Name of a codec that libsndfile may not know, for messages; FFmpeg then decodes it.
     codec: str | None = None
-    trim: Trim | None = None
-    parts: tuple[Probe, ...] = ()
+    trim: Trim | None = None  # the part of the decoded frames that is sound
+    parts: tuple[Probe, ...] = ()  # complete streams in a row, each with its start and stop
 
 
 def read_at(stream: BinaryIO, position: int, size: int) -> bytes:
@@ -189,17 +159,11 @@ MORE_AUDIO = frozenset(
 
 @dataclass(frozen=True)
 class ChunkFormat:
-    """Form of the chunks of a container.
-
-    Args:
-        header_bytes: Bytes in front of the payload.
-        parse: Returns name and payload size of a header.
-        align: Payloads are padded to a multiple of this many bytes.
-    """
+    """Form of the chunks of a container."""
 
     header_bytes: int
-    parse: Callable[[bytes], tuple[bytes, int]]
-    align: int = 2
+    parse: Callable[[bytes], tuple[bytes, int]]  # a header to name and size of the payload
+    align: int = 2  # payloads are padded to a multiple of this many bytes
 
 
 def chunks(
@@ -222,21 +186,11 @@ def chunks(
 
 
 def no_audio(
-    stream: BinaryIO,
-    position: int,
-    nbytes: int,
-    form: ChunkFormat | None = None,
-    *,
-    payload: int = 0,
+    stream: BinaryIO, position: int, nbytes: int, form: ChunkFormat | None = None, payload: int = 0
 ) -> bool:
     """Return True if the file holds no samples from `position` on: chunks, tags, padding.
 
-    Args:
-        stream: The file.
-        position: Byte behind the samples.
-        nbytes: Size of the file.
-        form: Form of its chunks; None if it has none.
-        payload: Size of the chunk that ends at `position`, which may be padded.
+    `payload` is the size of the chunk that ends at `position`, which may be padded.
     """
     end = audio_end(stream, nbytes)
     for _ in range(MAX_PARTS):
@@ -271,14 +225,7 @@ def _may_be_chunk(stream: BinaryIO, position: int, form: ChunkFormat | None) -> 
 def open_window(
     stream: BinaryIO, start: int = 0, stop: int | None = None, prefix: bytes = b""
 ) -> BinaryIO:
-    """Open `prefix` and the bytes of `stream` from `start` to `stop` as one seekable stream.
-
-    Args:
-        stream: Seekable bytes.
-        start: First byte.
-        stop: Byte behind the last; None is the end of the stream.
-        prefix: Bytes in front.
-    """
+    """Open `prefix` and the bytes of `stream` from `start` to `stop` as one seekable stream."""
     if not prefix and not start and stop is None:
         stream.seek(0)
         return stream
@@ -286,8 +233,6 @@ def open_window(
 
 
 class _Window(io.RawIOBase):
-    """See `open_window`."""
-
     def __init__(self, stream: BinaryIO, start: int, stop: int | None, prefix: bytes) -> None:
         self._stream, self._start, self._prefix = stream, start, prefix
         end = stream.seek(0, io.SEEK_END)

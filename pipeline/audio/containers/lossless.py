@@ -76,10 +76,7 @@ def probe_flac(stream: BinaryIO, nbytes: int) -> Probe:
 def flac_goes_on(stream: BinaryIO, start: int, nbytes: int) -> str | None:
     """Return what follows the samples that a FLAC's header counts, in words; None for nothing.
 
-    Args:
-        stream: The file.
-        start: Byte from which to search, in front of the end of the last counted frame.
-        nbytes: Size of the file.
+    The search begins at byte `start`, in front of the end of the last counted frame.
     """
     info = StreamInfo.of(read_at(stream, 0, FLAC_HEAD_BYTES))
     if info is None or not info.frames:

@@ -10,7 +10,6 @@ Mp3 info tag (delay and padding of the encoder).
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -23,11 +22,8 @@ BITRATES_MPEG1 = {
     3: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
 }
 LOW_RATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-BITRATES_MPEG2 = {
-    1: (0, 32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
-    2: LOW_RATES,
-    3: LOW_RATES,
-}
+LOW_RATES_LAYER_I = (0, 32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256)
+BITRATES_MPEG2 = {1: LOW_RATES_LAYER_I, 2: LOW_RATES, 3: LOW_RATES}
 # Hz by rate index; MPEG 2 halves and MPEG 2.5 quarters them.
 RATES_MPEG1 = (44100, 48000, 32000)
 VERSION_MPEG1, VERSION_MPEG2, VERSION_MPEG25 = 3, 2, 0
@@ -66,7 +62,8 @@ def probe_mpeg(stream: BinaryIO, nbytes: int) -> Probe | None:
         damage = f"expected {tag.nbytes} bytes of MPEG frames, got {present}" if cut else None
         slack = 0 if cut else SLACK_FRAMES
         return Probe("mpeg", damage=damage, slack_frames=slack)
-    if tag is not None or is_vbri(stream, first):
+    is_vbri = read_at(stream, first.position + VBRI_OFFSET, 4) == b"VBRI"
+    if tag is not None or is_vbri:
         # The tag of a concatenated file counts the first part only, and libsndfile does not know
         # Fraunhofer's tag. The tag frame has no sound, so leave it out.
         first = first_frame(stream, first.position + first.nbytes) or first
@@ -99,25 +96,15 @@ def _counted(
 
 @dataclass(frozen=True)
 class FrameHeader:
-    """One frame header.
+    """One frame header."""
 
-    Args:
-        position: Byte offset in the stream.
-        raw: The four header bytes.
-        nbytes: Whole frame, header included.
-        samples: Samples per channel in the frame.
-        side_bytes: Side information between header and data.
-        rate_hz: Sample rate.
-        layer: 1 to 3.
-    """
-
-    position: int
-    raw: bytes
-    nbytes: int
-    samples: int
-    side_bytes: int
+    position: int  # byte offset in the stream
+    raw: bytes  # the four header bytes
+    nbytes: int  # of the whole frame, header included
+    samples: int  # per channel
+    side_bytes: int  # side information between header and data
     rate_hz: int
-    layer: int
+    layer: int  # 1 to 3
 
     def same_kind(self, other: FrameHeader) -> bool:
         """Return True for equal MPEG version, layer and rate, which are fixed in a stream."""
@@ -126,17 +113,11 @@ class FrameHeader:
 
 @dataclass(frozen=True)
 class CountTag:
-    """A Xing or Info tag.
+    """A Xing or Info tag."""
 
-    Args:
-        frames: Number of frames behind the tag frame.
-        nbytes: Bytes of all frames; None if the tag has no such field.
-        encoder: Name, delay and padding of the encoder; empty if the tag has no such field.
-    """
-
-    frames: int
-    nbytes: int | None
-    encoder: bytes = b""
+    frames: int  # behind the tag frame
+    nbytes: int | None  # of all frames; None if the tag has no such field
+    encoder: bytes = b""  # its name, delay and padding; empty if the tag has no such field
 
     def is_of(self, stream: BinaryIO, first: FrameHeader, present_bytes: int) -> bool:
         """Return True if the tag fits this stream.
@@ -193,12 +174,8 @@ def parse_header(raw: bytes, position: int = 0) -> FrameHeader | None:
 def first_frame(stream: BinaryIO, start: int, *, chain: int = 2) -> FrameHeader | None:
     """Return the first header that headers of its kind follow; None if there is none.
 
-    A lone frame, or a frame whose successor is cut off, counts only at `start` itself.
-
-    Args:
-        stream: The file.
-        start: Byte to search from.
-        chain: Frames in a row that are needed; `LONG_CHAIN` for layers I and II.
+    A lone frame, or a frame whose successor is cut off, counts only at `start` itself. `chain` is
+    the number of frames in a row that are needed in layer III; other layers need `LONG_CHAIN`.
     """
     window = read_at(stream, start, SEARCH_BYTES)
     index = window.find(b"\xff")
@@ -243,11 +220,6 @@ def read_count_tag(stream: BinaryIO, first: FrameHeader) -> CountTag | None:
     return CountTag(counts[0], counts[1] or None, encoder if is_whole else b"")
 
 
-def is_vbri(stream: BinaryIO, first: FrameHeader) -> bool:
-    """Return True if the first frame holds Fraunhofer's tag instead of sound."""
-    return read_at(stream, first.position + VBRI_OFFSET, 4) == b"VBRI"
-
-
 def count_frames(stream: BinaryIO, first: FrameHeader, nbytes: int) -> tuple[int, str | None]:
     """Return the number of whole frames from `first` on, and a description of the damage."""
     end = audio_end(stream, nbytes)
@@ -267,10 +239,7 @@ def count_frames(stream: BinaryIO, first: FrameHeader, nbytes: int) -> tuple[int
 def mpeg_goes_on(stream: BinaryIO, position: int, nbytes: int) -> str | None:
     """Return what follows the frames that a tag counts, in words; None for nothing.
 
-    Args:
-        stream: The file.
-        position: Position of a decoder that has read the last counted frame.
-        nbytes: Size of the file.
+    `position` is the position of a decoder that has read the last counted frame.
     """
     # The decoder may have read the next header, or left frames of padding unread.
     starts = (skip_tags(stream, position), max(0, position - 4))
@@ -298,26 +267,12 @@ def _damage_at(stream: BinaryIO, first: FrameHeader, position: int) -> str | Non
 
 
 def count_tag_frame(first: FrameHeader, count: int, encoder: bytes = b"") -> bytes:
-    """Return a silent frame with an Info tag that counts `count` frames.
-
-    Args:
-        first: A frame of the stream; the result is of its kind.
-        count: Number of frames behind the result.
-        encoder: Encoder's part of the tag, see `CountTag`.
-    """
+    """Return a silent frame of the kind of `first` with an Info tag that counts `count` frames."""
     # The last bit of byte 1 is set: no CRC, which would move the tag by two bytes. No padding.
-    raw = bytes(
-        (
-            first.raw[0],
-            first.raw[1] | 1,
-            TAG_BITRATE_INDEX << 4 | (first.raw[2] & 0x0C),
-            first.raw[3],
-        )
-    )
+    sync, version, rates, mode = first.raw
+    raw = bytes((sync, version | 1, TAG_BITRATE_INDEX << 4 | rates & 0x0C, mode))
     header = parse_header(raw)
     if header is None:
         raise ValueError(f"no tag frame can be made for header {first.raw.hex()}")
     body = bytes(first.side_bytes) + b"Info" + (1).to_bytes(4, "big") + count.to_bytes(4, "big")
-    frame = io.BytesIO(bytes(header.nbytes))
-    frame.write(raw + body + encoder)
-    return frame.getvalue()
+    return (raw + body + encoder).ljust(header.nbytes, b"\0")

@@ -49,36 +49,23 @@ def probe_ogg(stream: BinaryIO, nbytes: int) -> Probe:
 
 @dataclass
 class _LogicalStream:
-    """Progress of one logical stream.
-
-    Args:
-        next_page: Number of the next page.
-        head: First packet.
-        is_ended: The end mark was seen.
-        begin: Granule position at which the sound begins; None while it is not known.
-    """
+    """Progress of one logical stream."""
 
     next_page: int
-    head: bytes
-    is_ended: bool = False
+    head: bytes  # the first packet
+    is_ended: bool = False  # the end mark was seen
+    # Granule position at which the sound begins; None while it is not known.
     begin: int | None = None
 
 
 @dataclass
 class _Link:
-    """Logical streams beside each other: a whole file, or one link of a chain.
-
-    Args:
-        start: First byte.
-        stop: Byte behind the last.
-        streams: Streams by their serial numbers.
-        has_data: A page was seen that does not open a stream.
-    """
+    """Logical streams beside each other: a whole file, or one link of a chain."""
 
     start: int
     stop: int = 0
-    streams: dict[int, _LogicalStream] = field(default_factory=dict)
-    has_data: bool = False
+    streams: dict[int, _LogicalStream] = field(default_factory=dict)  # by serial number
+    has_data: bool = False  # a page was seen that does not open a stream
 
     @property
     def is_ended(self) -> bool:
@@ -97,7 +84,6 @@ class _Link:
         return logical.head.startswith((VORBIS, OPUS)) and not logical.begin
 
     def probe(self, stream: BinaryIO) -> Probe:
-        """Return the findings about the link."""
         if not self.is_plain:
             return Probe("ogg", start=self.start, stop=self.stop, by_ffmpeg=True)
         first = _read_ogg_page(stream, self.start)
@@ -118,8 +104,10 @@ def _walk(stream: BinaryIO, nbytes: int) -> tuple[list[_Link], str | None]:
             if links and links[-1].is_ended and OGG not in rest:
                 return links, None  # a tag that some tool appended
             return links, f"no Ogg page at byte {position} of {nbytes}"
-        expected = _ogg_page_bytes(page)
-        if len(page) < OGG_HEADER_BYTES or len(page) < expected:
+        expected = OGG_HEADER_BYTES
+        if len(page) >= OGG_HEADER_BYTES:
+            expected += page[26] + sum(page[OGG_HEADER_BYTES : OGG_HEADER_BYTES + page[26]])
+        if len(page) < expected:
             return links, f"Ogg page at byte {position}: expected {expected} bytes, got {len(page)}"
         problem = _page_damage(page, position, links)
         if problem:
@@ -142,7 +130,7 @@ def _page_damage(page: bytes, position: int, links: list[_Link]) -> str | None:
             links.append(_Link(position))
         if serial in links[-1].streams:
             return f"stream {serial} begins twice"
-        links[-1].streams[serial] = _LogicalStream(number, _payload(page))
+        links[-1].streams[serial] = _LogicalStream(number, page[OGG_HEADER_BYTES + page[26] :])
     elif links:
         links[-1].has_data = True
     logical = links[-1].streams.get(serial) if links else None
@@ -157,10 +145,6 @@ def _page_damage(page: bytes, position: int, links: list[_Link]) -> str | None:
     if logical.begin is None and logical.head.startswith(OPUS):
         logical.begin = _opus_begin(page)
     return None
-
-
-def _payload(page: bytes) -> bytes:
-    return page[OGG_HEADER_BYTES + page[26] :]
 
 
 def _opus_begin(page: bytes) -> int | None:
@@ -208,13 +192,6 @@ def _read_ogg_page(stream: BinaryIO, position: int) -> bytes:
         return header
     lacing = stream.read(header[26])
     return header + lacing + stream.read(sum(lacing))
-
-
-def _ogg_page_bytes(page: bytes) -> int:
-    if len(page) < OGG_HEADER_BYTES:
-        return OGG_HEADER_BYTES
-    lacing = page[OGG_HEADER_BYTES : OGG_HEADER_BYTES + page[26]]
-    return OGG_HEADER_BYTES + page[26] + sum(lacing)
 
 
 def ogg_crc(page: bytes) -> int:

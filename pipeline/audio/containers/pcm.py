@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import BinaryIO
 
 from earmill.pipeline.audio.containers.base import (
@@ -40,7 +38,7 @@ from earmill.pipeline.audio.containers.base import (
 )
 from earmill.pipeline.audio.containers.mpeg import probe_mpeg
 
-FORMS = (b"RIFF", b"RIFX", b"RF64", b"BW64")
+RIFF_NAMES = (b"RIFF", b"RIFX", b"RF64", b"BW64")
 LONG_SIZE = 0xFFFFFFFF
 
 PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
@@ -76,61 +74,44 @@ NO_SIZE = 1 << 62
 
 @dataclass(frozen=True)
 class StatedSize:
-    """The size of the samples by the header, and their form.
+    """The size of the samples by the header, and their form."""
 
-    Args:
-        kind: Kind of the container, see `Probe`.
-        start: First byte of the samples.
-        size: Bytes of samples; None if the header says that it does not know.
-        frame_bytes: Bytes of one sample of every channel; None if samples have no fixed size.
-        bare: Form in which the samples can be read without their header; None if they cannot.
-        codec: Name of the codec if they cannot.
-        form: Form of the chunks behind the samples; None if the container has none.
-        extra: Bytes that the header's size counts besides the samples.
-        others: Sizes that the header states in other places.
-        wraps: The size has 32 bits.
-        header: Returns the header with another size; None if there is no such function.
-        container: Name of the container for samples that are read without their header.
-    """
-
-    kind: str
-    start: int
-    size: int | None
-    frame_bytes: int | None
+    kind: str  # the container, see `Probe`
+    start: int  # first byte of the samples
+    size: int | None  # bytes of samples; None if the header says that it does not know
+    frame_bytes: int | None  # bytes of one sample of every channel; None if they are not fixed
+    # Form in which the samples can be read without their header, or the name of their codec.
     bare: BareSamples | None = None
     codec: str | None = None
-    form: ChunkFormat | None = None
-    extra: int = 0
-    others: tuple[int, ...] = ()
-    wraps: bool = True
-    header: Callable[[int], bytes] | None = None
-    container: str | None = None
+    form: ChunkFormat | None = None  # of the chunks behind the samples; None if there are none
+    extra: int = 0  # bytes that the header's size counts besides the samples
+    others: tuple[int, ...] = ()  # sizes that the header states in other places
+    wraps: bool = True  # the size has 32 bits
+    # Byte order of a size in the four bytes in front of the samples, which may be replaced.
+    replaced: ByteOrder | None = None
+    container: str | None = None  # its name for samples that are read without their header
 
-    def compared(self, stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
-        """Compare the size with a file of `nbytes` bytes.
-
-        Args:
-            stream: The file.
-            nbytes: Size of the file.
-            behind: Look at the bytes behind the samples.
-        """
+    def compared(self, stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
+        """Compare the size with a file of `nbytes` bytes."""
         present = max(0, nbytes - self.start)
         if self.size is None:
-            return self._all_of(present, "unknown")
+            return self._all_of(stream, present, "unknown")
         if self.size > present:
             if self._is_placeholder(self.size):
-                return self._all_of(present, "ignored")
+                return self._all_of(stream, present, "ignored")
             if self._frames(present) >= self._frames(self.size):
                 return self._believed()
             return self._refused(f"expected {self.size} bytes of samples, got {present}")
         if not behind or self._nothing_lost(stream, self.size, nbytes):
             return self._believed()
         if self.bare is not None:
-            for size in self._other_sizes(present):
+            others = [size for size in self.others if 0 < size <= present]
+            wrapped = range(self.size + WRAP, present + 1, WRAP) if self.wraps else ()
+            for size in (*others, *wrapped):
                 if self._nothing_lost(stream, size, nbytes):
                     return self._as_bare(self.bare, size, "ignored")
-        if self._is_placeholder(self.size) and (self.bare or (self.header and present < WRAP)):
-            return self._all_of(present, "ignored")
+        if self._is_placeholder(self.size) and (self.bare or (self.replaced and present < WRAP)):
+            return self._all_of(stream, present, "ignored")
         return self._refused(
             f"expected {self.size} bytes of samples, got {present - self.size} more that are no "
             "chunks: more samples, or another file"
@@ -146,12 +127,6 @@ class StatedSize:
         near = abs(counted - WRAP // 2) <= NEAR_BYTES or WRAP - NEAR_BYTES <= counted < WRAP
         return near or size == 0
 
-    def _other_sizes(self, present: int) -> Iterator[int]:
-        """Yield other sizes that fit into the file."""
-        yield from (size for size in self.others if 0 < size <= present)
-        if self.wraps and self.size is not None:
-            yield from range(self.size + WRAP, present + 1, WRAP)
-
     def _nothing_lost(self, stream: BinaryIO, size: int, nbytes: int) -> bool:
         end = self.start + size
         if nbytes - end < max(2, self.frame_bytes or 0):
@@ -161,25 +136,25 @@ class StatedSize:
     def _believed(self) -> Probe:
         return Probe(self.kind, codec=self.codec)
 
-    def _all_of(self, present: int, why: HeaderSize) -> Probe:
+    def _all_of(self, stream: BinaryIO, present: int, why: HeaderSize) -> Probe:
         """Return the finding that the samples reach to the end of the file."""
         if not present:
             return self._believed()
         if self.bare is not None:
             return self._as_bare(self.bare, present, why)
         found = replace(self._believed(), header_size=why)
-        if self.header is None or present >= WRAP:
+        if self.replaced is None or present >= WRAP:
             return found
-        return replace(found, prefix=self.header(present), start=self.start)
+        header = read_at(stream, 0, self.start - 4) + present.to_bytes(4, self.replaced)
+        return replace(found, prefix=header, start=self.start)
 
     def _as_bare(self, bare: BareSamples, size: int, why: HeaderSize) -> Probe:
-        stop = self.start + size
         return Probe(
             self.kind,
             header_size=why,
             samples=bare,
             start=self.start,
-            stop=stop,
+            stop=self.start + size,
             container=self.container,
         )
 
@@ -205,31 +180,19 @@ def _w64_header(head: bytes) -> tuple[bytes, int]:
 W64_CHUNKS = ChunkFormat(W64_HEADER_BYTES, _w64_header, align=8)
 
 
-def is_riff(head: bytes) -> bool:
-    return head[:4] in FORMS and head[8:12] == b"WAVE"
-
-
 @dataclass(frozen=True)
 class Format:
-    """The contents of a format chunk.
+    """The contents of a format chunk; for the fields see `StatedSize`."""
 
-    Args:
-        codec: Number of the codec; for extensible formats, number of the sub-format.
-        rate_hz: Sample rate.
-        frame_bytes: Bytes of one sample of every channel; None if they are not fixed.
-        bare: Form in which the samples can be read without a header; None if they cannot.
-        is_extensible: The chunk has the longer form.
-    """
-
-    codec: int = 0
+    codec: int = 0  # number of the codec; for extensible formats, number of the sub-format
     rate_hz: int | None = None
     frame_bytes: int | None = None
     bare: BareSamples | None = None
-    is_extensible: bool = False
+    is_extensible: bool = False  # the chunk has the longer form
 
     @property
     def name(self) -> str | None:
-        """Name of a codec with compression, for messages."""
+        """Return the name of a codec with compression, for messages."""
         return None if self.bare else f"WAV codec {self.codec:#06x}"
 
     @classmethod
@@ -246,7 +209,7 @@ class Format:
         return cls(codec, rate_hz, block, bare, tag == EXTENSIBLE)
 
 
-def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
+def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """RIFF, big-endian RIFX, RF64 and BW64."""
     magic = read_at(stream, 0, 4)
     order: ByteOrder = "big" if magic == b"RIFX" else "little"
@@ -269,18 +232,13 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
                 form=form,
                 others=() if long_size is None or is_long else (long_size,),
                 wraps=not is_long,
-                header=partial(_with_size, stream, start, order),
+                replaced=order,
             )
             probe = stated.compared(stream, nbytes, behind=behind)
             if found.codec in MPEG_CODECS and behind:
                 probe = _mpeg_inside(stream, stated, probe, nbytes)
             return _named(replace(probe, rate_hz=found.rate_hz), stated, found, magic)
     return no_samples("riff", "data chunk", nbytes)
-
-
-def _with_size(stream: BinaryIO, start: int, order: ByteOrder, size: int) -> bytes:
-    """Return the header in front of the samples with another size of the samples."""
-    return read_at(stream, 0, start - 4) + size.to_bytes(4, order)
 
 
 def _named(probe: Probe, stated: StatedSize, found: Format, magic: bytes) -> Probe:
@@ -313,7 +271,7 @@ def _mpeg_inside(stream: BinaryIO, stated: StatedSize, probe: Probe, nbytes: int
     return replace(found, start=start + found.start)
 
 
-def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
+def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes.
 
     libsndfile takes padding and further chunks behind the samples for samples, so the number of
@@ -377,11 +335,7 @@ NIST_MAX_HEADER = 1 << 16
 NIST_PLAIN = re.compile(rb"(pcm|ulaw|mu-law|alaw)?$")
 
 
-def is_aiff(head: bytes) -> bool:
-    return head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC")
-
-
-def probe_aiff(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
+def probe_aiff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """AIFF and AIFF-C: big-endian chunks, padded to even; samples in `SSND` behind two words."""
     frame_bytes, bare, kind, frames, form = None, None, None, 0, riff_chunks("big")
     for name, start, size in chunks(stream, 12, nbytes, form):
@@ -428,7 +382,7 @@ def _extended(raw: bytes) -> int:
     return mantissa >> (63 - exponent) if 0 <= exponent < 32 else 0
 
 
-def probe_caf(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
+def probe_caf(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """CAF: chunks with 64-bit sizes; `data` starts with a word of its own, -1 means to the end."""
     frame_bytes, bare, kind, rate_hz, trim = None, None, None, 0, None
     found: Probe | None = None
@@ -479,7 +433,7 @@ def _caf_format(fields: bytes) -> tuple[int, int | None, BareSamples | None]:
     return rate_hz, packet, BareSamples(rate_hz, channels, subtype, order)
 
 
-def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
+def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """AU, `.snd`: offset and size of the data, then encoding, rate, channels; either byte order."""
     head = read_at(stream, 0, 24)
     if len(head) < 24:
@@ -500,7 +454,7 @@ def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
     return stated.compared(stream, nbytes, behind=behind)
 
 
-def probe_nist(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
+def probe_nist(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """NIST SPHERE: text fields in a header whose size is its second line.
 
     libsndfile takes everything behind the header for samples, so the number of samples comes from

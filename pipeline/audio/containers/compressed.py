@@ -1,7 +1,17 @@
-"""Streams of frames whose headers state their lengths: AAC in ADTS, AC-3, AMR.
+"""Containers of compressed audio that FFmpeg reads: their stated length, and their true length.
 
-FFmpeg decodes the rest of a cut or damaged stream without an error. Not found: a cut exactly
-between two frames. Layouts: ISO/IEC 13818-7 6.2, ETSI TS 102 366 4.3, 4.4 and E.1.2, RFC 4867 5.
+FFmpeg decodes the rest of a cut or damaged file without an error. Of joined files it decodes the
+first alone, or the others with their delay.
+
+MP4, Matroska (WebM) and ASF (WMA) state how many bytes belong to them, in boxes, a segment or a
+file size; `Probe.stop` is the byte at which another file of the kind begins. Not found: a
+fragmented MP4 or a live Matroska cut exactly between two fragments.
+
+AAC in ADTS, AC-3 and AMR are frames whose headers state their lengths. Not found: a cut exactly
+between two frames.
+
+Layouts: ISO/IEC 14496-12 4.2, RFC 8794, Microsoft's ASF specification 3.2; ISO/IEC 13818-7 6.2,
+ETSI TS 102 366 4.3, 4.4 and E.1.2, RFC 4867 5.
 """
 
 from __future__ import annotations
@@ -10,7 +20,85 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from earmill.pipeline.audio.containers.base import Probe, audio_end, read_at
+from earmill.pipeline.audio.containers.base import Probe, audio_end, read_at, uint
+
+# First boxes of MP4 and of the QuickTime files it comes from.
+MP4_FIRST = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot", b"styp"})
+# A fragmented file has two boxes a fragment.
+MAX_BOXES = 1 << 20
+EBML = b"\x1a\x45\xdf\xa3"
+SEGMENT = b"\x18\x53\x80\x67"
+ASF = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
+ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
+ASF_MAX_OBJECTS = 256
+
+
+def probe_mp4(stream: BinaryIO, nbytes: int) -> Probe:
+    """Probe a list of boxes (size, name, payload); samples cannot be decoded without `moov`."""
+    position, names = 0, set()
+    for _ in range(MAX_BOXES):
+        head = read_at(stream, position, 16)
+        if len(head) < 8:
+            break
+        size, name = uint(head[:4], "big"), head[4:8]
+        size = uint(head[8:], "big") if size == 1 else size
+        if size == 0:  # to the end
+            names.add(name)
+            break
+        if size < 8 or position + size > nbytes:
+            if position == audio_end(stream, nbytes):
+                break
+            got = nbytes - position
+            return Probe("mp4", damage=f"box {name!a}: expected {size} bytes, got {got}")
+        if name == b"ftyp" and {b"ftyp", b"moov"} <= names:
+            return Probe("mp4", stop=position)
+        names.add(name)
+        position += size
+    return Probe("mp4", damage=None if b"moov" in names else f"no moov box in {nbytes} bytes")
+
+
+def probe_matroska(stream: BinaryIO, nbytes: int) -> Probe:
+    """Probe an EBML header and the one segment behind it, which holds everything."""
+    position = 4
+    size, width = _vint(read_at(stream, position, 8))
+    position += width + (size or 0)
+    if read_at(stream, position, 4) != SEGMENT:
+        return Probe("matroska", damage="no segment behind the header")
+    size, width = _vint(read_at(stream, position + 4, 8))
+    position += 4 + width
+    if size is None:
+        return Probe("matroska")
+    if position + size <= nbytes:
+        joined = read_at(stream, position + size, 4) == EBML
+        return Probe("matroska", stop=position + size if joined else None)
+    return Probe("matroska", damage=f"expected {size} bytes of segment, got {nbytes - position}")
+
+
+def _vint(raw: bytes) -> tuple[int | None, int]:
+    """Return an EBML size and its width; None for a size that the writer did not know."""
+    if not raw or raw[0] == 0:
+        return 0, 1
+    width = 9 - raw[0].bit_length()
+    value = uint(raw[:width], "big") & ((1 << (7 * width)) - 1)
+    return (None if value == (1 << (7 * width)) - 1 else value), width
+
+
+def probe_asf(stream: BinaryIO, nbytes: int) -> Probe:
+    """Probe the objects (GUID, size, payload) of the header; one of them has the file's size."""
+    position = 30
+    for _ in range(ASF_MAX_OBJECTS):
+        head = read_at(stream, position, 24 + 80)
+        if len(head) < 24:
+            break
+        if head[:16] == ASF_FILE and len(head) >= 92:
+            declared, is_live = uint(head[40:48], "little"), head[88] & 1
+            if is_live or declared <= nbytes:
+                joined = 0 < declared and not is_live and read_at(stream, declared, 16) == ASF
+                return Probe("asf", stop=declared if joined else None)
+            return Probe("asf", damage=f"expected a file of {declared} bytes, got {nbytes}")
+        position += max(24, uint(head[16:24], "little"))
+    return Probe("asf", damage=f"no file properties in {nbytes} bytes")
+
 
 # Bytes behind a break in which frames are searched: padding, pictures with a wrong size.
 SEARCH_BYTES = 1 << 16
@@ -32,21 +120,14 @@ AMR_BYTES = {
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """Frames of one format.
+    """Frames of one format."""
 
-    Args:
-        kind: Kind of the container, see `Probe`.
-        name: Name in messages.
-        header_bytes: Bytes that state the length of a frame.
-        size: Returns the length of the frame with this header, None if it is not a header.
-        sync: First byte of every frame; None if there is none.
-    """
-
-    kind: str
-    name: str
+    kind: str  # of the container, see `Probe`
+    name: str  # in messages
     header_bytes: int
+    # Length of the frame with this header; None if the bytes are not a header.
     size: Callable[[bytes], int | None]
-    sync: bytes | None
+    sync: bytes | None  # first byte of every frame, if all have the same
 
     def probe(self, stream: BinaryIO, nbytes: int, start: int = 0) -> Probe | None:
         """Walk over all frames; None if the bytes are not a chain of frames."""
@@ -65,16 +146,13 @@ class FrameFormat:
         if count < MIN_CHAIN and self.sync is not None:
             return None
         if 0 < end - position < self.header_bytes:
-            text = f"{self._article} {self.name} frame header is cut at byte {position}"
+            article = "an" if self.name[0] in "AE" else "a"
+            text = f"{article} {self.name} frame header is cut at byte {position}"
             return Probe(self.kind, damage=text)
         if position == end or (self.sync is not None and not self._resumes(stream, position)):
             return Probe(self.kind, stop=None if position == nbytes else position)
         text = f"{self.name} frames break at byte {position}"
         return Probe(self.kind, damage=text, shifts_time=True)
-
-    @property
-    def _article(self) -> str:
-        return "an" if self.name[0] in "AE" else "a"
 
     def _resumes(self, stream: BinaryIO, position: int) -> bool:
         """Return True if two frames in a row follow a break; tags do not look like that."""
@@ -121,10 +199,6 @@ def probe_ac3(stream: BinaryIO, nbytes: int) -> Probe | None:
     return found if found is None or not is_newer else replace(found, kind="eac3")
 
 
-def is_amr(head: bytes) -> bool:
-    return any(head.startswith(magic) for magic in AMR_MAGIC)
-
-
 def probe_amr(stream: BinaryIO, nbytes: int) -> Probe:
     """Probe AMR of one channel, narrow or wide band: a line of text, then frames of 20 ms."""
     head = read_at(stream, 0, 9)
@@ -136,5 +210,4 @@ def probe_amr(stream: BinaryIO, nbytes: int) -> Probe:
         return sizes.get(raw[0] >> 3 & 15) if raw and not raw[0] & 0x83 else None
 
     form = FrameFormat("amr", "AMR", 1, size, None)
-    found = form.probe(stream, nbytes, start=len(magic))
-    return found or Probe("amr")
+    return form.probe(stream, nbytes, start=len(magic)) or Probe("amr")
