@@ -34,8 +34,8 @@ from earmill.pipeline.driver.events import SourceChanged
 from earmill.pipeline.driver.shard_ledger import WITNESSES, Committed, smallest
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import stored_streams
-from earmill.pipeline.planning.plan import Plan, same_columns
-from earmill.pipeline.planning.shards import Shard
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.planning.shards import Shard, extra_json
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.messages import describe_changes
@@ -93,7 +93,7 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
 
 def is_other(old: Item, new: Item) -> bool:
     """Return True if a row must be made again, because its audio or columns have changed."""
-    return other_audio(old, new) or not same_columns(old, new)
+    return other_audio(old, new) or extra_json(old.extra) != extra_json(new.extra)
 
 
 def other_audio(old: Item, new: Item) -> bool:

@@ -31,8 +31,6 @@ PIECE_BYTES = 4096
 FETCHED_ROWS = 256
 # Row id to the id of the row that it equals, and the sha256 of both.
 Equal = dict[str, tuple[str, str]]
-Places = dict[str, str]
-Mask = NDArray[np.bool_]
 
 
 def computes_equal_once(spec: JobSpec) -> bool:
@@ -41,12 +39,7 @@ def computes_equal_once(spec: JobSpec) -> bool:
 
 
 def equal_rows(source: Source, items: Callable[[], Iterable[Item]]) -> Equal:
-    """Find the rows that have the bytes of an earlier row.
-
-    Args:
-        source: The source, which fetches the rows.
-        items: Function that returns all rows.
-    """
+    """Find the rows that have the bytes of an earlier row; `items` returns all rows anew."""
     maybe = _repeated(_key(item) for item in items())
     if not maybe.any():
         return {}
@@ -67,13 +60,10 @@ def equal_rows(source: Source, items: Callable[[], Iterable[Item]]) -> Equal:
     return found
 
 
-def copying(items: Iterable[Item], equal: Equal, places: Places) -> Iterator[Item]:
+def copying(items: Iterable[Item], equal: Equal, places: dict[str, str]) -> Iterator[Item]:
     """Yield the rows that are copies, each with the place of its original.
 
-    Args:
-        items: All rows.
-        equal: Row ids of copies to originals.
-        places: Row ids of originals to their shards.
+    `places` are row ids of originals to their shards.
     """
     for item in items:
         if item.row_id in equal:
@@ -81,7 +71,7 @@ def copying(items: Iterable[Item], equal: Equal, places: Places) -> Iterator[Ite
             yield replace(item, equal_to=EqualRow(places[row_id], row_id, sha256))
 
 
-def _repeated(keys: Iterable[int | None]) -> Mask:
+def _repeated(keys: Iterable[int | None]) -> NDArray[np.bool_]:
     """Return True for each key that occurs more than once."""
     known, values = array("b"), array("q")
     for key in keys:

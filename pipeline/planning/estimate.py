@@ -12,7 +12,7 @@ measures rows instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,9 +24,8 @@ from earmill.pipeline.formats.registry import format_of, stored_streams
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.make_plan import make_plan
-from earmill.pipeline.planning.parts import parts_of
 from earmill.pipeline.planning.plan import Plan
-from earmill.pipeline.planning.shards import Shard, item_seconds
+from earmill.pipeline.planning.shards import item_seconds, parts_of
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.planning.speeds import (
     JOB,
@@ -39,7 +38,7 @@ from earmill.pipeline.planning.speeds import (
     seconds_of_a_second,
     warm_up,
 )
-from earmill.pipeline.spec.job import JobSpec, RunSpec
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import describe_models, validate_models
 
 # Of a shard: row table, commit record. Of a dataset: dataset.json, plan, index, snapshot, README,
@@ -59,27 +58,16 @@ _OF_STREAM = ("name", "model", "layout", "width", "frame_rate_hz")
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected size of a job.
-
-    Args:
-        rows: Rows of the plan.
-        hours: Audio hours.
-        shards: Shards.
-        bytes_in: Bytes of all files whose size is known.
-        bytes_out: Raw feature bytes by format.
-        objects: Files or objects written.
-        skipped: Files of the source that are no rows, by extension.
-        seconds: Wall seconds at the given speed; None without one.
-    """
+    """Expected size of a job."""
 
     rows: int
-    hours: float
+    hours: float  # of audio
     shards: int
-    bytes_in: int
-    bytes_out: dict[str, int]
-    objects: int
-    seconds: float | None
-    skipped: dict[str, int]
+    bytes_in: int  # of all files whose size is known
+    bytes_out: dict[str, int]  # raw feature bytes by format
+    objects: int  # files or objects written
+    seconds: float | None  # wall seconds at the given speed; None without one
+    skipped: dict[str, int]  # files of the source that are no rows, by extension
 
 
 @dataclass(frozen=True)
@@ -101,29 +89,17 @@ class Range:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Expected cost of a job by a sample of its rows; see `operations.sample`.
+    """Expected cost of a job by a sample of its rows; see `operations.sample`."""
 
-    Args:
-        time_s: Wall seconds from the call to the end, on this machine.
-        cpu_s: CPU seconds of the workers.
-        stored_bytes: Bytes of all files that commits name.
-        rows: Rows of the sample.
-        bad: Reason to sampled rows that are in quarantine for it.
-        seed: Seed that drew the rows.
-        workers: Workers that the time holds for.
-        threads: Threads of each worker.
-        took_s: Wall seconds that the sample took.
-    """
-
-    time_s: Range
-    cpu_s: Range
-    stored_bytes: Range
-    rows: int
-    bad: dict[str, int]
-    seed: int
-    workers: int
-    threads: int
-    took_s: float
+    time_s: Range  # wall seconds from the call to the end, on this machine
+    cpu_s: Range  # CPU seconds of the workers
+    stored_bytes: Range  # of all files that commits name
+    rows: int  # of the sample
+    bad: dict[str, int]  # reason to sampled rows that are in quarantine for it
+    seed: int  # that drew the rows
+    workers: int  # that the time holds for
+    threads: int  # of each worker
+    took_s: float  # wall seconds that the sample took
 
 
 # Function that samples a plan, given the seconds from the call to a warm worker.
@@ -197,22 +173,31 @@ class JobCost(Shown):
 
 
 def job_cost(spec: JobSpec, *, measure: bool = False, sampler: Sampler | None = None) -> JobCost:
-    """List the source and estimate the job.
+    """List the source and estimate the job; errors are errors that the job itself would raise.
 
     Args:
         spec: The job.
         measure: Time the job's models on a few seconds of noise, and keep the result. Else no model
             is imported, unless an entry of the job is new to this machine.
         sampler: Function that samples the plan, see `operations.sample`; None for no sample.
-    Raises:
-        SpecError, SourceError: The job itself would raise this error before any work.
     """
     models = describe_models(spec)
     check_stream_names(stream for model in models for stream in model.streams)
-    speed = _timed(spec) if measure else find_speed(spec, models)
+    speed: Speed | None
+    if measure:
+        extractors = validate_models(spec)
+        warm_up(extractors)
+        binaural = spec.audio.channels == BINAURAL
+        _, core_s = seconds_of_a_second(extractors, binaural=binaural)
+        speed = keep_timing(spec, core_s)
+    else:
+        speed = find_speed(spec, models)
     plan = make_plan(planned_source(spec), spec)
     streams = [stream for model in models for stream in model.streams]
-    times = None if speed is None else _threads(spec.run) / speed.core_s
+    # Cores of this machine that the job's workers would use.
+    threads, workers = spec.run.threads_per_worker, spec.run.workers or 1
+    used = cores() if threads is None else min(cores(), threads * workers)
+    times = None if speed is None else used / speed.core_s
     expected = estimate(plan, spec, streams, times_realtime=times)
     start_s = START_S if speed is None or speed.start_s is None else speed.start_s
     sample = None if sampler is None else sampler(plan, start_s)
@@ -235,64 +220,38 @@ def job_cost(spec: JobSpec, *, measure: bool = False, sampler: Sampler | None = 
 def estimate(
     plan: Plan, spec: JobSpec, streams: Sequence[StreamInfo], *, times_realtime: float | None = None
 ) -> Estimate:
-    """Estimate a plan.
-
-    Args:
-        plan: The plan.
-        spec: Its job.
-        streams: All feature streams of the job.
-        times_realtime: Audio seconds processed in a second, e.g. from a benchmark.
-    """
+    """Estimate a plan of a job; `times_realtime` are audio seconds processed in a second."""
     if times_realtime is not None and not times_realtime > 0:
         raise ValueError(f"expected a speed above 0 times real time, got {times_realtime}")
     audio_s = sum(shard.seconds for shard in plan.shards)
     computed_s = sum(shard.seconds for shard in plan.computed)
     dtype, formats = spec.output.dtype, spec.output.formats
     streams = stored_streams(streams, dtype, formats)
-    counts = {s.name: sum(stored_rows(shard, s) for shard in plan.shards) for s in streams}
-    per_shard = (_objects(shard, spec, streams) for shard in plan.shards)
+    stored = []  # frames or events of each stream, by shard
+    for shard in plan.shards:
+        seconds = [item_seconds(item) for item in shard.items]
+        stored.append({s.name: sum(map(layout_of(s).stored_rows_in, seconds)) for s in streams})
+    objects = OBJECTS_PER_DATASET + len(parts_of(plan.parts)) + OBJECTS_PER_SHARD * len(stored)
+    bytes_out = {}
+    for name in formats:
+        fmt = format_of(name)
+        objects += sum(fmt.objects(counts, streams, dtype) for counts in stored)
+        layouts = [fmt.layout_of(info) for info in streams]
+        bytes_out[name] = sum(
+            counts[each.name] * each.row_bytes(dtype) for each in layouts for counts in stored
+        )
+    # A file with several rows counts once.
+    bytes_by_uri = {hash(item.uri): item.size or 0 for item in plan.items()}
     return Estimate(
         rows=plan.rows,
         hours=audio_s / SECONDS_PER_HOUR,
         shards=len(plan.shards),
-        bytes_in=_bytes_in(plan),
-        bytes_out={name: _bytes_out(name, streams, counts, dtype) for name in formats},
-        objects=OBJECTS_PER_DATASET + len(parts_of(plan.parts)) + sum(per_shard),
+        bytes_in=sum(bytes_by_uri.values()),
+        bytes_out=bytes_out,
+        objects=objects,
         seconds=None if times_realtime is None else computed_s / times_realtime,
         skipped=dict(plan.skipped),
     )
-
-
-def _bytes_out(
-    fmt: str, streams: Sequence[StreamInfo], counts: Mapping[str, int], dtype: str
-) -> int:
-    """Return the uncompressed bytes of all streams in a format, given their stored rows."""
-    layouts = [format_of(fmt).layout_of(info) for info in streams]
-    return sum(counts[each.name] * each.row_bytes(dtype) for each in layouts)
-
-
-def _bytes_in(plan: Plan) -> int:
-    """Return the bytes of the files that contain the rows, each counted once."""
-    seen: set[int] = set()
-    total = 0
-    for item in plan.items():
-        name = hash(item.uri)
-        if name not in seen:
-            seen.add(name)
-            total += item.size or 0
-    return total
-
-
-def stored_rows(shard: Shard, stream: StreamInfo) -> int:
-    """Return the frames or events of a stream in a shard."""
-    layout = layout_of(stream)
-    return sum(layout.stored_rows_in(item_seconds(item)) for item in shard.items)
-
-
-def _objects(shard: Shard, spec: JobSpec, streams: Sequence[StreamInfo]) -> int:
-    held = {stream.name: stored_rows(shard, stream) for stream in streams}
-    formats = map(format_of, spec.output.formats)
-    return OBJECTS_PER_SHARD + sum(fmt.objects(held, streams, spec.output.dtype) for fmt in formats)
 
 
 def ratio_range(
@@ -317,22 +276,6 @@ def ratio_range(
         error = math.sqrt(squares * n / (n - 1)) / seconds
     wide = max(least * rate, STANDARD_ERRORS * error * math.sqrt(left))
     return Range(max(0.0, rate - wide), rate, rate + wide)
-
-
-def _timed(spec: JobSpec) -> Speed:
-    """Time the job's models, and keep the result."""
-    extractors = validate_models(spec)
-    warm_up(extractors)
-    binaural = spec.audio.channels == BINAURAL
-    _, core_s = seconds_of_a_second(extractors, binaural=binaural)
-    return keep_timing(spec, core_s)
-
-
-def _threads(run: RunSpec) -> int:
-    """Return the cores of this machine that the job's workers would use."""
-    if run.threads_per_worker is None:
-        return cores()
-    return min(cores(), run.threads_per_worker * (run.workers or 1))
 
 
 def _of_time(spec: JobSpec, speed: Speed | None) -> tuple[str, ...]:

@@ -20,9 +20,15 @@ import pyarrow as pa
 from earmill.pipeline.common.arrow_types import Columns, SeenTypes, type_json
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
-from earmill.pipeline.planning.parts import PartWriter, StoredShard
 from earmill.pipeline.planning.plan import PARTED_VERSION, Plan
-from earmill.pipeline.planning.shards import PlanId, Shard, cut, typed_columns
+from earmill.pipeline.planning.shards import (
+    PartWriter,
+    PlanId,
+    Shard,
+    StoredShard,
+    cut,
+    typed_columns,
+)
 from earmill.pipeline.sources.base import Item, Source, as_text
 from earmill.pipeline.sources.listing_cache import Kept
 from earmill.pipeline.spec.spans import SPAN_ID
@@ -55,7 +61,7 @@ def make_plan(
     if keep is not None and kept is not None:
         keep(kept)
     listing = _Listing(source, spec, progress)
-    listing.add_all(listing.items())
+    listing.add_all(listing.look(check_text(source.items())))
     plan = listing.plan()
     if not computes_equal_once(spec):
         return plan
@@ -74,34 +80,19 @@ def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Pla
     return replace(listing.plan(), copied=listing.shards - before)
 
 
-def check_items(items: Sequence[Item], spec: JobSpec) -> None:
-    """Raise SourceError if row ids are not unique, or there are no rows."""
-    if not items:
-        raise SourceError("the source has no rows")
-    check_unique(list(check_text(items)))
-    if spec.audio.channels == "each":
-        check_channel_ids(items)
-
-
 class _Listing:
     """A plan while it is made: shards go to parts, and only small facts about rows are kept."""
 
     def __init__(self, source: Source, spec: JobSpec, progress: Callable[[int], None]) -> None:
-        self._source, self._progress = source, progress
-        self._output, self.shards = spec.output, 0
-        self._each = spec.audio.channels == "each"
-        self._sha256 = spec.sha256()
-        self._id, self._ids = PlanId(self._sha256), RowIds(channels=self._each)
+        self._source, self._spec, self._progress = source, spec, progress
+        self.shards = 0
+        self._id, self._ids = PlanId(spec.sha256()), RowIds(spec.audio.channels == "each")
         self._types = SeenTypes()
         self._rows = self._estimated = self._split = 0
         self._block: int | None = None
         self._typed: dict[str, pa.DataType] = {}
         self._writer: PartWriter | None = None
         self._tells_at = time.monotonic() + PROGRESS_S
-
-    def items(self) -> Iterator[Item]:
-        """Yield the rows of the source, and note facts about them."""
-        return self.look(check_text(self._source.items()))
 
     def look(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield rows, and note facts about them."""
@@ -118,13 +109,14 @@ class _Listing:
     def add_all(self, items: Iterable[Item], places: dict[str, str] | None = None) -> None:
         """Add rows in shards. For rows that are keys of `places`, note the shard there."""
         places = places or {}
-        for group in cut(items, self._output.shard_seconds, self._output.shard_rows):
+        output = self._spec.output
+        for group in cut(items, output.shard_seconds, output.shard_rows):
             shard = Shard(f"{self.shards:0{SHARD_DIGITS}d}", tuple(group))
-            self.add(shard)
+            self._add(shard)
             self.shards += 1
             places.update((i.row_id, shard.shard_id) for i in group if i.row_id in places)
 
-    def add(self, shard: Shard) -> None:
+    def _add(self, shard: Shard) -> None:
         columns = self._source.columns()
         if self._writer is None:
             self._typed = typed_of(columns)
@@ -146,7 +138,7 @@ class _Listing:
             raise SourceError("the source named the types of its columns after its first rows")
         plan = Plan(
             str(self._id),
-            self._sha256,
+            self._spec.sha256(),
             tuple(shards),
             skipped=dict(self._source.skipped()),
             extra_types=with_known(self._types, columns),
@@ -159,10 +151,7 @@ class _Listing:
             first_missing=as_text(getattr(self._source, "first_missing", "")),
         )
         if self._ids.may_clash:
-            items = list(plan.items())
-            check_unique(items)
-            if self._each:
-                check_channel_ids(items)
+            check_items(list(plan.items()), self._spec)
         return plan
 
 
@@ -173,11 +162,10 @@ CHANNEL_ROW = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
 class RowIds:
     """Hashes of row ids, eight bytes each, which show if two ids may be equal.
 
-    Args:
-        channels: Channels of a row become rows, `<id>#ch<k>`.
+    With `channels`, the channels of a row become rows, `<id>#ch<k>`.
     """
 
-    def __init__(self, *, channels: bool) -> None:
+    def __init__(self, channels: bool) -> None:
         self._channels = channels
         self._seen, self._parents = array("q"), array("q")
 
@@ -188,7 +176,7 @@ class RowIds:
 
     @property
     def may_clash(self) -> bool:
-        """True if two ids have one hash, or a channel's row may be another row."""
+        """Return True if two ids have one hash, or a channel's row may be another row."""
         seen = np.sort(np.frombuffer(self._seen, np.int64))
         if (seen[1:] == seen[:-1]).any():
             return True
@@ -214,23 +202,19 @@ def names_of(item: Item) -> Iterator[str]:
             yield found[1]
 
 
-def check_unique(items: Sequence[Item]) -> None:
-    names = [name for item in items for name in names_of(item)]
-    counts = Counter(names)
-    if len(counts) == len(names):
-        return
+def check_items(items: Sequence[Item], spec: JobSpec) -> None:
+    """Raise SourceError if row ids are not unique, or there are no rows."""
+    if not items:
+        raise SourceError("the source has no rows")
+    counts = Counter(name for item in check_text(items) for name in names_of(item))
     twice = [row_id for row_id, count in counts.items() if count > 1]
-    named = ", ".join(repr(row_id) for row_id in twice[:NAMED_DUPLICATES])
-    more = f" and {len(twice) - NAMED_DUPLICATES} more" if len(twice) > NAMED_DUPLICATES else ""
-    raise SourceError(f"row ids must be unique, but these occur more than once: {named}{more}")
-
-
-def check_channel_ids(items: Sequence[Item]) -> None:
-    """Raise SourceError if policy `each` would give a channel the id of another row."""
-    row_ids = {name for item in items for name in names_of(item)}
-    for row_id in row_ids:
+    if twice:
+        named = ", ".join(repr(row_id) for row_id in twice[:NAMED_DUPLICATES])
+        more = f" and {len(twice) - NAMED_DUPLICATES} more" if len(twice) > NAMED_DUPLICATES else ""
+        raise SourceError(f"row ids must be unique, but these occur more than once: {named}{more}")
+    for row_id in counts if spec.audio.channels == "each" else ():
         found = CHANNEL_ROW.fullmatch(row_id)
-        if found is not None and found[1] in row_ids:
+        if found is not None and found[1] in counts:
             raise SourceError(
                 f"audio.channels: each calls a channel of row {found[1]!r} {row_id!r}, which is "
                 "another row of the source; rename one of them"

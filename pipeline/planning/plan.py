@@ -8,14 +8,14 @@ source gives another id.
 
 The file of a plan is one table of rows, or an index of parts, with facts about the source. A plan
 of few rows is one table, which is checked against the plan id when it is read. A plan of many rows
-is in parts (`planning.parts`), each of which is checked against its own hash.
+is in parts (`planning.shards`), each of which is checked against its own hash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
@@ -26,23 +26,20 @@ from earmill.pipeline.common.arrow_types import extra_types
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.text import one_line, quantity
 from earmill.pipeline.common.untrusted import loads_json
-from earmill.pipeline.planning.parts import (
-    PartWriter,
-    StoredShard,
-    index_table,
-    part_tables,
-    parts_of,
-    store_parts,
-    stored_shards,
-)
 from earmill.pipeline.planning.shards import (
+    PartWriter,
     PlanId,
     Shard,
+    StoredShard,
     by_shard,
     encoded,
-    extra_json,
+    index_table,
     items_of,
+    part_tables,
+    parts_of,
     rows_table,
+    store_parts,
+    stored_shards,
     typed_columns,
 )
 from earmill.pipeline.sources.base import Item
@@ -54,51 +51,37 @@ from earmill.pipeline.storage.paths import is_plan_path, plan_path
 
 @dataclass(frozen=True)
 class Plan:
-    """All shards of a job.
+    """All shards of a job."""
 
-    Args:
-        plan_id: Hash of rows, shards and spec.
-        spec_sha256: Hash of the spec for which the plan was made.
-        shards: Shards in order.
-        skipped: Files that the listing left out, by extension; not part of the id.
-        extra_types: Carried-through column to its type, see `earmill.pipeline.common.arrow_types`.
-        extra_labels: Column of class numbers to the names of the classes.
-        dropped: Column that is not carried through to the reason.
-        estimated: Number of rows whose duration is estimated from their bytes.
-        split: Number of shards that begin within a row group, which each of its shards fetches.
-        in_order: Number of long recordings that stay whole in a job with spans.
-        copied: Number of shards at the end whose rows are copies of earlier rows: equal files.
-        missing: Number of rows of a table whose local file did not exist at the listing.
-        first_missing: The first of these files.
-    """
-
-    plan_id: str
+    plan_id: str  # hash of rows, shards and spec
     spec_sha256: str
     shards: tuple[Shard, ...]
-    skipped: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)  # files left out, by extension
+    # Carried-through column to its type, see `earmill.pipeline.common.arrow_types`.
     extra_types: Mapping[str, Any] = field(default_factory=dict)
+    # Column of class numbers to the names of the classes.
     extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    dropped: Mapping[str, str] = field(default_factory=dict)
-    estimated: int = 0
-    split: int = 0
-    in_order: int = 0
-    copied: int = 0
-    missing: int = 0
-    first_missing: str = ""
+    dropped: Mapping[str, str] = field(default_factory=dict)  # column left out to the reason
+    estimated: int = 0  # rows whose duration is estimated from their bytes
+    split: int = 0  # shards that begin within a row group, which each of its shards fetches
+    in_order: int = 0  # long recordings that stay whole in a job with spans
+    copied: int = 0  # shards at the end whose rows are copies of earlier rows: equal files
+    missing: int = 0  # rows of a table whose local file did not exist at the listing
+    first_missing: str = ""  # the first of these files
 
     @property
     def computed(self) -> tuple[Shard, ...]:
-        """The shards whose rows are not copies."""
+        """Return the shards whose rows are not copies."""
         return self.shards[: len(self.shards) - self.copied]
 
     @property
     def copies(self) -> tuple[Shard, ...]:
-        """The shards whose rows are copies."""
+        """Return the shards whose rows are copies."""
         return self.shards[len(self.shards) - self.copied :]
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for the user before work starts, one line each."""
+        """Return remarks for the user before work starts, one line each."""
         lines = [skipped_text(self.skipped)]
         if self.dropped:
             kept = [f"{name} ({why})" for name, why in sorted(self.dropped.items())]
@@ -134,12 +117,11 @@ class Plan:
         return sum(shard.rows for shard in self.shards)
 
     def items(self) -> Iterator[Item]:
-        """Yield every row, in order."""
         return (item for shard in self.shards for item in shard.items)
 
     @property
     def parts(self) -> tuple[StoredShard, ...]:
-        """The shards of a plan in parts; empty if the plan has its rows in memory."""
+        """Return the shards of a plan in parts; none if the plan has its rows in memory."""
         parted = bool(self.shards) and isinstance(self.shards[0], StoredShard)
         return cast(tuple[StoredShard, ...], self.shards) if parted else ()
 
@@ -159,7 +141,15 @@ class Plan:
         Raises:
             CommitError: The plan was altered or cannot be read, or there is not exactly one.
         """
-        path = plan_path(plan_id) if plan_id is not None else only_plan(store)
+        if plan_id is not None:
+            path = plan_path(plan_id)
+        else:
+            plans = [name for name in store.list("plan") if is_plan_path(name)]
+            if len(plans) != 1:
+                raise CommitError(
+                    f"expected one plan, found {len(plans)}: {', '.join(plans) or 'none'}"
+                )
+            path = plans[0]
         named = path.removeprefix("plan/").removesuffix(".parquet")
         try:
             plan = cls(**decode_plan(store.read_bytes(path), store, named))
@@ -190,11 +180,6 @@ def plan_of(shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
     return Plan(str(plan_id), spec_sha256, packed, **about, estimated=estimated)
 
 
-def same_columns(one: Item, other: Item) -> bool:
-    """Return True if two rows have equal columns of the source."""
-    return extra_json(one.extra) == extra_json(other.extra)
-
-
 # Version 2 has some columns of the source in their own types beside the JSON of the others. Version
 # 3 is an index of parts.
 PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
@@ -211,13 +196,11 @@ def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
         CommitError: The plan has another version, or a part is damaged.
     """
     raw = store.read_bytes(plan_path(plan_id))
-    tables: Iterator[pa.Table]
-    table = table_of(raw, ["shard"])
-    if _check_version(table)[b"version"].decode() == PARTED_VERSION:
-        parts = decode_plan(raw, store, plan_id)["shards"]
-        tables = part_tables(parts, ["shard", "row_id"])
+    tables: Iterable[pa.Table]
+    if _metadata(table_of(raw, ["shard"]))["version"] == PARTED_VERSION:
+        tables = part_tables(decode_plan(raw, store, plan_id)["shards"], ["shard", "row_id"])
     else:
-        tables = iter([table_of(raw, ["shard", "row_id"])])
+        tables = [table_of(raw, ["shard", "row_id"])]
     row_ids: dict[str, list[str]] = {}
     for table in tables:
         row_ids |= by_shard(table, table.column("row_id").to_pylist())
@@ -225,12 +208,7 @@ def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
 
 
 def encode_plan(fields: Mapping[str, Any], parts: Sequence[StoredShard]) -> bytes:
-    """Encode the file of a plan: its rows, or an index of its parts.
-
-    Args:
-        fields: Fields of the `Plan` by name; `decode_plan` returns them.
-        parts: Shards of a plan in parts; empty if the plan has its rows in memory.
-    """
+    """Encode the file of a plan from the fields of `Plan`: its rows, or an index of its parts."""
     typed = typed_columns(fields["extra_types"])
     about = {name: fields[name] for name in ABOUT}
     about |= {name: fields[name] for name in ABOUT_SOME if fields[name]}
@@ -266,7 +244,7 @@ def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
         KeyError, ValueError, OSError: The file cannot be read.
     """
     table = table_of(raw)
-    metadata = {key.decode(): text.decode() for key, text in _check_version(table).items()}
+    metadata = _metadata(table)
     about = loads_json(metadata.get("about", "{}"), max_chars=None)
     shards: tuple[Shard, ...]
     if metadata["version"] == PARTED_VERSION:
@@ -285,23 +263,15 @@ def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
     return {name: metadata[name] for name in ("plan_id", "spec_sha256")} | {"shards": shards} | kept
 
 
-def _check_version(table: pa.Table) -> dict[bytes, bytes]:
-    """Return the table's metadata if this release can read its version."""
-    metadata: dict[bytes, bytes] = table.schema.metadata or {}
-    version = metadata.get(b"version", b"").decode()
+def _metadata(table: pa.Table) -> dict[str, str]:
+    """Return the table's metadata; CommitError if this release cannot read its version."""
+    metadata = {key.decode(): text.decode() for key, text in (table.schema.metadata or {}).items()}
+    version = metadata.get("version", "")
     if version not in (PLAN_VERSION, TYPED_VERSION, PARTED_VERSION):
         raise CommitError(
             f"expected a plan of version 1, 2 or 3, got {version!r}; use the release that wrote it"
         )
     return metadata
-
-
-def only_plan(store: Layout) -> str:
-    """Return the path of the only stored plan; CommitError if there is not exactly one."""
-    plans = [name for name in store.list("plan") if is_plan_path(name)]
-    if len(plans) != 1:
-        raise CommitError(f"expected one plan, found {len(plans)}: {', '.join(plans) or 'none'}")
-    return plans[0]
 
 
 NAMED_KINDS = 6

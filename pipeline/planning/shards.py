@@ -1,7 +1,16 @@
-"""Shards of a plan, their rows as a table, and the id of a plan.
+"""Shards of a plan: their rows in memory, as a table, and in files; and the id of a plan.
 
 The table has one line for each row, in the plan's order. Columns of the source are stored as JSON
 if JSON keeps their values, else in their own type.
+
+A plan of many rows is stored in parts: to read a shard, a process reads only the part with it.
+
+    plan/<plan-id>.parquet           one line a shard: part, first row there, rows, seconds
+    plan/<plan-id>/<number>.parquet  the rows of whole shards, as a small plan has them
+
+While a source is listed, parts are written to a folder of this process, so that no process ever
+holds more than some thousand rows. The index names each part with the sha256 of its file, and a
+part with another hash is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +18,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,35 +30,38 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from earmill.pipeline.common.arrow_types import arrow_type, column, plain_json
+from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.sources.base import EqualRow, Item
+from earmill.pipeline.storage.documents import table_of
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import part_path
+from earmill.pipeline.storage.scratch import own_folder
 
 # Seconds of a row whose duration is not known before it is read.
 UNKNOWN_SECONDS = 10.0
 # Rows that are fetched in one piece stay together up to this many times a shard's length.
 BLOCK_SHARDS = 8
+# Rows of a part. A plan of fewer rows has no parts.
+PART_ROWS = 8192
+# Parts and shards that a process keeps in memory, those that it used last.
+TABLES_KEPT, SHARDS_KEPT = 4, 8
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows that are processed and committed together.
+    """Rows that are processed and committed together."""
 
-    Args:
-        shard_id: Five digits or more, in plan order.
-        items: Rows in order. `planning.parts.StoredShard` reads them when they are needed.
-    """
-
-    shard_id: str
-    items: tuple[Item, ...]
+    shard_id: str  # five digits or more, in plan order
+    items: tuple[Item, ...]  # `StoredShard` reads them when they are needed
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return len(self.items)
 
     @property
     def seconds(self) -> float:
-        """Expected seconds of audio."""
+        """Return the expected seconds of audio."""
         return sum(item_seconds(item) for item in self.items)
 
 
@@ -93,7 +109,7 @@ def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Seq
         yield held
 
 
-Row = TypeVar("Row")
+Value = TypeVar("Value")
 
 TYPED_PREFIX = "typed:"
 # Column of plans in which some durations are estimated.
@@ -130,18 +146,16 @@ SCHEMA = pa.schema(
 
 
 def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.Table:
-    """Return the rows of some shards as a table.
-
-    Args:
-        shards: The shards.
-        typed: Columns of the source that JSON would change, see `typed_columns`.
-    """
+    """Return the rows of some shards as a table; for `typed` see `typed_columns`."""
     pairs = [(shard, index) for shard in shards for index in range(shard.rows)]
     items = [item for shard in shards for item in shard.items]
     columns: dict[str, list[Any]] = {
         "shard": [shard.shard_id for shard, _ in pairs],
         "shard_position": [index for _, index in pairs],
-        "extra_json": [extra_json(_without(item.extra, typed)) for item in items],
+        "extra_json": [
+            extra_json({name: value for name, value in item.extra.items() if name not in typed})
+            for item in items
+        ],
         "source_position": [item.position for item in items],
     }
     columns |= {
@@ -184,11 +198,11 @@ def items_of(table: pa.Table) -> list[Item]:
     return [_item(row) for row in table.to_pylist()]
 
 
-def by_shard(table: pa.Table, rows: Sequence[Row]) -> dict[str, list[Row]]:
+def by_shard(table: pa.Table, values: Sequence[Value]) -> dict[str, list[Value]]:
     """Group values that belong to the rows of a table by shard, in order."""
-    groups: dict[str, list[Row]] = {}
-    for shard_id, row in zip(table.column("shard").to_pylist(), rows, strict=True):
-        groups.setdefault(shard_id, []).append(row)
+    groups: dict[str, list[Value]] = {}
+    for shard_id, value in zip(table.column("shard").to_pylist(), values, strict=True):
+        groups.setdefault(shard_id, []).append(value)
     return groups
 
 
@@ -211,16 +225,8 @@ def _item(row: Mapping[str, Any]) -> Item:
     )
 
 
-def _without(extra: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in extra.items() if name not in names}
-
-
 class PlanId:
-    """The id of a plan, computed shard by shard.
-
-    Args:
-        spec_sha256: Hash of the plan's spec.
-    """
+    """The id of a plan for a spec, computed shard by shard."""
 
     CHARS = 16
 
@@ -256,3 +262,211 @@ def _identity(shard_id: str, item: Item) -> str:
 def extra_json(extra: Mapping[str, Any]) -> str:
     """Return the columns of the source as a plan stores and compares them."""
     return _EXTRA_JSON.encode(dict(extra))
+
+
+@dataclass
+class PartFolder:
+    """The place of a plan's parts: a folder of this process until the plan is stored."""
+
+    store: Layout
+    plan_id: str  # in the names of the parts
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of rows."""
+
+    number: int
+    sha256: str
+
+    def read(self, home: PartFolder) -> bytes:
+        """Read the file; CommitError if it is missing or has another checksum."""
+        path = part_path(home.plan_id, self.number)
+        try:
+            data = home.store.read_bytes(path)
+        except FileNotFoundError as error:
+            raise CommitError(f"{path}: missing, a part of the plan; restore it") from error
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise CommitError(f"{path}: content changed since the plan was made; restore it")
+        return data
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """The place of a shard's rows: `rows` of them in a part, from row `first` on."""
+
+    part: Part
+    first: int
+    rows: int
+    seconds: float  # expected seconds of audio
+
+
+class StoredShard(Shard):
+    """A shard whose rows are in a part. A worker gets it without rows, and reads them."""
+
+    place: RowRange
+    home: PartFolder
+
+    def __init__(self, shard_id: str, place: RowRange, home: PartFolder) -> None:
+        vars(self).update(shard_id=shard_id, place=place, home=home)
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        part, first = self.place.part, self.place.first
+
+        def read_table() -> pa.Table:
+            return table_of(part.read(self.home))
+
+        def read_items() -> tuple[Item, ...]:
+            table = _recent(_tables, part.sha256, TABLES_KEPT, read_table)
+            return tuple(items_of(table.slice(first, self.rows)))
+
+        with _lock:
+            return _recent(_items, (part.sha256, first), SHARDS_KEPT, read_items)
+
+    @property
+    def rows(self) -> int:
+        return self.place.rows
+
+    @property
+    def seconds(self) -> float:
+        return self.place.seconds
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StoredShard):
+            return NotImplemented
+        return (self.shard_id, self.place) == (other.shard_id, other.place)
+
+    def __hash__(self) -> int:
+        return hash((self.shard_id, self.place))
+
+    def __repr__(self) -> str:
+        return f"StoredShard({self.shard_id!r}, {self.place!r})"
+
+
+_lock = threading.Lock()
+_tables: OrderedDict[str, pa.Table] = OrderedDict()
+_items: OrderedDict[tuple[str, int], tuple[Item, ...]] = OrderedDict()
+
+
+def _recent(
+    cache: OrderedDict[Any, Value], key: Any, most: int, read: Callable[[], Value]
+) -> Value:
+    """Return a value that is read unless the cache has it; the `most` last used values stay."""
+    if key not in cache:
+        cache[key] = read()
+    cache.move_to_end(key)
+    while len(cache) > most:
+        cache.popitem(last=False)
+    return cache[key]
+
+
+class PartWriter:
+    """Writer of shards: it holds them in memory up to `PART_ROWS` rows, then writes parts.
+
+    Args:
+        typed: Columns of the source that are stored in their type.
+        metadata: Metadata of each part.
+    """
+
+    def __init__(self, typed: Mapping[str, pa.DataType], metadata: Mapping[str, str]) -> None:
+        self._typed, self._metadata = typed, metadata
+        self._held: list[Shard] = []
+        self._held_rows = self._parts = 0
+        self._stored: list[StoredShard] = []
+        self._home: PartFolder | None = None
+
+    def add(self, shard: Shard) -> None:
+        if self._held and self._held_rows + shard.rows > PART_ROWS:
+            self._flush()
+        self._held.append(shard)
+        self._held_rows += shard.rows
+
+    def end(self) -> Sequence[Shard]:
+        """Return all shards, with their rows if one part would have held them."""
+        if self._home is None:
+            return self._held
+        self._flush()
+        return self._stored
+
+    def _flush(self) -> None:
+        if self._home is None:
+            folder = tempfile.mkdtemp(prefix="plan-", dir=own_folder())
+            self._home = PartFolder(Layout.open(folder), "new")
+        data = encoded(rows_table(self._held, self._typed), self._metadata)
+        part = Part(self._parts, hashlib.sha256(data).hexdigest())
+        self._home.store.write_bytes(part_path(self._home.plan_id, part.number), data)
+        first = 0
+        for shard in self._held:
+            place = RowRange(part, first, shard.rows, shard.seconds)
+            self._stored.append(StoredShard(shard.shard_id, place, self._home))
+            first += shard.rows
+        self._held, self._held_rows, self._parts = [], 0, self._parts + 1
+
+
+def store_parts(shards: Sequence[StoredShard], store: Layout, plan_id: str) -> None:
+    """Copy the parts of a new plan to the output; its shards are read there from now on."""
+    home = shards[0].home
+    if home.store is store:
+        return
+    for part in parts_of(shards):
+        path, data = part_path(plan_id, part.number), part.read(home)
+        # An interrupted attempt may have stored this part.
+        with suppress(FileNotFoundError):
+            if store.exists(path) and store.read_bytes(path) == data:
+                continue
+        store.write_bytes(path, data)
+    home.store, home.plan_id = store, plan_id
+
+
+def parts_of(shards: Sequence[StoredShard]) -> list[Part]:
+    """Return the parts of a plan, in order."""
+    return list(dict.fromkeys(shard.place.part for shard in shards))
+
+
+def part_tables(
+    shards: Sequence[StoredShard], columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the parts in order, or some of their columns."""
+    for part in parts_of(shards):
+        yield table_of(part.read(shards[0].home), columns)
+
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("shard", pa.string()),
+        ("part", pa.int32()),
+        ("first", pa.int32()),
+        ("rows", pa.int32()),
+        ("seconds", pa.float64()),
+    ]
+)
+
+
+def index_table(shards: Sequence[StoredShard]) -> pa.Table:
+    """Return the index of a plan in parts."""
+    places = [shard.place for shard in shards]
+    columns = [
+        [shard.shard_id for shard in shards],
+        [place.part.number for place in places],
+        [place.first for place in places],
+        [place.rows for place in places],
+        [place.seconds for place in places],
+    ]
+    return pa.table(dict(zip(INDEX_SCHEMA.names, columns, strict=True)), schema=INDEX_SCHEMA)
+
+
+def stored_shards(
+    index: pa.Table, sha256s: Sequence[str], store: Layout, plan_id: str
+) -> tuple[StoredShard, ...]:
+    """Return the shards of an index, without their rows."""
+    home = PartFolder(store, plan_id)
+    parts = [Part(number, sha256) for number, sha256 in enumerate(sha256s)]
+    return tuple(
+        StoredShard(
+            row["shard"],
+            RowRange(parts[row["part"]], row["first"], row["rows"], row["seconds"]),
+            home,
+        )
+        for row in index.to_pylist()
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
+from typing import Any
 
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import RowError, SourceError
@@ -33,33 +33,29 @@ def planned_source(spec: JobSpec) -> Source:
     return source if spec.audio.spans is None else SpannedSource(source, spec.audio.spans)
 
 
-@runtime_checkable
-class ReadsSpans(Protocol):
-    """A source that can fetch the part of a large file that a span needs."""
-
-    def open_ranged(self, item: Item) -> BinaryIO | None:
-        """Open the object of a row for reading by ranges; None if the store cannot do that."""
-
-
 class SpannedSource:
-    """A source whose long recordings are listed in spans.
-
-    Args:
-        source: The source.
-        spans: Length of the spans.
-    Attributes:
-        in_order: Number of long recordings of the last listing that stay whole.
-    """
+    """A source whose long recordings are listed in spans."""
 
     def __init__(self, source: Source, spans: SpansSpec) -> None:
         self._source, self._span_s = source, spans.seconds
-        self.in_order = 0
+        # Opens the object of a row for reading by ranges, or returns None; see docs/extending.md.
+        self._open_ranged = getattr(source, "open_ranged", None)
+        self.in_order = 0  # long recordings of the last listing that stay whole
 
     def items(self) -> Iterator[Item]:
         self.in_order = 0
         for item in self._source.items():
-            _check_name(item)
-            yield from self._spans_of(item)
+            if SPAN_ID.fullmatch(item.row_id):
+                raise SourceError(
+                    f"row {item.row_id!r} is called as spans are, `<id>#span<k>of<n>`, in a job "
+                    "that has some (audio.spans); call the row otherwise, or leave audio.spans out"
+                )
+            known = self._measured(item)
+            if known is not None and self._is_long(known):
+                yield from cut_into(known, self._span_s)
+                continue
+            self.in_order += known is None and self._is_long(item)
+            yield item
 
     def columns(self) -> Columns:
         return self._source.columns()
@@ -80,23 +76,12 @@ class SpannedSource:
 
     @property
     def missing(self) -> int:
-        """Number of rows whose file does not exist; 0 for sources that do not count them."""
+        """Return the rows whose file does not exist; 0 for sources that do not count them."""
         return int(getattr(self._source, "missing", 0))
 
     @property
     def first_missing(self) -> str:
-        """The first of these files."""
         return str(getattr(self._source, "first_missing", ""))
-
-    def _spans_of(self, item: Item) -> Iterator[Item]:
-        known = self._measured(item)
-        if known is not None and not self._is_long(known):
-            yield item
-        elif known is not None:
-            yield from cut_into(known, self._span_s)
-        else:
-            self.in_order += self._is_long(item)
-            yield item
 
     def _is_long(self, item: Item) -> bool:
         return item_seconds(item) >= LEAST_SPANS * self._span_s
@@ -104,19 +89,13 @@ class SpannedSource:
     def _measured(self, item: Item) -> Item | None:
         """Return the row with its true length; None if it cannot be cut."""
         starts_whole = float(item.start_s or 0.0).is_integer()
-        if not (isinstance(self._source, ReadsSpans) and starts_whole and can_seek(item.uri)):
+        if self._open_ranged is None or not starts_whole or not can_seek(item.uri):
             return None
         is_large = not is_local(item.uri) and (item.size or 0) > MEMORY_BYTES
-        if is_large and (item.estimated or self._is_long(item)):
-            return self._measured_by_ranges(item)
-        return None if item.estimated or item.seconds is None else item
-
-    def _measured_by_ranges(self, item: Item) -> Item | None:
-        """Return the row of a large object with the length in its header; None without ranges.
-
-        Smaller objects are not opened: they are fetched whole for each span.
-        """
-        stream = cast(ReadsSpans, self._source).open_ranged(item)
+        if not is_large or not (item.estimated or self._is_long(item)):
+            # Smaller objects are not opened: they are fetched whole for each span.
+            return None if item.estimated or item.seconds is None else item
+        stream = self._open_ranged(item)
         if stream is None:
             return None
         with stream:
@@ -132,15 +111,6 @@ class SpannedSource:
             return None
         end_s = whole_s if item.end_s is None else item.end_s
         return replace(item, seconds=max(0.0, end_s - (item.start_s or 0.0)), estimated=False)
-
-
-def _check_name(item: Item) -> None:
-    """Refuse a row id that has the form of a span's id."""
-    if SPAN_ID.fullmatch(item.row_id):
-        raise SourceError(
-            f"row {item.row_id!r} is called as spans are, `<id>#span<k>of<n>`, in a job that has "
-            "some (audio.spans); call the row otherwise, or leave audio.spans out"
-        )
 
 
 def cut_into(item: Item, span_s: int) -> Iterator[Item]:

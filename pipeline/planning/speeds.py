@@ -40,17 +40,13 @@ _KIND = "speed"
 
 @dataclass(frozen=True)
 class Speed:
-    """The cost of a second of audio.
+    """The cost of a second of audio."""
 
-    Args:
-        core_s: CPU seconds.
-        origin: `job`: a whole job with these models, on this machine; `timing`: the models alone,
-            on this machine; `reference`: the models with default parameters, on another machine.
-        start_s: Seconds from the start of a job here to its first warm worker; None if no job ran.
-    """
-
-    core_s: float
+    core_s: float  # CPU seconds
+    # `job`: a whole job with these models, on this machine; `timing`: the models alone, on this
+    # machine; `reference`: the models with default parameters, on another machine.
     origin: str
+    # Seconds from the start of a job here to its first warm worker; None if no job ran.
     start_s: float | None = None
 
 
@@ -138,12 +134,7 @@ def noise(seconds: float, extractor: Extractor, *, ears: int = 1) -> NDArray[np.
 def seconds_of_a_second(
     extractors: Sequence[Extractor], *, binaural: bool = False
 ) -> tuple[float, float]:
-    """Measure wall and CPU seconds of all models for a second of audio, on all cores.
-
-    Args:
-        extractors: The models.
-        binaural: Models of two ears hear two signals.
-    """
+    """Measure wall and CPU seconds of all models for a second of audio, on all cores."""
     wall_s = cpu_s = 0.0
     for extractor in extractors:
         ears = EARS if binaural and EARS in extractor.input_channels else 1

@@ -292,7 +292,7 @@ class FilesSource:
         return fetch_rows(items, lambda uri: self._spec.storage_options)
 
     def open_ranged(self, item: Item) -> BinaryIO | None:
-        """See `planning.spans.ReadsSpans`."""
+        """See `planning.spans.SpannedSource`."""
         return open_ranged(item, self._spec.storage_options)
 
     def describe(self) -> dict[str, Any]:

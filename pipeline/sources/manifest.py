@@ -294,7 +294,7 @@ class ManifestSource:
             yield item, stream
 
     def open_ranged(self, item: Item) -> BinaryIO | None:
-        """See `planning.spans.ReadsSpans`."""
+        """See `planning.spans.SpannedSource`."""
         real = replace(item, uri=self._real_uri(item))
         return open_ranged(real, self._inside.options(real.uri))
 

@@ -18,7 +18,7 @@ from earmill.pipeline.driver import events
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.operations.update import start_update
 from earmill.pipeline.planning import equal_rows as module
-from earmill.pipeline.planning import parts
+from earmill.pipeline.planning import shards
 from earmill.pipeline.planning.estimate import estimate
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan
@@ -104,11 +104,11 @@ def test_equal_files_are_computed_once_and_each_is_a_row(job: Job, tmp_path: Pat
         assert facts["size"] == (job.corpus / name).stat().st_size
 
 
-@pytest.mark.parametrize("part_rows", [parts.PART_ROWS, 3])
+@pytest.mark.parametrize("part_rows", [shards.PART_ROWS, 3])
 def test_the_plan_says_which_row_is_copied_and_is_the_same_again(
     part_rows: int, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "PART_ROWS", part_rows)
+    monkeypatch.setattr(shards, "PART_ROWS", part_rows)
     spec = job.spec()
     plan = make_plan(open_source(spec.source), spec)
     copied = {i.row_id: i.equal_to.row_id for s in plan.copies for i in s.items if i.equal_to}

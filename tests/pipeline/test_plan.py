@@ -21,7 +21,7 @@ from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.zarr.write import write_zarr
 from earmill.pipeline.planning.estimate import estimate
-from earmill.pipeline.planning.make_plan import check_unique, make_plan
+from earmill.pipeline.planning.make_plan import check_items, make_plan
 from earmill.pipeline.planning.plan import Plan, read_row_ids
 from earmill.pipeline.planning.shards import UNKNOWN_SECONDS, cut, item_seconds
 from earmill.pipeline.sources.base import Fetched, Item
@@ -330,4 +330,5 @@ class TestEstimate:
 
 def test_no_rows_are_no_duplicates() -> None:
     """They were a ValueError of `max`."""
-    check_unique([])
+    with pytest.raises(SourceError, match="the source has no rows"):
+        check_items([], spec())

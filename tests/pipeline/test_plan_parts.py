@@ -20,12 +20,11 @@ from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.planning import make_plan as plan_module
-from earmill.pipeline.planning import parts as parts_module
+from earmill.pipeline.planning import shards as parts_module
 from earmill.pipeline.planning.estimate import estimate
 from earmill.pipeline.planning.make_plan import make_plan
-from earmill.pipeline.planning.parts import StoredShard
 from earmill.pipeline.planning.plan import Plan, plan_of, read_row_ids
-from earmill.pipeline.planning.shards import Shard
+from earmill.pipeline.planning.shards import Shard, StoredShard
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
@@ -59,7 +58,8 @@ class Listed:
 def in_parts(monkeypatch: pytest.MonkeyPatch, rows: int = 6) -> None:
     """From now on plans of more rows are in parts, and nothing that was read is remembered."""
     monkeypatch.setattr(parts_module, "PART_ROWS", rows)
-    monkeypatch.setattr(parts_module, "_cache", parts_module._Cache())
+    parts_module._tables.clear()
+    parts_module._items.clear()
 
 
 @pytest.fixture
@@ -103,7 +103,8 @@ def test_what_travels_to_a_worker_has_no_rows(plan: Plan, tmp_path: Path) -> Non
     sent = pickle.dumps(order)
     assert len(sent) < 1000 and b"sentence" not in sent
     before = plan.shards[2].items
-    parts_module._cache.__init__()  # type: ignore[misc]
+    parts_module._tables.clear()
+    parts_module._items.clear()
     received = pickle.loads(sent).shard
     assert received == plan.shards[2] and received.items == before
     assert str(tmp_path) in received.home.store.root  # and not this process's folder

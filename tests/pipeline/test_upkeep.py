@@ -17,7 +17,7 @@ from earmill.pipeline.common.errors import LockedError, OutputError
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.driver_lock import DriverLock
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.planning import parts
+from earmill.pipeline.planning import shards
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole, committed_files
 from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
@@ -169,7 +169,7 @@ def test_what_no_snapshot_names_goes_after_the_grace_time(changing: Changing) ->
 def test_plans_in_parts_are_revised_and_kept(
     changing: Changing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "PART_ROWS", 2)
+    monkeypatch.setattr(shards, "PART_ROWS", 2)
     (changing.corpus / changing.names()[0]).unlink()
     changing.write("new.wav", 8)
     changing.update()
