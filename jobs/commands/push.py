@@ -16,8 +16,7 @@ from earmill.jobs.console.process import OutputLost
 from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from earmill.pipeline.hub.contents import Contents
-    from earmill.pipeline.hub.push import Progress
+    from earmill.pipeline.hub.push import Contents, Progress
 
 LINE_EVERY_S = 5.0
 
@@ -56,7 +55,7 @@ def push(
     The token comes from HF_TOKEN or `hf auth login`. After an interruption run the command again:
     files that the hub has are not sent again.
     """
-    from earmill.pipeline.hub.contents import contents_of
+    from earmill.pipeline.hub.push import contents_of
 
     with options.open_output(uri, storage_options) as layout:
         contents = contents_of(layout, hashes=verify)

@@ -5,13 +5,17 @@ hub holds already is not sent again. Committed files are skipped. Files that an 
 uploaded are read again and found by their sha256. Files of a remote output are copied to a
 temporary folder of one group's size. The new commit follows the commit that the branch had in the
 beginning, or is not made. It removes files of older snapshots; the repository's history keeps them.
+
+The files of a snapshot are a dataset of their own: a copy of them is read, verified and gone on
+with as the original. Older snapshots, replaced commits, leftovers of crashed attempts and the files
+of drivers stay where they are.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,15 +23,28 @@ from huggingface_hub import CommitOperationAdd
 from huggingface_hub.utils.sha import git_hash
 
 from earmill.pipeline.common.byte_streams import sha256_of
-from earmill.pipeline.common.errors import CommitError, HubError
+from earmill.pipeline.common.errors import CommitError, HubError, OutputError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import Shown, bytes_text
-from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.commit_record import commits
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.snapshot import (
+    Current,
+    LogEntry,
+    described,
+    read_current,
+    read_snapshot,
+)
+from earmill.pipeline.dataset.verify import Report, verify
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.hub.contents import Contents
 from earmill.pipeline.hub.repo import HubRepo, Stored
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE
+from earmill.pipeline.storage.paths import (
+    CURRENT_FILE,
+    DATASET_FILE,
+    addition_path,
+    commit_path,
+)
 from earmill.pipeline.storage.scratch import own_folder
 
 # Most files and bytes of a group, which is fetched, hashed and uploaded together.
@@ -41,23 +58,101 @@ FOLDERS = ("data", "rows", "quarantine", "commits", "index", "snapshots", "plan"
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a push is.
+class Contents:
+    """The files of a finished dataset and their description."""
+
+    dataset: DatasetFile
+    entry: LogEntry  # log entry of the current snapshot
+    files: Mapping[str, OutFile]  # by path, relative to the root
+    report: Report  # result of `verify`
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+
+def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
+    """Return the files of a finished dataset's current snapshot, and no others.
 
     Args:
-        files, bytes: Done, whether sent or there already. files_total, bytes_total: Of all.
-        files_sent, bytes_sent: Of those done, what was sent.
+        layout: The output.
+        hashes: Read every file and compare its sha256; else sizes and small files only.
+    Raises:
+        OutputError: No dataset, one that is not finished, or one that `verify` refuses.
     """
+    report = _whole(layout, hashes)
+    dataset, current = read_dataset(layout), read_current(layout)
+    if dataset is None or current is None:
+        raise OutputError(
+            f"{layout.url()}: expected a finished dataset, got one that was not closed; run "
+            "`earmill extract` with --resume, which closes it"
+        )
+    for name in read_snapshot(layout, current).additions:
+        _whole(layout.below(addition_path(name)), hashes)
+    files = {file.path: file for file in _files(layout, current)}
+    return Contents(dataset, current.entry, files, report)
+
+
+def _whole(layout: Layout, hashes: bool) -> Report:
+    """Return the report of `verify`; OutputError if it names a problem."""
+    report = verify(layout, hashes=hashes)
+    if report.problems:
+        more = f"; and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
+        raise OutputError(
+            f"{layout.url()}: expected a finished dataset that `earmill verify` finds whole, got: "
+            f"{report.problems[0]}{more}"
+        )
+    return report
+
+
+def _files(layout: Layout, current: Current) -> Iterator[OutFile]:
+    def small(path: str) -> OutFile:
+        """Return a file that nothing names with its hash."""
+        return described(path, layout.read_bytes(path))
+
+    snapshot, records = read_snapshot(layout, current), commits(layout)
+    yield from (current.snapshot, *current.cards)
+    yield from (snapshot.index, snapshot.plan, snapshot.dataset)
+    yield small(CURRENT_FILE)
+    if snapshot.dataset.path != DATASET_FILE:
+        yield small(DATASET_FILE)
+    plan_id = snapshot.plan.path.removeprefix("plan/").removesuffix(".parquet")
+    yield from map(small, layout.list(f"plan/{plan_id}"))
+    dataset = read_dataset(layout)
+    if dataset is not None and dataset.change is not None and dataset.change.carried is not None:
+        yield dataset.change.carried
+    sizes = layout.sizes("commits")
+    for shard, ref in snapshot.commits.items():
+        path = commit_path(shard, ref.generation)
+        yield OutFile(path, sizes[path], ref.sha256)
+        yield from records[shard].files
+    for name, named in snapshot.additions.items():
+        folder = addition_path(name)
+        place = layout.below(folder)
+        added = read_current(place)
+        if added is None or f"{folder}/{added.snapshot.path}" != named.path:
+            raise OutputError(
+                f"{layout.url()}: the added features {name!r} are of another snapshot than the one "
+                "that counts; run `earmill add-features` again"
+            )
+        for file in _files(place, added):
+            yield replace(file, path=f"{folder}/{file.path}")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a push."""
 
     files_total: int
     bytes_total: int
+    # Done: sent by this push, or there already.
     files: int = 0
     bytes: int = 0
     files_sent: int = 0
     bytes_sent: int = 0
 
     def after(self, files: Sequence[OutFile], *, sent: bool) -> Progress:
-        """With these done as well."""
+        """Return the state with these files done as well."""
         nbytes = sum(file.bytes for file in files)
         return replace(
             self,
@@ -73,8 +168,11 @@ class Pushed(Shown):
     """A dataset on the hub.
 
     Args:
-        url: Its page. commit: The one that holds it. is_new: Whether this push made that commit.
-        progress: What was sent, and what was there. removed: Files of older snapshots that went.
+        url: Page of the dataset.
+        commit: Commit that holds it.
+        is_new: True if this push made that commit.
+        progress: Files that were sent, and files that were there.
+        removed: Files of older snapshots that were removed.
     """
 
     url: str
@@ -107,10 +205,13 @@ def push(
     """Upload the missing files and commit them.
 
     Args:
-        contents: Of `layout`, by `contents_of`.
-        private: Whether a repository that is made for it is; None as the account's default says.
-        message: Of the commit.
-        replace_other: Also where the repository holds another dataset.
+        layout: The output.
+        contents: Its contents, by `contents_of`.
+        repo: The repository, which is made if it does not exist.
+        private: Visibility of a new repository; None for the account's default.
+        message: Message of the commit; None for the default.
+        replace_other: Replace another dataset in the repository.
+        on_progress: Called after each group of files.
     Raises:
         HubError: The hub refuses or does not answer, or the repository has changed meanwhile.
         CommitError: A file is not as its commit says: nothing was committed.
@@ -135,46 +236,31 @@ def push(
     on_progress(progress)
     if not missing and not removed:
         return Pushed(repo.url, parent, False, progress, ())
-    additions, progress = _sent(layout, repo, missing, progress, on_progress)
+    # Content that the hub holds is not sent again.
+    held = repo.uploaded(missing)
+    additions: list[CommitOperationAdd] = []
+    for group in _groups(missing):
+        additions += _upload(layout, repo, group)
+        sent = {file.sha256: file for file in group if file.sha256 not in held}.values()
+        present = [file for file in group if file not in sent]
+        progress = progress.after(list(sent), sent=True).after(present, sent=False)
+        held.update(file.sha256 for file in sent)
+        on_progress(progress)
+    name, entry = contents.dataset.name, contents.entry
     commit = repo.commit(
         additions,
         removed,
-        message=message or _message(contents),
+        message=message or f"{name}: snapshot {entry.number} ({entry.why}), {entry.rows_ok} rows",
         parent=parent,
         proof=(CURRENT_FILE, git_hash(layout.read_bytes(CURRENT_FILE))),
     )
     return Pushed(repo.url, commit, True, progress, tuple(removed))
 
 
-def _sent(
-    layout: Layout,
-    repo: HubRepo,
-    missing: Sequence[OutFile],
-    progress: Progress,
-    on_progress: Callable[[Progress], None],
-) -> tuple[list[CommitOperationAdd], Progress]:
-    """Upload the content that the hub does not hold; return the additions of the commit."""
-    held = repo.uploaded(missing)
-    additions: list[CommitOperationAdd] = []
-    for group in _groups(missing):
-        additions += _upload(layout, repo, group)
-        sent = {file.sha256: file for file in group if file.sha256 not in held}.values()
-        there = [file for file in group if file not in sent]
-        progress = progress.after(list(sent), sent=True).after(there, sent=False)
-        held.update(file.sha256 for file in sent)
-        on_progress(progress)
-    return additions, progress
-
-
-def _message(contents: Contents) -> str:
-    entry = contents.entry
-    return f"{contents.dataset.name}: snapshot {entry.number} ({entry.why}), {entry.rows_ok} rows"
-
-
 def _refuse_another(
     repo: HubRepo, there: dict[str, Stored], parent: str, dataset: DatasetFile
 ) -> None:
-    """A repository that holds something else is not overwritten unasked."""
+    """Raise HubError if the repository holds something else."""
     if DATASET_FILE in there:
         held = repo.read(DATASET_FILE, parent)
         if f'"{dataset.spec_sha256}"'.encode() in held:
@@ -205,7 +291,7 @@ def _is_same(layout: Layout, file: OutFile, stored: Stored) -> bool:
 
 
 def _groups(files: Sequence[OutFile]) -> Iterator[list[OutFile]]:
-    """Neighbours, up to the limits of a group; a larger file alone."""
+    """Yield neighbours, up to the limits of a group; a larger file alone."""
     group: list[OutFile] = []
     held = 0
     for file in files:
@@ -241,7 +327,7 @@ def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[Com
 
 
 def _local(layout: Layout, file: OutFile, folder: Path) -> Path:
-    """A file here, as its commit says it is."""
+    """Return the path of a local copy of a file; CommitError if its content changed."""
     if layout.is_local:
         place = Path(layout.inside(file.path))
     else:

@@ -43,24 +43,22 @@ REFUSALS = (401, 403)
 
 @dataclass(frozen=True)
 class Stored:
-    """A file as the repository has it.
-
-    Args:
-        bytes: Its size. blob: Git's hash of it. sha256: Where it is stored as a large file.
-    """
+    """A file as the repository has it."""
 
     bytes: int
-    blob: str
-    sha256: str | None
+    blob: str  # Git's hash of the content
+    sha256: str | None  # of a large file; None for others
 
 
 class HubRepo:
     """A dataset repository.
 
     Args:
-        repo_id: `user/name`. branch: Which is read and committed to.
+        repo_id: `user/name`.
+        branch: Branch to read and to commit to.
     Raises:
-        OutputError: It is no such id. HubError: There is no token.
+        OutputError: The id is not valid.
+        HubError: There is no token.
     """
 
     def __init__(self, repo_id: str, branch: str = MAIN) -> None:
@@ -77,15 +75,11 @@ class HubRepo:
 
     @property
     def url(self) -> str:
-        """Where people see it."""
+        """Return the page of the repository."""
         return f"{self._api.endpoint}/datasets/{self.repo_id}"
 
     def create(self, private: bool | None) -> None:
-        """Make it and its branch, unless they are there.
-
-        Args:
-            private: Only for a new one; None as the account's default is.
-        """
+        """Make the repository and its branch, unless they exist."""
         with self._told():
             self._api.create_repo(self.repo_id, repo_type=DATASET, private=private, exist_ok=True)
             if self.branch != MAIN:
@@ -94,7 +88,7 @@ class HubRepo:
                 )
 
     def head(self) -> str:
-        """The newest commit of the branch."""
+        """Return the newest commit of the branch."""
         with self._told():
             info = self._api.dataset_info(self.repo_id, revision=self.branch)
             if info.sha is None:
@@ -102,7 +96,7 @@ class HubRepo:
             return info.sha
 
     def files(self, commit: str) -> dict[str, Stored]:
-        """Every file of a commit."""
+        """Return every file of a commit, by path."""
         with self._told():
             tree = self._api.list_repo_tree(
                 self.repo_id, recursive=True, revision=commit, repo_type=DATASET
@@ -116,7 +110,7 @@ class HubRepo:
             }
 
     def read(self, path: str, commit: str) -> bytes:
-        """The content of a small file."""
+        """Return the content of a small file."""
         url = f"{self.url}/resolve/{commit}/{path}"
         with self._told():
             answer = get_session().get(url, headers=build_hf_headers(), follow_redirects=True)
@@ -124,13 +118,16 @@ class HubRepo:
             return bytes(answer.content)
 
     def uploaded(self, files: Iterable[OutFile]) -> set[str]:
-        """Which of these the hub holds already, committed or not, by their sha256."""
+        """Return the sha256 of the files that the hub holds already, committed or not."""
         found: set[str] = set()
-        wanted = list(files)
-        for some in (wanted[k : k + ASKED_AT_ONCE] for k in range(0, len(wanted), ASKED_AT_ONCE)):
+        wanted = [
+            UploadInfo(sha256=bytes.fromhex(each.sha256), size=each.bytes, sample=b"")
+            for each in files
+        ]
+        for start in range(0, len(wanted), ASKED_AT_ONCE):
             with self._told():
                 actions, *_ = post_lfs_batch_info(
-                    upload_infos=[_info(file) for file in some],
+                    upload_infos=wanted[start : start + ASKED_AT_ONCE],
                     token=None,
                     repo_type=DATASET,
                     repo_id=self.repo_id,
@@ -156,60 +153,42 @@ class HubRepo:
         parent: str,
         proof: tuple[str, str],
     ) -> str:
-        """One commit on top of `parent`; its id.
+        """Make one commit on top of `parent`, and return its id.
 
-        Args:
-            proof: A path and git's hash of its content by which a commit is known to be this one:
-                an answer that was lost may have been a yes.
-        Raises:
-            HubError: Somebody else has committed since, or the hub does not answer.
+        `proof` is a path and git's hash of its content. They identify this commit if the hub made
+        it and its answer was lost.
         """
+        deletions = [CommitOperationDelete(path, is_folder=False) for path in removed]
         for attempt in range(COMMIT_TRIES):
             try:
-                return self._commit(additions, removed, message, parent)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of huggingface_hub, about the card's header
+                    return self._api.create_commit(
+                        self.repo_id,
+                        [*additions, *deletions],
+                        commit_message=message,
+                        repo_type=DATASET,
+                        revision=self.branch,
+                        parent_commit=parent,
+                    ).oid
             except Exception as error:
                 away = _is_away(error)
                 if not away and _status(error) not in CONFLICTS:
                     raise self._said(error) from error
-                now = self.head()
-                if now != parent and self._holds(now, *proof):
-                    return now
+                now, (path, blob) = self.head(), proof
                 if now != parent:
-                    raise self._overtaken(parent, now) from error
+                    there = self.files(now).get(path)
+                    if there is not None and there.blob == blob:
+                        return now
+                    raise HubError(
+                        f"{self.repo_id}: somebody else committed to {self.branch} meanwhile (now "
+                        f"{now[:12]}, was {parent[:12]}); nothing of this was committed, what was "
+                        "uploaded stays there: look at that commit, then run the same command again"
+                    ) from error
                 if not away or attempt + 1 == COMMIT_TRIES:
                     raise self._said(error) from error
             time.sleep(COMMIT_WAIT_S * (attempt + 1))
         raise AssertionError("the last try returns or raises")
-
-    def _commit(
-        self,
-        additions: Sequence[CommitOperationAdd],
-        removed: Sequence[str],
-        message: str,
-        parent: str,
-    ) -> str:
-        deletions = [CommitOperationDelete(path, is_folder=False) for path in removed]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of huggingface_hub, about the card's header
-            return self._api.create_commit(
-                self.repo_id,
-                [*additions, *deletions],
-                commit_message=message,
-                repo_type=DATASET,
-                revision=self.branch,
-                parent_commit=parent,
-            ).oid
-
-    def _holds(self, commit: str, path: str, blob: str) -> bool:
-        there = self.files(commit).get(path)
-        return there is not None and there.blob == blob
-
-    def _overtaken(self, parent: str, now: str) -> HubError:
-        return HubError(
-            f"{self.repo_id}: somebody else committed to {self.branch} meanwhile (now {now[:12]}, "
-            f"was {parent[:12]}); nothing of this was committed, what was uploaded stays there: "
-            "look at that commit, then run the same command again"
-        )
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -236,10 +215,6 @@ class HubRepo:
         return HubError(f"{self.repo_id}: {_innermost(error)}")
 
 
-def _info(file: OutFile) -> UploadInfo:
-    return UploadInfo(size=file.bytes, sample=b"", sha256=bytes.fromhex(file.sha256))
-
-
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
@@ -247,7 +222,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """The answer's status code, of the first in the chain of causes that has one."""
+    """Return the status code of the first error in the chain of causes that has an answer."""
     for one in _chain(error):
         answer: Any = getattr(one, "response", None)
         if answer is not None:
@@ -256,7 +231,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _is_away(error: BaseException) -> bool:
-    """No answer, or "not now"."""
+    """Return True if the hub did not answer, or answered "not now"."""
     status = _status(error)
     if status is not None:
         return status == 429 or status >= 500

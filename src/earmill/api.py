@@ -433,7 +433,7 @@ def push(
         HubError: The hub refuses or does not answer, or another client committed meanwhile.
         CommitError: A file has changed.
     """
-    from earmill.pipeline.hub.contents import contents_of
+    from earmill.pipeline.hub.push import contents_of
     from earmill.pipeline.hub.push import push as upload
     from earmill.pipeline.hub.repo import HubRepo
 

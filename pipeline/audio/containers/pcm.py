@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -41,21 +42,20 @@ from earmill.pipeline.audio.containers.mpeg import probe_mpeg
 RIFF_NAMES = (b"RIFF", b"RIFX", b"RF64", b"BW64")
 LONG_SIZE = 0xFFFFFFFF
 
+# libsndfile's names by bytes of a sample.
+PCM_SUBTYPES = {1: "PCM_S8", 2: "PCM_16", 3: "PCM_24", 4: "PCM_32"}
+FLOAT_SUBTYPES = {4: "FLOAT", 8: "DOUBLE"}
+MU_LAW_SUBTYPES, A_LAW_SUBTYPES = {1: "ULAW"}, {1: "ALAW"}
+
+# Codecs of WAV whose blocks are one sample of every channel.
 PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-# Codecs whose blocks are one sample of every channel.
-PLAIN_CODECS = frozenset({PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE})
-MPEG_CODECS = frozenset({0x50, 0x55})
-# libsndfile's names, by codec and bytes of a sample.
-SUBTYPES = {
-    (PCM, 1): "PCM_U8",
-    (PCM, 2): "PCM_16",
-    (PCM, 3): "PCM_24",
-    (PCM, 4): "PCM_32",
-    (FLOAT, 4): "FLOAT",
-    (FLOAT, 8): "DOUBLE",
-    (A_LAW, 1): "ALAW",
-    (MU_LAW, 1): "ULAW",
+WAV_PLAIN = {
+    PCM: PCM_SUBTYPES | {1: "PCM_U8"},
+    FLOAT: FLOAT_SUBTYPES,
+    A_LAW: A_LAW_SUBTYPES,
+    MU_LAW: MU_LAW_SUBTYPES,
 }
+MPEG_CODECS = frozenset({0x50, 0x55})
 
 # W64 names are GUIDs that begin with the RIFF name in lower case; all but the first end alike. The
 # GUIDs of Sony's own chunks (markers, summaries) have the last six bytes in common with them.
@@ -73,16 +73,40 @@ NO_SIZE = 1 << 62
 
 
 @dataclass(frozen=True)
+class SampleForm:
+    """The form of samples by a header."""
+
+    frame_bytes: int | None = None  # bytes of one sample of every channel, if they are fixed
+    # Form in which the samples can be read without their header, or the name of their codec.
+    bare: BareSamples | None = None
+    codec: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        codec: str,
+        rate_hz: int,
+        channels: int,
+        frame_bytes: int,
+        subtypes: Mapping[int, str],
+        order: ByteOrder,
+    ) -> SampleForm:
+        """Return the form by the fields of a header and libsndfile's names for the codec."""
+        width, rest = divmod(frame_bytes, max(1, channels))
+        subtype = None if rest else subtypes.get(width)
+        if subtype is None or not (rate_hz and channels):
+            return cls(frame_bytes or None, codec=codec)
+        return cls(frame_bytes, BareSamples(rate_hz, channels, subtype, order))
+
+
+@dataclass(frozen=True)
 class StatedSize:
     """The size of the samples by the header, and their form."""
 
     kind: str  # the container, see `Probe`
     start: int  # first byte of the samples
     size: int | None  # bytes of samples; None if the header says that it does not know
-    frame_bytes: int | None  # bytes of one sample of every channel; None if they are not fixed
-    # Form in which the samples can be read without their header, or the name of their codec.
-    bare: BareSamples | None = None
-    codec: str | None = None
+    samples: SampleForm
     form: ChunkFormat | None = None  # of the chunks behind the samples; None if there are none
     extra: int = 0  # bytes that the header's size counts besides the samples
     others: tuple[int, ...] = ()  # sizes that the header states in other places
@@ -104,13 +128,14 @@ class StatedSize:
             return self._refused(f"expected {self.size} bytes of samples, got {present}")
         if not behind or self._nothing_lost(stream, self.size, nbytes):
             return self._believed()
-        if self.bare is not None:
+        bare = self.samples.bare
+        if bare is not None:
             others = [size for size in self.others if 0 < size <= present]
             wrapped = range(self.size + WRAP, present + 1, WRAP) if self.wraps else ()
             for size in (*others, *wrapped):
                 if self._nothing_lost(stream, size, nbytes):
-                    return self._as_bare(self.bare, size, "ignored")
-        if self._is_placeholder(self.size) and (self.bare or (self.replaced and present < WRAP)):
+                    return self._as_bare(bare, size, "ignored")
+        if self._is_placeholder(self.size) and (bare or (self.replaced and present < WRAP)):
             return self._all_of(stream, present, "ignored")
         return self._refused(
             f"expected {self.size} bytes of samples, got {present - self.size} more that are no "
@@ -118,7 +143,7 @@ class StatedSize:
         )
 
     def _frames(self, size: int) -> int:
-        return size // (self.frame_bytes or 1)
+        return size // (self.samples.frame_bytes or 1)
 
     def _is_placeholder(self, size: int) -> bool:
         counted = size + self.extra
@@ -129,19 +154,19 @@ class StatedSize:
 
     def _nothing_lost(self, stream: BinaryIO, size: int, nbytes: int) -> bool:
         end = self.start + size
-        if nbytes - end < max(2, self.frame_bytes or 0):
+        if nbytes - end < max(2, self.samples.frame_bytes or 0):
             return True
         return no_audio(stream, end, nbytes, self.form, payload=size)
 
     def _believed(self) -> Probe:
-        return Probe(self.kind, codec=self.codec)
+        return Probe(self.kind, codec=self.samples.codec)
 
     def _all_of(self, stream: BinaryIO, present: int, why: HeaderSize) -> Probe:
         """Return the finding that the samples reach to the end of the file."""
         if not present:
             return self._believed()
-        if self.bare is not None:
-            return self._as_bare(self.bare, present, why)
+        if self.samples.bare is not None:
+            return self._as_bare(self.samples.bare, present, why)
         found = replace(self._believed(), header_size=why)
         if self.replaced is None or present >= WRAP:
             return found
@@ -160,8 +185,8 @@ class StatedSize:
 
     def _refused(self, why: str) -> Probe:
         size = self.size or 0
-        frames = size // self.frame_bytes if self.frame_bytes else None
-        return Probe(self.kind, damage=why, declared_frames=frames, codec=self.codec)
+        frames = size // self.samples.frame_bytes if self.samples.frame_bytes else None
+        return Probe(self.kind, damage=why, declared_frames=frames, codec=self.samples.codec)
 
 
 def riff_chunks(order: ByteOrder) -> ChunkFormat:
@@ -181,42 +206,35 @@ W64_CHUNKS = ChunkFormat(W64_HEADER_BYTES, _w64_header, align=8)
 
 
 @dataclass(frozen=True)
-class Format:
-    """The contents of a format chunk; for the fields see `StatedSize`."""
+class WaveFormat:
+    """The contents of a format chunk."""
 
     codec: int = 0  # number of the codec; for extensible formats, number of the sub-format
     rate_hz: int | None = None
-    frame_bytes: int | None = None
-    bare: BareSamples | None = None
+    samples: SampleForm = SampleForm(codec="WAV codec 0x0000")
     is_extensible: bool = False  # the chunk has the longer form
 
-    @property
-    def name(self) -> str | None:
-        """Return the name of a codec with compression, for messages."""
-        return None if self.bare else f"WAV codec {self.codec:#06x}"
-
     @classmethod
-    def of(cls, fields: bytes, order: ByteOrder) -> Format:
+    def of(cls, fields: bytes, order: ByteOrder) -> WaveFormat:
         tag, channels = uint(fields[0:2], order), uint(fields[2:4], order)
         rate_hz, block = uint(fields[4:8], order), uint(fields[12:14], order)
         codec = uint(fields[24:26], order) if tag == EXTENSIBLE else tag
-        if tag not in PLAIN_CODECS or not block:
-            return cls(codec, rate_hz)
-        subtype = SUBTYPES.get((codec, block // max(1, channels)))
-        bare = None
-        if subtype is not None and rate_hz and channels and block % channels == 0:
-            bare = BareSamples(rate_hz, channels, subtype, order)
-        return cls(codec, rate_hz, block, bare, tag == EXTENSIBLE)
+        name = f"WAV codec {codec:#06x}"
+        if tag not in (*WAV_PLAIN, EXTENSIBLE) or not block:
+            return cls(codec, rate_hz, SampleForm(codec=name))
+        subtypes = WAV_PLAIN.get(codec, {})
+        samples = SampleForm.of(name, rate_hz, channels, block, subtypes, order)
+        return cls(codec, rate_hz, samples, tag == EXTENSIBLE)
 
 
 def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """RIFF, big-endian RIFX, RF64 and BW64."""
     magic = read_at(stream, 0, 4)
     order: ByteOrder = "big" if magic == b"RIFX" else "little"
-    form, found, long_size = riff_chunks(order), Format(), None
+    form, found, long_size = riff_chunks(order), WaveFormat(), None
     for name, start, size in chunks(stream, 12, nbytes, form):
         if name == b"fmt ":
-            found = Format.of(read_at(stream, start, min(size, 40)), order)
+            found = WaveFormat.of(read_at(stream, start, min(size, 40)), order)
         elif name == b"ds64":
             long_size = uint(read_at(stream, start, 16)[8:16], order)
         elif name == b"data":
@@ -226,9 +244,7 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
                 "riff",
                 start=start,
                 size=long_size if is_long else size,
-                frame_bytes=found.frame_bytes,
-                bare=found.bare,
-                codec=found.name,
+                samples=found.samples,
                 form=form,
                 others=() if long_size is None or is_long else (long_size,),
                 wraps=not is_long,
@@ -241,12 +257,12 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     return no_samples("riff", "data chunk", nbytes)
 
 
-def _named(probe: Probe, stated: StatedSize, found: Format, magic: bytes) -> Probe:
+def _named(probe: Probe, stated: StatedSize, found: WaveFormat, magic: bytes) -> Probe:
     """Return the probe with the container's name if the decoder has another one."""
-    if magic == b"BW64" and probe.samples is None and found.bare is not None:
+    if magic == b"BW64" and probe.samples is None and found.samples.bare is not None:
         # libsndfile does not read BW64.
         stop = None if stated.size is None else stated.start + stated.size
-        probe = replace(probe, samples=found.bare, start=stated.start, stop=stop)
+        probe = replace(probe, samples=found.samples.bare, start=stated.start, stop=stop)
     if probe.samples is None and probe.container is None:
         return probe
     short = "WAVEX" if found.is_extensible else "WAV"
@@ -277,18 +293,16 @@ def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     libsndfile takes padding and further chunks behind the samples for samples, so the number of
     samples comes from the header.
     """
-    found = Format()
+    found = WaveFormat()
     for name, start, size in chunks(stream, 40, nbytes, W64_CHUNKS):
         if name == b"fmt ":
-            found = Format.of(read_at(stream, start, min(size, 40)), "little")
+            found = WaveFormat.of(read_at(stream, start, min(size, 40)), "little")
         elif name == b"data":
             stated = StatedSize(
                 "w64",
                 start=start,
                 size=size,
-                frame_bytes=found.frame_bytes,
-                bare=found.bare,
-                codec=found.name,
+                samples=found.samples,
                 form=W64_CHUNKS,
                 extra=W64_HEADER_BYTES,
                 wraps=False,
@@ -296,14 +310,11 @@ def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
             probe = stated.compared(stream, nbytes, behind=behind)
             if probe.header_size is not None:
                 return replace(probe, container="W64")
-            frames = size // found.frame_bytes if found.frame_bytes else None
-            return replace(probe, declared_frames=frames)
+            frame_bytes = found.samples.frame_bytes
+            return replace(probe, declared_frames=size // frame_bytes if frame_bytes else None)
     return no_samples("w64", "data chunk", nbytes)
 
 
-PCM_SUBTYPES = {1: "PCM_S8", 2: "PCM_16", 3: "PCM_24", 4: "PCM_32"}
-FLOAT_SUBTYPES = {4: "FLOAT", 8: "DOUBLE"}
-MU_LAW_SUBTYPES, A_LAW_SUBTYPES = {1: "ULAW"}, {1: "ALAW"}
 # Compression types of AIFF-C that compress nothing: libsndfile's names by bytes of a sample.
 AIFC_PLAIN = {
     **dict.fromkeys((b"NONE", b"twos", b"sowt", b"in24", b"in32"), PCM_SUBTYPES),
@@ -337,12 +348,20 @@ NIST_PLAIN = re.compile(rb"(pcm|ulaw|mu-law|alaw)?$")
 
 def probe_aiff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """AIFF and AIFF-C: big-endian chunks, padded to even; samples in `SSND` behind two words."""
-    frame_bytes, bare, kind, frames, form = None, None, None, 0, riff_chunks("big")
+    samples, form = SampleForm(), riff_chunks("big")
+    others: tuple[int, ...] = ()
     for name, start, size in chunks(stream, 12, nbytes, form):
         if name == b"COMM":
             fields = read_at(stream, start, min(size, 22))
-            frames, frame_bytes, bare = _aiff_format(fields)
-            kind = None if bare else f"AIFF codec {fields[18:22]!a}"
+            channels, frames, bits = struct.unpack(">HIH", fields[:8].ljust(8, b"\0"))
+            kind, codec = fields[18:22] or b"NONE", f"AIFF codec {fields[18:22]!a}"
+            samples, others = SampleForm(codec=codec), ()
+            if kind in AIFC_PLAIN:
+                frame_bytes = channels * ((bits + 7) // 8)
+                order: ByteOrder = "little" if kind == b"sowt" else "big"
+                rate_hz, subtypes = _extended(fields[8:18]), AIFC_PLAIN[kind]
+                samples = SampleForm.of(codec, rate_hz, channels, frame_bytes, subtypes, order)
+                others = (frames * frame_bytes,)
         elif name == b"SSND":
             # Two words; the first word is the number of bytes in front of the samples.
             first = 8 + uint(read_at(stream, start, 4), "big")
@@ -350,30 +369,14 @@ def probe_aiff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
                 "aiff",
                 start=start + first,
                 size=max(0, size - first),
-                frame_bytes=frame_bytes,
-                bare=bare,
-                codec=kind,
+                samples=samples,
                 form=form,
                 extra=first,
-                others=(frames * frame_bytes,) if frame_bytes else (),
+                others=others,
                 container="AIFF",
             )
             return stated.compared(stream, nbytes, behind=behind)
     return no_samples("aiff", "SSND chunk", nbytes)
-
-
-def _aiff_format(fields: bytes) -> tuple[int, int | None, BareSamples | None]:
-    """Return frames, bytes of a frame and form of the samples from a COMM chunk."""
-    channels, frames, bits = struct.unpack(">HIH", fields[:8].ljust(8, b"\0"))
-    width, kind = (bits + 7) // 8, fields[18:22] or b"NONE"
-    if kind not in AIFC_PLAIN:
-        return frames, None, None
-    subtype, rate_hz = AIFC_PLAIN[kind].get(width), _extended(fields[8:18])
-    frame_bytes = channels * width or None
-    if subtype is None or not rate_hz or frame_bytes is None:
-        return frames, frame_bytes, None
-    order: ByteOrder = "little" if kind == b"sowt" else "big"
-    return frames, frame_bytes, BareSamples(rate_hz, channels, subtype, order)
 
 
 def _extended(raw: bytes) -> int:
@@ -384,13 +387,11 @@ def _extended(raw: bytes) -> int:
 
 def probe_caf(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """CAF: chunks with 64-bit sizes; `data` starts with a word of its own, -1 means to the end."""
-    frame_bytes, bare, kind, rate_hz, trim = None, None, None, 0, None
+    samples, rate_hz, trim = SampleForm(), 0, None
     found: Probe | None = None
     for name, start, size in chunks(stream, 8, nbytes, CAF_CHUNKS):
         if name == b"desc":
-            fields = read_at(stream, start, 32)
-            rate_hz, frame_bytes, bare = _caf_format(fields)
-            kind = None if bare else f"CAF codec {fields[8:12]!a}"
+            rate_hz, samples = _caf_format(read_at(stream, start, 32))
         elif name == b"pakt" and rate_hz:
             valid, skip = struct.unpack(">qi", read_at(stream, start + 8, 12).ljust(12, b"\0"))
             trim = Trim(rate_hz, skip, valid) if skip >= 0 and valid > 0 else None
@@ -399,38 +400,31 @@ def probe_caf(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
                 "caf",
                 start=start + 4,
                 size=None if size == CAF_UNKNOWN else max(0, size - 4),
-                frame_bytes=frame_bytes,
-                bare=bare,
-                codec=kind,
+                samples=samples,
                 form=CAF_CHUNKS,
                 extra=4,
                 wraps=False,
                 container="CAF",
             )
             found = stated.compared(stream, nbytes, behind=behind)
-            if bare is not None:
-                break
-    if found is None:
-        return no_samples("caf", "data chunk", nbytes)
-    return found if bare is not None else replace(found, trim=trim)
+            if samples.bare is not None:
+                return found
+    return no_samples("caf", "data chunk", nbytes) if found is None else replace(found, trim=trim)
 
 
-def _caf_format(fields: bytes) -> tuple[int, int | None, BareSamples | None]:
-    """Return rate, bytes of a frame and form of the samples from a description chunk."""
+def _caf_format(fields: bytes) -> tuple[int, SampleForm]:
+    """Return rate and form of the samples from a description chunk."""
+    codec = f"CAF codec {fields[8:12]!a}"
     if len(fields) < 32:
-        return 0, None, None
+        return 0, SampleForm(codec=codec)
     rate, kind, flags, packet, frames, channels = struct.unpack(">d4s4I", fields[:28])
     rate_hz = int(rate) if 0 < rate < 1 << 31 else 0
     if frames != 1 or not packet:  # compressed: packets have several frames, or no fixed size
-        return rate_hz, None, None
+        return rate_hz, SampleForm(codec=codec)
     widths = {b"lpcm": FLOAT_SUBTYPES if flags & CAF_IS_FLOAT else PCM_SUBTYPES}
     widths |= {b"ulaw": MU_LAW_SUBTYPES, b"alaw": A_LAW_SUBTYPES}
-    width, rest = divmod(packet, channels or packet)
-    subtype = widths.get(kind, {}).get(width)
-    if subtype is None or rest or not (rate_hz and channels):
-        return rate_hz, packet, None
     order: ByteOrder = "little" if flags & CAF_IS_LITTLE else "big"
-    return rate_hz, packet, BareSamples(rate_hz, channels, subtype, order)
+    return rate_hz, SampleForm.of(codec, rate_hz, channels, packet, widths.get(kind, {}), order)
 
 
 def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
@@ -442,15 +436,13 @@ def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     words = "<5I" if order == "little" else ">5I"
     offset, size, encoding, rate_hz, channels = struct.unpack(words, head[4:])
     width, subtype = AU_PLAIN.get(encoding, (0, ""))
-    stated = StatedSize(
-        "au",
-        start=offset,
-        size=None if size == AU_UNKNOWN else size,
+    samples = SampleForm(
         frame_bytes=width * channels or None,
         bare=BareSamples(rate_hz, channels, subtype, order) if width and channels else None,
         codec=None if width else f"AU encoding {encoding}",
-        container="AU",
     )
+    data = None if size == AU_UNKNOWN else size
+    stated = StatedSize("au", start=offset, size=data, samples=samples, container="AU")
     return stated.compared(stream, nbytes, behind=behind)
 
 
@@ -474,6 +466,6 @@ def probe_nist(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     if not frames:
         return Probe("nist", header_size="unknown")
     frame_bytes = max(1, number(b"channel_count", 1) * number(b"sample_n_bytes", 2))
-    stated = StatedSize("nist", start=size, size=frames * frame_bytes, frame_bytes=frame_bytes)
+    stated = StatedSize("nist", size, frames * frame_bytes, SampleForm(frame_bytes))
     found = stated.compared(stream, nbytes, behind=behind)
     return replace(found, declared_frames=frames)

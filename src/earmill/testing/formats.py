@@ -46,20 +46,11 @@ FLIPS = 60
 
 @dataclass(frozen=True)
 class Written:
-    """A shard that the format wrote.
+    """A shard that the format wrote."""
 
-    Args:
-        name: Name of the format.
-        layout: Layout of the dataset.
-        rel: Path of the shard in `layout`.
-        rows: Rows of the shard.
-        streams: Streams of the rows.
-        dtype: Stored type.
-    """
-
-    name: str
+    name: str  # of the format
     layout: Layout
-    rel: str
+    rel: str  # path of the shard in the layout
     rows: Sequence[FeatureRow]
     streams: Sequence[StreamInfo]
     dtype: str
@@ -70,19 +61,27 @@ class Written:
 
     def files(self) -> list[Path]:
         """Return every file of the shard."""
-        return [self.path] if self.path.is_file() else sorted(_files(self.path))
+        if self.path.is_file():
+            return [self.path]
+        return sorted(path for path in self.path.rglob("*") if path.is_file())
+
+    def contents(self) -> dict[str, bytes]:
+        """Return the content of every file of the shard, by its path in the layout."""
+        root = Path(self.layout.root)
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in self.files()}
 
     def promise(self) -> Promise:
         """Return the facts of a commit about the shard."""
-        root = Path(self.layout.root)
-        named = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in self.files()]
         fmt = format_of(self.name)
         layouts = {info.name: fmt.layout_of(info) for info in self.streams}
         return Promise(
             rows=len(self.rows),
             frames={name: sum(len(row.streams[name]) for row in self.rows) for name in layouts},
             columns={k: (v.stored_width, v.stored_dtype(self.dtype)) for k, v in layouts.items()},
-            files={k: OutFile(k, len(v), hashlib.sha256(v).hexdigest()) for k, v in named},
+            files={
+                name: OutFile(name, len(content), hashlib.sha256(content).hexdigest())
+                for name, content in self.contents().items()
+            },
         )
 
     def spans(self, stream: str) -> Iterator[FrameSpan]:
@@ -152,7 +151,7 @@ class FormatConformance:
 
     def test_equal_rows_give_equal_bytes(self, written: Written, tmp_path: Path) -> None:
         again = self.write(tmp_path / "two", written.rows, written.dtype)
-        assert _contents(written) == _contents(again)
+        assert written.contents() == again.contents()
 
     def test_a_shard_without_rows(self, tmp_path: Path) -> None:
         written = self.write(tmp_path / "none", [], "float16")
@@ -216,12 +215,9 @@ class FormatConformance:
             spikes = got.features["spikes"]
             np.testing.assert_array_equal(spikes.to_columns(), row.streams["spikes"])
         card = (tmp_path / "set" / "README.md").read_text()
-        for line in format_of(self.format).reading([data_path(SHARD, ATTEMPT, _suffix(self))]):
+        fmt = format_of(self.format)
+        for line in fmt.reading([data_path(SHARD, ATTEMPT, fmt.suffix)]):
             assert line in card
-
-
-def _suffix(suite: FormatConformance) -> str:
-    return format_of(suite.format).suffix
 
 
 def _part(span: FrameSpan, first: int) -> FrameSpan:
@@ -334,12 +330,3 @@ def _dataset(
     )
     finalise(layout)
     return layout
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
-
-
-def _contents(written: Written) -> Mapping[str, bytes]:
-    root = Path(written.layout.root)
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in written.files()}

@@ -86,10 +86,7 @@ class ModelConformance:
             fs_hz, cls.params if params is None else params, every if asked is None else asked
         )
 
-    # Description
-
     def test_it_says_what_it_is(self) -> None:
-        """Name, summary, rate, unit and streams are there, each stream with unit and axes."""
         model = self.described()
         assert model.name and model.name == model.name.strip()
         assert model.summary and "\n" not in model.summary
@@ -102,7 +99,6 @@ class ModelConformance:
             assert kind.layout in ("frames", "events")
 
     def test_every_parameter_has_a_type_a_default_and_a_meaning(self) -> None:
-        """`earmill models` prints them."""
         for name, parameter in self.described().parameters.items():
             assert parameter.name == name and parameter.type_text
             assert parameter.doc, f"parameter {name!r} has no meaning in the docstring's Args"
@@ -110,7 +106,6 @@ class ModelConformance:
             assert json.loads(json.dumps(parameter.to_dict(), allow_nan=False))
 
     def test_streams_agree_with_themselves(self, extractor: Extractor) -> None:
-        """Widths, offsets and the numbers of each channel and column fit together."""
         model = self.described()
         assert len({info.name for info in extractor.streams}) == len(extractor.streams)
         for info in extractor.streams:
@@ -124,7 +119,6 @@ class ModelConformance:
             assert StreamInfo.from_dict(json.loads(json.dumps(info.to_dict()))) == info
 
     def test_what_is_stored_of_it_is_json(self, extractor: Extractor) -> None:
-        """JSON and pickles give equal values back."""
         described = extractor.describe()
         assert json.loads(json.dumps(described, allow_nan=False)) == described
         assert described["model"] == extractor.model
@@ -134,8 +128,6 @@ class ModelConformance:
         again = pickle.loads(pickle.dumps(model))
         assert (again.name, again.streams) == (model.name, model.streams)
         assert pickle.loads(pickle.dumps(extractor.streams)) == extractor.streams
-
-    # Frames
 
     def test_frames_are_as_many_as_promised(self, extractor: Extractor) -> None:
         """`n_frames` and `extract` agree for clips of all lengths, an empty one among them."""
@@ -165,12 +157,10 @@ class ModelConformance:
             assert all(a[name] <= b[name] for name in a)
 
     def test_silence_is_finite(self, extractor: Extractor) -> None:
-        """Digital silence has finite features."""
         (made,) = extractor.extract([np.zeros(self._samples(extractor), np.float32)])
         assert all(np.isfinite(_dense(values)).all() for values in made.values())
 
     def test_no_clips_give_nothing(self, extractor: Extractor) -> None:
-        """An empty batch is valid."""
         assert extractor.extract([]) == []
 
     def test_a_second_time_gives_the_same(self, extractor: Extractor) -> None:
@@ -181,7 +171,6 @@ class ModelConformance:
         _assert_same(self.build().extract([clip]), first)
 
     def test_a_clip_does_not_depend_on_its_neighbours(self, extractor: Extractor) -> None:
-        """Features do not depend on other clips or on the order of the batch."""
         clips = self.clips(extractor)
         alone = [extractor.extract([clip])[0] for clip in clips]
         _assert_same(extractor.extract(clips), alone)
@@ -206,7 +195,6 @@ class ModelConformance:
                 assert len(_dense(made[name])) == frames
 
     def test_what_is_no_clip_is_refused(self, extractor: Extractor) -> None:
-        """Whole numbers, and more channels than the model has."""
         with pytest.raises(ValueError):
             extractor.extract([np.zeros(self._samples(extractor), np.int16)])
         with pytest.raises(ValueError):
@@ -231,10 +219,7 @@ class ModelConformance:
             hidden = (got != before) & np.isfinite(got)
             assert not hidden.any(), f"{name}: {hidden.sum()} values changed and look sound"
 
-    # Chunks
-
     def test_chunks_are_the_whole(self, extractor: Extractor) -> None:
-        """A signal in chunks has the frames of the whole signal, if the model can stream."""
         if not extractor.can_stream:
             with pytest.raises(ValueError):
                 extractor.open_stream()
@@ -275,10 +260,7 @@ class ModelConformance:
             apart = np.abs(ahead.astype(np.float64) - after).max()
             assert apart <= FORGOTTEN * np.abs(wanted).max(), f"{info.name}: memory_s is too short"
 
-    # Constants and parameters
-
     def test_the_hash_follows_the_constants(self, extractor: Extractor) -> None:
-        """Equal parameters have equal hashes; other parameters have another hash."""
         sha256 = extractor.buffers_sha256()
         assert len(sha256) == 64 and set(sha256) <= set("0123456789abcdef")
         assert extractor.buffers_sha256() == self.build().buffers_sha256() == sha256
@@ -289,7 +271,6 @@ class ModelConformance:
         assert self.build(params=self.other_params).buffers_sha256() != sha256
 
     def test_wrong_parameters_are_refused(self) -> None:
-        """An unknown name, and a value of a wrong type."""
         with pytest.raises(ValueError, match="no parameter 'no_such_parameter'"):
             self.build(params={**self.params, "no_such_parameter": 1})
         for name, parameter in self.described().parameters.items():
@@ -298,15 +279,12 @@ class ModelConformance:
                     self.build(params={**self.params, name: object()})
 
     def test_wrong_streams_are_refused(self, extractor: Extractor) -> None:
-        """An unknown stream, and an unknown option of a stream."""
         for info in extractor.streams:
             options = dict((self.streams or {}).get(info.name, {}))
             with pytest.raises(ValueError, match="no_such_option"):
                 self.build(streams={info.name: {**options, "no_such_option": 1}})
         with pytest.raises(ValueError, match="no_such_stream"):
             self.build(streams={"no_such_stream": {}})
-
-    # Signals
 
     @classmethod
     def _samples(cls, extractor: Extractor) -> int:
