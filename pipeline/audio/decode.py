@@ -373,7 +373,6 @@ def _unsupported(error: DecoderError) -> UnsupportedError:
 
 
 def _broken(error: DecoderError, frame: int) -> RowError:
-    """Return the error for a decoder that fails at a frame."""
     if error.unsupported:
         return _unsupported(error)
     return TruncatedError(f"decoding breaks after sample {frame}: {error}")

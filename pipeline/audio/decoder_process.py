@@ -87,7 +87,6 @@ class _HashedFile:
 
 
 def serve(peer: socket.socket) -> None:
-    """Answer requests until the worker closes the socket."""
     while True:
         sent, handles, _, _ = socket.recv_fds(peer, 1, 1)
         if not sent:
@@ -131,7 +130,6 @@ def _allow_cpu(seconds: float) -> None:
 
 
 def main() -> None:
-    """Set the limits of this process, then serve."""
     handle, memory_bytes = int(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):

@@ -517,7 +517,6 @@ class JoinedFile(Decoder):
         self.least_frames = self._least()
 
     def read(self, frames: int) -> AudioBlock:
-        """Return the next frames, all of one stream; none at the end."""
         block = self._file.read(frames)
         while not len(block) and self._openers:
             self._open_next()

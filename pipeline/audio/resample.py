@@ -113,13 +113,11 @@ class ResampleStream:
             self._soxr = soxr.ResampleStream(*self._rates, 1, dtype="float32", quality=quality)
 
     def push(self, x: Waveform) -> Waveform:
-        """Return the output that became ready, possibly none."""
         if self._finished:
             raise ValueError("push after finish; take a fresh stream for the next clip")
         return self._advance(_checked(x), last=False)
 
     def finish(self) -> Waveform:
-        """Return the rest of the output."""
         if self._finished:
             raise ValueError("finish was called twice; take a fresh stream for the next clip")
         self._finished = True

@@ -152,7 +152,6 @@ class Progress:
     bytes_sent: int = 0
 
     def after(self, files: Sequence[OutFile], *, sent: bool) -> Progress:
-        """Return the state with these files done as well."""
         nbytes = sum(file.bytes for file in files)
         return replace(
             self,
@@ -182,7 +181,6 @@ class Pushed(Shown):
     removed: tuple[str, ...]
 
     def shown(self) -> dict[str, str]:
-        """Return what was sent, in words."""
         sent = self.progress
         return {
             "page": self.url,

@@ -75,7 +75,6 @@ class HubRepo:
 
     @property
     def url(self) -> str:
-        """Return the page of the repository."""
         return f"{self._api.endpoint}/datasets/{self.repo_id}"
 
     def create(self, private: bool | None) -> None:
@@ -110,7 +109,6 @@ class HubRepo:
             }
 
     def read(self, path: str, commit: str) -> bytes:
-        """Return the content of a small file."""
         url = f"{self.url}/resolve/{commit}/{path}"
         with self._told():
             answer = get_session().get(url, headers=build_hf_headers(), follow_redirects=True)
@@ -192,7 +190,6 @@ class HubRepo:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Raise errors of huggingface_hub as HubError."""
         try:
             yield
         except (HubError, KeyboardInterrupt):

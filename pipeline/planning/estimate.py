@@ -279,7 +279,6 @@ def ratio_range(
 
 
 def _of_time(spec: JobSpec, speed: Speed | None) -> tuple[str, ...]:
-    """Return notes on the origin of the time."""
     of_cores = (OF_CORES,) if spec.run.device == "cuda" else ()
     ask = "`earmill plan --measure` times this job's"
     if speed is None:

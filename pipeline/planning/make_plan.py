@@ -20,11 +20,10 @@ import pyarrow as pa
 from earmill.pipeline.common.arrow_types import Columns, SeenTypes, type_json
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
-from earmill.pipeline.planning.plan import PARTED_VERSION, Plan
+from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import (
-    PartWriter,
-    PlanId,
     Shard,
+    ShardWriter,
     StoredShard,
     cut,
     typed_columns,
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
 SHARD_DIGITS = 5
 # Seconds between two reports of a listing's progress.
 PROGRESS_S = 5.0
+NAMED_DUPLICATES = 3
+# Id of a channel's row, where policy `each` makes rows of channels.
+CHANNEL_ROW = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
 
 
 def make_plan(
@@ -86,21 +88,23 @@ class _Listing:
     def __init__(self, source: Source, spec: JobSpec, progress: Callable[[int], None]) -> None:
         self._source, self._spec, self._progress = source, spec, progress
         self.shards = 0
-        self._id, self._ids = PlanId(spec.sha256()), RowIds(spec.audio.channels == "each")
         self._types = SeenTypes()
-        self._rows = self._estimated = self._split = 0
+        self._rows = self._split = 0
         self._block: int | None = None
-        self._typed: dict[str, pa.DataType] = {}
-        self._writer: PartWriter | None = None
+        self._writer: ShardWriter | None = None
         self._tells_at = time.monotonic() + PROGRESS_S
+        # Hashes of row ids, eight bytes each, and of the ids of rows that have channels as rows.
+        self._seen, self._parents = array("q"), array("q")
 
     def look(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield rows, and note facts about them."""
+        each = self._spec.audio.channels == "each"
         for item in items:
             for name in names_of(item):
-                self._ids.add(name)
+                self._seen.append(hash(name))
+                if each and (found := CHANNEL_ROW.fullmatch(name)) is not None:
+                    self._parents.append(hash(found[1]))
             self._rows += 1
-            self._estimated += item.estimated
             if time.monotonic() >= self._tells_at:
                 self._tells_at = time.monotonic() + PROGRESS_S
                 self._progress(self._rows)
@@ -119,14 +123,12 @@ class _Listing:
     def _add(self, shard: Shard) -> None:
         columns = self._source.columns()
         if self._writer is None:
-            self._typed = typed_of(columns)
-            self._writer = PartWriter(self._typed, {"version": PARTED_VERSION})
+            self._writer = ShardWriter(self._spec.sha256(), typed_of(columns))
         block = shard.items[0].block
         self._split += block is not None and block == self._block
         self._block = shard.items[-1].block
         for item in shard.items:
             self._types.add(unknown(item, columns))
-        self._id.add(shard)
         self._writer.add(shard)
 
     def plan(self) -> Plan:
@@ -134,53 +136,28 @@ class _Listing:
             raise SourceError("the source has no rows")
         columns = self._source.columns()
         shards = self._writer.end()
-        if isinstance(shards[0], StoredShard) and typed_of(columns) != self._typed:
+        if isinstance(shards[0], StoredShard) and typed_of(columns) != self._writer.typed:
             raise SourceError("the source named the types of its columns after its first rows")
         plan = Plan(
-            str(self._id),
+            str(self._writer.plan_id),
             self._spec.sha256(),
             tuple(shards),
             skipped=dict(self._source.skipped()),
             extra_types=with_known(self._types, columns),
             extra_labels={name: list(names) for name, names in columns.labels.items()},
             dropped=dict(columns.dropped),
-            estimated=self._estimated,
+            estimated=self._writer.estimated,
             split=self._split,
             in_order=getattr(self._source, "in_order", 0),
             missing=getattr(self._source, "missing", 0),
             first_missing=as_text(getattr(self._source, "first_missing", "")),
         )
-        if self._ids.may_clash:
+        # Two ids may be equal if they have one hash, or a channel's row may be another row.
+        seen = np.sort(np.frombuffer(self._seen, np.int64))
+        parents = np.frombuffer(self._parents, np.int64)
+        if (seen[1:] == seen[:-1]).any() or np.isin(parents, seen).any():
             check_items(list(plan.items()), self._spec)
         return plan
-
-
-NAMED_DUPLICATES = 3
-CHANNEL_ROW = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
-
-
-class RowIds:
-    """Hashes of row ids, eight bytes each, which show if two ids may be equal.
-
-    With `channels`, the channels of a row become rows, `<id>#ch<k>`.
-    """
-
-    def __init__(self, channels: bool) -> None:
-        self._channels = channels
-        self._seen, self._parents = array("q"), array("q")
-
-    def add(self, row_id: str) -> None:
-        self._seen.append(hash(row_id))
-        if self._channels and (found := CHANNEL_ROW.fullmatch(row_id)) is not None:
-            self._parents.append(hash(found[1]))
-
-    @property
-    def may_clash(self) -> bool:
-        """Return True if two ids have one hash, or a channel's row may be another row."""
-        seen = np.sort(np.frombuffer(self._seen, np.int64))
-        if (seen[1:] == seen[:-1]).any():
-            return True
-        return bool(np.isin(np.frombuffer(self._parents, np.int64), seen).any())
 
 
 def check_text(items: Iterable[Item]) -> Iterator[Item]:

@@ -27,9 +27,12 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.text import one_line, quantity
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.planning.shards import (
-    PartWriter,
+    PARTED_VERSION,
+    PLAN_VERSION,
+    TYPED_VERSION,
     PlanId,
     Shard,
+    ShardWriter,
     StoredShard,
     by_shard,
     encoded,
@@ -71,12 +74,10 @@ class Plan:
 
     @property
     def computed(self) -> tuple[Shard, ...]:
-        """Return the shards whose rows are not copies."""
         return self.shards[: len(self.shards) - self.copied]
 
     @property
     def copies(self) -> tuple[Shard, ...]:
-        """Return the shards whose rows are copies."""
         return self.shards[len(self.shards) - self.copied :]
 
     @property
@@ -168,21 +169,13 @@ class Plan:
 
 def plan_of(shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
     """Make a plan of shards, some of which may be stored; `about` are other fields of `Plan`."""
-    plan_id, estimated = PlanId(spec_sha256), 0
-    typed = typed_columns(about.get("extra_types", {}))
-    writer = PartWriter(typed, {"version": PARTED_VERSION})
+    writer = ShardWriter(spec_sha256, typed_columns(about.get("extra_types", {})))
     for shard in shards:
-        loaded = Shard(shard.shard_id, shard.items)
-        plan_id.add(loaded)
-        estimated += sum(item.estimated for item in loaded.items)
-        writer.add(loaded)
+        writer.add(Shard(shard.shard_id, shard.items))
     packed = tuple(writer.end())
-    return Plan(str(plan_id), spec_sha256, packed, **about, estimated=estimated)
+    return Plan(str(writer.plan_id), spec_sha256, packed, **about, estimated=writer.estimated)
 
 
-# Version 2 has some columns of the source in their own types beside the JSON of the others. Version
-# 3 is an index of parts.
-PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
 # Fields with facts about the source.
 ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated", "split")
 # Fields that are stored only if they are not 0 or empty.

@@ -127,6 +127,10 @@ _EXTRA_JSON = json.JSONEncoder(
     sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain_json
 )
 
+# Versions of the file of a plan. Version 2 has some columns of the source in their own types beside
+# the JSON of the others. Version 3 is an index of parts.
+PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
+
 SCHEMA = pa.schema(
     [
         ("shard", pa.string()),
@@ -194,7 +198,6 @@ def typed_columns(types: Mapping[str, Any]) -> dict[str, pa.DataType]:
 
 
 def items_of(table: pa.Table) -> list[Item]:
-    """Return the rows of a table that `rows_table` made."""
     return [_item(row) for row in table.to_pylist()]
 
 
@@ -361,22 +364,25 @@ def _recent(
     return cache[key]
 
 
-class PartWriter:
-    """Writer of shards: it holds them in memory up to `PART_ROWS` rows, then writes parts.
+class ShardWriter:
+    """Writer of a plan's shards: it holds them in memory up to `PART_ROWS` rows, then writes parts.
 
     Args:
+        spec_sha256: Hash of the plan's spec.
         typed: Columns of the source that are stored in their type.
-        metadata: Metadata of each part.
     """
 
-    def __init__(self, typed: Mapping[str, pa.DataType], metadata: Mapping[str, str]) -> None:
-        self._typed, self._metadata = typed, metadata
+    def __init__(self, spec_sha256: str, typed: Mapping[str, pa.DataType]) -> None:
+        self.plan_id, self.typed = PlanId(spec_sha256), typed
+        self.estimated = 0  # rows whose duration is estimated from their bytes
         self._held: list[Shard] = []
         self._held_rows = self._parts = 0
         self._stored: list[StoredShard] = []
         self._home: PartFolder | None = None
 
     def add(self, shard: Shard) -> None:
+        self.plan_id.add(shard)
+        self.estimated += sum(item.estimated for item in shard.items)
         if self._held and self._held_rows + shard.rows > PART_ROWS:
             self._flush()
         self._held.append(shard)
@@ -393,7 +399,7 @@ class PartWriter:
         if self._home is None:
             folder = tempfile.mkdtemp(prefix="plan-", dir=own_folder())
             self._home = PartFolder(Layout.open(folder), "new")
-        data = encoded(rows_table(self._held, self._typed), self._metadata)
+        data = encoded(rows_table(self._held, self.typed), {"version": PARTED_VERSION})
         part = Part(self._parts, hashlib.sha256(data).hexdigest())
         self._home.store.write_bytes(part_path(self._home.plan_id, part.number), data)
         first = 0
@@ -420,7 +426,6 @@ def store_parts(shards: Sequence[StoredShard], store: Layout, plan_id: str) -> N
 
 
 def parts_of(shards: Sequence[StoredShard]) -> list[Part]:
-    """Return the parts of a plan, in order."""
     return list(dict.fromkeys(shard.place.part for shard in shards))
 
 
@@ -444,7 +449,6 @@ INDEX_SCHEMA = pa.schema(
 
 
 def index_table(shards: Sequence[StoredShard]) -> pa.Table:
-    """Return the index of a plan in parts."""
     places = [shard.place for shard in shards]
     columns = [
         [shard.shard_id for shard in shards],

@@ -116,7 +116,6 @@ class StatedSize:
     container: str | None = None  # its name for samples that are read without their header
 
     def compared(self, stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
-        """Compare the size with a file of `nbytes` bytes."""
         present = max(0, nbytes - self.start)
         if self.size is None:
             return self._all_of(stream, present, "unknown")
@@ -413,7 +412,6 @@ def probe_caf(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
 
 
 def _caf_format(fields: bytes) -> tuple[int, SampleForm]:
-    """Return rate and form of the samples from a description chunk."""
     codec = f"CAF codec {fields[8:12]!a}"
     if len(fields) < 32:
         return 0, SampleForm(codec=codec)

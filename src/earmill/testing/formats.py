@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +13,6 @@ import pytest
 
 from amtcore.features.base import StreamInfo
 from amtcore.features.spike_events import SpikeEvents
-from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
@@ -24,9 +23,10 @@ from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.format import Promise, explain_damage
 from earmill.pipeline.formats.registry import Encoding, format_of, read_back
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
-from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import plan_of
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.reader.open import open_features
-from earmill.pipeline.sources.base import Fetched, Item
+from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import data_path
@@ -268,28 +268,6 @@ def _row(row_id: str, frames: int, streams: Sequence[StreamInfo], dtype: str) ->
     )
 
 
-class _Planned:
-    """A source of the rows, for planning only."""
-
-    def __init__(self, rows: Sequence[FeatureRow]) -> None:
-        self._rows = rows
-
-    def items(self) -> Iterator[Item]:
-        return (Item(row.row_id, f"corpus/{row.row_id}", seconds=1.0) for row in self._rows)
-
-    def columns(self) -> Columns:
-        return Columns()
-
-    def skipped(self) -> Mapping[str, int]:
-        return {}
-
-    def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        raise NotImplementedError
-
-    def describe(self) -> dict[str, object]:
-        return {"kind": "files"}
-
-
 def _dataset(
     root: Path, fmt: str, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo]
 ) -> Layout:
@@ -302,7 +280,8 @@ def _dataset(
             "output": {"uri": str(root), "formats": [fmt]},
         }
     )
-    plan = make_plan(_Planned(rows), spec)
+    items = tuple(Item(row.row_id, f"corpus/{row.row_id}", seconds=1.0) for row in rows)
+    plan = plan_of([Shard(SHARD, items)], spec.sha256())
     dataset = DatasetFile(
         name="conformance",
         spec=spec.canonical(),
