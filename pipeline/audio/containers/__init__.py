@@ -11,48 +11,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from earmill.pipeline.audio.containers import compressed, lossless, mpeg, ogg, pcm
 from earmill.pipeline.audio.containers.base import MAX_PARTS, Probe, open_window, read_at, skip_tags
-from earmill.pipeline.audio.containers.compressed import (
-    ADTS,
-    AMR_MAGIC,
-    ASF,
-    EBML,
-    MP4_FIRST,
-    probe_ac3,
-    probe_amr,
-    probe_asf,
-    probe_matroska,
-    probe_mp4,
-)
-from earmill.pipeline.audio.containers.lossless import (
-    FLAC,
-    TTA,
-    WAVPACK,
-    probe_flac,
-    probe_tta,
-    probe_wavpack,
-)
-from earmill.pipeline.audio.containers.mpeg import probe_mpeg
-from earmill.pipeline.audio.containers.ogg import OGG, probe_ogg
-from earmill.pipeline.audio.containers.pcm import (
-    RIFF_NAMES,
-    W64_RIFF,
-    probe_aiff,
-    probe_au,
-    probe_caf,
-    probe_nist,
-    probe_riff,
-    probe_w64,
-)
 
 __all__ = ["Probe", "probe"]
 
 HEAD_BYTES = 16
 
-Walk = Callable[..., Any]
+Walk = Callable[..., Probe]
+
+
+# Containers whose header states a size. It is compared with the bytes that are there.
+SIZED: tuple[tuple[Callable[[bytes], bool], Walk], ...] = (
+    (lambda head: head[:4] in pcm.RIFF_NAMES and head[8:12] == b"WAVE", pcm.probe_riff),
+    (lambda head: head == pcm.W64_RIFF, pcm.probe_w64),
+    (lambda head: head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"), pcm.probe_aiff),
+    (lambda head: head[:4] == b"caff", pcm.probe_caf),
+    (lambda head: head[:4] in (b".snd", b"dns."), pcm.probe_au),
+    (lambda head: head[:8] == b"NIST_1A\n", pcm.probe_nist),
+)
+# Containers that need a walk over the file, by kind.
+WALKED: tuple[tuple[str, Callable[[bytes], bool], Walk], ...] = (
+    ("flac", lambda head: head[:4] == lossless.FLAC, lossless.probe_flac),
+    ("tta", lambda head: head[:4] == lossless.TTA, lossless.probe_tta),
+    ("asf", lambda head: head == compressed.ASF, compressed.probe_asf),
+    ("matroska", lambda head: head[:4] == compressed.EBML, compressed.probe_matroska),
+    ("mp4", lambda head: head[4:8] in compressed.MP4_FIRST, compressed.probe_mp4),
+    ("ogg", lambda head: head[:4] == ogg.OGG, ogg.probe_ogg),
+    ("wavpack", lambda head: head[:4] == lossless.WAVPACK, lossless.probe_wavpack),
+    ("amr", lambda head: head.startswith(tuple(compressed.AMR_MAGIC)), compressed.probe_amr),
+)
+# Kinds whose probe finds the end of a file if another file of the kind follows.
+JOINED = frozenset({"asf", "matroska", "mp4"})
 
 
 def _moved(found: Probe, by: int) -> Probe:
@@ -76,28 +68,6 @@ def _in_a_row(walk: Walk, stream: BinaryIO, nbytes: int) -> Probe:
         return parts[0]
     damage = next((part.damage for part in parts if part.damage), None)
     return Probe(parts[0].kind, damage=damage, parts=tuple(parts))
-
-
-# Containers whose header states a size. It is compared with the bytes that are there.
-SIZED: tuple[tuple[Callable[[bytes], bool], Walk], ...] = (
-    (lambda head: head[:4] in RIFF_NAMES and head[8:12] == b"WAVE", probe_riff),
-    (lambda head: head == W64_RIFF, probe_w64),
-    (lambda head: head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"), probe_aiff),
-    (lambda head: head[:4] == b"caff", probe_caf),
-    (lambda head: head[:4] in (b".snd", b"dns."), probe_au),
-    (lambda head: head[:8] == b"NIST_1A\n", probe_nist),
-)
-# Containers that need a walk over the file, by kind.
-WALKED: tuple[tuple[str, Callable[[bytes], bool], Walk], ...] = (
-    ("flac", lambda head: head[:4] == FLAC, probe_flac),
-    ("tta", lambda head: head[:4] == TTA, probe_tta),
-    ("asf", lambda head: head == ASF, partial(_in_a_row, probe_asf)),
-    ("matroska", lambda head: head[:4] == EBML, partial(_in_a_row, probe_matroska)),
-    ("mp4", lambda head: head[4:8] in MP4_FIRST, partial(_in_a_row, probe_mp4)),
-    ("ogg", lambda head: head[:4] == OGG, probe_ogg),
-    ("wavpack", lambda head: head[:4] == WAVPACK, probe_wavpack),
-    ("amr", lambda head: head.startswith(tuple(AMR_MAGIC)), probe_amr),
-)
 
 
 def probe(
@@ -126,8 +96,10 @@ def _probe(stream: BinaryIO, nbytes: int, header_only: bool, behind: bool) -> Pr
             return walk(stream, nbytes, behind=behind)
     for kind, is_one, walk in WALKED:
         if is_one(head):
-            return Probe(kind) if header_only else walk(stream, nbytes)
+            if header_only:
+                return Probe(kind)
+            return _in_a_row(walk, stream, nbytes) if kind in JOINED else walk(stream, nbytes)
     if header_only:
         return Probe("other")
-    frames = ADTS.probe(stream, nbytes) or probe_ac3(stream, nbytes)
-    return frames or probe_mpeg(stream, nbytes) or Probe("other")
+    frames = compressed.ADTS.probe(stream, nbytes) or compressed.probe_ac3(stream, nbytes)
+    return frames or mpeg.probe_mpeg(stream, nbytes) or Probe("other")
