@@ -19,7 +19,7 @@ from earmill.jobs.demo_audio import speech
 from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.decode import BlockReader, Limits
 from earmill.pipeline.audio.decoder_pool import DecoderPool
-from earmill.pipeline.audio.resample import AudioResampler
+from earmill.pipeline.audio.resample import resample
 
 MODEL_FS_HZ = 44100
 CLIP_S = 60.0
@@ -60,7 +60,7 @@ def cpu_seconds(data: bytes) -> tuple[float, float]:
         begin = time.process_time()
         waveform, rate_hz = decode(data)
         middle = time.process_time()
-        AudioResampler(rate_hz, MODEL_FS_HZ).process(waveform[0])
+        resample(waveform[0], rate_hz, MODEL_FS_HZ)
         decoding.append(middle - begin)
         resampling.append(time.process_time() - middle)
     return min(decoding), min(resampling)

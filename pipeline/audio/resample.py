@@ -38,14 +38,53 @@ RESAMPLERS = (*QUALITIES, ON_DEVICES)
 CHUNK_SAMPLES = 1 << 14
 
 
-class AudioResampler:
-    """Conversion from one rate to another, of (n,) to (resampled_length(n, from_hz, to_hz),).
+def resample(
+    x: Waveform,
+    from_hz: float,
+    to_hz: float,
+    quality: str = DEFAULT_QUALITY,
+    into: Waveform | None = None,
+) -> Waveform:
+    """Convert a whole clip from one rate to another: (n,) to (resampled_length(n),).
 
-    Invariants: sample k of the output is at time k / to_hz; chunked equals whole exactly.
+    Args:
+        x: The clip, float32. Sample k of the output is at time k / to_hz.
+        from_hz: Input rate in Hz, above 0.
+        to_hz: Output rate in Hz, above 0.
+        quality: One of RESAMPLERS.
+        into: Array for the output; None for a new array.
 
     Example:
-        >>> AudioResampler(16000, 44100).process(np.zeros(16000, np.float32)).shape
+        >>> resample(np.zeros(16000, np.float32), 16000, 44100).shape
         (44100,)
+    """
+    stream = ResampleStream(from_hz, to_hz, quality)
+    if from_hz == to_hz and into is None:
+        return _checked(x)
+    if into is None:
+        into = np.empty(resampled_length(len(x), from_hz, to_hz), np.float32)
+    left = into
+    for piece in _pieces(stream, x):
+        left[: len(piece)] = piece
+        left = left[len(piece) :]
+    if len(left):
+        raise ValueError(
+            f"expected room for the {len(into) - len(left)} samples that come out, got {len(into)}"
+        )
+    return into
+
+
+def _pieces(stream: ResampleStream, x: Waveform) -> Iterator[Waveform]:
+    for start in range(0, len(x), CHUNK_SAMPLES):
+        yield stream.push(x[start : start + CHUNK_SAMPLES])
+    yield stream.finish()
+
+
+class ResampleStream:
+    """One clip that is resampled in chunks; for the arguments see `resample`.
+
+    Invariant: the chunks returned by every `push` and the final `finish` concatenate to `resample`
+    of the concatenated input, bit for bit.
     """
 
     def __init__(self, from_hz: float, to_hz: float, quality: str = DEFAULT_QUALITY) -> None:
@@ -53,64 +92,21 @@ class AudioResampler:
             raise ValueError(f"expected rates above 0 Hz, got {from_hz} to {to_hz}")
         if quality not in RESAMPLERS:
             raise ValueError(f"expected one of {', '.join(RESAMPLERS)}, got {quality!r}")
-        self.from_hz = float(from_hz)
-        self.to_hz = float(to_hz)
-        self.quality = quality
-
-    @property
-    def is_identity(self) -> bool:
-        return self.from_hz == self.to_hz
-
-    def process(self, x: Waveform, into: Waveform | None = None) -> Waveform:
-        """Resample a whole clip; `into` is the array for the output, None for a new array."""
-        if self.is_identity and into is None:
-            return _checked(x)
-        if into is None:
-            into = np.empty(resampled_length(len(x), self.from_hz, self.to_hz), np.float32)
-        left = into
-        for piece in self._pieces(x):
-            left[: len(piece)] = piece
-            left = left[len(piece) :]
-        if len(left):
-            raise ValueError(
-                f"expected room for the {len(into) - len(left)} samples that come out, got "
-                f"{len(into)}"
-            )
-        return into
-
-    def _pieces(self, x: Waveform) -> Iterator[Waveform]:
-        stream = self.stream()
-        for start in range(0, len(x), CHUNK_SAMPLES):
-            yield stream.push(x[start : start + CHUNK_SAMPLES])
-        yield stream.finish()
-
-    def stream(self) -> ResampleStream:
-        """Return a new stream: push chunks of any size, then finish."""
-        return ResampleStream(self)
-
-
-class ResampleStream:
-    """One clip that is resampled in chunks.
-
-    Invariant: the chunks returned by every `push` and the final `finish` concatenate to
-    `resampler.process` of the concatenated input, bit for bit.
-    """
-
-    def __init__(self, resampler: AudioResampler) -> None:
-        self._rates = (resampler.from_hz, resampler.to_hz)
+        self._rates = float(from_hz), float(to_hz)
         self._taken = self._given = 0
         self._finished = False
         self._soxr: soxr.ResampleStream | None = None
         self._sinc: SincStream | None = None
-        if resampler.is_identity:
+        if from_hz == to_hz:
             return
-        if resampler.quality == ON_DEVICES:
+        if quality == ON_DEVICES:
             from earmill.pipeline.audio.sinc_resample import SincStream  # imports torch
 
             self._sinc = SincStream(*self._rates)
         else:
-            quality = QUALITIES[resampler.quality]
-            self._soxr = soxr.ResampleStream(*self._rates, 1, dtype="float32", quality=quality)
+            self._soxr = soxr.ResampleStream(
+                *self._rates, 1, dtype="float32", quality=QUALITIES[quality]
+            )
 
     def push(self, x: Waveform) -> Waveform:
         if self._finished:

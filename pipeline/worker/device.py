@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earmill.pipeline.audio.channels import EARS
-from earmill.pipeline.audio.resample import ON_DEVICES, AudioResampler
+from earmill.pipeline.audio.resample import ON_DEVICES, resample
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.common.machine import INTERPRETED, is_interpreted, processor_name
 from earmill.pipeline.common.text import one_line
@@ -303,7 +303,7 @@ def check_resampler(on_device: DeviceResampler) -> float:
     whole = golden_second(RESAMPLED_HZ[0])
     clips = [whole, whole[: len(whole) // 3], whole]
     made = on_device([torch.from_numpy(clip)[None].to(device) for clip in clips], *RESAMPLED_HZ)
-    right = [AudioResampler(*RESAMPLED_HZ, ON_DEVICES).process(clip) for clip in clips]
+    right = [resample(clip, *RESAMPLED_HZ, ON_DEVICES) for clip in clips]
     pairs = zip(made, right, strict=True)
     found = float(np.max([relative_error(ours[0].cpu().numpy(), one) for ours, one in pairs]))
     if not found <= RESAMPLER_TOLERANCE:

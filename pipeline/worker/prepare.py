@@ -25,7 +25,7 @@ import numpy.typing as npt
 from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
 from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Blocks
 from earmill.pipeline.audio.decoder_pool import DecoderPool
-from earmill.pipeline.audio.resample import AudioResampler, ResampleStream
+from earmill.pipeline.audio.resample import ResampleStream, resample
 from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.monitoring import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
@@ -302,12 +302,11 @@ class Preparer:
             if fs_hz == rate_hz:
                 by_rate[fs_hz] = ears
                 continue
-            resampler = AudioResampler(rate_hz, fs_hz, self.resampler)
             with doing(RESAMPLE):
                 length = resampled_length(ears.shape[1], rate_hz, fs_hz)
                 by_rate[fs_hz] = np.empty((len(ears), length), np.float32)
                 for ear, into in zip(ears, by_rate[fs_hz], strict=True):
-                    resampler.process(ear, into)
+                    resample(ear, rate_hz, fs_hz, self.resampler, into)
         return self.ready(by_rate, gains)
 
     def _for_device(
@@ -315,7 +314,7 @@ class Preparer:
     ) -> tuple[Unresampled, ...]:
         for fs_hz in {target.fs_hz for target in self.targets}:
             # Refuses rates that the device cannot convert.
-            AudioResampler(rate_hz, fs_hz, self.resampler).stream()
+            ResampleStream(rate_hz, fs_hz, self.resampler)
         return tuple(
             Unresampled(ears, float(rate_hz), target.fs_hz, target.ears, gain)
             for target, gain in zip(self.targets, gains, strict=True)
@@ -414,7 +413,7 @@ class LongClip:
         rates = {target.fs_hz for target in self._preparer.targets}
         from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
         return {
-            rate: [AudioResampler(from_hz, rate, self._preparer.resampler).stream() for _ in ears]
+            rate: [ResampleStream(from_hz, rate, self._preparer.resampler) for _ in ears]
             for rate in rates
         }
 

@@ -23,7 +23,7 @@ from earmill.pipeline.audio.channels import (
     channel_ids,
     clips_of_channels,
 )
-from earmill.pipeline.audio.resample import AudioResampler
+from earmill.pipeline.audio.resample import resample
 from earmill.pipeline.common.errors import ChannelIndexError, SpecError
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
@@ -74,7 +74,7 @@ def test_each_model_hears_what_it_has_ears_for(
         for model in job.models
     ]
     at_16k, at_32k = (
-        [AudioResampler(RATE_HZ, fs).process(np.ascontiguousarray(ear)) for ear in ears.T]
+        [resample(np.ascontiguousarray(ear), RATE_HZ, fs) for ear in ears.T]
         for fs in (16000, 32000)
     )
     mono = np.mean(at_16k, axis=0, dtype=np.float64).astype(np.float32) * np.float32(gains[0])

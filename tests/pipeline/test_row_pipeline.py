@@ -23,7 +23,7 @@ import soundfile
 from amtcore.features.base import Extractor
 from amtcore.features.filterbank_model import FilterbankExtractor
 from amtcore.units import Calibration
-from earmill.pipeline.audio.resample import AudioResampler
+from earmill.pipeline.audio.resample import resample
 from earmill.pipeline.common.errors import DtypeRangeError, NonFiniteFeatureError
 from earmill.pipeline.formats.dtypes import FLOAT16_SCALES, Caster
 from earmill.pipeline.formats.rows import FeatureRow
@@ -106,7 +106,7 @@ def plain_features(
         mono = samples[:, channel]
     mono = mono.astype(np.float32)
     gain = calibration.gain(mono, model.input_unit)
-    signal = AudioResampler(rate_hz, model.fs_hz).process(mono)
+    signal = resample(mono, rate_hz, model.fs_hz)
     if gain != 1.0:
         signal = signal * np.float32(gain)
     return model.extract([signal])[0]

@@ -11,7 +11,7 @@ import torchaudio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earmill.pipeline.audio.resample import ON_DEVICES, AudioResampler
+from earmill.pipeline.audio.resample import ON_DEVICES, ResampleStream, resample
 from earmill.pipeline.audio.sinc_resample import (
     BETA,
     MOST_COEFFICIENTS,
@@ -42,7 +42,7 @@ def test_a_tone_in_the_pass_band_keeps_level_and_time(from_hz: float, to_hz: flo
     for fraction, flat_db in FLATNESS:
         hz = fraction * min(from_hz, to_hz)
         x = tone(hz, from_hz, int(from_hz)).astype(np.float32)
-        y = AudioResampler(from_hz, to_hz, ON_DEVICES).process(x)
+        y = resample(x, from_hz, to_hz, ON_DEVICES)
         amplitude, phase, residue = fit(y, hz, to_hz)
         assert abs(20 * np.log10(amplitude)) < flat_db
         assert abs(phase) < PHASE_RAD
@@ -52,7 +52,7 @@ def test_a_tone_in_the_pass_band_keeps_level_and_time(from_hz: float, to_hz: flo
 @pytest.mark.parametrize("fraction", [0.52, 0.6, 1.2])
 def test_a_tone_above_the_new_nyquist_dies(fraction: float) -> None:
     x = tone(fraction * 16000, 44100, 44100).astype(np.float32)
-    y = AudioResampler(44100, 16000, ON_DEVICES).process(x)
+    y = resample(x, 44100, 16000, ON_DEVICES)
     assert rms_db(y[4000:-4000]) - rms_db(x) < KILL_DB
 
 
@@ -60,7 +60,7 @@ def test_a_tone_above_the_new_nyquist_dies(fraction: float) -> None:
 def test_segments_are_what_one_call_of_torchaudio_gives(from_hz: int, to_hz: int) -> None:
     """Over more than one segment, so that their edges are among what is compared."""
     x = noise(2 * sinc_filter(from_hz, to_hz).segment_in + 77)
-    ours = AudioResampler(from_hz, to_hz, ON_DEVICES).process(x)
+    ours = resample(x, from_hz, to_hz, ON_DEVICES)
     theirs = torchaudio.functional.resample(
         torch.from_numpy(x),
         from_hz,
@@ -83,11 +83,10 @@ def test_segments_are_what_one_call_of_torchaudio_gives(from_hz: int, to_hz: int
 )
 def test_chunked_equals_whole(pair: tuple[float, float], n: int, cuts: list[int]) -> None:
     x = noise(n, seed=n)
-    resampler = AudioResampler(*pair, ON_DEVICES)
-    stream = resampler.stream()
+    stream = ResampleStream(*pair, ON_DEVICES)
     edges = [0, *sorted(min(cut, n) for cut in cuts), n]
     parts = [stream.push(x[a:b]) for a, b in pairwise(edges)]
-    whole = resampler.process(x)
+    whole = resample(x, *pair, ON_DEVICES)
     np.testing.assert_array_equal(np.concatenate([*parts, stream.finish()]), whole)
     assert len(whole) == resampled_length(n, *pair)
 
@@ -102,9 +101,9 @@ def test_on_a_device_a_clip_does_not_depend_on_its_company(at_once: int) -> None
     together = on_device(ears, 16000, 44100)
     for clip, made in zip(ears, together, strict=True):
         if at_once == 1:
-            alone = AudioResampler(16000, 44100, ON_DEVICES)
             for ear, row in zip(clip, made, strict=True):
-                np.testing.assert_array_equal(row.numpy(), alone.process(ear.numpy()))
+                alone = resample(ear.numpy(), 16000, 44100, ON_DEVICES)
+                np.testing.assert_array_equal(row.numpy(), alone)
         assert torch.equal(made, on_device([clip], 16000, 44100)[0])
     assert on_device(ears, 16000, 16000)[2] is ears[2]
 
@@ -112,7 +111,7 @@ def test_on_a_device_a_clip_does_not_depend_on_its_company(at_once: int) -> None
 def test_rates_without_a_small_ratio_are_refused_before_they_cost_memory() -> None:
     for from_hz, to_hz in [(44100, 44101), (8000, 16000.5)]:
         with pytest.raises(ResampleRatioError, match=r"44100:44101|16000:32001") as caught:
-            AudioResampler(from_hz, to_hz, ON_DEVICES).stream()
+            ResampleStream(from_hz, to_hz, ON_DEVICES)
         assert "soxr_vhq" in str(caught.value) and caught.value.stage == "resample"
     # What is in use stays far below: the worst pair of usual rates.
     worst = sinc_filter(11025, 48000).kernel.kernel.numel()
