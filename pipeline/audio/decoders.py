@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class DecoderError(Exception):
     """A library cannot open the bytes, or fails while decoding.
 
-    `not_audio`: the library does not know the bytes. `unsupported`: the container is known, but the
-    codec in it is not.
+    With `not_audio` the library does not know the bytes. With `unsupported` the container is known,
+    but the codec in it is not.
     """
 
     def __init__(self, reason: str, *, not_audio: bool = False, unsupported: bool = False) -> None:
@@ -122,14 +122,14 @@ class Decoder:
     `frames` are declared; a file that delivers fewer frames than `least_frames` is cut.
     """
 
-    format: str  # name of the container
-    subtype: str  # name of the codec
+    format: str  # Name of the container.
+    subtype: str  # Name of the codec.
     samplerate: int
     channels: int
     frames = UNKNOWN_FRAMES
     least_frames = 0
     exact_seek = False  # `seek` lands on the exact sample
-    name: str  # of the library
+    name: str  # Name of the library.
     version: str
 
     def seek(self, frame: int) -> int:

@@ -59,9 +59,9 @@ class SincFilter:
     # Samples of a frame at the input rate, and at the output rate.
     step_in: int
     step_out: int
-    halo: int  # frames that a row needs on either side
-    frames: int  # of a row without its halos
-    kernel: Resample  # on the CPU
+    halo: int  # Frames that a row needs on either side.
+    frames: int  # Frames of a row without its halos.
+    kernel: Resample  # Resampler on the CPU.
 
     @property
     def segment_in(self) -> int:

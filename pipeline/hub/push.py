@@ -62,9 +62,9 @@ class Contents:
     """The files of a finished dataset and their description."""
 
     dataset: DatasetFile
-    entry: LogEntry  # log entry of the current snapshot
-    files: Mapping[str, OutFile]  # by path, relative to the root
-    report: Report  # result of `verify`
+    entry: LogEntry  # Log entry of the current snapshot.
+    files: Mapping[str, OutFile]  # Files by path, relative to the root.
+    report: Report  # Result of `verify`.
 
     @property
     def bytes(self) -> int:

@@ -46,8 +46,8 @@ class Stored:
     """A file as the repository has it."""
 
     bytes: int
-    blob: str  # Git's hash of the content
-    sha256: str | None  # of a large file; None for others
+    blob: str  # Git's hash of the content.
+    sha256: str | None  # Checksum of a large file; None for others.
 
 
 class HubRepo:

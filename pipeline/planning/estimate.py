@@ -61,13 +61,13 @@ class Estimate:
     """Expected size of a job."""
 
     rows: int
-    hours: float  # of audio
+    hours: float  # Hours of audio.
     shards: int
-    bytes_in: int  # of all files whose size is known
-    bytes_out: dict[str, int]  # raw feature bytes by format
-    objects: int  # files or objects written
-    seconds: float | None  # wall seconds at the given speed; None without one
-    skipped: dict[str, int]  # files of the source that are no rows, by extension
+    bytes_in: int  # Bytes of all files whose size is known.
+    bytes_out: dict[str, int]  # Raw feature bytes by format.
+    objects: int  # Files or objects written.
+    seconds: float | None  # Wall seconds at the given speed; None without one.
+    skipped: dict[str, int]  # Files of the source that are no rows, by extension.
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,15 @@ class Range:
 class Sampled:
     """Expected cost of a job by a sample of its rows; see `operations.sample`."""
 
-    time_s: Range  # wall seconds from the call to the end, on this machine
-    cpu_s: Range  # CPU seconds of the workers
-    stored_bytes: Range  # of all files that commits name
-    rows: int  # of the sample
-    bad: dict[str, int]  # reason to sampled rows that are in quarantine for it
-    seed: int  # that drew the rows
-    workers: int  # that the time holds for
-    threads: int  # of each worker
-    took_s: float  # wall seconds that the sample took
+    time_s: Range  # Wall seconds from the call to the end, on this machine.
+    cpu_s: Range  # CPU seconds of the workers.
+    stored_bytes: Range  # Bytes of all files that commits name.
+    rows: int  # Rows of the sample.
+    bad: dict[str, int]  # Rows in quarantine by reason.
+    seed: int  # Seed that drew the rows.
+    workers: int  # Workers that the time holds for.
+    threads: int  # Threads of each worker.
+    took_s: float  # Wall seconds that the sample took.
 
 
 # Function that samples a plan, given the seconds from the call to a warm worker.

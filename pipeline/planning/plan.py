@@ -56,21 +56,21 @@ from earmill.pipeline.storage.paths import is_plan_path, plan_path
 class Plan:
     """All shards of a job."""
 
-    plan_id: str  # hash of rows, shards and spec
+    plan_id: str  # Hash of rows, shards and spec.
     spec_sha256: str
     shards: tuple[Shard, ...]
-    skipped: Mapping[str, int] = field(default_factory=dict)  # files left out, by extension
+    skipped: Mapping[str, int] = field(default_factory=dict)  # Files left out, by extension.
     # Carried-through column to its type, see `earmill.pipeline.common.arrow_types`.
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     # Column of class numbers to the names of the classes.
     extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    dropped: Mapping[str, str] = field(default_factory=dict)  # column left out to the reason
-    estimated: int = 0  # rows whose duration is estimated from their bytes
-    split: int = 0  # shards that begin within a row group, which each of its shards fetches
-    in_order: int = 0  # long recordings that stay whole in a job with spans
-    copied: int = 0  # shards at the end whose rows are copies of earlier rows: equal files
-    missing: int = 0  # rows of a table whose local file did not exist at the listing
-    first_missing: str = ""  # the first of these files
+    dropped: Mapping[str, str] = field(default_factory=dict)  # Columns left out, to the reason.
+    estimated: int = 0  # Rows whose duration is estimated from their bytes.
+    split: int = 0  # Shards that begin within a row group, which each of its shards fetches.
+    in_order: int = 0  # Long recordings that stay whole in a job with spans.
+    copied: int = 0  # Shards at the end whose rows are copies of earlier rows: equal files.
+    missing: int = 0  # Rows of a table whose local file did not exist at the listing.
+    first_missing: str = ""  # Name of the first of these files.
 
     @property
     def computed(self) -> tuple[Shard, ...]:

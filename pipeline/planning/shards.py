@@ -3,7 +3,7 @@
 The table has one line for each row, in the plan's order. Columns of the source are stored as JSON
 if JSON keeps their values, else in their own type.
 
-A plan of many rows is stored in parts: to read a shard, a process reads only the part with it.
+A plan of many rows is stored in parts. A process that reads a shard reads one part:
 
     plan/<plan-id>.parquet           one line a shard: part, first row there, rows, seconds
     plan/<plan-id>/<number>.parquet  the rows of whole shards, as a small plan has them
@@ -44,7 +44,7 @@ UNKNOWN_SECONDS = 10.0
 BLOCK_SHARDS = 8
 # Rows of a part. A plan of fewer rows has no parts.
 PART_ROWS = 8192
-# Parts and shards that a process keeps in memory, those that it used last.
+# Last used parts and shards that a process keeps in memory.
 TABLES_KEPT, SHARDS_KEPT = 4, 8
 
 
@@ -52,8 +52,8 @@ TABLES_KEPT, SHARDS_KEPT = 4, 8
 class Shard:
     """Rows that are processed and committed together."""
 
-    shard_id: str  # five digits or more, in plan order
-    items: tuple[Item, ...]  # `StoredShard` reads them when they are needed
+    shard_id: str  # Five digits or more, in plan order.
+    items: tuple[Item, ...]  # `StoredShard` reads the rows when they are needed.
 
     @property
     def rows(self) -> int:
@@ -272,7 +272,7 @@ class PartFolder:
     """The place of a plan's parts: a folder of this process until the plan is stored."""
 
     store: Layout
-    plan_id: str  # in the names of the parts
+    plan_id: str  # Plan id in the names of the parts.
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ class RowRange:
     part: Part
     first: int
     rows: int
-    seconds: float  # expected seconds of audio
+    seconds: float  # Expected seconds of audio.
 
 
 class StoredShard(Shard):

@@ -42,7 +42,7 @@ _KIND = "speed"
 class Speed:
     """The cost of a second of audio."""
 
-    core_s: float  # CPU seconds
+    core_s: float  # CPU seconds.
     # `job`: a whole job with these models, on this machine; `timing`: the models alone, on this
     # machine; `reference`: the models with default parameters, on another machine.
     origin: str

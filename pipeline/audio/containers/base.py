@@ -30,7 +30,7 @@ class BareSamples:
 
     rate_hz: int
     channels: int
-    subtype: str  # libsndfile's name of the sample format
+    subtype: str  # Name of the sample format in libsndfile.
     order: ByteOrder
 
 
@@ -38,8 +38,8 @@ class BareSamples:
 class Trim:
     """The part of a stream that is sound, as counted by the container."""
 
-    rate_hz: int  # of the counts
-    skip: int  # frames of encoder delay before the sound
+    rate_hz: int  # Sample rate of the counts.
+    skip: int  # Frames of encoder delay before the sound.
     frames: int
 
 
@@ -47,27 +47,27 @@ class Trim:
 class Probe:
     """The findings about one file."""
 
-    kind: str  # the container, from the first bytes of the file
-    damage: str | None = None  # in words, if the stream is known to be cut or broken
-    shifts_time: bool = False  # the damage moves samples, so no span of the file can be trusted
+    kind: str  # Name of the container, from the first bytes of the file.
+    damage: str | None = None  # Damage in words; None if none is known.
+    shifts_time: bool = False  # The damage moves samples: no span can be trusted.
     # Frames of the file, if the decoder reports another number or none.
     declared_frames: int | None = None
-    rate_hz: int | None = None  # by the header, for files that libsndfile refuses to open
-    slack_frames: int = 0  # frames that the decoder may leave out although the file is whole
-    # `ignored` if the header's size of the samples cannot be right, `unknown` if the header states
-    # that it does not know the size.
+    rate_hz: int | None = None  # Rate of the header, which libsndfile may refuse.
+    slack_frames: int = 0  # Frames that the decoder may leave out although the file is whole.
+    # `ignored`: the header's size of the samples cannot be right. `unknown`: the header states that
+    # it does not know the size.
     header_size: HeaderSize | None = None
-    unterminated: bool = False  # the stream ends without its end mark
-    prefix: bytes = b""  # to decode in front of the stream
-    start: int = 0  # first byte to decode
-    stop: int | None = None  # byte behind the last one to decode; None is the end of the file
-    samples: BareSamples | None = None  # form of samples that are read without their header
-    container: str | None = None  # its name, if the decoder would give another one
-    by_ffmpeg: bool = False  # libsndfile cannot decode the file, or decodes it wrongly
+    unterminated: bool = False  # The stream ends without its end mark.
+    prefix: bytes = b""  # Bytes to decode in front of the stream.
+    start: int = 0  # First byte to decode.
+    stop: int | None = None  # Byte behind the last one to decode; None is the end of the file.
+    samples: BareSamples | None = None  # Form of samples that are read without their header.
+    container: str | None = None  # Name, if the decoder would give another one.
+    by_ffmpeg: bool = False  # FFmpeg decodes it; libsndfile cannot, or does it wrongly.
     # Name of a codec that libsndfile may not know, for messages; FFmpeg then decodes it.
     codec: str | None = None
-    trim: Trim | None = None  # the part of the decoded frames that is sound
-    parts: tuple[Probe, ...] = ()  # complete streams in a row, each with its start and stop
+    trim: Trim | None = None  # The part of the decoded frames that is sound.
+    parts: tuple[Probe, ...] = ()  # Complete streams in a row, each with its start and stop.
 
 
 def read_at(stream: BinaryIO, position: int, size: int) -> bytes:
@@ -162,8 +162,8 @@ class ChunkFormat:
     """Form of the chunks of a container."""
 
     header_bytes: int
-    parse: Callable[[bytes], tuple[bytes, int]]  # a header to name and size of the payload
-    align: int = 2  # payloads are padded to a multiple of this many bytes
+    parse: Callable[[bytes], tuple[bytes, int]]  # Header to name and payload size.
+    align: int = 2  # Payloads are padded to a multiple of this many bytes.
 
 
 def chunks(
@@ -190,7 +190,7 @@ def no_audio(
 ) -> bool:
     """Return True if the file holds no samples from `position` on: chunks, tags, padding.
 
-    `payload` is the size of the chunk that ends at `position`, which may be padded.
+    A chunk of size `payload` ends at `position`, and may be padded.
     """
     end = audio_end(stream, nbytes)
     for _ in range(MAX_PARTS):

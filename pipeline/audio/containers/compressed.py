@@ -1,10 +1,10 @@
 """Containers of compressed audio that FFmpeg reads: their stated length, and their true length.
 
-FFmpeg decodes the rest of a cut or damaged file without an error. Of joined files it decodes the
-first alone, or the others with their delay.
+FFmpeg decodes the rest of a cut or damaged file without an error. It decodes the
+first of several joined files alone, or the others with their delay.
 
 MP4, Matroska (WebM) and ASF (WMA) state how many bytes belong to them, in boxes, a segment or a
-file size; `Probe.stop` is the byte at which another file of the kind begins. Not found: a
+file size. `Probe.stop` is the byte at which another file of the kind begins. Not found: a
 fragmented MP4 or a live Matroska cut exactly between two fragments.
 
 AAC in ADTS, AC-3 and AMR are frames whose headers state their lengths. Not found: a cut exactly
@@ -122,12 +122,12 @@ AMR_BYTES = {
 class FrameFormat:
     """Frames of one format."""
 
-    kind: str  # of the container, see `Probe`
-    name: str  # in messages
+    kind: str  # Kind of the container, see `Probe`.
+    name: str  # Name in messages.
     header_bytes: int
     # Length of the frame with this header; None if the bytes are not a header.
     size: Callable[[bytes], int | None]
-    sync: bytes | None  # first byte of every frame, if all have the same
+    sync: bytes | None  # First byte of every frame, if all have the same.
 
     def probe(self, stream: BinaryIO, nbytes: int, start: int = 0) -> Probe | None:
         """Walk over all frames; None if the bytes are not a chain of frames."""

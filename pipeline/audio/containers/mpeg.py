@@ -98,13 +98,13 @@ def _counted(
 class FrameHeader:
     """One frame header."""
 
-    position: int  # byte offset in the stream
-    raw: bytes  # the four header bytes
-    nbytes: int  # of the whole frame, header included
-    samples: int  # per channel
-    side_bytes: int  # side information between header and data
+    position: int  # Byte offset in the stream.
+    raw: bytes  # The four header bytes.
+    nbytes: int  # Size of the whole frame, header included.
+    samples: int  # Samples per channel.
+    side_bytes: int  # Side information between header and data.
     rate_hz: int
-    layer: int  # 1 to 3
+    layer: int  # Layer 1 to 3.
 
     def same_kind(self, other: FrameHeader) -> bool:
         """Return True for equal MPEG version, layer and rate, which are fixed in a stream."""
@@ -115,9 +115,9 @@ class FrameHeader:
 class CountTag:
     """A Xing or Info tag."""
 
-    frames: int  # behind the tag frame
-    nbytes: int | None  # of all frames; None if the tag has no such field
-    encoder: bytes = b""  # its name, delay and padding; empty if the tag has no such field
+    frames: int  # Frames behind the tag frame.
+    nbytes: int | None  # Size of all frames; None if the tag has no such field.
+    encoder: bytes = b""  # Name, delay and padding; empty without such a field.
 
     def is_of(self, stream: BinaryIO, first: FrameHeader, present_bytes: int) -> bool:
         """Return True if the tag fits this stream.
@@ -174,8 +174,8 @@ def parse_header(raw: bytes, position: int = 0) -> FrameHeader | None:
 def first_frame(stream: BinaryIO, start: int, *, chain: int = 2) -> FrameHeader | None:
     """Return the first header that headers of its kind follow; None if there is none.
 
-    A lone frame, or a frame whose successor is cut off, counts only at `start` itself. `chain` is
-    the number of frames in a row that are needed in layer III; other layers need `LONG_CHAIN`.
+    A lone frame, or a frame whose successor is cut off, counts only at `start` itself. Layer III
+    needs `chain` frames in a row, other layers `LONG_CHAIN`.
     """
     window = read_at(stream, start, SEARCH_BYTES)
     index = window.find(b"\xff")

@@ -52,8 +52,8 @@ class _LogicalStream:
     """Progress of one logical stream."""
 
     next_page: int
-    head: bytes  # the first packet
-    is_ended: bool = False  # the end mark was seen
+    head: bytes  # The first packet.
+    is_ended: bool = False  # The end mark was seen.
     # Granule position at which the sound begins; None while it is not known.
     begin: int | None = None
 
@@ -64,8 +64,8 @@ class _Link:
 
     start: int
     stop: int = 0
-    streams: dict[int, _LogicalStream] = field(default_factory=dict)  # by serial number
-    has_data: bool = False  # a page was seen that does not open a stream
+    streams: dict[int, _LogicalStream] = field(default_factory=dict)  # Streams by serial number.
+    has_data: bool = False  # A page was seen that does not open a stream.
 
     @property
     def is_ended(self) -> bool:

@@ -76,7 +76,7 @@ NO_SIZE = 1 << 62
 class SampleForm:
     """The form of samples by a header."""
 
-    frame_bytes: int | None = None  # bytes of one sample of every channel, if they are fixed
+    frame_bytes: int | None = None  # Bytes of one sample of every channel, if they are fixed.
     # Form in which the samples can be read without their header, or the name of their codec.
     bare: BareSamples | None = None
     codec: str | None = None
@@ -103,17 +103,17 @@ class SampleForm:
 class StatedSize:
     """The size of the samples by the header, and their form."""
 
-    kind: str  # the container, see `Probe`
-    start: int  # first byte of the samples
-    size: int | None  # bytes of samples; None if the header says that it does not know
+    kind: str  # Kind of the container, see `Probe`.
+    start: int  # First byte of the samples.
+    size: int | None  # Bytes of samples; None if the header says that it does not know.
     samples: SampleForm
-    form: ChunkFormat | None = None  # of the chunks behind the samples; None if there are none
-    extra: int = 0  # bytes that the header's size counts besides the samples
-    others: tuple[int, ...] = ()  # sizes that the header states in other places
-    wraps: bool = True  # the size has 32 bits
+    form: ChunkFormat | None = None  # Form of the chunks behind the samples.
+    extra: int = 0  # Bytes that the header's size counts besides the samples.
+    others: tuple[int, ...] = ()  # Sizes that the header states in other places.
+    wraps: bool = True  # The size has 32 bits.
     # Byte order of a size in the four bytes in front of the samples, which may be replaced.
     replaced: ByteOrder | None = None
-    container: str | None = None  # its name for samples that are read without their header
+    container: str | None = None  # Name for samples without their header.
 
     def compared(self, stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
         present = max(0, nbytes - self.start)
@@ -208,10 +208,10 @@ W64_CHUNKS = ChunkFormat(W64_HEADER_BYTES, _w64_header, align=8)
 class WaveFormat:
     """The contents of a format chunk."""
 
-    codec: int = 0  # number of the codec; for extensible formats, number of the sub-format
+    codec: int = 0  # Number of the codec; for extensible formats, number of the sub-format.
     rate_hz: int | None = None
     samples: SampleForm = SampleForm(codec="WAV codec 0x0000")
-    is_extensible: bool = False  # the chunk has the longer form
+    is_extensible: bool = False  # The chunk has the longer form.
 
     @classmethod
     def of(cls, fields: bytes, order: ByteOrder) -> WaveFormat:

@@ -48,9 +48,9 @@ FLIPS = 60
 class Written:
     """A shard that the format wrote."""
 
-    name: str  # of the format
+    name: str  # Name of the format.
     layout: Layout
-    rel: str  # path of the shard in the layout
+    rel: str  # Path of the shard in the layout.
     rows: Sequence[FeatureRow]
     streams: Sequence[StreamInfo]
     dtype: str
