@@ -143,6 +143,7 @@ class BlockReader(Blocks):
     Args:
         stream: Seekable bytes; the caller closes them. If they have a method `digest()`,
             bytes_sha256 is its result.
+        digest: Value of bytes_sha256 if the caller knows it.
         uri: Name of the stream in messages.
         start_s: Start in seconds; None is the beginning.
         end_s: End in seconds; None is the end.
@@ -163,6 +164,7 @@ class BlockReader(Blocks):
         stream: BinaryIO,
         *,
         uri: str,
+        digest: str | None = None,
         start_s: float | None = None,
         end_s: float | None = None,
         channels: Channels = "mean",
@@ -185,7 +187,7 @@ class BlockReader(Blocks):
                 raise UnreadableError(f"read failed: {error}") from error
             # A failure here is the disk's, not the file's: it stays an OSError.
             with doing(HASH):
-                self._bytes_sha256 = digest_of(stream)
+                self._bytes_sha256 = digest_of(stream) if digest is None else digest
             self._input = DecoderInput(stream)
             try:
                 self._file = open_decoder(self._input, self._probe, whole=self._whole)

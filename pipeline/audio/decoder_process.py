@@ -75,17 +75,6 @@ def _exactly(peer: socket.socket, nbytes: int) -> bytearray:
     return whole
 
 
-class _HashedFile:
-    """A file with a checksum that the worker has computed."""
-
-    def __init__(self, file: BinaryIO, digest: str) -> None:
-        self._file, self._digest = file, digest
-        self.read, self.seek, self.tell = file.read, file.seek, file.tell
-
-    def digest(self) -> str:
-        return self._digest
-
-
 def serve(peer: socket.socket) -> None:
     while True:
         sent, handles, _, _ = socket.recv_fds(peer, 1, 1)
@@ -94,7 +83,7 @@ def serve(peer: socket.socket) -> None:
         with os.fdopen(handles[0], "rb") as file:
             request, _ = receive(peer)
             try:
-                _decode(peer, request, _HashedFile(file, request["digest"]))
+                _decode(peer, request, file)
             except RowError as error:
                 cause = error.__cause__
                 number = cause.errno if isinstance(cause, OSError) else None
@@ -104,11 +93,12 @@ def serve(peer: socket.socket) -> None:
                 send(peer, {"error": "memory"})
 
 
-def _decode(peer: socket.socket, request: dict[str, Any], stream: Any) -> None:
+def _decode(peer: socket.socket, request: dict[str, Any], stream: BinaryIO) -> None:
     _allow_cpu(request["cpu_s"])
     with BlockReader(
         stream,
         uri=request["uri"],
+        digest=request["digest"],
         start_s=request["start_s"],
         end_s=request["end_s"],
         channels=request["channels"],
