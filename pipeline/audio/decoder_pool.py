@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -58,8 +58,7 @@ class DecoderPool:
     """The decoding processes of this process. Safe in several threads."""
 
     def __init__(self) -> None:
-        self._idle: list[_Child] = []
-        self._lock = threading.Lock()
+        self._idle: deque[_Child] = deque()  # its appends and pops are thread-safe
 
     def open(
         self,
@@ -91,22 +90,18 @@ class DecoderPool:
         return ChildReader(self, self._idle_child(), stream, request)
 
     def give_back(self, child: _Child) -> None:
-        with self._lock:
-            self._idle.append(child)
+        self._idle.append(child)
 
     def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for child in idle:
-            child.end()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().end()
 
     def _idle_child(self) -> _Child:
-        with self._lock:
-            while self._idle:
-                child = self._idle.pop()
-                if child.is_alive():
-                    return child
+        with suppress(IndexError):
+            while not (child := self._idle.pop()).is_alive():
                 child.end()
+            return child
         return _Child()
 
 

@@ -240,8 +240,9 @@ def estimate(
         bytes_out[name] = sum(
             counts[each.name] * each.row_bytes(dtype) for each in layouts for counts in stored
         )
-    # A file with several rows counts once.
-    bytes_by_uri = {hash(item.uri): item.size or 0 for item in plan.items()}
+    bytes_by_uri: dict[int, int] = {}  # a file with several rows counts once
+    for item in plan.items():
+        bytes_by_uri.setdefault(hash(item.uri), item.size or 0)
     return Estimate(
         rows=plan.rows,
         hours=audio_s / SECONDS_PER_HOUR,

@@ -76,7 +76,7 @@ class SpannedSource:
 
     @property
     def missing(self) -> int:
-        """Return the rows whose file does not exist; 0 for sources that do not count them."""
+        """Return the number of rows without a file; 0 for sources that do not count them."""
         return int(getattr(self._source, "missing", 0))
 
     @property
