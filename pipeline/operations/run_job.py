@@ -57,7 +57,7 @@ from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.planning.speeds import keep_job
 from earmill.pipeline.sources import Source
-from earmill.pipeline.sources.listing_cache import KeptListing
+from earmill.pipeline.sources.listing_cache import ListingCache
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.documents import read_table
@@ -355,7 +355,7 @@ def _open(
         )
         if checked.stored is None and lock is not None:
             opens.check(layout)
-            KeptListing(layout).forget()
+            ListingCache(layout).forget()
     return job, lease
 
 
@@ -423,7 +423,7 @@ def _plan(
     def progress(rows: int) -> None:
         sink(events.Step(f"listing the source: {rows:,} rows so far"))
 
-    plan = make_plan(source, spec, progress, KeptListing(layout))
+    plan = make_plan(source, spec, progress, ListingCache(layout))
     for note in plan.notes:
         sink(events.Note(note))
     return plan

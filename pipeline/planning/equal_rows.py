@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from earmill.pipeline.common.byte_streams import open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError
-from earmill.pipeline.sources.base import EqualRow, Item, Source, is_local
+from earmill.pipeline.sources.base import EqualRow, Item, Source
+from earmill.pipeline.storage.fsspec_store import is_local
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec

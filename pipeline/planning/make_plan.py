@@ -24,7 +24,7 @@ from earmill.pipeline.planning.parts import PartWriter, StoredShard
 from earmill.pipeline.planning.plan import PARTED_VERSION, Plan
 from earmill.pipeline.planning.shards import PlanId, Shard, cut, typed_columns
 from earmill.pipeline.sources.base import Item, Source, as_text
-from earmill.pipeline.sources.listing_cache import Kept
+from earmill.pipeline.sources.listing_cache import ListingCache
 from earmill.pipeline.spec.spans import SPAN_ID
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def make_plan(
     source: Source,
     spec: JobSpec,
     progress: Callable[[int], None] = lambda rows: None,
-    kept: Kept | None = None,
+    kept: ListingCache | None = None,
 ) -> Plan:
     """List a source and cut it into shards.
 

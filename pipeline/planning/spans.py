@@ -16,12 +16,12 @@ from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.planning.shards import item_seconds
 from earmill.pipeline.sources import Item, Source, open_source
-from earmill.pipeline.sources.base import Fetched, is_local
+from earmill.pipeline.sources.base import Fetched
 from earmill.pipeline.sources.durations import header_seconds
-from earmill.pipeline.sources.fetch import MEMORY_BYTES, check_arrived
-from earmill.pipeline.sources.range_reads import can_seek
+from earmill.pipeline.sources.fetch import MEMORY_BYTES, can_seek, check_arrived
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import SPAN_ID, SpansSpec
+from earmill.pipeline.storage.fsspec_store import is_local
 
 # Recordings below this many spans stay whole, so that a last span has at least half the length.
 LEAST_SPANS = 1.5

@@ -25,13 +25,10 @@ def open_source(spec: SourceSection, array_rate_hz: int | None = None) -> Source
         SourceError: The source is missing or cannot be read.
     """
     kind = source_kind(spec.kind)
-    if kind.has_arrays:
-        found: Source = kind.open(spec, array_rate_hz)
-    elif array_rate_hz is None:
-        found = kind.open(spec)
-    else:
+    if array_rate_hz is not None and not kind.has_arrays:
         raise SourceError(
             f"audio.array_rate_hz: expected a source whose rows may be arrays (kind: hf), got "
             f"kind: {spec.kind}, whose files say their rate; leave it out"
         )
+    found: Source = kind.open(spec, array_rate_hz) if kind.has_arrays else kind.open(spec)
     return found

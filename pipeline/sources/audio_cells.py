@@ -34,14 +34,7 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class AudioCell:
-    """The content of one cell; all fields are None if the cell is null.
-
-    Args:
-        data: The bytes of a file.
-        path: A path or uri.
-        samples: A list scalar.
-        rate_hz: Rate of the samples, from the cell or the job.
-    """
+    """The content of one cell: bytes of a file, a path, or a list scalar with a rate, or nothing."""
 
     data: pa.Buffer | None = None
     path: str | None = None
@@ -56,7 +49,7 @@ class AudioCell:
         if self.samples is None:
             return None
         values = _values(self.samples)
-        return WAV_HEADER.size + len(values) * _stored(values.type).itemsize
+        return WAV_HEADER.size + len(values) * np.dtype(_STORED[values.type]).itemsize
 
     def seconds(self) -> float | None:
         """Return the duration of an array; None for other cells, and without a rate."""
@@ -70,12 +63,7 @@ NOTHING = AudioCell()
 
 
 def audio_cell(cell: pa.Scalar, array_rate_hz: int | None = None) -> AudioCell:
-    """Return the content of a cell.
-
-    Args:
-        cell: A cell of a type that `check_audio_type` accepts.
-        array_rate_hz: Rate of arrays that have none.
-    """
+    """Return the content of a cell; arrays without a rate have `array_rate_hz`."""
     if not cell.is_valid:
         return NOTHING
     if isinstance(cell, pa.ExtensionScalar | pa.DictionaryScalar):
@@ -97,29 +85,49 @@ def audio_cell(cell: pa.Scalar, array_rate_hz: int | None = None) -> AudioCell:
 
 
 def check_audio_type(column: str, kind: pa.DataType, array_rate_hz: int | None) -> None:
-    """Raise SourceError for a column that `audio_cell` cannot read.
-
-    Args:
-        column: Name of the column.
-        kind: Type of the column.
-        array_rate_hz: The setting of the job.
-    """
-    advice = _advice(_plain(kind), array_rate_hz)
+    """Raise SourceError for a column that `audio_cell` cannot read."""
+    stored = kind
+    if isinstance(kind, pa.BaseExtensionType):
+        stored = kind.storage_type
+    elif pa.types.is_dictionary(kind):
+        stored = kind.value_type
+    advice: str | None = f"{EXPECTED}; name another column in source.audio_column"
+    if _is_text(stored) or _is_bytes(stored):
+        advice = None
+    elif _is_list(stored):
+        advice = _list_advice(stored, array_rate_hz)
+    elif pa.types.is_struct(stored):
+        fields = {field.name: field.type for field in stored}
+        known = [name for name, fits in _FIELDS.items() if name in fields and fits(fields[name])]
+        if "array" in known:
+            has_rate = any(name in fields for name in RATE_NAMES)
+            advice = _list_advice(fields["array"], 1 if has_rate else array_rate_hz)
+        elif known:
+            advice = None
     if advice is not None:
         raise SourceError(f"column {column!r} holds {kind}: {advice}")
 
 
-def wav_of(samples: pa.Scalar, rate_hz: Any, uri: str) -> bytes:
-    """Return a WAV file of an array.
+def _list_advice(kind: pa.DataType, rate_hz: int | None) -> str | None:
+    """Return what to do about lists that cannot be read; None for lists that can."""
+    value = kind.value_type
+    value = value.value_type if _is_list(value) else value
+    if pa.types.is_struct(value) or _is_text(value) or _is_bytes(value) or _is_list(value):
+        return f"{EXPECTED}; of several clips a row make as many rows"
+    if pa.types.is_unsigned_integer(value) or value == pa.int64():
+        return (
+            f"{EXPECTED}; the full scale of {value} cannot be told: cast it to int16, int32 or "
+            "float32, or bytes of files to binary"
+        )
+    if value not in _STORED:
+        return EXPECTED
+    if rate_hz is None:
+        return "expected arrays with a sampling_rate; set audio.array_rate_hz to the rate of these"
+    return None
 
-    Args:
-        samples: A list of samples, or of channels.
-        rate_hz: Rate of the samples.
-        uri: The row, for messages.
-    Raises:
-        NotAudioError: Null samples, or lists that are no channels of equal length.
-        SampleRateError: The rate is no whole number of Hz.
-    """
+
+def wav_of(samples: pa.Scalar, rate_hz: Any, uri: str) -> bytes:
+    """Return a WAV file of a list of samples, or of channels; NotAudioError or SampleRateError."""
     if not _is_rate(rate_hz):
         raise SampleRateError(
             f"{uri}: expected the rate of the array in whole Hz, got {rate_hz}; set "
@@ -157,12 +165,7 @@ def _frames(samples: pa.Scalar, uri: str) -> NDArray[Any]:
     found: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(channels, -1).T
     if found.dtype == np.int8:
         return found.astype("<i2") << 8
-    return found.astype(_stored(values.type))
-
-
-def _stored(kind: pa.DataType) -> np.dtype[Any]:
-    """Return the type of WAV that holds samples of a type exactly."""
-    return np.dtype(_STORED[kind])
+    return found.astype(_STORED[values.type])
 
 
 def _is_rate(rate_hz: Any) -> bool:
@@ -175,45 +178,6 @@ def _values(samples: pa.Scalar) -> pa.Array:
     """Return the samples of all channels, one behind the other."""
     values = samples.values
     return values.flatten() if _is_list(values.type) else values
-
-
-def _advice(kind: pa.DataType, array_rate_hz: int | None) -> str | None:
-    """Return what to do about a type that cannot be read; None for one that can."""
-    if _is_text(kind) or _is_bytes(kind):
-        return None
-    if _is_list(kind):
-        return _list_advice(kind, array_rate_hz)
-    if not pa.types.is_struct(kind):
-        return f"{EXPECTED}; name another column in source.audio_column"
-    fields = {field.name: field.type for field in kind}
-    known = [name for name, fits in _FIELDS.items() if name in fields and fits(fields[name])]
-    if "array" in known:
-        has_rate = any(name in fields for name in RATE_NAMES)
-        return _list_advice(fields["array"], 1 if has_rate else array_rate_hz)
-    return None if known else f"{EXPECTED}; name another column in source.audio_column"
-
-
-def _list_advice(kind: pa.DataType, rate_hz: int | None) -> str | None:
-    value = kind.value_type
-    value = value.value_type if _is_list(value) else value
-    if pa.types.is_struct(value) or _is_text(value) or _is_bytes(value) or _is_list(value):
-        return f"{EXPECTED}; of several clips a row make as many rows"
-    if pa.types.is_unsigned_integer(value) or value == pa.int64():
-        return (
-            f"{EXPECTED}; the full scale of {value} cannot be told: cast it to int16, int32 or "
-            "float32, or bytes of files to binary"
-        )
-    if value not in _STORED:
-        return EXPECTED
-    if rate_hz is None:
-        return "expected arrays with a sampling_rate; set audio.array_rate_hz to the rate of these"
-    return None
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    if isinstance(kind, pa.BaseExtensionType):
-        return kind.storage_type
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _field(
@@ -242,6 +206,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(of.is_binary(kind) or of.is_large_binary(kind) or of.is_binary_view(kind))
 
 
+# The type of WAV that holds samples of a type exactly.
 _STORED = {
     pa.int8(): "<i2",
     pa.int16(): "<i2",

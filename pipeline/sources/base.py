@@ -9,6 +9,7 @@ caller closes the streams.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import threading
 import time
@@ -36,7 +37,7 @@ from earmill.pipeline.common.errors import (
 from earmill.pipeline.common.monitoring import SOURCE
 from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
-from earmill.pipeline.sources.places import CheckedClient, Place
+from earmill.pipeline.sources.confinement import CheckedClient, Place
 from earmill.pipeline.storage.fsspec_store import (
     asks_for_another,
     filesystem_of,
@@ -45,8 +46,6 @@ from earmill.pipeline.storage.fsspec_store import (
     is_web,
     local_path,
 )
-
-__all__ = ["is_local", "local_path"]
 
 FILE = "file://"
 # Python's characters for bytes of a file name that are not UTF-8.
@@ -60,21 +59,12 @@ LISTING_RETRIES = RetryPolicy(budget_s=75.0, what=SOURCE)
 SILENT_TRIES = 4
 # Retry policy of reading objects. After it, the driver tries the whole shard again later.
 FETCH_RETRIES = RetryPolicy(budget_s=45.0, what=SOURCE)
-# An object stalls if no byte arrives for so long, plus the time at the lowest rate.
-STALL_S = 120.0
-SLOWEST_BYTES_PER_S = 100_000
 
 _waits: dict[int, float] = {}
 
 
 class EqualRow(NamedTuple):
-    """A row of the same plan that has the same bytes.
-
-    Args:
-        shard: Shard of that row.
-        row_id: Id of that row.
-        sha256: Checksum of the bytes of both rows, when they were planned.
-    """
+    """A row of the same plan that had the same bytes, of this sha256, when both were planned."""
 
     shard: str
     row_id: str
@@ -164,11 +154,9 @@ def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tu
 def object_of(
     uri: str, storage_options: Mapping[str, Any] | None = None, *, versions: bool = True
 ) -> tuple[Any, str]:
-    """Return `filesystem` of a uri that names one object.
+    """Return `filesystem` of a uri that names one object, possibly with a version.
 
     Args:
-        uri: The object, possibly with a version.
-        storage_options: Options of the store.
         versions: False for a listed name, in which `?versionId=` is a part of the name.
     Raises:
         UnreadableError: The store's client would ask for another object.
@@ -216,6 +204,38 @@ def row_names(names: Sequence[str]) -> list[str]:
         f"./{text}" if text != name and text in known else text
         for name, text in zip(names, texts, strict=True)
     ]
+
+
+def is_relative(uri: str) -> bool:
+    """Return True if a uri is a path below the folder of the table."""
+    return is_local(uri) and not uri.startswith("/")
+
+
+def joined(folder: str, path: str) -> str:
+    """Join two paths and resolve dots. Empty parts stay, because keys of a bucket may have them."""
+    if folder.startswith("/"):
+        return posixpath.normpath(posixpath.join(folder, path))
+    if is_web(folder):
+        path = path.replace("#", "%23")  # clients do not send what follows #
+    parts = folder.split("/")
+    for part in path.split("/"):
+        if part == "..":
+            parts = parts[:-1]
+        elif part != ".":
+            parts.append(part)
+    return "/".join(parts)
+
+
+def resolved(uri: str, fs: Any, folder: str) -> str:
+    """Return a uri of a table for other processes; a relative uri lies in the folder.
+
+    The folder is a path of the filesystem `fs`, or a uri if `fs` is None.
+    """
+    if not is_relative(uri):
+        path = local_path(uri)
+        return uri if path is None else posixpath.normpath(path)
+    path = joined(folder, uri)
+    return path if fs is None else public_uri(fs, path)
 
 
 def _odd_path(uri: str) -> str | None:
@@ -267,14 +287,9 @@ def retry_fetch(work: Callable[[], T], worth_it: Callable[[Exception], bool]) ->
 def retry_read(
     work: Callable[[], T], worth_it: Callable[[Exception], bool] = lambda error: not is_final(error)
 ) -> T:
-    """Return the value of `work`, for which the reader of rows waits; retry as `retry_fetch`."""
+    """Return the value of `retry_fetch` while the reader of rows waits."""
     with source_wait():
         return retry_fetch(work, worth_it)
-
-
-def longest_silence_s(nbytes: int) -> float:
-    """Return the time after which an object of this size stalls, if no byte arrives."""
-    return STALL_S + nbytes / SLOWEST_BYTES_PER_S
 
 
 @contextmanager
@@ -306,6 +321,21 @@ def is_away(error: Exception) -> bool:
     return classify(error) in (ErrorKind.REFUSED, ErrorKind.OUTAGE)
 
 
+def damaged_row(uri: str, error: Exception) -> UnreadableError:
+    """Return the row error of a file of a dataset; raise SourceOutage if the file is away.
+
+    A dataset may use any file reader. Its error on bytes that arrived costs one row. If bytes do
+    not arrive, or a table is gone, no row is at fault.
+    """
+    if is_away(error):
+        raise SourceOutage(f"{uri}: cannot be read: {named_line(error)}") from error
+    return unreadable(uri, error)
+
+
+def unreadable(uri: str, error: Exception) -> UnreadableError:
+    return UnreadableError(f"{uri}: cannot be read: {named_line(error)}")
+
+
 def row_error(uri: str, error: Exception) -> RowError:
     """Return the row error of a refusal or a defect; raise SourceOutage for all other errors."""
     if (found := row_error_of(uri, error)) is not None:
@@ -328,17 +358,12 @@ def row_error_of(uri: str, error: Exception) -> RowError | None:
 def stat_fields(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return etag, size and mtime of an fsspec info mapping of any backend."""
     etag = info.get("ETag") or info.get("etag")
-    modified = info.get("mtime") or info.get("LastModified") or info.get("updated")
+    modified: Any = info.get("mtime") or info.get("LastModified") or info.get("updated")
+    if hasattr(modified, "timestamp"):
+        modified = modified.timestamp()
     size = info.get("size")
     return {
         "etag": str(etag).strip('"') if etag else None,
         "size": int(size) if size is not None else None,
-        "mtime": _timestamp(modified),
+        "mtime": float(modified) if isinstance(modified, int | float) else None,
     }
-
-
-def _timestamp(value: Any) -> float | None:
-    if isinstance(value, int | float):
-        return float(value)
-    as_seconds = getattr(value, "timestamp", None)
-    return float(as_seconds()) if as_seconds is not None else None

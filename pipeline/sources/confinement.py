@@ -1,35 +1,183 @@
-"""The places that a table may name, and the stores that get the credentials.
+"""The places that a table may name, the stores that get the credentials, and checked connections.
 
 A manifest and the path cells of a dataset are data, often from other people. They may name files
 below the folder of the table, and objects in the same bucket or on the same host. All other places
 must be under a prefix in the job's `source.allow`. Addresses that are not public are reached only
 if the job names their host. `storage_options` go to the source's own store and to no other host.
 See docs/security.md for what this does not protect against.
+
+A web server may redirect a request to any address, so each hop is checked. Public hosts are
+allowed, because files are often moved to content networks. Other hosts must be named by the job,
+with their path. The address is checked again when the socket is made, so that a name cannot change
+its address in between.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import posixpath
+import re
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from earmill.pipeline.common.errors import OutsideError
 from earmill.pipeline.common.redact import redact
-from earmill.pipeline.sources.base import is_local, public_uri
-from earmill.pipeline.sources.places import (
-    NOT_PUBLIC,
-    OBJECT_STORES,
-    PORTS,
-    CheckedClient,
-    Place,
-    is_public,
-)
-from earmill.pipeline.storage.fsspec_store import is_chain, is_web, local_path
+from earmill.pipeline.storage.fsspec_store import is_chain, local_path
 
+# The authority of these uris is a bucket or container; options of the store set the host.
+OBJECT_STORES = frozenset({"s3", "gs", "abfs", "az", "adl", "hf", "oss", "oci", "memory"})
+ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
+PORTS = {"http": 80, "https": 443}
 # fsspec protocols that only unpack or cache the next link of a chain.
 WRAPPERS = frozenset({"zip", "tar", "simplecache"})
+HF_REVISION = re.compile(r"^(/?datasets/[^/@]+/[^/@]+)@[^/]+")
+NOT_PUBLIC = "is no public address and not named in source.allow"
+ADVICE = "if a redirect leads there, name that address"
+# No valid host has these characters, and programs interpret them differently.
+ODD_CHARACTERS = re.compile(r"[\\\x00-\x20\x7f]")
 NAMED = 5
+
+
+@dataclass(frozen=True)
+class Place:
+    """The parts of a uri. In a prefix, an empty authority stands for every host.
+
+    Args:
+        scheme: Lower case; `file` for local paths.
+        authority: Bucket, or host and port.
+        path: Absolute. Keys of object stores are literal, paths of the web without escapes.
+    """
+
+    scheme: str
+    authority: str
+    path: str
+
+    @classmethod
+    def of(cls, uri: str) -> Place:
+        """Parse a uri; ValueError if it is ambiguous."""
+        if (path := local_path(uri)) is not None:
+            return cls("file", "", posixpath.normpath(f"/{path.lstrip('/')}"))
+        scheme, _, rest = uri.partition("://")
+        if "::" in scheme:
+            raise ValueError(f"a chain through {scheme.partition('::')[0]!r}")
+        scheme = ALIASES.get(scheme.lower(), scheme.lower())
+        authority, slash, path = rest.partition("/")
+        if ODD_CHARACTERS.search(authority):
+            raise ValueError("unusual characters in the host")
+        path = slash + path
+        if scheme not in OBJECT_STORES:
+            parts = urlsplit(uri)
+            path = unquote(parts.path)
+            host, port = (parts.hostname or "").rstrip("."), parts.port or PORTS.get(scheme)
+            authority = f"{host}:{port}" if host and port else host
+        if ".." in re.split(r"[/\\]", path):
+            raise ValueError("'..' in the path")
+        if scheme == "hf":
+            found = HF_REVISION.match(f"{authority}{path}")
+            path = path if found is None else path.replace(f"@{found[0].rpartition('@')[2]}", "", 1)
+        return cls(scheme, authority, path or "/")
+
+    @classmethod
+    def read_at(cls, uri: str) -> Place:
+        """Return the place that is read; ValueError for chains that do more than unpack."""
+        *wrappers, last = uri.split("::") if is_chain(uri) else [uri]
+        for name in (link.partition("://")[0] for link in wrappers):
+            if name not in WRAPPERS:
+                raise ValueError(f"a chain through {name!r}")
+        place = cls.of(last)
+        if place.scheme in WRAPPERS:
+            raise ValueError(f"{place.scheme} without the archive it is in")
+        return place
+
+    def is_prefix_of(self, other: Place) -> bool:
+        if self.scheme != other.scheme or self.authority not in ("", other.authority):
+            return False
+        root = self.path.rstrip("/")
+        return other.path == root or other.path.startswith(f"{root}/")
+
+    def before_tls(self) -> tuple[Place, ...]:
+        """Return the place, and for the default port of TLS also the place without TLS."""
+        if self.scheme != "https" or not self.authority.endswith(":443"):
+            return (self,)
+        return self, Place("http", f"{self.host}:80", self.path)
+
+    @property
+    def host(self) -> str:
+        return self.authority.rpartition(":")[0] if self.scheme in PORTS else self.authority
+
+    @property
+    def store(self) -> str:
+        """Return the bucket or host, as a prefix."""
+        return f"{self.scheme}://{self.authority}/"
+
+
+# True while this task sends a request to a place that the job has named.
+_is_named: ContextVar[bool] = ContextVar("is_named", default=False)
+
+
+@dataclass(frozen=True)
+class CheckedClient:
+    """Opens aiohttp sessions that check every hop; for `get_client` of fsspec.
+
+    Args:
+        named: Places of the web that the job names; their addresses need not be public.
+    """
+
+    named: tuple[Place, ...]
+
+    async def __call__(self, **options: Any) -> Any:
+        import aiohttp
+
+        connector = aiohttp.TCPConnector(socket_factory=_checked_socket)
+        return aiohttp.ClientSession(connector=connector, middlewares=(self._checked,), **options)
+
+    async def _checked(self, request: Any, send: Any) -> Any:
+        """Send a request, the first or a redirected one, if its address is allowed."""
+        try:
+            place = Place.of(str(request.url.with_query(None)))
+        except ValueError as error:
+            raise OutsideError(f"{request.url}: expected a plain address, got {error}") from error
+        named = any(root.is_prefix_of(one) for root in self.named for one in place.before_tls())
+        if not named:
+            loop = asyncio.get_running_loop()
+            if not await loop.run_in_executor(None, is_public, place.host):
+                raise OutsideError(f"{request.url}: {place.host} {NOT_PUBLIC}; {ADVICE}")
+        token = _is_named.set(named)
+        try:
+            return await send(request)
+        finally:
+            _is_named.reset(token)
+
+
+def _checked_socket(address_info: Any) -> socket.socket:
+    """Make a socket for a public address, or for the place of a request that the job names."""
+    family, kind, protocol, _, address = address_info
+    if not _is_named.get() and not _is_global(str(address[0])):
+        raise OutsideError(f"{address[0]} {NOT_PUBLIC}; {ADVICE}")
+    return socket.socket(family, kind, protocol)
+
+
+@lru_cache(maxsize=4096)
+def is_public(host: str) -> bool:
+    """Return True if every address of a host is public, or if it has no address."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return True  # the connection will fail, or be judged by its address
+    return all(_is_global(str(address[0])) for *_, address in found)
+
+
+def _is_global(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    inner = getattr(found, "ipv4_mapped", None)
+    return bool((inner or found).is_global) and not found.is_multicast
 
 
 class Confinement:
@@ -59,34 +207,34 @@ class Confinement:
         self._store = Place.of(store) if store is not None else next(iter(remote), None)
 
     def check(self, uri: str, *, relative: bool = False) -> None:
-        """Raise OutsideError unless the uri may be read.
-
-        Args:
-            relative: True if the table holds a relative uri, which must stay in its folder.
-        """
+        """Raise OutsideError unless the uri may be read; a relative uri must stay in its folder."""
         try:
-            place = _target(uri)
+            place = Place.read_at(uri)
         except ValueError as error:
             raise OutsideError(f"{uri}: expected a plain uri, got {error}") from error
         roots = [*self._own[: 1 if relative else None], *self._allow]
         found = [root for root in roots if root.is_prefix_of(place)]
         if not found:
             raise OutsideError(f"{uri}: lies outside of what the source may read (source.allow)")
-        named = any(root.authority for root in found)
-        if not named and _on_network(place) and not is_public(place.host):
+        is_on_network = place.scheme != "file" and place.scheme not in OBJECT_STORES
+        is_named = any(root.authority for root in found)
+        if is_on_network and not is_named and not is_public(place.host):
             raise OutsideError(f"{uri}: {place.host} {NOT_PUBLIC}")
 
     def options(self, uri: str) -> dict[str, Any]:
         """Return fsspec options for a uri; raise OutsideError unless it may be read."""
         self.check(uri)
-        place = _target(uri)
+        place = Place.read_at(uri)
         if place.scheme == "file":
             return {}
         options = dict(self._options) if self._is_own_store(place) else {}
         if place.scheme in PORTS:
             # The client checks redirects, and names whose address changes, when it connects.
             options.setdefault("get_client", self._client)
-        return _for_target(uri, options)
+        if options and is_chain(uri):
+            # The last link of the chain gets them, by the name of its protocol.
+            return {uri.rpartition("::")[2].partition("://")[0]: options}
+        return options
 
     def _is_own_store(self, place: Place) -> bool:
         store = self._store
@@ -99,76 +247,12 @@ class Confinement:
         return place.scheme in OBJECT_STORES and any(root.is_prefix_of(place) for root in buckets)
 
 
-def resolved(uri: str, fs: Any, folder: str) -> str:
-    """Return a uri that other processes can open.
-
-    Args:
-        uri: A uri of a table; a relative uri lies in the folder.
-        fs: The filesystem of the folder; None if the folder is a uri.
-        folder: A path of the filesystem, or a uri.
-    """
-    if not is_relative(uri):
-        path = local_path(uri)
-        return uri if path is None else posixpath.normpath(path)
-    path = joined(folder, uri)
-    return path if fs is None else public_uri(fs, path)
-
-
-def joined(folder: str, path: str) -> str:
-    """Join two paths and resolve dots. Empty parts stay, because keys of a bucket may have them."""
-    if folder.startswith("/"):
-        return posixpath.normpath(posixpath.join(folder, path))
-    if is_web(folder):
-        path = path.replace("#", "%23")  # clients do not send what follows #
-    parts = folder.split("/")
-    for part in path.split("/"):
-        if part == "..":
-            parts = parts[:-1]
-        elif part != ".":
-            parts.append(part)
-    return "/".join(parts)
-
-
-def is_relative(uri: str) -> bool:
-    """Return True if a uri is a path below the folder of the table."""
-    return is_local(uri) and not uri.startswith("/")
-
-
-def store_of(uri: str) -> str:
-    """Return the bucket or host of a uri, as a prefix."""
-    place = _target(uri)
-    return f"{place.scheme}://{place.authority}/"
-
-
-def _target(uri: str) -> Place:
-    """Return the place that is read; ValueError for chains that do more than unpack."""
-    *wrappers, last = uri.split("::") if is_chain(uri) else [uri]
-    for name in (link.partition("://")[0] for link in wrappers):
-        if name not in WRAPPERS:
-            raise ValueError(f"a chain through {name!r}")
-    place = Place.of(last)
-    if place.scheme in WRAPPERS:
-        raise ValueError(f"{place.scheme} without the archive it is in")
-    return place
-
-
-def _for_target(uri: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return options for a chained uri: the last link gets them, by the name of its protocol."""
-    if not is_chain(uri) or not options:
-        return options
-    return {uri.rpartition("::")[2].partition("://")[0]: options}
-
-
 def suggestions(uris: Iterable[str]) -> list[str]:
     """Return prefixes that would allow uris: stores, and the common folder of local files."""
     places = []
     for uri in uris:
         with suppress(ValueError):
-            places.append(_target(uri))
+            places.append(Place.read_at(uri))
     folders = {posixpath.dirname(place.path) for place in places if place.scheme == "file"}
     stores = {f"{p.scheme}://{redact(p.authority)}/" for p in places if p.scheme != "file"}
     return [*([posixpath.commonpath(folders)] if folders else []), *sorted(stores)[:NAMED]]
-
-
-def _on_network(place: Place) -> bool:
-    return place.scheme != "file" and place.scheme not in OBJECT_STORES

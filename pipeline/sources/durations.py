@@ -26,7 +26,7 @@ from earmill.pipeline.audio.decoders import (
 )
 from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import NotRegularError
-from earmill.pipeline.sources.range_reads import Range, SparseFile
+from earmill.pipeline.sources.fetch import Range, SparseFile
 
 # Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for others.
 BYTES_PER_SECOND = {"wav": 32000, "flac": 18000, "mp3": 8000, "ogg": 8000, "opus": 4000}
@@ -39,10 +39,11 @@ for rate, names in {
 }.items():
     BYTES_PER_SECOND |= dict.fromkeys(names.split(), rate)
 DEFAULT_BYTES_PER_SECOND = 16000
-
 # First bytes of a container, for rows that have no file name.
 MAGIC = ((b"RIFF", "wav"), (b"fLaC", "flac"), (b"OggS", "ogg"), (b"ID3", "mp3"), (b"\xff", "mp3"))
-
+# Containers with the duration in their first bytes.
+EARLY = {b"RIFF": "wav", b"fLaC": "flac"}
+LEAST_CLIP_BYTES = 44
 # A header that states fewer bytes per second is wrong (silence in FLAC reaches 1/100 of PCM).
 LEAST_BYTES_PER_SECOND = 20
 
@@ -62,9 +63,7 @@ def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) 
         seconds = _declared_seconds(source, nbytes, behind=behind)
     except (DecoderError, TypeError, OSError, NotRegularError):
         return None  # damaged, or not audio: the worker will say so
-    if seconds <= 0:
-        return None
-    return seconds if seconds * LEAST_BYTES_PER_SECOND <= nbytes else None
+    return seconds if 0 < seconds * LEAST_BYTES_PER_SECOND <= nbytes else None
 
 
 def _declared_seconds(stream: BinaryIO, nbytes: int, *, behind: bool) -> float:
@@ -87,23 +86,16 @@ def _declared_seconds(stream: BinaryIO, nbytes: int, *, behind: bool) -> float:
 
 def guess_seconds(name: str | None, nbytes: float, head: bytes = b"") -> float:
     """Estimate the duration by size; the codec comes from the first bytes, or the file name."""
-    suffix = PurePosixPath(name or "").suffix.lower().lstrip(".")
-    codec = next((codec for magic, codec in MAGIC if head.startswith(magic)), suffix)
+    codec = next((codec for magic, codec in MAGIC if head.startswith(magic)), _suffix(name))
     return nbytes / BYTES_PER_SECOND.get(codec, DEFAULT_BYTES_PER_SECOND)
 
 
-# Containers with the duration in their first bytes.
-EARLY = {b"RIFF": "wav", b"fLaC": "flac"}
-LEAST_CLIP_BYTES = 44
+def _suffix(name: str | None) -> str:
+    return PurePosixPath(name or "").suffix.lower().lstrip(".")
 
 
 def early_seconds(head: bytes, nbytes: int) -> float | None:
-    """Return the duration by the first bytes of a clip; None if they hold no complete header.
-
-    Args:
-        head: The first bytes; a few hundred are enough.
-        nbytes: Bytes of the whole clip.
-    """
+    """Return the duration by the first few hundred bytes of a clip, or None."""
     if head[:4] not in EARLY:
         return None
     head = head[:nbytes]
@@ -113,19 +105,14 @@ def early_seconds(head: bytes, nbytes: int) -> float | None:
 
 @dataclass(frozen=True)
 class ByteRate:
-    """Bytes of a second, measured on one clip, else by codec.
-
-    Args:
-        codec: Codec of the measured clip; empty if none was measured.
-        bytes_per_s: Bytes per second of the measured clip.
-    """
+    """Bytes per second, measured on one clip of a codec, else typical of the codec."""
 
     codec: str = ""
     bytes_per_s: float = 0.0
 
     def seconds(self, name: str | None, nbytes: float) -> float:
         """Return the duration of `nbytes` bytes; the codec comes from the file name, if known."""
-        suffix = PurePosixPath(name or "").suffix.lower().lstrip(".")
+        suffix = _suffix(name)
         if self.codec and (suffix == self.codec or suffix not in BYTES_PER_SECOND):
             return nbytes / self.bytes_per_s
         return guess_seconds(name, nbytes)
@@ -135,19 +122,14 @@ class ByteRate:
         """Return the rate of the first clip in the first bytes of a Parquet column, or None.
 
         Plain and lightly compressed pages hold a clip unchanged, after its length in four bytes.
-
-        Args:
-            head: The first bytes.
-            nbytes: Bytes of the whole column chunk.
         """
         for magic, codec in EARLY.items():
             at = head.find(magic)
             if at < 4:
                 continue
             (length,) = struct.unpack_from("<I", head, at - 4)
-            if not LEAST_CLIP_BYTES <= length <= nbytes:
-                continue
-            seconds = early_seconds(head[at:], length)
-            if seconds is not None:
-                return cls(codec, length / seconds)
+            if LEAST_CLIP_BYTES <= length <= nbytes:
+                seconds = early_seconds(head[at:], length)
+                if seconds is not None:
+                    return cls(codec, length / seconds)
         return None

@@ -1,8 +1,14 @@
-"""Bytes of many objects, in order and prefetched in bounded memory.
+"""Bytes of objects, whole or by ranges, in order and prefetched in bounded memory.
 
 Objects up to `MEMORY_BYTES` are read into memory. Larger objects are opened in place (local) or
 copied to a temporary file (remote), so every stream is seekable and no decoder waits for the
 network. Neighbours with the same uri (spans of one recording) share one copy and one checksum.
+
+If a row is a span of a larger file in a seekable container (such as WAV and FLAC), its stream
+requests only what the decoder reads. The checksum of the whole file is then unknown and its column
+is null. The content tag of the store identifies the object, at the beginning and at the end. Spans
+of a long row (`planning.spans`) are read by different workers at different times, so each worker
+checks that the file is still the planned one, whatever its size.
 
 An outage of the store is retried by the policy in `sources.base`, and then ends the reading with
 `SourceOutage`: no row is at fault. If the store refuses one name, or its client fails because of
@@ -11,24 +17,30 @@ the name or the content, that row becomes a RowError.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import tempfile
 import threading
 import time
 import weakref
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
 from itertools import groupby
-from typing import Any, BinaryIO
+from pathlib import Path
+from posixpath import splitext
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from fsspec import AbstractFileSystem
 from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.byte_streams import open_regular, sha256_of
+from earmill.pipeline.common.byte_streams import SeekableFile, open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
 from earmill.pipeline.common.monitoring import FETCH, carried
 from earmill.pipeline.common.text import named_line
@@ -36,19 +48,166 @@ from earmill.pipeline.sources.base import (
     Fetched,
     Item,
     is_final,
-    longest_silence_s,
     object_of,
     retry_fetch,
+    retry_listing,
+    retry_read,
     row_error,
     row_error_of,
+    source_errors,
     source_wait,
+    stat_fields,
 )
+from earmill.pipeline.storage.fsspec_store import is_web
 from earmill.pipeline.storage.scratch import own_folder
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 MEMORY_BYTES = 64 << 20  # larger objects are not held in memory
 MOST_BYTES = 64 << 30  # limit for an object of unknown size
 READ_AHEAD_BYTES = 256 << 20  # limit of bytes read ahead of the consumer
 AHEAD_OBJECTS = 8
+# An object stalls if no byte arrives for so long, plus the time at the lowest rate.
+STALL_S = 120.0
+SLOWEST_BYTES_PER_S = 100_000
+# A long range is read in pieces of this size.
+PIECE_BYTES = 8 << 20
+# Bytes of a block after a jump; libFLAC seeks in jumps.
+BLOCK_BYTES = 64 << 10
+# Reading over a smaller gap, in long blocks, costs less than a request.
+NEAR_BYTES, LONG_BLOCK_BYTES = 32 << 10, 1 << 20
+SEEKABLE = frozenset(
+    ".aif .aifc .aiff .au .bw64 .bwf .caf .flac .nist .rf64 .snd .sph .w64 .wav .wave".split()
+)
+
+
+class Range(NamedTuple):
+    """Bytes [start, end) of a file."""
+
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Return the same bytes as the fewest ranges, in order."""
+    found: list[Range] = []
+    for one in sorted(ranges):
+        if found and one.start <= found[-1].end:
+            found[-1] = Range(found[-1].start, max(found[-1].end, one.end))
+        else:
+            found.append(one)
+    return found
+
+
+def read_range(fs: Any, path: str, wanted: Range) -> bytes:
+    """Return the bytes of one range of a file, and read no more.
+
+    UnreadableError says that the file ends before, or that its server supports no ranges.
+    """
+    if isinstance(fs, LocalFileSystem):
+        with open_regular(path) as stream:
+            stream.seek(wanted.start)
+            data = stream.read(wanted.nbytes)
+    elif may_go_on(fs):
+        try:  # with a size, fsspec does not ask for it
+            with fs.open(path, "rb", size=wanted.end, cache_type="none") as stream:
+                stream.seek(wanted.start)
+                data = stream.read(wanted.nbytes)
+        except ValueError as error:  # fsspec raises it if the answer is the whole file
+            text = f"{path}: the server gives no ranges of files: {error}"
+            raise UnreadableError(text) from error
+    else:
+        data = fs.cat_file(path, start=wanted.start, end=wanted.end)
+    if len(data) != wanted.nbytes:
+        fs.invalidate_cache(path)
+        now = fs.info(path).get("size")
+        if now is not None and now < wanted.end:
+            raise UnreadableError(f"{path}: ends at byte {now:,}, before {wanted.end:,}")
+        raise ConnectionError(f"{path}: got {len(data)} of {wanted.nbytes} bytes")
+    return bytes(data)
+
+
+def may_go_on(fs: Any) -> bool:
+    """Return True if an answer can exceed the stated size or be endless, as from a web server."""
+    return isinstance(fs, AbstractFileSystem) and not {"http", "https"}.isdisjoint(fs.protocol)
+
+
+class _Ranged(SeekableFile):
+    """Base class of files whose `readinto` calls `read`."""
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view)) or b""
+        view[: len(data)] = data
+        return len(data)
+
+
+class RangedFile(_Ranged):
+    """A file that is read in blocks by range requests, only where it is used.
+
+    After a small gap, reading on costs less than another request, so the blocks are long.
+
+    Args:
+        size: Size of the file, or the end of the part that is used.
+        block_bytes: Bytes of a block after a jump.
+    """
+
+    def __init__(self, fs: Any, path: str, size: int, block_bytes: int) -> None:
+        super().__init__(size)
+        self._fs, self._path, self._block_bytes = fs, path, block_bytes
+        self._block, self._start = b"", 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        wanted = left if size is None or size < 0 else min(size, left)
+        behind = self._start + len(self._block)
+        if wanted and not self._start <= self._at <= self._at + wanted <= behind:
+            self._fill(wanted)
+        data = self._block[self._at - self._start :][:wanted] if wanted else b""
+        self._at += wanted
+        return data
+
+    def _fill(self, wanted: int) -> None:
+        """Fetch at least `wanted` bytes from here on."""
+        behind = self._start + len(self._block)
+        kept = self._block[self._at - self._start :] if self._start <= self._at < behind else b""
+        near = bool(self._block) and 0 <= self._at - behind < NEAR_BYTES
+        block = self._long_block_bytes() if near else self._block_bytes
+        first = self._at + len(kept)
+        last = min(self._size, self._at + max(wanted, block))
+        self._block = kept + read_range(self._fs, self._path, Range(first, last))
+        self._start = self._at
+
+    def _long_block_bytes(self) -> int:
+        """Return the bytes of a block where reading goes on."""
+        return LONG_BLOCK_BYTES
+
+
+class SparseFile(_Ranged):
+    """A file of `size` bytes of which only some ranges are available, concatenated in a stream."""
+
+    def __init__(self, stream: BinaryIO, ranges: Sequence[Range], size: int) -> None:
+        super().__init__(size)
+        self._stream, self._ranges = stream, ranges
+        self._starts = [one.start for one in ranges]
+        self._offsets = [sum(one.nbytes for one in ranges[:n]) for n in range(len(ranges))]
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the available bytes from here on; OSError if there are none."""
+        number = bisect_right(self._starts, self._at) - 1
+        left = self._ranges[number].end - self._at if number >= 0 else 0
+        wanted = self._size - self._at if size is None or size < 0 else size
+        if wanted and left <= 0:
+            raise OSError(f"byte {self._at:,} was not fetched")
+        self._stream.seek(self._offsets[number] + self._at - self._starts[number])
+        data = self._stream.read(min(wanted, left))
+        self._at += len(data)
+        return data
 
 
 class Blob:
@@ -67,7 +226,7 @@ class Blob:
         self._digest: str | None = None
         self._lock = threading.Lock()
         if temporary and path is not None:
-            weakref.finalize(self, _unlink, path)
+            weakref.finalize(self, Path(path).unlink, missing_ok=True)
 
     @property
     def nbytes(self) -> int:
@@ -76,8 +235,8 @@ class Blob:
     def open(self) -> BinaryIO:
         """Return a new stream over the bytes, which also has a `digest` method."""
         if self._data is not None:
-            return MemoryStream(self, self._data)
-        return FileStream(self, str(self._path))
+            return _MemoryStream(self, self._data)
+        return _FileStream(self, str(self._path))
 
     def digest(self) -> str:
         """Return the sha256 of the bytes, computed once."""
@@ -88,7 +247,7 @@ class Blob:
             return self._digest
 
 
-class MemoryStream(io.BytesIO):
+class _MemoryStream(io.BytesIO):
     """A stream over a blob in memory; it shares the bytes until it is written."""
 
     def __init__(self, blob: Blob, data: bytes) -> None:
@@ -99,73 +258,107 @@ class MemoryStream(io.BytesIO):
         return self._blob.digest()
 
 
-class FileStream(io.BufferedReader):
+class _FileStream(io.BufferedReader):
     """A stream over a blob in a file; it keeps the blob, and so a temporary file, alive.
 
-    Attributes:
-        failure: The error of a failed read. Decoders take a failed read for the end of the file;
-            see `check_arrived`.
+    Decoders take a failed read for the end of the file, so `failure` has its error, also that of
+    a read in another process; see `check_arrived`.
     """
 
     def __init__(self, blob: Blob, path: str) -> None:
-        watched = WatchedFile(open_regular(path).detach())
-        super().__init__(watched)
-        self._blob, self._watched = blob, watched
+        super().__init__(open_regular(path).detach())
+        self._blob = blob
+        self.failure: OSError | None = None
 
-    @property
-    def failure(self) -> OSError | None:
-        return self._watched.failure
+    def read(self, size: int | None = -1) -> bytes:
+        with self._watched():
+            return super().read(size)
 
-    @failure.setter
-    def failure(self, error: OSError) -> None:
-        """Set the error of a read of the same bytes in another process."""
-        self._watched.failure = error
+    def readinto(self, buffer: Any) -> int:
+        with self._watched():
+            return super().readinto(buffer)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failure = error
+            raise
 
     def digest(self) -> str:
         return self._blob.digest()
 
 
-class WatchedFile(io.RawIOBase):
-    """A raw file that remembers the error of a failed read."""
+class _UnhashedFile(Blob):
+    """A local file without a checksum, because most of it is not read."""
 
-    def __init__(self, raw: io.RawIOBase) -> None:
-        self._raw = raw
-        self.failure: OSError | None = None
+    def digest(self) -> str:
+        return ""
 
-    def readinto(self, buffer: Any) -> int | None:
+
+class _RangedObject(Blob):
+    """A remote object that is read by ranges; `tag` is the content tag of its store, or None."""
+
+    def __init__(self, fs: Any, path: str, size: int, tag: str | None) -> None:
+        super().__init__()
+        self._fs, self._object, self._size, self._tag = fs, path, size, tag
+
+    @property
+    def nbytes(self) -> int:
+        return self._size
+
+    def open(self) -> BinaryIO:
+        return RangedStream(self._fs, self._object, self._size, self._tag)  # type: ignore[return-value]
+
+
+class RangedStream(RangedFile):
+    """A stream over an object that is read by ranges; outages of the store are retried.
+
+    `failure` is the error of a failed read, or of an object that was replaced.
+    """
+
+    def __init__(self, fs: Any, path: str, size: int, tag: str | None) -> None:
+        super().__init__(fs, path, size, BLOCK_BYTES)
+        self._tag = tag
+        self._failure: OSError | None = None
+
+    @property
+    def failure(self) -> OSError | None:
+        if self._failure is None:
+            self._fs.invalidate_cache(self._path)
+            now = stat_fields(retry_read(lambda: self._fs.info(self._path)))
+            if (now["size"], now["etag"]) != (self._size, self._tag):
+                text = "the object was replaced while it was read"
+                self._failure = OSError(errno.ESTALE, text)
+        return self._failure
+
+    @failure.setter
+    def failure(self, error: OSError) -> None:
+        self._failure = error
+
+    def digest(self) -> str:
+        """Return no checksum, because most of the object is not read."""
+        return ""
+
+    def read(self, size: int | None = -1) -> bytes:
         try:
-            return self._raw.readinto(buffer)
+            return retry_read(lambda: super(RangedStream, self).read(size))
         except OSError as error:
-            self.failure = error
+            self._failure = error
             raise
+        # Stores raise classes of their own (botocore's is no OSError), which a decoder would lose.
+        except Exception as error:
+            self._failure = OSError(errno.EIO, str(error))
+            raise self._failure from error
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._raw.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._raw.tell()
-
-    def fileno(self) -> int:
-        return self._raw.fileno()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
+    def _long_block_bytes(self) -> int:
+        """Return twice the bytes of the last block, as a span may end soon."""
+        return min(2 * len(self._block), LONG_BLOCK_BYTES)
 
 
 def check_arrived(stream: BinaryIO, uri: str) -> None:
-    """Raise the error of a failed read below a decoder.
-
-    Raises:
-        SourceOutage: The bytes could not be read.
-        RowError: The object itself is at fault.
-    """
+    """Raise the error of a failed read below a decoder: SourceOutage, or the object's RowError."""
     failure = getattr(stream, "failure", None)
     if failure is None:
         return
@@ -178,36 +371,7 @@ def check_arrived(stream: BinaryIO, uri: str) -> None:
 Options = Callable[[str], Mapping[str, Any]]
 # Reads the bytes of an item with these filesystem options, and calls the function when bytes
 # arrive. A retry calls it again.
-Load = Callable[["Item", Mapping[str, Any], Callable[[], None]], Blob]
-
-
-class _Task:
-    """An object that is being fetched.
-
-    Attributes:
-        moved: Monotonic time at which bytes last arrived or a try began, s.
-        abandoned: True if the consumer has ended.
-    """
-
-    def __init__(self, group: list[Item]) -> None:
-        self.group = group
-        self.future: Future[Blob | RowError]
-        self.abandoned = False
-        self.moved = time.monotonic()
-
-    def touch(self) -> None:
-        self.moved = time.monotonic()
-
-    def result(self) -> Blob | RowError:
-        """Wait for the object; a read stalls after `longest_silence_s` without a byte."""
-        limit_s = longest_silence_s(_memory_bytes(self.group[0]))
-        with source_wait():
-            while True:
-                left_s = self.moved + limit_s - time.monotonic()
-                if wait_for([self.future], timeout=max(0.0, left_s)).done:
-                    return self.future.result()
-                if time.monotonic() - self.moved >= limit_s:
-                    raise SourceOutage(f"{self.group[0].uri}: no byte within {limit_s:.0f} s")
+Load = Callable[[Item, Mapping[str, Any], Callable[[], None]], Blob]
 
 
 def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
@@ -229,8 +393,162 @@ def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None
         limit = MOST_BYTES if size is None else size
         fs.get_file(path, name, callback=_Progress(touch, path, limit))
     if blob.nbytes != size:
-        _check_whole(fs, path, blob.nbytes)
+        # A broken connection can look like a short object.
+        fs.invalidate_cache(path)
+        now = fs.info(path).get("size")
+        if now is not None and now != blob.nbytes:
+            raise ConnectionError(f"got {blob.nbytes} of {now} bytes")
     return blob
+
+
+class _Progress(Callback):
+    """Notes that bytes arrive, and stops an answer that is longer than the object."""
+
+    def __init__(self, touch: Callable[[], None], path: str, limit: int) -> None:
+        super().__init__()
+        self._touch, self._path, self._limit = touch, path, limit
+
+    def call(self, *args: Any, **kwargs: Any) -> None:
+        self._touch()
+        if self.value > self._limit:
+            raise UnreadableError(f"{self._path}: expected {self._limit} bytes, got more")
+
+
+def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
+    """Return what a row needs: a large object by ranges if the row is a span, else the object."""
+    is_small = item.size is not None and item.size <= MEMORY_BYTES
+    if (item.start_s, item.end_s) == (None, None) or not can_seek(item.uri) or is_small:
+        return load_object(item, options, touch)
+    fs, path = object_of(item.uri, options)
+    if isinstance(fs, LocalFileSystem):
+        is_large = os.stat(path).st_size > MEMORY_BYTES
+        return _UnhashedFile(path=path) if is_large else load_object(item, options, touch)
+    found = stat_fields(fs.info(path))
+    touch()
+    if (found["size"] or 0) <= MEMORY_BYTES or not _has_ranges(fs, path):
+        return load_object(item, options, touch)
+    if item.etag is not None and found["etag"] != item.etag:
+        raise UnreadableError(
+            f"{item.uri}: changed since it was planned: expected tag {item.etag}, "
+            f"got {found['etag']}"
+        )
+    return _RangedObject(fs, path, found["size"], found["etag"])
+
+
+def load_ranges(fs: Any, path: str, ranges: Sequence[Range], touch: Callable[[], None]) -> Blob:
+    """Return the bytes of ranges, concatenated; `touch` is called whenever bytes arrive."""
+
+    def pieces() -> Iterator[bytes]:
+        for one in ranges:
+            for start in range(one.start, one.end, PIECE_BYTES):
+                yield read_range(fs, path, Range(start, min(start + PIECE_BYTES, one.end)))
+                touch()
+
+    return blob_of(pieces(), sum(one.nbytes for one in ranges))
+
+
+def blob_of(pieces: Iterable[bytes], nbytes: int) -> Blob:
+    """Return pieces of `nbytes` bytes in all as one blob, in a temporary file if they are large."""
+    if nbytes <= MEMORY_BYTES:
+        return Blob(data=b"".join(pieces))
+    name = temporary_file()
+    blob = Blob(path=name, temporary=True)
+    with open(name, "wb") as file:
+        file.writelines(pieces)
+    return blob
+
+
+def temporary_file() -> str:
+    """Return the name of a new empty file."""
+    descriptor, name = tempfile.mkstemp(prefix="fetch-", dir=own_folder())
+    os.close(descriptor)
+    return name
+
+
+def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
+    """Return a stream over an object by ranges, to read its header.
+
+    The result is None if the store supports no ranges, or the object is gone.
+    """
+
+    def opened() -> BinaryIO | None:
+        fs, path = object_of(item.uri, options)
+        found = stat_fields(fs.info(path))
+        if not found["size"] or not _has_ranges(fs, path):
+            return None
+        return _RangedObject(fs, path, found["size"], found["etag"]).open()
+
+    with source_errors(item.uri), suppress(FileNotFoundError):
+        return retry_listing(opened)
+    return None
+
+
+def can_seek(uri: str) -> bool:
+    """Return True if the name belongs to a seekable container."""
+    name = uri.partition("?")[0] if is_web(uri) else uri
+    return splitext(name)[1].lower() in SEEKABLE
+
+
+def _has_ranges(fs: Any, path: str) -> bool:
+    """Return True if the store supports ranges. A web server may send the whole file instead."""
+    try:
+        return not may_go_on(fs) or bool(read_range(fs, path, Range(1, 2)))
+    except UnreadableError:
+        return False
+
+
+def load_blob(
+    item: Item,
+    options: Options,
+    load: Load = load_object,
+    touch: Callable[[], None] = lambda: None,
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> Blob | RowError:
+    """Return the object of an item, or the RowError of a refusal; SourceOutage after all tries.
+
+    Args:
+        touch: Called when bytes arrive or a try begins.
+        is_abandoned: Returns True if nobody waits for the object, which is then not tried again.
+    """
+
+    def attempt() -> Blob:
+        touch()
+        return load(item, options(item.uri), touch)
+
+    try:
+        return retry_fetch(attempt, lambda error: not (is_abandoned() or is_final(error)))
+    # Backends raise classes of their own (botocore, aiohttp); `classify` knows them.
+    except Exception as error:
+        return row_error(item.uri, error)
+
+
+class _Task:
+    """An object that is being fetched for neighbouring items of one uri.
+
+    `moved` is the monotonic time at which bytes last arrived or a try began, in seconds.
+    """
+
+    def __init__(
+        self, pool: ThreadPoolExecutor, group: list[Item], options: Options, load: Load
+    ) -> None:
+        self.group, self.abandoned, self.moved = group, False, time.monotonic()
+        self.future: Future[Blob | RowError] = pool.submit(
+            carried(FETCH, load_blob), group[0], options, load, self._touch, lambda: self.abandoned
+        )
+
+    def _touch(self) -> None:
+        self.moved = time.monotonic()
+
+    def result(self) -> Blob | RowError:
+        """Wait for the object; SourceOutage if its read stalls."""
+        limit_s = STALL_S + _memory_bytes(self.group[0]) / SLOWEST_BYTES_PER_S
+        with source_wait():
+            while True:
+                left_s = self.moved + limit_s - time.monotonic()
+                if wait_for([self.future], timeout=max(0.0, left_s)).done:
+                    return self.future.result()
+                if time.monotonic() - self.moved >= limit_s:
+                    raise SourceOutage(f"{self.group[0].uri}: no byte within {limit_s:.0f} s")
 
 
 def fetch_all(
@@ -250,8 +568,8 @@ def fetch_all(
     pool = ThreadPoolExecutor(AHEAD_OBJECTS, thread_name_prefix="fetch")
     try:
         while waiting or running:
-            while waiting and _may_start(waiting[0], [task.group for task in running]):
-                running.append(_started(pool, waiting.popleft(), options, load))
+            while waiting and _may_start(waiting[0], running):
+                running.append(_Task(pool, waiting.popleft(), options, load))
             # The task stays in the queue during the wait, so that an early end abandons it too.
             blob = running[0].result()
             # Dropping the task drops its reference to the bytes; the consumer has the last one.
@@ -265,17 +583,9 @@ def fetch_all(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _started(pool: ThreadPoolExecutor, group: list[Item], options: Options, load: Load) -> _Task:
-    task = _Task(group)
-    task.future = pool.submit(carried(FETCH, load_blob), group[0], options, task, load)
-    return task
-
-
-def _may_start(group: list[Item], running: list[list[Item]]) -> bool:
-    if not running:
-        return True
-    ahead = sum(_memory_bytes(items[0]) for items in [*running, group])
-    return len(running) < AHEAD_OBJECTS and ahead <= READ_AHEAD_BYTES
+def _may_start(group: list[Item], running: Sequence[_Task]) -> bool:
+    nbytes = _memory_bytes(group[0]) + sum(_memory_bytes(task.group[0]) for task in running)
+    return not running or (len(running) < AHEAD_OBJECTS and nbytes <= READ_AHEAD_BYTES)
 
 
 def _memory_bytes(item: Item) -> int:
@@ -287,72 +597,75 @@ def _opened(item: Item, blob: Blob | RowError) -> BinaryIO | RowError:
     if isinstance(blob, RowError):
         return blob
     try:
-        if item.size is not None and blob.nbytes != item.size:
-            return UnreadableError(
-                f"{item.uri}: changed since it was planned: expected {item.size} bytes, "
-                f"got {blob.nbytes}"
-            )
+        check_size(item, blob)
         return blob.open()
     except OSError as error:
         return row_error(item.uri, error)
+    except UnreadableError as error:
+        return error
 
 
-def load_blob(
-    item: Item, options: Options, task: _Task | None = None, load: Load = load_object
-) -> Blob | RowError:
-    """Return the object of an item, or the RowError of a refusal.
+def check_size(item: Item, blob: Blob) -> None:
+    """Raise UnreadableError if an object has not the planned size."""
+    if item.size is not None and blob.nbytes != item.size:
+        raise UnreadableError(
+            f"{item.uri}: changed since it was planned: expected {item.size} bytes, "
+            f"got {blob.nbytes}"
+        )
 
-    Raises:
-        SourceOutage: The store was away for all tries.
-    """
-    task = task or _Task([item])
 
-    def attempt() -> Blob:
-        task.touch()
-        return load(item, options(item.uri), task.touch)
+def fetch_rows(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
+    """Yield `fetch_all` for rows that are files or spans of files; raises as `fetch_all`."""
+    with closing(fetch_all(items, options, load_span)) as fetched:  # type: ignore[type-var]
+        for item, stream in fetched:
+            error = None
+            if item.part_of is not None and not isinstance(stream, RowError):
+                error = _replaced(item, options(item.uri))
+                if error is not None:
+                    stream.close()
+            yield item, error or stream
 
+
+def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
+    """Return an error if the tag, or the local time of change, of a file is not the planned one."""
+    fs, path = object_of(item.uri, options)
+    is_here = isinstance(fs, LocalFileSystem)
+
+    def asked() -> Mapping[str, Any]:
+        if is_here:
+            return {"mtime": os.stat(path).st_mtime}
+        fs.invalidate_cache(path)
+        return stat_fields(fs.info(path))
+
+    name = "mtime" if is_here else "etag"
+    planned = getattr(item, name)
     try:
-        return retry_fetch(attempt, lambda error: not (task.abandoned or is_final(error)))
-    # Backends raise classes of their own (botocore, aiohttp); `classify` knows them.
-    except Exception as error:
+        now = retry_read(asked)[name]
+    except Exception as error:  # stores raise classes of their own
         return row_error(item.uri, error)
+    if planned is None or now is None or planned == now:
+        return None
+    if is_here:
+        planned, now = (
+            f"{datetime.fromtimestamp(s, UTC):%Y-%m-%d %H:%M:%S.%f}" for s in (planned, now)
+        )
+    what = "time of change" if is_here else "tag"
+    return UnreadableError(
+        f"{item.uri}: changed since it was planned: expected {what} {planned}, got {now}; "
+        "`earmill retry` takes its spans from the file as it is now"
+    )
 
 
-def may_go_on(fs: Any) -> bool:
-    """Return True if an answer can exceed the stated size or be endless, as from a web server."""
-    return isinstance(fs, AbstractFileSystem) and not {"http", "https"}.isdisjoint(fs.protocol)
-
-
-def temporary_file() -> str:
-    """Return the name of a new empty file."""
-    descriptor, name = tempfile.mkstemp(prefix="fetch-", dir=own_folder())
-    os.close(descriptor)
-    return name
-
-
-def _check_whole(fs: Any, path: str, nbytes: int) -> None:
-    """Refuse a short read: a broken connection can look like a short object."""
-    fs.invalidate_cache(path)
-    now = fs.info(path).get("size")
-    if now is not None and now != nbytes:
-        raise ConnectionError(f"got {nbytes} of {now} bytes")
-
-
-class _Progress(Callback):
-    """Notes that bytes arrive, and stops an answer that is longer than the object."""
-
-    def __init__(self, touch: Callable[[], None], path: str, limit: int) -> None:
-        super().__init__()
-        self._touch, self._path, self._limit = touch, path, limit
-
-    def call(self, *args: Any, **kwargs: Any) -> None:
-        self._touch()
-        if self.value > self._limit:
-            raise UnreadableError(f"{self._path}: expected {self._limit} bytes, got more")
-
-
-def _unlink(path: str) -> None:
+def ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+    """Yield `map(work, items)`, computed by threads; at most `threads` results wait."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="list")
+    running: deque[Future[R]] = deque()
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+        for item in items:
+            running.append(pool.submit(work, item))
+            if len(running) > threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:  # the first failure ends the loop
+        pool.shutdown(cancel_futures=True)

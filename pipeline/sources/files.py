@@ -17,7 +17,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
@@ -39,7 +39,7 @@ from earmill.pipeline.sources.base import (
     stat_fields,
 )
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.range_reads import fetch_rows, open_ranged
+from earmill.pipeline.sources.fetch import fetch_rows, open_ranged
 from earmill.pipeline.spec.source import FilesSpec
 from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
 
@@ -47,24 +47,24 @@ HIDDEN = "hidden"
 NO_EXTENSION = "no extension"
 # A blank row of a table, counted like a skipped file.
 BLANK_ROW = "blank row"
+# Clients of some stores cut names at these characters, see `asks_for_another`.
+CUT_CHARACTERS = re.compile(r"[\x00-\x1f?#]|/$")
+UNREACHABLE = "unreachable name"
 
 Entry = tuple[str, dict[str, Any]]
 Identity = tuple[int, int]
 
 
 class Walk:
-    """A walk over a local folder; iterate once.
-
-    Args:
-        root: Path of the folder.
-        hidden: True includes files and folders whose name begins with a dot.
-    Attributes:
-        left_out: Number of hidden files and folders that were left out.
-    """
+    """A walk over a local folder; iterate once. `left_out` counts its hidden files and folders."""
 
     def __init__(self, root: str, *, hidden: bool = False) -> None:
         self._root, self._hidden = root, hidden
-        self._seen = set(_ancestors(root))
+        above = os.path.realpath(root)
+        self._seen = {_identity(os.stat(above))}
+        while (folder := os.path.dirname(above)) != above:
+            above = folder
+            self._seen.add(_identity(os.stat(above)))
         self._links: list[tuple[str, str]] = []
         self.left_out = 0
 
@@ -94,10 +94,14 @@ class Walk:
                     if identity not in self._seen:
                         self._seen.add(identity)
                         waiting.append((entry.path, f"{name}/"))
-                elif _is_folder(entry):
+                elif entry.is_symlink() and os.path.isdir(entry.path):
                     self._links.append((entry.path, name))
                 else:
                     yield name, file_info(entry.path)
+
+
+def _identity(found: os.stat_result) -> Identity:
+    return found.st_dev, found.st_ino
 
 
 def file_info(path: str) -> dict[str, Any]:
@@ -119,39 +123,14 @@ def by_extension(names: Iterator[str]) -> Counter[str]:
     return Counter(PurePosixPath(name).suffix.lower() or NO_EXTENSION for name in names)
 
 
-def _is_folder(link: os.DirEntry[str]) -> bool:
-    try:
-        return link.is_dir()
-    except OSError:  # the link leads to itself
-        return False
-
-
-def _ancestors(path: str) -> Iterator[Identity]:
-    """Yield the folder and all folders above it."""
-    path = os.path.realpath(path)
-    while True:
-        yield _identity(os.stat(path))
-        parent = os.path.dirname(path)
-        if parent == path:
-            return
-        path = parent
-
-
-def _identity(found: os.stat_result) -> Identity:
-    return found.st_dev, found.st_ino
-
-
-# Clients of some stores cut names at these characters, see `asks_for_another`.
-CUT_CHARACTERS = re.compile(r"[\x00-\x1f?#]|/$")
-UNREACHABLE = "unreachable name"
+def most_first(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts above 0 in descending order."""
+    found = (entry for entry in counts.items() if entry[1])
+    return dict(sorted(found, key=lambda entry: (-entry[1], entry[0])))
 
 
 class FilesSource:
-    """Audio files below one root.
-
-    Args:
-        spec: The `source` section of a job.
-    """
+    """Audio files below one root."""
 
     def __init__(self, spec: FilesSpec) -> None:
         self._spec = spec
@@ -169,9 +148,13 @@ class FilesSource:
             if self._fs.isfile(path):
                 folder, _, name = path.rpartition("/")
                 if isinstance(self._fs, LocalFileSystem):
-                    folder = folder.rstrip("/")
-                self._single = name, self._info(path)
-                return folder or "/", _literal(name)
+                    folder, info = folder.rstrip("/"), file_info(path)
+                else:
+                    info = dict(self._fs.info(path))
+                self._single = name, info
+                # A glob that matches only this name.
+                literal = MAGIC_CHARACTERS.sub(lambda match: f"[{match[0]}]", name)
+                return folder or "/", literal
             return path, self._spec.glob
         parts = path.split("/")
         magic = [index for index, part in enumerate(parts) if MAGIC_CHARACTERS.search(part)]
@@ -180,10 +163,6 @@ class FilesSource:
             if self._fs.exists(root):
                 return root, "/".join(parts[magic[0] :])
         raise FileNotFoundError(path)
-
-    def _info(self, path: str) -> dict[str, Any]:
-        local = isinstance(self._fs, LocalFileSystem)
-        return file_info(path) if local else dict(self._fs.info(path))
 
     def items(self) -> Iterator[Item]:
         for item, path in self._listed():
@@ -200,16 +179,27 @@ class FilesSource:
         with source_errors(self._spec.uri):
             found = self._matching(retry_listing(self._listing))
         row_ids = row_names([name for name, _ in found])
+        # The folder of a single key may end in `/`: `a//b.wav`.
+        is_key = self._single is not None and self._root != "/"
+        folder = self._root if is_key else self._root.rstrip("/")
         for position, (row_id, (name, info)) in enumerate(zip(row_ids, found, strict=True)):
-            yield self._item(position, row_id, name, info)
+            path, stat = f"{folder}/{name}", stat_fields(info)
+            item = Item(
+                row_id=row_id,
+                uri=public_uri(self._fs, path),
+                seconds=guess_seconds(name, stat["size"] or 0),
+                estimated=True,
+                position=position,
+                **stat,
+            )
+            yield item, path
 
     def columns(self) -> Columns:
         return Columns()
 
     def skipped(self) -> dict[str, int]:
         """Return the files of the last listing that are no rows: counts by reason, descending."""
-        found = (entry for entry in self._skipped.items() if entry[1])
-        return dict(sorted(found, key=lambda entry: (-entry[1], entry[0])))
+        return most_first(self._skipped)
 
     def _listing(self) -> list[Entry]:
         """Return the entries that match the glob; hidden files only if the glob names them."""
@@ -224,7 +214,9 @@ class FilesSource:
         else:
             listing = self._remote_listing(hidden)
         self._found = len(listing)
-        return [entry for entry in listing if pattern.match(_without_empty_parts(entry[0]))]
+        # Globs match a key without its empty parts: `a//b` as `a/b`.
+        plain = ("/".join(filter(None, name.split("/"))) for name, _ in listing)
+        return [entry for entry, name in zip(listing, plain, strict=True) if pattern.match(name)]
 
     def _remote_listing(self, hidden: bool) -> list[Entry]:
         self._fs.invalidate_cache(self._root)
@@ -267,27 +259,6 @@ class FilesSource:
     def _has_extension(self, name: str) -> bool:
         return PurePosixPath(name).suffix.lower().lstrip(".") in self._spec.extensions
 
-    def _path(self, name: str) -> str:
-        """Return the path of a row. The folder of a single key may end in `/`: `a//b.wav`."""
-        if self._single is not None and self._root != "/":
-            return f"{self._root}/{name}"
-        return f"{self._root.rstrip('/')}/{name}"
-
-    def _item(
-        self, position: int, row_id: str, name: str, info: dict[str, Any]
-    ) -> tuple[Item, str]:
-        path = self._path(name)
-        stat = stat_fields(info)
-        item = Item(
-            row_id=row_id,
-            uri=public_uri(self._fs, path),
-            seconds=guess_seconds(name, stat["size"] or 0),
-            estimated=True,
-            position=position,
-            **stat,
-        )
-        return item, path
-
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         return fetch_rows(items, lambda uri: self._spec.storage_options)
 
@@ -303,13 +274,3 @@ class FilesSource:
             "glob": self._glob,
             "extensions": list(self._spec.extensions),
         }
-
-
-def _without_empty_parts(name: str) -> str:
-    """Return a key without empty parts, as globs match it: `a//b` is `a/b`."""
-    return "/".join(part for part in name.split("/") if part)
-
-
-def _literal(name: str) -> str:
-    """Return a glob that matches only `name`."""
-    return MAGIC_CHARACTERS.sub(lambda match: f"[{match[0]}]", name)

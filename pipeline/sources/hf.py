@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -24,15 +24,9 @@ from datasets import Dataset, IterableDataset
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.arrow_types import Columns, has_text, kept_type
-from earmill.pipeline.common.errors import (
-    OutsideError,
-    RowError,
-    SourceError,
-    SourceOutage,
-    UnreadableError,
-)
+from earmill.pipeline.common.errors import OutsideError, RowError, SourceError, UnreadableError
 from earmill.pipeline.common.redact import redact_uris
-from earmill.pipeline.common.text import named_line, nearest
+from earmill.pipeline.common.text import nearest
 from earmill.pipeline.sources.audio_cells import (
     NOTHING,
     AudioCell,
@@ -43,21 +37,24 @@ from earmill.pipeline.sources.audio_cells import (
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
+    damaged_row,
     filesystem,
     is_away,
-    is_local,
+    is_relative,
+    resolved,
     retry_read,
     row_error_of,
     source_errors,
     source_wait,
+    unreadable,
 )
-from earmill.pipeline.sources.confinement import is_relative, resolved, suggestions
+from earmill.pipeline.sources.confinement import suggestions
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import Blob, load_blob
+from earmill.pipeline.sources.fetch import Blob, check_size, load_blob
 from earmill.pipeline.sources.hf_location import (
     AUDIO_FOLDER,
     ParquetSet,
-    Place,
+    RowPlace,
     check_names,
     dataset_confinement,
     dataset_folder,
@@ -65,9 +62,16 @@ from earmill.pipeline.sources.hf_location import (
     public_dataset_uri,
     quiet,
 )
-from earmill.pipeline.sources.hf_parquet import ParquetRows, Seen
+from earmill.pipeline.sources.hf_parquet import ListedRow, ParquetRows, Row
 from earmill.pipeline.sources.tables import public_value
 from earmill.pipeline.spec.source import HfSpec
+from earmill.pipeline.storage.fsspec_store import is_local
+
+ID_DIGITS = 9
+# Rows from which the features of a stream are inferred.
+FEATURE_ROWS = 5
+PLAN_BATCH_ROWS = 256
+HEAD_BYTES = 4
 
 
 def features_of(spec: HfSpec, dataset: Any) -> Any:
@@ -88,20 +92,6 @@ def features_of(spec: HfSpec, dataset: Any) -> Any:
                 f"{_name(features[name])}"
             )
     return features
-
-
-def audio_type(spec: HfSpec, features: Any, array_rate_hz: int | None) -> Any:
-    """Return the Arrow type of the audio column, as its cells are stored.
-
-    Raises:
-        SourceError: The column holds no audio, or none that can be read.
-    """
-    kind = features.arrow_schema.field(spec.audio_column).type
-    try:
-        check_audio_type(spec.audio_column, kind, array_rate_hz)
-    except SourceError as error:
-        raise SourceError(f"source {spec.uri}: {error}") from error
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def carried(spec: HfSpec, features: Any) -> Columns:
@@ -137,24 +127,10 @@ def _name(feature: Any) -> str:
     return feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__
 
 
-ID_DIGITS = 9
-# Rows from which the features of a stream are inferred.
-FEATURE_ROWS = 5
-PLAN_BATCH_ROWS = 256
-HEAD_BYTES = 4
-
-HfRow = Mapping[str, Any]
-
-
 class HfSource:
     """The rows of one split.
 
-    Args:
-        spec: The `source` section of a job.
-        array_rate_hz: Rate of arrays of samples without a rate.
-    Attributes:
-        missing: Rows of the last listing whose local file does not exist.
-        first_missing: The first of these files; empty if there is none.
+    `missing` and `first_missing` are of the rows whose local file does not exist.
     """
 
     _dataset: Dataset | IterableDataset
@@ -174,112 +150,106 @@ class HfSource:
         ids = [spec.id_column] if spec.id_column is not None else []
         self._kept = [name for name in features if name in {*self._carried.types, *ids}]
         self._ids = ids
-        self._audio_type = audio_type(spec, features, array_rate_hz)
+        kind = features.arrow_schema.field(spec.audio_column).type
+        try:
+            check_audio_type(spec.audio_column, kind, array_rate_hz)
+        except SourceError as error:
+            raise SourceError(f"source {spec.uri}: {error}") from error
+        # The type of the audio cells as they are stored.
+        self._audio_type = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
         if dataset is not None:
             self._dataset = selected(dataset, [spec.audio_column, *self._kept])
         self._uri = public_dataset_uri(spec)
         self._folder, self._inside = dataset_folder(spec), dataset_confinement(spec)
         # A worker runs two shards at a time; each thread has its own position in the stream.
-        self._places = threading.local()
+        self._thread = threading.local()
 
     def items(self) -> Iterator[Item]:
         position = -1
         self.missing, self.first_missing = 0, ""
         with source_errors(self._spec.uri):
-            for position, (place, row, clip) in enumerate(self._rows()):
-                yield self._item(position, place, row, clip)
+            for position, row in enumerate(self._rows()):
+                yield self._item(position, row)
         if position < 0:
             raise SourceError(f"source {self._spec.uri}: the split has no rows")
 
-    def _rows(self) -> Iterator[tuple[Place, HfRow, _Clip]]:
-        if self._parquet is None:
-            return self._mapped() if isinstance(self._dataset, Dataset) else self._streamed()
-        seen = self._parquet.rows(self._kept, paths=self._spec.duration_column is None)
-        return ((row.place, row.cells, _Clip.seen(row)) for row in seen)
-
-    def _planned_columns(self) -> list[str]:
-        """Return the columns for planning; without the audio if durations are given."""
+    def _rows(self) -> Iterator[ListedRow]:
+        if self._parquet is not None:
+            return self._parquet.rows(self._kept, paths=self._spec.duration_column is None)
+        # Durations that are given make the audio needless for planning.
         audio = [] if self._spec.duration_column else [self._spec.audio_column]
-        return [*self._kept, *audio]
+        columns = [*self._kept, *audio]
+        if isinstance(self._dataset, Dataset):
+            return self._mapped(columns)
+        return self._streamed(columns)
 
-    def _mapped(self) -> Iterator[tuple[Place, HfRow, _Clip]]:
+    def _mapped(self, columns: Sequence[str]) -> Iterator[ListedRow]:
         """Yield the rows of a map-style dataset, with audio as views into its memory map."""
-        columns = self._planned_columns()
         if not columns:
             return
-        view = selected(self._dataset, columns)
         row = 0
-        for batch in view.iter(batch_size=PLAN_BATCH_ROWS):
-            clips = self._clips(batch)
-            cells = batch.select(self._kept).to_pylist()
-            for offset in range(batch.num_rows):
-                yield Place(None, row), cells[offset] if cells else {}, clips[offset]
+        for batch in selected(self._dataset, columns).iter(batch_size=PLAN_BATCH_ROWS):
+            audio: Any = [None] * batch.num_rows
+            if self._spec.audio_column in columns:
+                audio = batch.column(self._spec.audio_column)
+            cells = batch.select(self._kept).to_pylist() or [{}] * batch.num_rows
+            for values, cell in zip(cells, audio, strict=True):
+                clip = NOTHING if cell is None else audio_cell(cell, self._array_rate_hz)
+                yield ListedRow(RowPlace(None, row), values, clip)
                 row += 1
 
-    def _streamed(self) -> Iterator[tuple[Place, HfRow, _Clip]]:
-        dataset = selected(self._dataset, self._planned_columns())
+    def _streamed(self, columns: Sequence[str]) -> Iterator[ListedRow]:
+        dataset = selected(self._dataset, columns)
         for shard in range(dataset.num_shards) if self._spec.streaming else [None]:
             for row, values in enumerate(part_of(dataset, shard)):
-                yield Place(shard, row), values, self._clip_of(values)
+                try:
+                    clip = self._cell(values.get(self._spec.audio_column))
+                except (TypeError, ValueError, pa.ArrowException):
+                    clip = NOTHING  # `fetch` raises the error
+                yield ListedRow(RowPlace(shard, row), values, clip)
 
-    def _clips(self, batch: pa.Table) -> list[_Clip]:
-        if self._spec.audio_column not in batch.column_names:
-            return [_Clip()] * batch.num_rows
-        return [self._clip(cell) for cell in batch.column(self._spec.audio_column)]
+    def _cell(self, value: Any) -> AudioCell:
+        """Return an audio cell, which is an Arrow scalar or a Python value."""
+        if not isinstance(value, pa.Scalar):
+            value = pa.array([value], self._audio_type)[0]
+        return audio_cell(value, self._array_rate_hz)
 
-    def _clip_of(self, values: HfRow) -> _Clip:
-        try:
-            return self._clip(self._scalar(values.get(self._spec.audio_column)))
-        except (TypeError, ValueError, pa.ArrowException):
-            return _Clip()  # `fetch` raises the error
-
-    def _clip(self, cell: pa.Scalar) -> _Clip:
-        return _Clip(audio_cell(cell, self._array_rate_hz))
-
-    def _scalar(self, value: Any) -> pa.Scalar:
-        """Return a cell as an Arrow scalar."""
-        if isinstance(value, pa.Scalar):
-            return value
-        return pa.array([value], self._audio_type)[0]
-
-    def _item(self, position: int, place: Place, row: HfRow, clip: _Clip) -> Item:
+    def _item(self, position: int, row: ListedRow) -> Item:
         spec = self._spec
-        clip = self._confined(position, clip)
-        given = row.get(spec.duration_column) if spec.duration_column else None
+        row = self._confined(position, row)
+        given = row.cells.get(spec.duration_column) if spec.duration_column else None
         stated = float(given) if isinstance(given, int | float) else None
+        extra = {name: row.cells.get(name) for name in self._carried.types}
+        extra |= {name: public_value(extra[name]) for name in self._texts}
         return Item(
-            row_id=self._row_id(position, row),
-            uri=self._row_uri(place),
-            size=clip.nbytes,
-            seconds=clip.seconds() if stated is None else stated,
-            extra=self._extra(row),
+            row_id=self._row_id(position, row.cells),
+            uri=self._row_uri(row.place),
+            size=row.audio.nbytes,
+            seconds=_seconds(row) if stated is None else stated,
+            extra=extra,
             position=position,
-            estimated=stated is None and clip.estimated_s is not None,
-            block=clip.block,
-            **clip.stat,
+            estimated=stated is None and row.estimated_s is not None,
+            block=row.block,
+            **row.stat,
         )
 
-    def _count_missing(self, path: str) -> None:
-        if is_local(path) and not os.path.lexists(path):
-            self.missing += 1
-            self.first_missing = self.first_missing or path
-
-    def _confined(self, position: int, clip: _Clip) -> _Clip:
-        """Return the cell with its path resolved; SourceError if the path is not allowed."""
-        if not clip.cell.path or not clip.outside:
-            return clip
-        path = self._resolved(clip.cell.path)
-        if path is None:
-            return replace(clip, cell=replace(clip.cell, path=None))
-        try:
-            self._inside.check(path, relative=is_relative(clip.cell.path))
-        except OutsideError as error:
-            hint = f"if that is meant, set source.allow: [{', '.join(suggestions([path]))}]"
-            raise SourceError(
-                f"source {self._spec.uri}: row {position}: {error}; {hint}"
-            ) from error
-        self._count_missing(path)
-        return replace(clip, cell=replace(clip.cell, path=path))
+    def _confined(self, position: int, row: ListedRow) -> ListedRow:
+        """Return the row with its path resolved; SourceError if the path is not allowed."""
+        if not row.audio.path or not row.is_outside:
+            return row
+        path = self._resolved(row.audio.path)
+        if path is not None:
+            try:
+                self._inside.check(path, relative=is_relative(row.audio.path))
+            except OutsideError as error:
+                hint = f"if that is meant, set source.allow: [{', '.join(suggestions([path]))}]"
+                raise SourceError(
+                    f"source {self._spec.uri}: row {position}: {error}; {hint}"
+                ) from error
+            if is_local(path) and not os.path.lexists(path):
+                self.missing += 1
+                self.first_missing = self.first_missing or path
+        return replace(row, audio=replace(row.audio, path=path))
 
     def _resolved(self, path: str) -> str | None:
         """Return the path of a cell; a relative path lies in the folder of the dataset."""
@@ -289,7 +259,7 @@ class HfSource:
             return None
         return resolved(path, *filesystem(self._folder, self._inside.options(self._folder)))
 
-    def _row_id(self, position: int, row: HfRow) -> str:
+    def _row_id(self, position: int, row: Row) -> str:
         if self._spec.id_column is None:
             return f"{position:0{ID_DIGITS}d}"
         value = row[self._spec.id_column]
@@ -300,17 +270,11 @@ class HfSource:
             )
         return redact_uris(str(value))
 
-    def _row_uri(self, place: Place) -> str:
+    def _row_uri(self, place: RowPlace) -> str:
         spec = self._spec
         named = {"config": spec.config, "revision": spec.revision, "split": spec.split}
         query = urlencode({key: value for key, value in named.items() if value is not None})
         return f"hf:{self._uri}{'?' + query if query else ''}{place.mark()}"
-
-    def _extra(self, row: HfRow) -> dict[str, Any]:
-        return {
-            name: public_value(row.get(name)) if name in self._texts else row.get(name)
-            for name in self._carried.types
-        }
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         for item, row in self._fetched(items):
@@ -324,63 +288,49 @@ class HfSource:
                     raise
                 yield item, row_error
 
-    def _fetched(self, items: Sequence[Item]) -> Iterator[tuple[Item, HfRow | RowError]]:
+    def _fetched(self, items: Sequence[Item]) -> Iterator[tuple[Item, Row | RowError]]:
         if self._parquet is not None:
             yield from self._parquet.fetch(items, self._ids)
             return
         for item in items:
+            row: Row | RowError
             try:
-                yield item, self._row(item)
+                row = self._row(RowPlace.of(item))
             except RowError as error:
-                yield item, error
+                row = error
+            except Exception as error:
+                row = damaged_row(item.uri, error)
+            yield item, row
 
-    def _blob(self, item: Item, row: HfRow) -> Blob:
+    def _row(self, place: RowPlace) -> Row:
+        return retry_read(lambda: self._row_at(place), is_away)
+
+    def _row_at(self, place: RowPlace) -> Row:
+        if place.shard is None and isinstance(self._dataset, Dataset):
+            table: pa.Table = self._dataset[place.row]
+            ids = {name: table.column(name)[0].as_py() for name in self._ids}
+            return {self._spec.audio_column: table.column(self._spec.audio_column)[0], **ids}
+        if not hasattr(self._thread, "cursor"):
+            self._thread.cursor = _Cursor(self._dataset)
+        cursor: _Cursor = self._thread.cursor
+        return cursor.row(place)
+
+    def _blob(self, item: Item, row: Row) -> Blob:
         found = self._spec.id_column and redact_uris(str(row[self._spec.id_column]))
         if found and found != item.row_id:
             raise UnreadableError(f"{item.uri}: changed since it was planned: row id is {found!r}")
-        cell = self._cell(item, row)
+        try:
+            cell = self._cell(row[self._spec.audio_column])
+        except (ValueError, TypeError, pa.ArrowException) as error:
+            raise unreadable(item.uri, error) from error
         if cell.data is not None:
             blob = Blob(data=cell.data.to_pybytes())
         elif cell.samples is not None:
             blob = Blob(data=wav_of(cell.samples, cell.rate_hz, item.uri))
         else:
             return self._from_path(item, cell.path)
-        if item.size is not None and blob.nbytes != item.size:
-            raise UnreadableError(
-                f"{item.uri}: changed since it was planned: expected {item.size} bytes, "
-                f"got {blob.nbytes}"
-            )
+        check_size(item, blob)
         return blob
-
-    def _cell(self, item: Item, row: HfRow) -> AudioCell:
-        try:
-            return audio_cell(self._scalar(row[self._spec.audio_column]), self._array_rate_hz)
-        except (ValueError, TypeError, pa.ArrowException) as error:
-            raise UnreadableError(f"{item.uri}: cannot be read: {named_line(error)}") from error
-
-    def _row(self, item: Item) -> HfRow:
-        place = Place.of(item)
-        try:
-            return retry_read(lambda: self._row_at(place), is_away)
-        # A dataset may use any file reader. Its error on bytes that arrived costs one row. If bytes
-        # do not arrive, or a table is gone, no row is at fault.
-        except Exception as error:
-            if is_away(error):
-                raise SourceOutage(f"{item.uri}: cannot be read: {named_line(error)}") from error
-            raise UnreadableError(f"{item.uri}: cannot be read: {named_line(error)}") from error
-
-    def _row_at(self, place: Place) -> HfRow:
-        if place.shard is None and isinstance(self._dataset, Dataset):
-            table: pa.Table = self._dataset[place.row]
-            ids = {name: table.column(name)[0].as_py() for name in self._ids}
-            return {self._spec.audio_column: table.column(self._spec.audio_column)[0], **ids}
-        return self._cursor().row(place)
-
-    def _cursor(self) -> _Cursor:
-        cursor: _Cursor | None = getattr(self._places, "cursor", None)
-        if cursor is None:
-            cursor = self._places.cursor = _Cursor(self._dataset)
-        return cursor
 
     def _from_path(self, item: Item, path: str | None) -> Blob:
         uri = self._resolved(path) if path else None
@@ -434,18 +384,14 @@ def part_of(dataset: IterableDataset, shard: int | None) -> IterableDataset:
 
 
 class _Cursor:
-    """A position in a streamed dataset; going backward reads from the start of the shard.
-
-    Args:
-        dataset: The stream; its file shards are opened one at a time.
-    """
+    """A position in a streamed dataset; going backward reads from the start of the shard."""
 
     def __init__(self, dataset: IterableDataset) -> None:
         self._dataset = dataset
-        self._rows: Iterator[HfRow] | None = None
-        self._next = Place(None, 0)
+        self._rows: Iterator[Row] | None = None
+        self._next = RowPlace(None, 0)
 
-    def row(self, place: Place) -> HfRow:
+    def row(self, place: RowPlace) -> Row:
         """Return the row at `place`. After an exception, the next call opens the stream again."""
         ahead = self._next.shard == place.shard and self._next.row <= place.row
         rows, at = (self._rows, self._next.row) if ahead else (None, 0)
@@ -459,56 +405,20 @@ class _Cursor:
             row = next(rows)
         except StopIteration:
             raise IndexError(f"the stream ends before row {place.row}") from None
-        self._rows, self._next = rows, Place(place.shard, place.row + 1)
+        self._rows, self._next = rows, RowPlace(place.shard, place.row + 1)
         return row
 
 
-@dataclass(frozen=True)
-class _Clip:
-    """An audio cell for planning.
-
-    Args:
-        cell: A view of the cell.
-        in_cell: True if the audio is or may be in the cell, whatever its path.
-        estimated_s: Estimated duration of a row that is known from a footer, s.
-        block: Number of the row group of such a row.
-        stat: etag and mtime of the file of such a row.
-    """
-
-    cell: AudioCell = NOTHING
-    in_cell: bool = False
-    estimated_s: float | None = None
-    block: int | None = None
-    stat: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def seen(cls, row: Seen) -> _Clip:
-        in_cell = row.in_file is not False
-        return cls(AudioCell(path=row.path), in_cell, row.seconds, row.block, row.stat)
-
-    @property
-    def outside(self) -> bool:
-        """Return True if the audio is at the path."""
-        return not self.in_cell and self.cell.data is None and self.cell.samples is None
-
-    @property
-    def nbytes(self) -> int | None:
-        return self.cell.nbytes
-
-    def seconds(self) -> float | None:
-        data = self.cell.data
-        if self.outside:
-            return self._path_seconds()
-        if data is None:
-            return self.estimated_s if self.cell.samples is None else self.cell.seconds()
-        exact = header_seconds(pa.BufferReader(data), data.size)
-        if exact is not None:
-            return exact
-        head = bytes(memoryview(data)[:HEAD_BYTES])
-        return guess_seconds(self.cell.path, data.size, head)
-
-    def _path_seconds(self) -> float | None:
-        path = self.cell.path
+def _seconds(row: ListedRow) -> float | None:
+    """Return the duration of a row by its header, its array or an estimate; None if unknown."""
+    data, path = row.audio.data, row.audio.path
+    if row.is_outside:
         if path is None or not is_local(path) or not os.path.isfile(path):
             return None
         return header_seconds(path, os.path.getsize(path))
+    if data is None:
+        return row.estimated_s if row.audio.samples is None else row.audio.seconds()
+    exact = header_seconds(pa.BufferReader(data), data.size)
+    if exact is not None:
+        return exact
+    return guess_seconds(path, data.size, bytes(memoryview(data)[:HEAD_BYTES]))

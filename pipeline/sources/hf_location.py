@@ -30,14 +30,15 @@ from earmill.pipeline.common.errors import (
     chain,
 )
 from earmill.pipeline.common.text import named_line, nearest, one_line
-from earmill.pipeline.sources.base import Item, filesystem, is_local, public_uri
-from earmill.pipeline.sources.confinement import Confinement, store_of
+from earmill.pipeline.sources.base import Item, filesystem, public_uri
+from earmill.pipeline.sources.confinement import Confinement, Place
 from earmill.pipeline.sources.files import Walk
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
-from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS, is_web
+from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS, is_local, is_web
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_TIMEOUT_S = 10.0
+ROW_MARK = re.compile(r"#(?:shard=(\d+)&)?row=(\d+)$")
 AUDIO_FOLDER = "audiofolder"
 AUDIO_ENDINGS = tuple(f".{ending}" for ending in AUDIO_EXTENSIONS)
 # Tables of an audio folder that name its files.
@@ -46,13 +47,7 @@ AUDIO_LISTS = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 @dataclass(frozen=True)
 class ParquetSet:
-    """The Parquet files of one split.
-
-    Args:
-        spec: The dataset.
-        uris: Its files in order; any fsspec uri.
-        features: Features by the card of the dataset; None if only the files tell them.
-    """
+    """The Parquet files of one split; `features` are None if only the files tell them."""
 
     spec: HfSpec
     uris: tuple[str, ...]
@@ -71,8 +66,7 @@ class ParquetSet:
 def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.IterableDataset:
     """Open the split that a job names, with audio cells as they are stored.
 
-    With `streaming`, a split of plain Parquet files is returned as these files; none of them is
-    read.
+    With `streaming`, a split of plain Parquet files is returned as these files, unread.
     """
     try:
         dataset = _opened(spec)
@@ -88,15 +82,12 @@ def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.Itera
             f"source {spec.uri}: {one_line(missing)} Or set source.streaming: true, which reads "
             "files where they are"
         ) from error
-    if isinstance(dataset, datasets.IterableDataset):
-        return _with_stored_audio(dataset, spec.audio_column)
-    return dataset
-
-
-def _with_stored_audio(dataset: Any, column: str) -> Any:
-    """Return the stream with undecoded audio; with decoding, `datasets` needs torchcodec."""
-    if dataset.features is None or not isinstance(dataset.features.get(column), datasets.Audio):
+    column = spec.audio_column
+    if not isinstance(dataset, datasets.IterableDataset) or dataset.features is None:
         return dataset
+    if not isinstance(dataset.features.get(column), datasets.Audio):
+        return dataset
+    # Audio stays undecoded: with decoding, `datasets` needs torchcodec.
     if dataset.info.builder_name == AUDIO_FOLDER:  # its cells are paths before `datasets` encodes
         return dataset.cast_column(column, datasets.Value("string"))
     stored = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
@@ -112,7 +103,15 @@ def _opened(spec: HfSpec) -> Any:
         if _is_saved(fs, path):
             return _load_saved(spec)
         name, options = _parquet_or_folder(spec, fs, path)
-    options = _arguments(spec, name, options)
+    if name != "parquet":
+        options |= {"name": spec.config, "revision": spec.revision}
+        options["token"] = spec.storage_options.get("token")
+    elif not is_local(spec.uri):
+        options["storage_options"] = dict(spec.storage_options)  # `datasets` writes into it
+        # Without etags, a file that was replaced in the bucket would come from the cache.
+        options["download_config"] = datasets.DownloadConfig(
+            use_etag=True, storage_options=dict(spec.storage_options)
+        )
     # The builder resolves the data files, which takes a listing. `load_dataset` would repeat it.
     builder = datasets.load_dataset_builder(name, **options)
     split = spec.split or _only(spec, [str(split) for split in builder.config.data_files or {}])
@@ -132,12 +131,15 @@ def _plain_parquet(spec: HfSpec, builder: Any, split: str) -> ParquetSet | None:
     """Return the files of a split if they are plain Parquet files; None for other datasets."""
     config = builder.config
     uris = tuple(map(str, (config.data_files or {}).get(split, ())))
-    plain = builder.dataset_name is not None and isinstance(builder, Parquet)
-    if not plain or not all(uri.endswith(".parquet") and "::" not in uri for uri in uris):
-        return None
-    if not uris or config.columns is not None or config.filters is not None:
-        return None
-    return ParquetSet(spec, uris, builder.info.features or config.features)
+    is_plain = (
+        builder.dataset_name is not None
+        and isinstance(builder, Parquet)
+        and bool(uris)
+        and all(uri.endswith(".parquet") and "::" not in uri for uri in uris)
+        and config.columns is None
+        and config.filters is None
+    )
+    return ParquetSet(spec, uris, builder.info.features or config.features) if is_plain else None
 
 
 def check_names(spec: HfSpec) -> None:
@@ -145,9 +147,6 @@ def check_names(spec: HfSpec) -> None:
 
     `datasets` reads a path as a pattern, which may match another folder. It leaves out files with
     `::` in their names without a message.
-
-    Raises:
-        SourceError: A place or a file has such a name, or a file is not regular.
     """
     if is_web(spec.uri):
         return  # `?` begins a query there
@@ -202,9 +201,6 @@ def check_hub_id(spec: HfSpec) -> None:
 
     A missing folder looks like a hub id, for which `datasets` would ask the hub six times. A uri
     below an existing folder is refused without a request, any other uri costs one request.
-
-    Raises:
-        SourceError, FileNotFoundError: The hub has no such dataset.
     """
     below = spec.uri.partition("/")[0]
     if not HUB_ID.fullmatch(spec.uri) or ("/" in spec.uri and os.path.isdir(below)):
@@ -214,41 +210,21 @@ def check_hub_id(spec: HfSpec) -> None:
     hub = HfApi(endpoint=datasets.config.HF_ENDPOINT, token=spec.storage_options.get("token"))
     try:
         hub.dataset_info(spec.uri, revision=spec.revision, timeout=HUB_TIMEOUT_S)
-    except HfHubHTTPError as error:
-        if error.response is not None and error.response.status_code >= 500:
-            return  # the hub has an outage: loading retries for longer
-        raise _neither(spec, error) from error
     except Exception as error:  # its HTTP library raises classes of its own
-        raise _neither(spec, error) from error
-
-
-def _neither(spec: HfSpec, error: Exception) -> SourceError:
-    return SourceError(
-        f"source {spec.uri}: no such file or folder in {os.getcwd()}, and no dataset of that name "
-        f"on the hub ({named_line(error)}); check source.uri, or set HF_HUB_OFFLINE=1 for a copy "
-        "in the local cache"
-    )
+        response = error.response if isinstance(error, HfHubHTTPError) else None
+        if response is not None and response.status_code >= 500:
+            return  # the hub has an outage: loading retries for longer
+        raise SourceError(
+            f"source {spec.uri}: no such file or folder in {os.getcwd()}, and no dataset of that "
+            f"name on the hub ({named_line(error)}); check source.uri, or set HF_HUB_OFFLINE=1 for "
+            "a copy in the local cache"
+        ) from error
 
 
 def local_exists(uri: str) -> bool:
     """Return True if a local path or glob names something."""
     fs, path = filesystem(uri)
     return bool(fs.exists(path) or fs.glob(path))
-
-
-def _arguments(spec: HfSpec, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `load_dataset_builder`, without the name."""
-    options = dict(options)
-    if name != "parquet":
-        options |= {"name": spec.config, "revision": spec.revision}
-        options["token"] = spec.storage_options.get("token")
-    elif not is_local(spec.uri):
-        options["storage_options"] = dict(spec.storage_options)  # `datasets` writes into it
-        # Without etags, a file that was replaced in the bucket would come from the cache.
-        options["download_config"] = datasets.DownloadConfig(
-            use_etag=True, storage_options=dict(spec.storage_options)
-        )
-    return options
 
 
 def _load_saved(spec: HfSpec) -> Any:
@@ -271,13 +247,6 @@ def _only(spec: HfSpec, splits: list[str]) -> str:
     return splits[0]
 
 
-def public_dataset_uri(spec: HfSpec) -> str:
-    """Return the uri of the dataset for other processes: absolute for local paths."""
-    if not is_local(spec.uri) or not local_exists(spec.uri):
-        return spec.uri
-    return public_uri(*filesystem(spec.uri))
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Hide the progress bars of `datasets`; the job has its own."""
@@ -290,20 +259,25 @@ def quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
+def public_dataset_uri(spec: HfSpec) -> str:
+    """Return the uri of the dataset for other processes: absolute for local paths."""
+    if not is_local(spec.uri) or not local_exists(spec.uri):
+        return spec.uri
+    return public_uri(*filesystem(spec.uri))
+
+
 def dataset_folder(spec: HfSpec) -> str | None:
     """Return the folder or prefix of a dataset; None for a dataset of the hub."""
     uri = public_dataset_uri(spec)
     if is_local(uri):
         if not local_exists(uri):
             return None
-        return uri if os.path.isdir(uri) else _before_magic(uri)
-    scheme, separator, path = uri.partition("://")
-    return f"{scheme}{separator}{_before_magic(path)}"
-
-
-def _before_magic(path: str) -> str:
-    """Return the folders before the first glob character and the file name."""
-    return posixpath.dirname(MAGIC_CHARACTERS.split(path, maxsplit=1)[0])
+        if os.path.isdir(uri):
+            return uri
+    scheme, separator, path = ("", "", uri) if is_local(uri) else uri.partition("://")
+    # The folders before the first glob character and the file name.
+    plain = MAGIC_CHARACTERS.split(path, maxsplit=1)[0]
+    return f"{scheme}{separator}{posixpath.dirname(plain)}"
 
 
 def dataset_confinement(spec: HfSpec) -> Confinement:
@@ -317,15 +291,12 @@ def dataset_confinement(spec: HfSpec) -> Confinement:
         return Confinement(own, spec.allow, spec.storage_options, store=hub)
     if is_local(folder):
         return Confinement([folder], spec.allow, spec.storage_options)
-    store = store_of(folder)
+    store = Place.read_at(folder).store
     return Confinement([folder, store], spec.allow, spec.storage_options, store=store)
 
 
-ROW_MARK = re.compile(r"#(?:shard=(\d+)&)?row=(\d+)$")
-
-
 @dataclass(frozen=True)
-class Place:
+class RowPlace:
     """The file shard of a row when streaming, and its number in the shard or the dataset."""
 
     shard: int | None
@@ -335,7 +306,7 @@ class Place:
         return f"#row={self.row}" if self.shard is None else f"#shard={self.shard}&row={self.row}"
 
     @classmethod
-    def of(cls, item: Item) -> Place:
+    def of(cls, item: Item) -> RowPlace:
         found = ROW_MARK.search(item.uri)
         if found is None:
             raise UnreadableError(f"{item.uri}: expected a uri ending in #row=N")

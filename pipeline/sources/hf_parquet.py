@@ -1,30 +1,26 @@
 """Parquet files of a streamed dataset: planned from footers, fetched by row groups.
 
-Planning reads the footer of each file and the columns beside the audio. Of the first file and of
-each large file, it also reads the beginning of a clip. The duration of a row is estimated from the
-bytes of its row group. A worker fetches the audio of a row group once, even if it needs few rows.
+    column chunks of row group 0 | of row group 1 | ... | footer | its length | PAR1
+
+The footer holds place and size of each column chunk, so all reads are range requests. Planning
+reads the footer of each file and the columns beside the audio. Of the first file and of each large
+file, it also reads the beginning of a clip. The duration of a row is estimated from the bytes of
+its row group. A worker fetches the audio of a row group once, even if it needs few rows.
 `planning.shards.cut` cuts shards between row groups, so that each byte is fetched once in all.
 Before a row group is read, the tag or time of the file is compared with the plan, so that rows of a
 replaced file are not taken for the planned rows.
-
-    column chunks of row group 0 | of row group 1 | ... | footer | its length | PAR1
-
-The footer holds place and size of each column chunk. So rows are counted, small columns are read
-and audio is fetched by row group, all with range requests.
 """
 
 from __future__ import annotations
 
 import struct
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from io import BytesIO
 from itertools import groupby
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import datasets
 import pyarrow as pa
@@ -32,66 +28,72 @@ import pyarrow.parquet as pq
 from datasets.table import cast_array_to_feature
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.errors import RowError, SourceError, SourceOutage, UnreadableError
-from earmill.pipeline.common.text import named_line
-from earmill.pipeline.sources.audio_cells import RATE_NAMES, check_audio_type
+from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
+from earmill.pipeline.sources.audio_cells import (
+    NOTHING,
+    RATE_NAMES,
+    AudioCell,
+    check_audio_type,
+)
 from earmill.pipeline.sources.base import (
     Item,
+    damaged_row,
     is_away,
     object_of,
     retry_listing,
     retry_read,
     stat_fields,
+    unreadable,
 )
 from earmill.pipeline.sources.durations import ByteRate
-from earmill.pipeline.sources.fetch import Blob, check_arrived, fetch_all
-from earmill.pipeline.sources.hf_location import ParquetSet, Place
-from earmill.pipeline.sources.range_reads import (
+from earmill.pipeline.sources.fetch import (
+    Blob,
     Range,
     SparseFile,
     ahead,
+    check_arrived,
+    fetch_all,
     load_ranges,
     merged,
     read_range,
 )
+from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
 
 MAGIC = b"PAR1"
 END_BYTES = 8
 MOST_FOOTER_BYTES = 256 << 20
 BUFFER_BYTES = 1 << 20
+LISTING_THREADS = 16
+TABLES_KEPT = 256
+ROWS_AT_ONCE = 16
+# First bytes of a column chunk in which the first clip is searched.
+HEAD_BYTES = 4096
+LARGE_BYTES = 1 << 20
+
+Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Group:
-    """One row group.
-
-    Args:
-        number: Number of the row group in its file.
-        first_row: Number of its first row in the file.
-        rows: Number of its rows.
-    """
+class Group(NamedTuple):
+    """A row group: its number in the file, number of its first row, number of rows."""
 
     number: int
     first_row: int
     rows: int
 
 
+@dataclass(frozen=True, eq=False)
 class ParquetTable:
-    """A Parquet file whose footer was read.
+    """A Parquet file whose footer (`metadata`) was read, and its etag and mtime at that time."""
 
-    Args:
-        fs: Filesystem of the file.
-        path: Path of the file.
-        size: Bytes of the file.
-        stat: etag and mtime when the footer was read.
-        metadata: The footer.
-    """
+    fs: Any
+    path: str
+    size: int
+    stat: dict[str, Any]
+    metadata: pq.FileMetaData
 
-    def __init__(
-        self, fs: Any, path: str, size: int, stat: dict[str, Any], metadata: pq.FileMetaData
-    ) -> None:
-        self.fs, self.path, self.size, self.stat = fs, path, size, stat
-        self.metadata = metadata
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.fs, LocalFileSystem)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -106,10 +108,6 @@ class ParquetTable:
             first += rows
         return tuple(group for group in found if group.rows)
 
-    @property
-    def rows(self) -> int:
-        return int(self.metadata.num_rows)
-
     def group_of(self, row: int) -> Group:
         """Return the row group that holds a row; IndexError if the file ends before it."""
         for group in self.groups:
@@ -119,12 +117,12 @@ class ParquetTable:
 
     def leaves(self, column: str) -> dict[str, int]:
         """Return the leaves of a column: path below it (empty for the column) to number."""
-        found = {}
-        for number in range(self.metadata.num_columns):
-            path = self.metadata.schema.column(number).path
-            if path == column or path.startswith(f"{column}."):
-                found[path[len(column) + 1 :]] = number
-        return found
+        paths = [self.metadata.schema.column(n).path for n in range(self.metadata.num_columns)]
+        return {
+            path[len(column) + 1 :]: number
+            for number, path in enumerate(paths)
+            if path == column or path.startswith(f"{column}.")
+        }
 
     def chunk(self, group: Group, leaf: str) -> pq.ColumnChunkMetaData:
         """Return a column chunk by the path of its leaf."""
@@ -157,8 +155,7 @@ class ParquetTable:
     ) -> Iterator[pa.RecordBatch]:
         """Yield some columns of a row group, a few rows at a time.
 
-        Args:
-            stream: The bytes of `ranges`, concatenated; of the whole file if `ranges` is None.
+        The stream holds the bytes of `ranges`, concatenated; of the whole file if `ranges` is None.
         """
         source: Any = stream if ranges is None else SparseFile(stream, ranges, self.size)
         file = pq.ParquetFile(
@@ -180,11 +177,7 @@ class ParquetTable:
 
 
 def read_footer(fs: Any, path: str) -> ParquetTable:
-    """Read the footer of a Parquet file by two ranges: its length, then the footer.
-
-    Raises:
-        SourceError: The file is no Parquet file, or its footer is damaged.
-    """
+    """Read the footer of a Parquet file by two ranges: its length, then the footer."""
     stat = stat_fields(fs.info(path))
     size = stat.pop("size")
     if size is None:
@@ -211,119 +204,106 @@ def chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
     return Range(start, start + chunk.total_compressed_size)
 
 
-LISTING_THREADS = 16
-TABLES_KEPT = 256
-ROWS_AT_ONCE = 16
-# First bytes of a column chunk in which the first clip is searched.
-HEAD_BYTES = 4096
-LARGE_BYTES = 1 << 20
-
-Row = Mapping[str, Any]
-Refused = tuple[Item, RowError]
-
-
 @dataclass(frozen=True)
-class Seen:
-    """A row as footer and small columns describe it.
+class ListedRow:
+    """A row as it is listed.
 
     Args:
-        place: Position of the row.
-        block: Number of its row group in the dataset.
         cells: Its small columns.
-        path: Path of its audio cell.
-        in_file: True if its audio is in the file; None if unknown.
-        seconds: Duration estimated from the bytes of its row group; None if they are elsewhere.
-        stat: etag and mtime of the file.
+        audio: A view of its audio cell; only the path of a row that is known from a footer.
+        in_cell: True if the audio is or may be in the cell, whatever its path.
+        estimated_s: Duration estimated from the bytes of a row group; None if they are elsewhere.
+        block: Number of the row group of a row that is known from a footer.
+        stat: etag and mtime of the file of such a row.
     """
 
-    place: Place
-    block: int
+    place: RowPlace
     cells: Row
-    path: str | None
-    in_file: bool | None
-    seconds: float | None
-    stat: Mapping[str, Any]
+    audio: AudioCell = NOTHING
+    in_cell: bool = False
+    estimated_s: float | None = None
+    block: int | None = None
+    stat: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_outside(self) -> bool:
+        """Return True if the audio is at the path."""
+        return not self.in_cell and self.audio.data is None and self.audio.samples is None
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(NamedTuple):
     """A requested row and its row group."""
 
     item: Item
-    shard: int
     table: ParquetTable
     group: Group
     row: int
 
 
-class ParquetRows:
-    """The rows of one split of Parquet files.
+Refused = tuple[Item, RowError]
 
-    Args:
-        files: The files of the split.
-        audio_column: The column of clips, see `audio_cells`.
-        array_rate_hz: Rate of arrays without a rate.
-    Attributes:
-        features: Features of the dataset.
-    """
+
+class ParquetRows:
+    """The rows of one split of Parquet files."""
 
     def __init__(
         self, files: ParquetSet, audio_column: str, array_rate_hz: int | None = None
     ) -> None:
         self._files, self._audio, self._array_rate_hz = files, audio_column, array_rate_hz
-        self._tables: OrderedDict[int, ParquetTable] = OrderedDict()
-        self._lock = threading.Lock()
+        self._table = lru_cache(TABLES_KEPT)(self._read_table)
         self.features: Any = files.features
         if self.features is None:
             schema = retry_listing(lambda: self._table(0)).schema
             self.features = datasets.Features.from_arrow_schema(schema)
 
-    def rows(self, columns: Sequence[str], *, paths: bool) -> Iterator[Seen]:
+    def rows(self, columns: Sequence[str], *, paths: bool) -> Iterator[ListedRow]:
         """Yield every row in order with these columns, and with the paths of audio cells."""
         first = retry_listing(lambda: self._rate(self._table(0), ByteRate()))
 
-        def listed(shard: int) -> list[Seen]:
+        def listed(shard: int) -> list[ListedRow]:
             return retry_listing(lambda: list(self._rows_of(shard, columns, paths, first)))
 
         block = 0
         for rows in ahead(listed, range(len(self._files.uris)), LISTING_THREADS):
-            for _, group in groupby(rows, key=lambda seen: seen.block):
-                yield from (replace(seen, block=block) for seen in group)
+            for _, group in groupby(rows, key=lambda row: row.block):
+                yield from (replace(row, block=block) for row in group)
                 block += 1
 
     def _rows_of(
         self, shard: int, columns: Sequence[str], paths: bool, first: ByteRate
-    ) -> Iterator[Seen]:
+    ) -> Iterator[ListedRow]:
         table = self._table(shard)
         self._check_columns(table)
         rate = self._rate(table, first) if shard and table.size >= LARGE_BYTES else first
-        path_leaf = self._leaf(table, "path") if paths else None
-        array_leaf, rate_leaf = self._array_leaves(table) if paths else (None, None)
-        small = filter(None, [path_leaf, rate_leaf])
+        audio = self._audio_leaves(table) if paths else {}
+        small = [audio[role] for role in ("path", "rate") if role in audio]
         leaves = [*(name for name in columns if table.leaves(name)), *small]
         for group in table.groups:
             read = table.read(group, leaves) if leaves else None
             cells = self._cells(read, columns, group.rows)
-            names = self._paths(read, path_leaf, group.rows)
+            names = self._audio_field(read, audio.get("path"), group.rows)
             nbytes, in_file = self._audio_bytes(table, group)
             seconds: list[float | None]
-            if array_leaf is not None:
+            if "array" in audio:
                 in_file = None
-                samples = table.chunk(group, array_leaf).num_values / group.rows
-                rates = self._array_rates(read, rate_leaf, group.rows)
+                samples = table.chunk(group, audio["array"]).num_values / group.rows
+                rates = [
+                    hz if isinstance(hz, int | float) else self._array_rate_hz
+                    for hz in self._audio_field(read, audio.get("rate"), group.rows)
+                ]
                 seconds = [samples / hz if hz else 0.0 for hz in rates]
             elif in_file is False:
                 seconds = [None] * group.rows
             else:
                 seconds = [rate.seconds(name, nbytes) for name in names]
             for offset in range(group.rows):
-                yield Seen(
-                    place=Place(shard, group.first_row + offset),
-                    block=group.number,
+                yield ListedRow(
+                    place=RowPlace(shard, group.first_row + offset),
                     cells=cells[offset],
-                    path=names[offset],
-                    in_file=in_file,
-                    seconds=seconds[offset],
+                    audio=AudioCell(path=names[offset]),
+                    in_cell=in_file is not False,
+                    estimated_s=seconds[offset],
+                    block=group.number,
                     stat=table.stat,
                 )
 
@@ -348,49 +328,38 @@ class ParquetRows:
                 held[name] = cast_array_to_feature(column, self.features[name]).to_pylist()
         return [{name: cells[row] for name, cells in held.items()} for row in range(rows)]
 
-    def _paths(self, read: pa.Table | None, leaf: str | None, rows: int) -> list[str | None]:
+    def _audio_field(self, read: pa.Table | None, leaf: str | None, rows: int) -> list[Any]:
+        """Return the values of a leaf of the audio column, which may be the column."""
         if read is None or leaf is None:
             return [None] * rows
-        column = read.column(self._audio)
-        if pa.types.is_struct(column.type):
-            return [None if cell is None else cell.get("path") for cell in column.to_pylist()]
-        return list(column.to_pylist())
+        cells = read.column(self._audio).to_pylist()
+        if leaf == self._audio:
+            return list(cells)
+        name = leaf.removeprefix(f"{self._audio}.")
+        return [None if cell is None else cell.get(name) for cell in cells]
 
-    def _array_leaves(self, table: ParquetTable) -> tuple[str | None, str | None]:
-        """Return the leaf of the samples of arrays, and the leaf of their rates, or None."""
+    def _audio_leaves(self, table: ParquetTable) -> dict[str, str]:
+        """Return the leaves of the audio by role: bytes, path, array and rate (of an array)."""
         names = list(table.leaves(self._audio))
         kind = table.schema.field(self._audio).type
-        beside = f"{self._audio}." if pa.types.is_struct(kind) else ""
-        arrays = [name for name in names if name.startswith("array." if beside else "list.")]
-        rates = [f"{beside}{name}" for name in RATE_NAMES if beside and name in names]
-        return (
-            f"{self._audio}.{arrays[0]}" if arrays else None,
-            rates[0] if arrays and rates else None,
-        )
-
-    def _array_rates(
-        self, read: pa.Table | None, leaf: str | None, rows: int
-    ) -> list[float | None]:
-        """Return the rates of the arrays of a row group; None for unknown rates."""
-        if read is None or leaf is None:
-            return [self._array_rate_hz] * rows
-        name = leaf.removeprefix(f"{self._audio}.")
-        cells = [(cell or {}).get(name) for cell in read.column(self._audio).to_pylist()]
-        return [hz if isinstance(hz, int | float) else self._array_rate_hz for hz in cells]
-
-    def _leaf(self, table: ParquetTable, name: str) -> str | None:
-        """Return the leaf of `bytes` or `path` of the audio, which may be the column, or None."""
-        kind = table.schema.field(self._audio).type
-        if pa.types.is_struct(kind):
-            return f"{self._audio}.{name}" if name in table.leaves(self._audio) else None
-        if "" not in table.leaves(self._audio):
-            return None  # a list
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        return self._audio if is_text == (name == "path") else None
+        if not pa.types.is_struct(kind):
+            if "" not in names:
+                lists = [name for name in names if name.startswith("list.")]
+                return {"array": f"{self._audio}.{lists[0]}"} if lists else {}
+            is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            return {"path" if is_text else "bytes": self._audio}
+        found: dict[str, str] = {name: name for name in ("bytes", "path") if name in names}
+        arrays = [name for name in names if name.startswith("array.")]
+        rates = [name for name in RATE_NAMES if name in names]
+        if arrays:
+            found["array"] = arrays[0]
+        if arrays and rates:
+            found["rate"] = rates[0]
+        return {role: f"{self._audio}.{name}" for role, name in found.items()}
 
     def _audio_bytes(self, table: ParquetTable, group: Group) -> tuple[float, bool | None]:
         """Return the mean bytes of a clip, and True (False) if all rows (no row) have bytes."""
-        leaf = self._leaf(table, "bytes")
+        leaf = self._audio_leaves(table).get("bytes")
         if leaf is None:
             return 0.0, False
         chunk = table.chunk(group, leaf)
@@ -403,7 +372,7 @@ class ParquetRows:
 
     def _rate(self, table: ParquetTable, otherwise: ByteRate) -> ByteRate:
         """Return the bytes of a second by the header of the first clip, read by a small range."""
-        leaf = self._leaf(table, "bytes")
+        leaf = self._audio_leaves(table).get("bytes")
         if leaf is None or not table.groups:
             return otherwise
         (whole,) = table.ranges(table.groups[0], [leaf])
@@ -414,11 +383,7 @@ class ParquetRows:
     def fetch(
         self, items: Sequence[Item], columns: Sequence[str]
     ) -> Iterator[tuple[Item, Row | RowError]]:
-        """Yield the audio cell and some columns of each item, in order.
-
-        Raises:
-            SourceOutage: A row group cannot be fetched.
-        """
+        """Yield the audio cell and some columns of each item, in order."""
         columns = [self._audio, *columns]
         runs = _runs([self._asked(item) for item in items])
         heads = {str(n): run[0] for n, run in enumerate(runs) if isinstance(run[0], _Asked)}
@@ -426,10 +391,11 @@ class ParquetRows:
         def load(one: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
             return self._load(heads[one.row_id], columns, touch)
 
-        loads = [
-            Item(number, f"{ask.item.uri}|{number}", size=_expected(ask, columns))
-            for number, ask in heads.items()
-        ]
+        loads = []
+        for number, ask in heads.items():
+            ranges = ask.table.ranges(ask.group, columns)
+            size = None if ask.table.is_local else sum(one.nbytes for one in ranges)
+            loads.append(Item(number, f"{ask.item.uri}|{number}", size=size))
         with closing(fetch_all(loads, lambda uri: {}, load)) as fetched:  # type: ignore[type-var]
             for run in runs:
                 if not isinstance(run[0], _Asked):
@@ -445,18 +411,16 @@ class ParquetRows:
 
     def _asked(self, item: Item) -> _Asked | Refused:
         try:
-            place = Place.of(item)
+            place = RowPlace.of(item)
             shard = -1 if place.shard is None else place.shard
             table = retry_read(lambda: self._table(shard), is_away)
             if not table.has(item.etag, item.mtime):
                 raise UnreadableError(f"{item.uri}: {table.path} changed since it was planned")
-            return _Asked(item, shard, table, table.group_of(place.row), place.row)
+            return _Asked(item, table, table.group_of(place.row), place.row)
         except RowError as error:
             return item, error
         except Exception as error:  # file readers raise any class
-            if is_away(error):
-                raise SourceOutage(f"{item.uri}: cannot be read: {named_line(error)}") from error
-            return item, _unreadable(item, error)
+            return item, damaged_row(item.uri, error)
 
     def _load(self, ask: _Asked, columns: Sequence[str], touch: Callable[[], None]) -> Blob:
         """Return the bytes of a row group, or a local file itself."""
@@ -464,9 +428,9 @@ class ParquetRows:
         table.fs.invalidate_cache(table.path)
         now = stat_fields(table.fs.info(table.path))
         if not table.has(now["etag"], now["mtime"]) or now["size"] not in (None, table.size):
-            self._forget(ask.shard)
+            self._table.cache_clear()
             raise UnreadableError(f"{ask.item.uri}: {table.path} changed since it was planned")
-        if isinstance(table.fs, LocalFileSystem):
+        if table.is_local:
             return Blob(path=table.path)
         ranges = table.ranges(ask.group, columns)
         return load_ranges(table.fs, table.path, ranges, touch)
@@ -476,8 +440,7 @@ class ParquetRows:
     ) -> Iterator[tuple[Item, Row | RowError]]:
         """Yield the rows of one row group; after damage, all later rows are bad."""
         table, group = run[0].table, run[0].group
-        local = isinstance(table.fs, LocalFileSystem)
-        ranges = None if local else table.ranges(group, columns)
+        ranges = None if table.is_local else table.ranges(group, columns)
         left = iter(run)
         ask, first = next(left, None), group.first_row
         try:
@@ -494,7 +457,7 @@ class ParquetRows:
         else:
             failure = EOFError("the row group ends before")
         while ask is not None:
-            yield ask.item, _unreadable(ask.item, failure)
+            yield ask.item, unreadable(ask.item.uri, failure)
             ask = next(left, None)
 
     def _cell(self, item: Item, batch: pa.RecordBatch, row: int) -> Row | RowError:
@@ -506,53 +469,30 @@ class ParquetRows:
                 for name in others
             }
         except (TypeError, ValueError, LookupError, pa.ArrowException) as error:
-            return _unreadable(item, error)
+            return unreadable(item.uri, error)
         found = {name: cell[0].as_py() for name, cell in cells.items()}
         return {self._audio: batch.column(self._audio)[row], **found}
 
-    def _table(self, shard: int) -> ParquetTable:
-        with self._lock:
-            if shard in self._tables:
-                self._tables.move_to_end(shard)
-                return self._tables[shard]
+    def _read_table(self, shard: int) -> ParquetTable:
         if not 0 <= shard < len(self._files.uris):
             raise IndexError(f"the dataset has {len(self._files.uris)} files, no file {shard}")
         uri = self._files.uris[shard]
-        table = read_footer(*object_of(uri, self._files.options(uri)))
-        with self._lock:
-            self._tables[shard] = table
-            if len(self._tables) > TABLES_KEPT:
-                self._tables.popitem(last=False)
-        return table
-
-    def _forget(self, shard: int) -> None:
-        with self._lock:
-            self._tables.pop(shard, None)
+        return read_footer(*object_of(uri, self._files.options(uri)))
 
 
 def _runs(asked: Sequence[_Asked | Refused]) -> list[list[_Asked | Refused]]:
     """Group neighbours that one pass over a row group reads; refused rows stand alone."""
     runs: list[list[_Asked | Refused]] = []
     for ask in asked:
-        if runs and _follows(ask, runs[-1][-1]):
+        last = runs[-1][-1] if runs else None
+        if (
+            isinstance(ask, _Asked)
+            and isinstance(last, _Asked)
+            and ask.table is last.table
+            and ask.group == last.group
+            and ask.row > last.row
+        ):
             runs[-1].append(ask)
         else:
             runs.append([ask])
     return runs
-
-
-def _follows(ask: _Asked | Refused, last: _Asked | Refused) -> bool:
-    if not isinstance(ask, _Asked) or not isinstance(last, _Asked):
-        return False
-    return ask.table is last.table and ask.group == last.group and ask.row > last.row
-
-
-def _expected(ask: _Asked, columns: Sequence[str]) -> int | None:
-    """Return the bytes that are fetched for a row group; None if nothing is fetched."""
-    if isinstance(ask.table.fs, LocalFileSystem):
-        return None
-    return sum(one.nbytes for one in ask.table.ranges(ask.group, columns))
-
-
-def _unreadable(item: Item, error: Exception) -> UnreadableError:
-    return UnreadableError(f"{item.uri}: cannot be read: {named_line(error)}")

@@ -1,10 +1,8 @@
-"""A cache of listings, so that an interrupted listing continues.
+"""A cache of listings in the output of a job, so that an interrupted listing continues.
 
 A source whose listing takes a request for each file caches what it learnt of a file, by the name
-and the tag of the file. A listing that was interrupted is repeated for the other files only.
-
-`KeptListing` caches in the output of the job, in a folder that begins with a dot, until the plan is
-stored.
+and the tag of the file. A listing that was interrupted is repeated for the other files only. The
+cache is a folder that begins with a dot, until the plan is stored.
 """
 
 from __future__ import annotations
@@ -14,89 +12,50 @@ import json
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.storage.layout import Layout
 
 MOST_BYTES = 1 << 28
-
-
-class Kept(Protocol):
-    """The interface of a place for small files, by name."""
-
-    def get(self, name: str) -> bytes | None:
-        """Return the content; None if nothing is cached."""
-
-    def put(self, name: str, data: bytes) -> None:
-        """Cache the content, if possible."""
-
-
-class NothingKept:
-    """A cache that keeps nothing."""
-
-    def get(self, name: str) -> bytes | None:
-        return None
-
-    def put(self, name: str, data: bytes) -> None:
-        """Keep nothing."""
-
-
-def name_of(file: str, stat: Mapping[str, Any], *how: object) -> str | None:
-    """Return the name of the cache entry of a file; None if a change of the file cannot be seen.
-
-    Args:
-        file: The file.
-        stat: Result of `stat_fields`.
-        how: Everything else that the listing of the file depends on.
-    """
-    if stat["etag"] is None and stat["mtime"] is None:
-        return None
-    said = json.dumps([file, stat["etag"], stat["size"], stat["mtime"], *how], default=str)
-    return hashlib.sha256(said.encode()).hexdigest()
-
-
-def packed(value: Any) -> bytes:
-    """Compress plain values to bytes."""
-    return zlib.compress(json.dumps(value).encode())
-
-
-def unpacked(data: bytes) -> Any:
-    """Return the values of `packed`; None if the bytes are damaged."""
-    try:
-        unzip = zlib.decompressobj()
-        text = unzip.decompress(data, MOST_BYTES)
-        return loads_json(text.decode(), max_chars=None) if unzip.eof else None
-    except (zlib.error, ValueError):
-        return None
-
-
 FOLDER = ".listing"
 
 
-@dataclass(frozen=True)
-class KeptListing:
-    """Small files of a listing, cached in an output.
+class ListingCache:
+    """JSON values by name, cached in an output.
 
-    Args:
-        layout: The output. If it cannot be written, nothing is cached; the error is raised when the
-            job writes to it.
+    If the output cannot be written, nothing is cached; the error is raised when the job writes.
     """
 
-    layout: Layout
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
 
-    def get(self, name: str) -> bytes | None:
-        with suppress(OSError, OutputError):
-            return self.layout.read_bytes(f"{FOLDER}/{name}")
+    def get(self, name: str) -> Any:
+        """Return a cached value; None if there is none or it is damaged."""
+        with suppress(OSError, OutputError, zlib.error, ValueError):
+            unzip = zlib.decompressobj()
+            text = unzip.decompress(self._layout.read_bytes(f"{FOLDER}/{name}"), MOST_BYTES)
+            return loads_json(text.decode(), max_chars=None) if unzip.eof else None
         return None
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, value: Any) -> None:
         with suppress(OSError, OutputError):
-            self.layout.write_bytes(f"{FOLDER}/{name}", data)
+            data = zlib.compress(json.dumps(value).encode())
+            self._layout.write_bytes(f"{FOLDER}/{name}", data)
 
     def forget(self) -> None:
         """Delete the cache, after the plan is stored."""
         with suppress(OSError, OutputError):
-            self.layout.delete(FOLDER)
+            self._layout.delete(FOLDER)
+
+
+def cache_name(file: str, stat: Mapping[str, Any], *how: object) -> str | None:
+    """Return the name of the cached value of a file; None if a change of the file cannot be seen.
+
+    `how` is everything else that the listing of the file depends on.
+    """
+    if stat["etag"] is None and stat["mtime"] is None:
+        return None
+    facts = json.dumps([file, stat["etag"], stat["size"], stat["mtime"], *how], default=str)
+    return hashlib.sha256(facts.encode()).hexdigest()

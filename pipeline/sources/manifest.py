@@ -15,7 +15,7 @@ import os
 import posixpath
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, BinaryIO
 
@@ -30,32 +30,26 @@ from earmill.pipeline.sources.base import (
     Item,
     as_text,
     filesystem,
-    is_local,
-    local_path,
+    is_relative,
+    joined,
     object_of,
     public_uri,
+    resolved,
     retry_listing,
     source_errors,
     stat_fields,
 )
-from earmill.pipeline.sources.confinement import (
-    Confinement,
-    is_relative,
-    joined,
-    resolved,
-    store_of,
-    suggestions,
-)
+from earmill.pipeline.sources.confinement import Confinement, Place, suggestions
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
+from earmill.pipeline.sources.fetch import ahead, fetch_rows, open_ranged
 from earmill.pipeline.sources.files import BLANK_ROW
-from earmill.pipeline.sources.range_reads import ahead, fetch_rows, open_ranged
 from earmill.pipeline.sources.tables import CHUNK_ROWS, RESERVED, Cells, public_value, read_table
 from earmill.pipeline.spec.source import ManifestSpec
+from earmill.pipeline.storage.fsspec_store import is_local, local_path
 
 # Names of the uri in tables of other tools. An error suggests them; they are never assumed.
 FOREIGN_NAMES = (
-    *("audio_filepath", "audio_path", "path", "file", "filename", "file_name", "filepath"),
-    *("file_path", "wav", "url"),
+    "audio_filepath audio_path path file filename file_name filepath file_path wav url".split()
 )
 # Names of the start of a span in other tables. Beside one of them, "duration" is the span's length.
 FOREIGN_STARTS = ("offset", "start_s", "start_time", "begin")
@@ -71,22 +65,10 @@ ABSENT: Stat = {}
 Folder = tuple[Any, str]
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row of the table, numbered from 0."""
-
-    number: int
-    cells: Mapping[str, Any]
-
-
 class ManifestSource:
     """The clips that a table names.
 
-    Args:
-        spec: The `source` section of a job.
-    Attributes:
-        missing: Rows of the last listing whose local file does not exist.
-        first_missing: The first of these files; empty if there is none.
+    `missing` and `first_missing` are of the rows whose local file does not exist.
     """
 
     def __init__(self, spec: ManifestSpec) -> None:
@@ -109,109 +91,103 @@ class ManifestSource:
         if self._blank == len(columns["uri"]):
             raise SourceError(f"source {self._spec.uri}: the table has no rows")
         self.missing, self.first_missing = 0, ""
-        extra = [name for name in columns if name not in self._reserved]
+        named = {*RESERVED, *(self._spec.columns or {})}
+        extra = [name for name in columns if name not in named]
         plain = {name for name, kind in self._carried.types.items() if not has_text(kind)}
-        for first, cells, _ in _chunks(columns, list(columns)):
-            uris = self._uris(cells, first)
+        for first, chunk, _ in _chunks(columns, list(columns)):
+            uris = self._uris(chunk, first)
             stats = self._stats(uris)
             for at, uri in enumerate(uris):
-                row = _Row(first + at, {name: column[at] for name, column in cells.items()})
+                cells = {name: column[at] for name, column in chunk.items()}
                 values = {
-                    name: row.cells[name] if name in plain else public_value(row.cells[name])
+                    name: cells[name] if name in plain else public_value(cells[name])
                     for name in extra
                 }
                 if stats[uri] is ABSENT:
                     self.missing += 1
                     self.first_missing = self.first_missing or uri
-                yield self._item(row, uri, stats[uri], values)
+                yield self._item(first + at, cells, uri, stats[uri], values)
 
-    def _item(self, row: _Row, uri: str, stat: Stat, extra: Mapping[str, Any]) -> Item:
-        start_s, end_s, given_s = self._span(row)
+    def _item(
+        self, row: int, cells: Mapping[str, Any], uri: str, stat: Stat, extra: Mapping[str, Any]
+    ) -> Item:
+        start_s, end_s = self._seconds(row, cells, "start"), self._seconds(row, cells, "end")
+        given_s = None
+        if "duration" in (self._spec.columns or {}):
+            given_s = self._seconds(row, cells, "duration")
+            if given_s is not None and given_s <= 0:
+                raise self._bad_row(row, f"expected a duration above 0 s, got {given_s:g}")
+            if start_s is not None and end_s is None and given_s is not None:
+                end_s = start_s + given_s
         seconds, estimated = given_s, False
         if not given_s:
             seconds, estimated = _expected(uri, stat, start_s, end_s)
         return Item(
-            row_id=self._row_id(row, start_s, end_s),
+            row_id=_row_id(cells, start_s, end_s),
             uri=redact(uri),
             start_s=start_s,
             end_s=end_s,
             seconds=seconds,
             estimated=estimated,
             extra=extra,
-            position=row.number,
+            position=row,
             etag=stat.get("etag"),
             size=stat.get("size"),
             mtime=stat.get("mtime"),
         )
 
+    def _seconds(self, row: int, cells: Mapping[str, Any], name: str) -> float | None:
+        value = cells.get(name)
+        if value is None or value == "":
+            return None
+        try:
+            seconds = float(value)
+        except (TypeError, ValueError):
+            raise self._bad_row(row, f"expected seconds in {name!r}, got {value!r}") from None
+        if not math.isfinite(seconds):
+            raise self._bad_row(row, f"expected finite seconds in {name!r}, got {value!r}")
+        return seconds
+
+    def _bad_row(self, row: int, problem: str) -> SourceError:
+        return SourceError(f"source {self._spec.uri}: row {row + 1}: {problem}")
+
     def _columns(self) -> dict[str, Cells]:
+        """Read the table, with its columns renamed by `source.columns`."""
+        source, roles = f"source {self._spec.uri}", self._spec.columns or {}
         try:
             raw = retry_listing(lambda: self._fs.cat_file(self._path))
-            columns, self._carried = read_table(self._path, raw, self._untyped)
+            # These cells stay text, because an id 1.50 is no number.
+            columns, self._carried = read_table(self._path, raw, {*RESERVED, *roles.values()})
         except (ValueError, csv.Error) as error:
-            raise SourceError(f"source {self._spec.uri}: {one_line(error)}") from error
-        columns = self._renamed(columns)
-        if "uri" not in columns:
-            hint = _columns_hint(columns)
-            raise SourceError(
-                f"source {self._spec.uri}: the table has no column 'uri' (found: "
-                f"{', '.join(columns) or 'none'}){hint}"
-            )
-        self._check_no_hidden_span(columns)
-        return columns
-
-    def _check_no_hidden_span(self, columns: Mapping[str, Cells]) -> None:
-        """Refuse a table whose spans would be carried through as columns."""
-        if self._spec.columns is None and SPAN_ELSEWHERE <= set(columns) and "start" not in columns:
-            raise SourceError(
-                f"source {self._spec.uri}: the columns offset and duration look like a span, which "
-                "is read from start and end; set source.columns: {uri: uri, start: offset, "
-                "duration: duration}, or {uri: uri} to carry them through and take whole files"
-            )
-
-    @property
-    def _untyped(self) -> set[str]:
-        """Columns whose cells stay text, because an id 1.50 is no number."""
-        return {*RESERVED, *(self._spec.columns or {}).values()}
-
-    @property
-    def _reserved(self) -> set[str]:
-        """Columns that are not carried through."""
-        return {*RESERVED, *(self._spec.columns or {})}
-
-    def _renamed(self, columns: dict[str, Cells]) -> dict[str, Cells]:
-        """Return the columns renamed by `source.columns`."""
-        names = {theirs: ours for ours, theirs in (self._spec.columns or {}).items()}
+            raise SourceError(f"{source}: {one_line(error)}") from error
+        names = {theirs: ours for ours, theirs in roles.items()}
         for theirs, ours in names.items():
             if theirs not in columns:
                 raise SourceError(
-                    f"source {self._spec.uri}: source.columns.{ours}: the table has no column "
+                    f"{source}: source.columns.{ours}: the table has no column "
                     f"{theirs!r}{nearest(theirs, list(columns))} (found: {', '.join(columns)})"
                 )
             if ours != theirs and ours in columns and ours not in names:
                 raise SourceError(
-                    f"source {self._spec.uri}: source.columns.{ours} is {theirs!r}, but the table "
+                    f"{source}: source.columns.{ours} is {theirs!r}, but the table "
                     f"has a column {ours!r} too; rename one of them in the table"
                 )
-        return {names.get(name, name): cells for name, cells in columns.items()}
-
-    def _span(self, row: _Row) -> tuple[float | None, float | None, float | None]:
-        """Return start and end of the span of a row, and the length that the table states."""
-        start_s, end_s = self._seconds(row, "start"), self._seconds(row, "end")
-        if "duration" not in (self._spec.columns or {}):
-            return start_s, end_s, None
-        given_s = self._seconds(row, "duration")
-        if given_s is not None and given_s <= 0:
-            raise self._bad_row(row.number, f"expected a duration above 0 s, got {given_s:g}")
-        if start_s is not None and end_s is None and given_s is not None:
-            end_s = start_s + given_s
-        return start_s, end_s, given_s
+        columns = {names.get(name, name): cells for name, cells in columns.items()}
+        if "uri" not in columns:
+            raise SourceError(
+                f"{source}: the table has no column 'uri' (found: "
+                f"{', '.join(columns) or 'none'}){_columns_hint(columns)}"
+            )
+        if self._spec.columns is None and SPAN_ELSEWHERE <= set(columns) and "start" not in columns:
+            raise SourceError(
+                f"{source}: the columns offset and duration look like a span, which "
+                "is read from start and end; set source.columns: {uri: uri, start: offset, "
+                "duration: duration}, or {uri: uri} to carry them through and take whole files"
+            )
+        return columns
 
     def columns(self) -> Columns:
         return self._carried
-
-    def _bad_row(self, row: int, problem: str) -> SourceError:
-        return SourceError(f"source {self._spec.uri}: row {row + 1}: {problem}")
 
     def _uris(self, cells: Mapping[str, Cells], first: int) -> list[str]:
         """Return the uris of a chunk that begins at row `first` of the table."""
@@ -221,10 +197,11 @@ class ManifestSource:
         if not isinstance(uri, str) or not uri.strip():
             raise self._bad_row(row, f"expected a path or URI in 'uri', got {uri!r}")
         literal = resolved(uri, *self._folder)
-        readings = _other_readings(uri)
+        # A path that does not exist may be meant without blanks, or with / for \.
+        readings = [uri.strip(), uri.replace("\\", "/"), uri.strip().replace("\\", "/")]
+        readings = [text for text in readings if text != uri]
         if readings and is_local(literal) and not os.path.lexists(literal):
-            for meant in readings:
-                other = resolved(meant, *self._folder)
+            for other in (resolved(text, *self._folder) for text in readings):
                 if is_local(other) and os.path.lexists(other):
                     return other
         return literal
@@ -247,30 +224,6 @@ class ManifestSource:
             hint = f"; if that is meant, set source.allow: [{', '.join(wanted)}]" if wanted else ""
             raise self._bad_row(row, f"{problem}{more}{hint}")
         return blank_rows
-
-    def _seconds(self, row: _Row, name: str) -> float | None:
-        value = row.cells.get(name)
-        if value is None or value == "":
-            return None
-        try:
-            seconds = float(value)
-        except (TypeError, ValueError):
-            raise self._bad_row(
-                row.number, f"expected seconds in {name!r}, got {value!r}"
-            ) from None
-        if not math.isfinite(seconds):
-            raise self._bad_row(row.number, f"expected finite seconds in {name!r}, got {value!r}")
-        return seconds
-
-    def _row_id(self, row: _Row, start_s: float | None, end_s: float | None) -> str:
-        given = row.cells.get("id")
-        if given is not None and str(given) != "":
-            return redact_uris(str(given))
-        uri = redact(as_text(str(row.cells["uri"])))
-        if start_s is None and end_s is None:
-            return uri
-        span = ",".join("" if value is None else repr(value) for value in (start_s, end_s))
-        return f"{uri}#t={span}"
 
     def _stats(self, uris: Sequence[str]) -> dict[str, Stat]:
         """Return etag, size and mtime of every distinct uri; empty if they are unknown."""
@@ -350,24 +303,25 @@ def _confinement(spec: ManifestSpec, fs: Any, path: str, folder: Folder) -> Conf
     if local_path(store) is not None:
         return Confinement(own, spec.allow, spec.storage_options)
     if not isinstance(fs, LocalFileSystem):
-        own.append(store_of(table))
-    return Confinement(own, spec.allow, spec.storage_options, store=store_of(store))
+        own.append(Place.read_at(table).store)
+    return Confinement(own, spec.allow, spec.storage_options, store=Place.read_at(store).store)
 
 
-def _other_readings(uri: str) -> list[str]:
-    """Return other readings of a path that does not exist: without blanks, with / for \\."""
-    texts = (uri.strip(), uri.replace("\\", "/"), uri.strip().replace("\\", "/"))
-    return [text for text in texts if text != uri]
+def _row_id(cells: Mapping[str, Any], start_s: float | None, end_s: float | None) -> str:
+    given = cells.get("id")
+    if given is not None and str(given) != "":
+        return redact_uris(str(given))
+    uri = redact(as_text(str(cells["uri"])))
+    if start_s is None and end_s is None:
+        return uri
+    span = ",".join("" if value is None else repr(value) for value in (start_s, end_s))
+    return f"{uri}#t={span}"
 
 
 def _chunks(
     columns: Mapping[str, Cells], names: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, list[Any]], int]]:
-    """Yield columns of the table in chunks of rows, without blank rows.
-
-    A chunk has the number of its first row (without blank rows), the cells by column, and the
-    number of blank rows that were left out.
-    """
+    """Yield the table in chunks: number of the first row, cells by column, blank rows left out."""
     position = 0
     for first in range(0, len(columns["uri"]), CHUNK_ROWS):
         uris = columns["uri"][first : first + CHUNK_ROWS]
@@ -417,10 +371,7 @@ def _expected(
 
 
 def _columns_hint(columns: Mapping[str, Cells]) -> str:
-    """Return a `source.columns` for a table without uri.
-
-    It names spans too, because a row without its offset would be the whole file.
-    """
+    """Return a `source.columns` for a table without uri, with the columns of its spans."""
 
     def first(names: Sequence[str]) -> str | None:
         return next((name for name in names if name in columns), None)
@@ -428,9 +379,10 @@ def _columns_hint(columns: Mapping[str, Cells]) -> str:
     found = {"uri": first(FOREIGN_NAMES)}
     if found["uri"] is None:
         return ""
-    found["start"] = None if "start" in columns else first(FOREIGN_STARTS)
-    found["end"] = None if "end" in columns else first(FOREIGN_ENDS)
-    if found["end"] is None and "end" not in columns:
-        found["duration"] = first(("duration",))
+    if "start" not in columns:
+        found["start"] = first(FOREIGN_STARTS)
+    if "end" not in columns:
+        found["end"] = first(FOREIGN_ENDS)
+        found["duration"] = None if found["end"] else first(("duration",))
     named = ", ".join(f"{ours}: {theirs}" for ours, theirs in found.items() if theirs)
     return f"; set source.columns to {{{named}}}"

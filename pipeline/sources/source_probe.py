@@ -52,13 +52,11 @@ class SourceProbes:
 def fetch_confirmed(
     source: Source, items: Sequence[Item], known: SourceProbes, given: Sequence[Item] = ()
 ) -> Iterator[Fetched]:
-    """Yield `source.fetch`, and confirm missing rows before it ends.
+    """Yield `source.fetch`, and confirm missing rows before it ends; SourceOutage if in doubt.
 
     Args:
         known: Rows that this process has read; rows are added here.
         given: Rows that another process has read, for a process that has read nothing yet.
-    Raises:
-        SourceOutage: Rows are missing, and the whole source may be missing.
     """
     doubts: list[tuple[Item, AbsentError]] = []
     for item, stream in source.fetch(items):
@@ -77,17 +75,15 @@ def _confirm(
     rows: int,
     witnesses: Sequence[Item],
 ) -> None:
-    item, said = doubts[0]
-    which = f"{len(doubts)} of {rows} rows cannot be had (first: {said})"
+    which = f"{len(doubts)} of {rows} rows cannot be had (first: {doubts[0][1]})"
     if not witnesses:
         raise SourceOutage(
             f"{which}, and no row of this source was read so far; is it still there?", "missing"
         )
     if not any(_is_there(source, witness) for witness in witnesses):
         raise SourceOutage(f"{which}, nor can {witnesses[0].uri}, which was read before")
-    for (item, _), (_, again) in zip(
-        doubts, source.fetch([item for item, _ in doubts]), strict=True
-    ):
+    fetched = source.fetch([item for item, _ in doubts])
+    for (item, _), (_, again) in zip(doubts, fetched, strict=True):
         if not isinstance(again, AbsentError):
             _close(again)
             raise SourceOutage(f"{item.uri}: was missing for a moment")

@@ -22,6 +22,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import PurePosixPath
 from typing import Any, overload
@@ -37,6 +38,19 @@ from earmill.pipeline.storage.documents import table_of
 INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 BOOLEANS = {"true": True, "false": False}
+RESERVED = ("uri", "id", "start", "end")
+# Rows of a text table that become Python objects at once.
+CHUNK_ROWS = 8192
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+# A small compressed file can hold text without end.
+MOST_TEXT_BYTES = 4 << 30
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+DELIMITERS = ",\t;|"
+# Names that pandas gives to columns without a name, and to its index in Parquet.
+INDEX = re.compile(r"Unnamed: [0-9].*|__index_level_[0-9]+__")
+NO_VALUES, INDEX_OF_PANDAS = "no values", "index of pandas"
+
+Cells = Sequence[Any]
 
 
 def scalar(value: Any) -> Scalar:
@@ -93,13 +107,6 @@ class TextKind:
         return [convert(cell) if cell else None for cell in cells]
 
 
-def typed_column(cells: Sequence[str]) -> list[Scalar]:
-    """Convert a csv column to integers, decimals or true/false if all cells fit, else text."""
-    kind = TextKind()
-    kind.see(cells)
-    return kind.typed(cells)
-
-
 def unified_column(cells: Sequence[Any]) -> list[Scalar]:
     """Convert a column to one type: mixed numbers become floats, other mixes text."""
     values = [scalar(cell) for cell in cells]
@@ -109,36 +116,12 @@ def unified_column(cells: Sequence[Any]) -> list[Scalar]:
     if kinds == {int, float}:
         return [float(value) if value is not None else None for value in values]
     return [
-        value if value is None or isinstance(value, str) else _number_text(value)
-        for value in values
+        value if value is None or isinstance(value, str) else json.dumps(value) for value in values
     ]
 
 
-def _number_text(value: bool | int | float) -> str:
-    return json.dumps(value)
-
-
-RESERVED = ("uri", "id", "start", "end")
-
-# Rows of a text table that become Python objects at once.
-CHUNK_ROWS = 8192
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-# A small compressed file can hold text without end.
-MOST_TEXT_BYTES = 4 << 30
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-DELIMITERS = ",\t;|"
-# Names that pandas gives to columns without a name, and to its index in Parquet.
-INDEX = re.compile(r"Unnamed: [0-9].*|__index_level_[0-9]+__")
-NO_VALUES, INDEX_OF_PANDAS = "no values", "index of pandas"
-
-
 class Column(Sequence[Any]):
-    """The cells of a column; a slice of it is a list.
-
-    Args:
-        packed: The cells.
-        typed: Converts a list of cells to values.
-    """
+    """The cells of a column, packed; a slice is a list that `typed` converts to values."""
 
     def __init__(
         self, packed: pa.ChunkedArray, typed: Callable[[list[Any]], list[Any]] = list
@@ -160,150 +143,26 @@ class Column(Sequence[Any]):
         return self[place : place + 1][0]
 
 
-Cells = Sequence[Any]
-
-
-def read_csv(
-    raw: bytes,
-    untyped: Collection[str] = RESERVED,
-    *,
-    delimiter: str = ",",
-    is_quoted: bool = True,
-) -> dict[str, Cells]:
-    """Read a csv with a header line. A column gets a type only if no text is lost.
-
-    Args:
-        raw: The file.
-        untyped: Columns whose cells stay text.
-        delimiter: Delimiter of cells, if it is in the header; else the header decides.
-        is_quoted: False takes quotation marks as text if tabs separate cells.
-    """
-    lines = _text(raw)
-    first = next((line for line in lines if line.strip()), "")
-    found = [mark for mark in (delimiter, *DELIMITERS) if mark in first]
-    if not is_quoted and found[:1] in ([], ["\t"]):
-        dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    else:
-        dialect = {"delimiter": found[0] if found else delimiter}
-    reader = csv.reader(chain([first], lines), strict=True, **dialect)
-    header = [_column_name(name, place) for place, name in enumerate(next(reader, []))]
-    rows = (_whole_row(row, len(header)) for row in reader)
-    if len(set(header)) != len(header):
-        raise ValueError(f"the csv header names a column twice: {', '.join(header)}")
-    kinds = [TextKind() for _ in header]
-    packed: list[list[pa.Array]] = [[] for _ in header]
-    count = 0
-    while chunk := list(islice(rows, CHUNK_ROWS)):
-        for number, row in enumerate(chunk, start=count + 1):
-            if len(row) != len(header):
-                raise ValueError(f"csv row {number}: expected {len(header)} cells, got {len(row)}")
-        count += len(chunk)
-        for place, cells in enumerate(zip(*chunk, strict=True)):
-            kinds[place].see(cells)
-            packed[place].append(pa.array(cells, pa.large_string()))
-    return {
-        name: Column(
-            pa.chunked_array(packed[place], pa.large_string()),
-            list if name in untyped else kinds[place].typed,
-        )
-        for place, name in enumerate(header)
-    }
-
-
-def read_tsv(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cells]:
-    """Read a table with tabs; quotation marks are text, as in the tables of Common Voice."""
-    return read_csv(raw, untyped, delimiter="\t", is_quoted=False)
-
-
-def _column_name(name: str, place: int) -> str:
-    """Return the name of a column without blanks around it; pandas' name if it has none."""
-    return name.strip().strip("\ufeff").strip() or f"Unnamed: {place}"
-
-
-def _whole_row(row: list[str], columns: int) -> list[str]:
-    """Return the cells of a row; a blank line has a blank cell for each column."""
-    while len(row) > columns and not row[-1].strip():
-        row.pop()
-    return row if any(cell.strip() for cell in row) else [""] * columns
-
-
-def read_jsonl(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cells]:
-    """Read JSON lines, one object each; a missing key is null."""
-    return _json_lines(_text(raw).read(), untyped)
-
-
-def _json_lines(text: str, untyped: Collection[str]) -> dict[str, Cells]:
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            rows.append({})
-            continue
-        try:
-            row = loads_json(line)
-        except ValueError as error:
-            raise ValueError(f"line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number}: expected a JSON object, got {type(row).__name__}")
-        rows.append(row)
-    return _columns_of(rows, untyped)
-
-
-def read_json(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cells]:
-    """Read JSON lines, or one list of objects."""
-    text = _text(raw).read()
-    if not text.lstrip().startswith("["):
-        return _json_lines(text, untyped)
-    try:
-        rows = loads_json(text, max_chars=None)
-    except ValueError as error:
-        raise ValueError(f"the list is not JSON: {error}") from error
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise ValueError(f"entry {number}: expected a JSON object, got {type(row).__name__}")
-    return _columns_of(rows, untyped)
-
-
-def read_parquet(
-    raw: bytes, untyped: Collection[str] = RESERVED
-) -> tuple[dict[str, Cells], Columns]:
-    """Read a Parquet file: cells in their types, and what is known about the columns."""
-    table = table_of(raw)
-    types, dropped = {}, {}
-    columns: dict[str, Cells] = {}
-    for field in table.schema:
-        if field.name in untyped:
-            columns[field.name] = Column(table.column(field.name))
-            continue
-        kind = kept_type(field.type)
-        if kind is None:
-            dropped[field.name] = str(field.type)
-        else:
-            types[field.name] = kind
-            columns[field.name] = Column(table.column(field.name))
-    return columns, Columns(types, dropped=dropped)
-
-
 def read_table(name: str, raw: bytes, untyped: Collection[str]) -> tuple[dict[str, Cells], Columns]:
-    """Read a table by the ending of its name.
+    """Read a table by the ending of its name; cells of the columns `untyped` are not converted.
 
-    Args:
-        name: Name of the file.
-        raw: The file.
-        untyped: Columns whose cells are not converted.
-    Returns:
-        The columns, and what is known about the columns that are carried through.
+    Returns the columns, and what is known about the columns that are carried through.
     """
     path = PurePosixPath(name.lower())
     compression = COMPRESSIONS.get(path.suffix)
     ending = path.suffix if compression is None else PurePosixPath(path.stem).suffix
-    if ending not in READERS or (compression is not None and ending == ".parquet"):
+    if ending not in ENDINGS or (compression is not None and ending == ".parquet"):
         raise ValueError(
-            f"expected a table that ends in {', '.join(READERS)}, or text of these that ends in "
+            f"expected a table that ends in {', '.join(ENDINGS)}, or text of these that ends in "
             f"{', '.join(COMPRESSIONS)}, got {path.suffix or 'no extension'!r}"
         )
-    content = raw if compression is None else _decompressed(raw, compression)
+    known = Columns()
     try:
-        columns, known = READERS[ending](content, untyped)
+        if ending == ".parquet":
+            columns, known = _read_parquet(raw, untyped)
+        else:
+            content = raw if compression is None else _decompressed(raw, compression)
+            columns = TEXT_READERS[ending](content, untyped)
     except UnicodeDecodeError as error:
         got = error.object[error.start]
         raise ValueError(
@@ -347,8 +206,72 @@ def _text(raw: bytes) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BytesIO(content), encoding=encoding, newline="")
 
 
-def _columns_of(rows: Sequence[Mapping[str, Any]], untyped: Collection[str]) -> dict[str, Cells]:
-    """Return the columns of JSON objects, in the order of first appearance."""
+def _read_delimited(raw: bytes, untyped: Collection[str], delimiter: str) -> dict[str, Cells]:
+    """Read a table with a header line, which decides the delimiter if it lacks `delimiter`.
+
+    In tables with tabs, as those of Common Voice, quotation marks are text.
+    """
+    lines = _text(raw)
+    first = next((line for line in lines if line.strip()), "")
+    found = [mark for mark in (delimiter, *DELIMITERS) if mark in first]
+    dialect: dict[str, Any] = {"delimiter": found[0] if found else delimiter}
+    if delimiter == dialect["delimiter"] == "\t":
+        dialect["quoting"] = csv.QUOTE_NONE
+    reader = csv.reader(chain([first], lines), strict=True, **dialect)
+    # A column without a name gets the name that pandas would give it.
+    names = [name.strip().strip("\ufeff").strip() for name in next(reader, [])]
+    header = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
+    if len(set(header)) != len(header):
+        raise ValueError(f"the csv header names a column twice: {', '.join(header)}")
+    rows = (_whole_row(row, len(header)) for row in reader)
+    kinds = [TextKind() for _ in header]
+    packed: list[list[pa.Array]] = [[] for _ in header]
+    count = 0
+    while chunk := list(islice(rows, CHUNK_ROWS)):
+        for number, row in enumerate(chunk, start=count + 1):
+            if len(row) != len(header):
+                raise ValueError(f"csv row {number}: expected {len(header)} cells, got {len(row)}")
+        count += len(chunk)
+        for place, cells in enumerate(zip(*chunk, strict=True)):
+            kinds[place].see(cells)
+            packed[place].append(pa.array(cells, pa.large_string()))
+    return {
+        name: Column(
+            pa.chunked_array(packed[place], pa.large_string()),
+            list if name in untyped else kinds[place].typed,
+        )
+        for place, name in enumerate(header)
+    }
+
+
+def _whole_row(row: list[str], columns: int) -> list[str]:
+    """Return the cells of a row; a blank line has a blank cell for each column."""
+    while len(row) > columns and not row[-1].strip():
+        row.pop()
+    return row if any(cell.strip() for cell in row) else [""] * columns
+
+
+def _read_json(raw: bytes, untyped: Collection[str], *, lists: bool = True) -> dict[str, Cells]:
+    """Read one JSON object a line or, with `lists`, one list of objects; a missing key is null."""
+    text = _text(raw).read()
+    rows: list[Any] = []
+    if lists and text.lstrip().startswith("["):
+        place = "entry"
+        try:
+            rows = loads_json(text, max_chars=None)
+        except ValueError as error:
+            raise ValueError(f"the list is not JSON: {error}") from error
+    else:
+        place = "line"
+        for number, line in enumerate(text.split("\n"), start=1):
+            try:
+                rows.append(loads_json(line) if line.strip() else {})
+            except ValueError as error:
+                raise ValueError(f"line {number} is not JSON: {error}") from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            got = type(row).__name__
+            raise ValueError(f"{place} {number}: expected a JSON object, got {got}")
     columns: dict[str, Cells] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         cells = [row.get(name) for row in rows]
@@ -356,20 +279,28 @@ def _columns_of(rows: Sequence[Mapping[str, Any]], untyped: Collection[str]) -> 
     return columns
 
 
-def _inferred(read: Callable[..., dict[str, Cells]]) -> Reader:
-    return lambda raw, untyped: (read(raw, untyped), Columns())
+def _read_parquet(raw: bytes, untyped: Collection[str]) -> tuple[dict[str, Cells], Columns]:
+    """Return the cells in their types, and what is known about the columns."""
+    table = table_of(raw)
+    types, dropped = {}, {}
+    columns: dict[str, Cells] = {}
+    for field in table.schema:
+        kind = None if field.name in untyped else kept_type(field.type)
+        if kind is not None:
+            types[field.name] = kind
+        elif field.name not in untyped:
+            dropped[field.name] = str(field.type)
+            continue
+        columns[field.name] = Column(table.column(field.name))
+    return columns, Columns(types, dropped=dropped)
 
 
-Reader = Callable[[bytes, Collection[str]], tuple[dict[str, Cells], Columns]]
-READERS: dict[str, Reader] = {
-    ".csv": _inferred(read_csv),
-    ".tsv": _inferred(read_tsv),
-    ".jsonl": _inferred(read_jsonl),
-    ".ndjson": _inferred(read_jsonl),
-    ".json": _inferred(read_json),
-    ".parquet": read_parquet,
+TEXT_READERS: dict[str, Callable[[bytes, Collection[str]], dict[str, Cells]]] = {
+    ".csv": partial(_read_delimited, delimiter=","),
+    ".tsv": partial(_read_delimited, delimiter="\t"),
+    ".jsonl": partial(_read_json, lists=False),
+    ".ndjson": partial(_read_json, lists=False),
+    ".json": _read_json,
 }
-TABLE_ENDINGS = (
-    *READERS,
-    *(ending + packed for ending in READERS if ending != ".parquet" for packed in COMPRESSIONS),
-)
+ENDINGS = (*TEXT_READERS, ".parquet")
+TABLE_ENDINGS = (*ENDINGS, *(text + packed for text in TEXT_READERS for packed in COMPRESSIONS))

@@ -55,12 +55,20 @@ from earmill.pipeline.sources.base import (
     stat_fields,
 )
 from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import MEMORY_BYTES, Blob, fetch_all, temporary_file
-from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden
-from earmill.pipeline.sources.listing_cache import Kept, NothingKept, name_of, packed, unpacked
-from earmill.pipeline.sources.range_reads import Range, RangedFile, ahead, read_range
+from earmill.pipeline.sources.fetch import (
+    MEMORY_BYTES,
+    Blob,
+    Range,
+    RangedFile,
+    ahead,
+    blob_of,
+    fetch_all,
+    read_range,
+)
+from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden, most_first
+from earmill.pipeline.sources.listing_cache import ListingCache, cache_name
 from earmill.pipeline.sources.tables import INTEGER, public_value, scalar
-from earmill.pipeline.spec.section import Options, plain_uri
+from earmill.pipeline.spec import Options, plain_uri
 from earmill.pipeline.spec.source import (
     AUDIO_EXTENSIONS,
     SourceKind,
@@ -72,8 +80,21 @@ from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
 METADATA = re.compile(r"__[^/]*__($|/)")
 COLUMN_MEMBERS = ("json", "cls", "txt")
 NO_SAMPLE = "no sample"
+MAX_TARS = 1_000_000
+LISTING_THREADS = 16
+# Version of cached listings.
+LISTING_VERSION = 1
+# Bytes of a remote tar that are read at a time while planning. They hold the headers of a sample,
+# its columns, and the part of its audio that tarfile reads at once.
+BLOCK_BYTES = 9 << 10
+EARLY_BYTES = 1 << 10
+COPY_BYTES = MAX_HELD_BYTES
+PATTERN = "{*?["
 
+# Returns the duration of an audio member by suffix, stream and bytes, and True if it is estimated.
 Seconds = Callable[[str, BinaryIO, int], tuple[float, bool]]
+# The fields of every row of a tar, and what was skipped.
+TarListing = tuple[list[dict[str, Any]], Counter[str]]
 
 
 @dataclass(slots=True)
@@ -82,7 +103,6 @@ class Sample:
 
     Args:
         raw_key: The common name of its members in the tar.
-        key: `raw_key` as text.
         columns: Columns of its `json`, `cls` and `txt` members.
         audio: Headers of audio members by suffix.
         seconds: Expected duration of the first audio member.
@@ -105,30 +125,20 @@ class Sample:
 
     def chosen(self, suffix: str | None) -> tarfile.TarInfo | None:
         """Return the audio member of a suffix, or the only one; None sets `problem`."""
-        found = (
-            self.audio if suffix is None else {k: v for k, v in self.audio.items() if k == suffix}
-        )
+        found = [info for name, info in self.audio.items() if suffix in (None, name)]
         if self.problem is None and len(found) != 1:
             wanted = "one audio member" if suffix is None else f"an audio member .{suffix}"
             hint = "; choose one by source.audio" if found else ""
             got = ", ".join(sorted(self.audio if found else self.suffixes)) or "none"
             self.problem = f"expected {wanted}, got {got}{hint}"
-        return None if self.problem is not None else next(iter(found.values()))
+        return None if self.problem is not None else found[0]
 
 
 class Samples:
     """The samples of one tar; iterate once.
 
-    Args:
-        stream: The tar, seekable.
-        name: Name of the tar in messages.
-        extensions: Suffixes of audio.
-        seconds: Returns the duration of an audio member by suffix, stream and bytes, and True if it
-            is estimated.
-    Attributes:
-        skipped: Members that are neither audio nor columns, by suffix.
-    Raises:
-        SourceError: While iterating: the tar is damaged, or a key comes twice.
+    SourceError while iterating says that the tar is damaged, or a key comes twice. `skipped` counts
+    members that are neither audio nor columns, by suffix.
     """
 
     def __init__(
@@ -143,7 +153,9 @@ class Samples:
         current: Sample | None = None
         for tar, member in self._members():
             found = MEMBER.fullmatch(member.name.removeprefix("./"))
-            if found is None or METADATA.match(member.name) or not _is_plain(member):
+            # The bytes of a sparse member do not lie unchanged in the tar.
+            is_plain = member.isreg() and not member.issparse()
+            if found is None or METADATA.match(member.name) or not is_plain:
                 self.skipped[NO_SAMPLE] += not member.isdir()
                 continue
             key, suffix = found[1], as_text(found[2].lower())
@@ -179,28 +191,22 @@ class Samples:
                     found = self._seconds(suffix, stream, member.size)
                     sample.seconds, sample.estimated = found
             sample.audio[suffix] = member
-        elif suffix in COLUMN_MEMBERS:
-            self._add_columns(sample, suffix, tar, member)
-        else:
+        elif suffix not in COLUMN_MEMBERS:
             self.skipped[PurePosixPath(f".{suffix}").suffix or f".{suffix}"] += 1
-
-    def _add_columns(
-        self, sample: Sample, suffix: str, tar: tarfile.TarFile, member: tarfile.TarInfo
-    ) -> None:
-        if member.size > MAX_HELD_BYTES:
+        elif member.size > MAX_HELD_BYTES:
             sample.problem = f"expected .{suffix} of at most 1 MB, got {member.size:,} bytes"
-            return
-        with _content(tar, member) as stream:
-            content = stream.read()
-        try:
-            columns = _columns(suffix, content.decode("utf-8"))
-        except ValueError as error:
-            sample.problem = f"its .{suffix} cannot be read: {one_line(error)}"
-            return
-        twice = sorted(columns.keys() & sample.columns.keys())
-        if twice:
-            sample.problem = f"two of its members have a column {twice[0]!r}; rename one of them"
-        sample.columns |= columns
+        else:
+            with _content(tar, member) as stream:
+                content = stream.read()
+            try:
+                columns = _columns(suffix, content.decode("utf-8"))
+            except ValueError as error:
+                sample.problem = f"its .{suffix} cannot be read: {one_line(error)}"
+                return
+            if twice := sorted(columns.keys() & sample.columns.keys()):
+                text = f"two of its members have a column {twice[0]!r}; rename one of them"
+                sample.problem = text
+            sample.columns |= columns
 
     def _refused(self, why: str) -> SourceError:
         return SourceError(f"source {self._name}: {why}")
@@ -218,32 +224,9 @@ def _columns(suffix: str, text: str) -> dict[str, Scalar]:
     return {public_value(name): public_value(scalar(cell)) for name, cell in cells.items()}
 
 
-def key_of(member: tarfile.TarInfo) -> str | None:
-    """Return the key of the sample of a member."""
-    found = MEMBER.fullmatch(member.name.removeprefix("./"))
-    return None if found is None else as_text(found[1])
-
-
-def _is_plain(member: tarfile.TarInfo) -> bool:
-    """Return True if the bytes of a member lie unchanged in the tar."""
-    return member.isreg() and not member.issparse()
-
-
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
     stream: Any = tar.extractfile(member)
     return stream
-
-
-MAX_TARS = 1_000_000
-LISTING_THREADS = 16
-# Version of cached listings.
-LISTING_VERSION = 1
-# Bytes of a remote tar that are read at a time while planning. They hold the headers of a sample,
-# its columns, and the part of its audio that tarfile reads at once.
-BLOCK_BYTES = 9 << 10
-EARLY_BYTES = 1 << 10
-COPY_BYTES = MAX_HELD_BYTES
-PATTERN = "{*?["
 
 
 class WebDatasetSection(SourceSection):
@@ -277,11 +260,7 @@ class WebDatasetSection(SourceSection):
 class Place:
     """The tar of a row, and the range of its audio member with the header.
 
-    Args:
-        tar: Uri of the tar.
-        key: Key of the sample.
-        start: First byte of the range.
-        end: End of the range; 0 if the row has no readable audio member.
+    The range ends at 0 if the row has no readable audio member.
     """
 
     tar: str
@@ -307,11 +286,7 @@ class Place:
 
 
 class WebDatasetSource:
-    """The samples of some tars.
-
-    Args:
-        section: The `source` section of a job.
-    """
+    """The samples of some tars."""
 
     def __init__(self, section: WebDatasetSection) -> None:
         self._section = section
@@ -324,11 +299,11 @@ class WebDatasetSource:
         if not self._tars:
             raise SourceError(f"source {section.uri}: no tar files")
         self._skipped = Counter(self._beside)
-        self._kept: Kept = NothingKept()
+        self._cache: ListingCache | None = None
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, cache: ListingCache) -> None:
         """Use a cache for the listings of remote tars."""
-        self._kept = kept
+        self._cache = cache
 
     def _find(self) -> tuple[list[str], str]:
         """Return the tars in the order of the pattern, and the folder to which row ids relate."""
@@ -375,48 +350,33 @@ class WebDatasetSource:
         if not position:
             raise SourceError(f"source {self._section.uri}: no samples in {len(self._tars)} tars")
 
-    def _rows(self, tar: str, seconds: Seconds) -> tuple[list[dict[str, Any]], Counter[str]]:
-        """Return the fields of every row of a tar, and what was skipped."""
+    def _rows(self, tar: str, seconds: Seconds) -> TarListing:
         public, name = public_uri(self._fs, tar), self._names[tar]
 
-        def read() -> tuple[list[dict[str, Any]], Counter[str]]:
+        def read() -> TarListing:
             stat = stat_fields(self._fs.info(tar))
-            known = self._known(public, name, stat, seconds)
-            if known is not None:
-                return known
+            key = None
+            # A local tar is read as fast as a cache.
+            if self._cache is not None and not isinstance(self._fs, LocalFileSystem):
+                how = (self._section.audio, self._section.extensions, seconds is _guessed)
+                key = cache_name(public, stat, LISTING_VERSION, name, *how)
+                if key is not None and (cached := self._cache.get(key)) is not None:
+                    return cached[0], Counter(cached[1])
             with _readable_tar(public, self._section.storage_options) as stream:
                 samples = Samples(stream, public, self._section.extensions, seconds)
                 raw_keys, rows = [], []
                 for sample in samples:
                     raw_keys.append(sample.raw_key)
                     rows.append(self._row(sample, public))
+            version = {"etag": stat["etag"], "mtime": stat["mtime"]}
             for row, row_name in zip(rows, row_names(raw_keys), strict=True):
-                row["row_id"] = f"{name}/{row_name}"
-            kept = {"etag": stat["etag"], "mtime": stat["mtime"]}
-            rows = [{**row, **kept} for row in rows]
-            if (key := self._key(public, name, stat, seconds)) is not None:
-                self._kept.put(key, packed([rows, samples.skipped]))
+                row |= {"row_id": f"{name}/{row_name}", **version}
+            if self._cache is not None and key is not None:
+                self._cache.put(key, [rows, samples.skipped])
             return rows, samples.skipped
 
         with source_errors(public):
             return retry_listing(read)
-
-    def _key(self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds) -> str | None:
-        """Return the cache key of the listing of a tar; None for a local tar, which is fast."""
-        if isinstance(self._fs, LocalFileSystem):
-            return None
-        section = self._section
-        how = (name, section.audio, section.extensions, seconds is _guessed)
-        return name_of(tar, stat, LISTING_VERSION, *how)
-
-    def _known(
-        self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds
-    ) -> tuple[list[dict[str, Any]], Counter[str]] | None:
-        """Return the cached listing of a tar that has not changed, or None."""
-        key = self._key(tar, name, stat, seconds)
-        data = None if key is None else self._kept.get(key)
-        found = None if data is None else unpacked(data)
-        return None if found is None else (found[0], Counter(found[1]))
 
     def _row(self, sample: Sample, tar: str) -> dict[str, Any]:
         member = sample.chosen(self._section.audio)
@@ -443,8 +403,7 @@ class WebDatasetSource:
 
     def skipped(self) -> dict[str, int]:
         """Return counts of members that are neither audio nor columns, and of other files."""
-        found = (entry for entry in self._skipped.items() if entry[1])
-        return dict(sorted(found, key=lambda entry: (-entry[1], entry[0])))
+        return most_first(self._skipped)
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         return fetch_all(items, lambda uri: self._section.storage_options, self._load)
@@ -514,7 +473,7 @@ def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]
 
 
 def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:
-    """Return the bytes of the member that begins here, in memory or in a file if large."""
+    """Return the bytes of the member that begins here."""
     try:
         bounded: Any = BoundedReads(stream)
         with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
@@ -524,23 +483,16 @@ def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]
                 raise UnreadableError(
                     f"{item.uri}: changed since it was planned: {name!r} is there"
                 )
-            content: Any = tar.extractfile(member)
-            pieces = iter(lambda: content.read(COPY_BYTES), b"")
-            if member.size <= MEMORY_BYTES:
-                return Blob(data=b"".join(pieces))
-            return _copied(pieces, touch)
+            content = _content(tar, member)
+
+            def pieces() -> Iterator[bytes]:
+                while piece := content.read(COPY_BYTES):
+                    yield piece
+                    touch()
+
+            return blob_of(pieces(), member.size)
     except tarfile.TarError as error:
         raise UnreadableError(f"{item.uri}: changed since it was planned: {error}") from error
-
-
-def _copied(pieces: Iterator[bytes], touch: Callable[[], None]) -> Blob:
-    name = temporary_file()
-    blob = Blob(path=name, temporary=True)
-    with open(name, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-            touch()
-    return blob
 
 
 WEBDATASET = SourceKind(WebDatasetSection, WebDatasetSource)

@@ -34,9 +34,9 @@ from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.common.extension_points import FORMATS
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.common.untrusted import MAX_YAML_BYTES
+from earmill.pipeline.spec import Options, PositiveFloat, SpecModel, plain_uri
 from earmill.pipeline.spec.licenses import LicensesSpec
 from earmill.pipeline.spec.messages import explain
-from earmill.pipeline.spec.section import Options, PositiveFloat, SpecModel, plain_uri
 from earmill.pipeline.spec.source import SourceSpec, stored_extensions
 from earmill.pipeline.spec.spans import SpansSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
@@ -279,13 +279,12 @@ class AudioSpec(SpecModel):
         return self
 
 
-def _no_options(value: Any) -> Any:
-    return {} if value is None else value
-
-
 # `modulation:` with nothing behind it is null in YAML.
 StreamOptions = Annotated[
-    dict[str, Any], BeforeValidator(_no_options, json_schema_input_type=dict[str, Any] | None)
+    dict[str, Any],
+    BeforeValidator(
+        lambda value: {} if value is None else value, json_schema_input_type=dict[str, Any] | None
+    ),
 ]
 
 

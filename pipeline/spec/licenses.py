@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from pydantic import BeforeValidator, field_validator, model_validator
 
 from earmill.pipeline.common.text import nearest, one_line
-from earmill.pipeline.spec.section import SpecModel, plain_uri
+from earmill.pipeline.spec import SpecModel, plain_uri
 
 OTHER = "other"
 # Ids of card headers on the hub that are SPDX ids in lower case.
@@ -118,21 +118,18 @@ class License(SpecModel):
         word = self.id.lower()
         if word in HUB_AS_SPDX or word in HUB_ALONE or word in HUB_OF_SPDX:
             return {"license": HUB_OF_SPDX.get(word, word)}
-        keys = {"license": OTHER, "license_name": _slug(self.title)}
+        # An identifier of the hub: `LDC User Agreement` is `ldc-user-agreement`.
+        name = re.sub(r"[^a-z0-9.]+", "-", self.title.lower()).strip("-") or OTHER
+        keys = {"license": OTHER, "license_name": name}
         return keys | ({"license_link": self.url} if self.url else {})
 
 
-def _slug(name: str) -> str:
-    """Return a name as an identifier of the hub: `LDC User Agreement` is `ldc-user-agreement`."""
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or OTHER
-
-
-def _with_id(value: Any) -> Any:
-    return {"id": value} if isinstance(value, str) else value
-
-
 Stated = Annotated[
-    License | None, BeforeValidator(_with_id, json_schema_input_type=License | str | None)
+    License | None,
+    BeforeValidator(
+        lambda value: {"id": value} if isinstance(value, str) else value,
+        json_schema_input_type=License | str | None,
+    ),
 ]
 
 
@@ -160,12 +157,9 @@ def stored_licenses(stored: Mapping[str, Mapping[str, str]]) -> LicensesSpec:
         KeyError: A licence has no id.
     """
 
-    def license_of(key: str) -> License | None:
-        if key not in stored:
-            return None
-        each = stored[key]
-        return License.model_construct(id=each["id"], name=each.get("name"), link=each.get("link"))
-
-    return LicensesSpec.model_construct(
-        source=license_of("source"), features=license_of("features")
-    )
+    found = {
+        key: License.model_construct(id=each["id"], name=each.get("name"), link=each.get("link"))
+        for key, each in stored.items()
+        if key in LicensesSpec.model_fields
+    }
+    return LicensesSpec.model_construct(source=found.get("source"), features=found.get("features"))

@@ -45,13 +45,7 @@ Node = type[BaseModel] | None
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> str:
-    """Return the main error of a validation as one line, and the number of other errors.
-
-    Args:
-        error: Errors of the validation.
-        model: Model of the whole job.
-        data: Mapping that was validated.
-    """
+    """Return the main error of a validation as one line, and the number of other errors."""
     details = error.errors(include_url=False, include_context=True)
     # A misspelt required key shows up twice; the misspelling is the cause, so it goes first.
     details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
@@ -61,11 +55,12 @@ def explain(error: ValidationError, model: type[BaseModel], data: Mapping[str, A
 
 
 def _explain_one(detail: Any, model: type[BaseModel], data: Any) -> str:
-    path, parent = _locate(detail["loc"], model, data)
-    kind = detail["type"]
+    path, kind = ".".join(map(str, detail["loc"])) or "the job", detail["type"]
     if kind == "extra_forbidden":
-        valid = list(parent.model_fields) if isinstance(parent, type) else []
-        return f"{path}: unknown key{nearest(str(detail['loc'][-1]), valid)} ({_listed(valid)})"
+        parent = _parent(detail["loc"], model, data)
+        valid = [] if parent is None else list(parent.model_fields)
+        hint = nearest(str(detail["loc"][-1]), valid)
+        return f"{path}: unknown key{hint} (valid keys: {', '.join(valid)})"
     if kind == "missing":
         return f"{path}: missing, and it has no default"
     if kind == KIND_ERROR:
@@ -73,21 +68,13 @@ def _explain_one(detail: Any, model: type[BaseModel], data: Any) -> str:
     if kind == "value_error":
         return f"{path}: {detail['ctx']['error']}"
     message = PHRASES.get(kind, detail["msg"][:1].lower() + detail["msg"][1:])
-    hint = ""
+    hint = f"; e.g. {path}: {EXAMPLES[path]}" if path in EXAMPLES else ""
     if kind == "literal_error":
-        words = [word.strip("'") for word in _expected_words(detail)]
+        expected = str(detail["ctx"]["expected"]).replace(" or ", ", ").split(", ")
+        words = [word.strip("'") for word in expected]
         message = f"expected {alternatives(words)}"
-        hint = nearest(str(detail["input"]), words)
-    hint = hint or (f"; e.g. {path}: {EXAMPLES[path]}" if path in EXAMPLES else "")
+        hint = nearest(str(detail["input"]), words) or hint
     return f"{path}: {message}, got {_shown(detail['input'], path)}{hint}"
-
-
-def _expected_words(detail: Any) -> list[str]:
-    return str(detail["ctx"]["expected"]).replace(" or ", ", ").split(", ")
-
-
-def _listed(valid: Sequence[str]) -> str:
-    return "valid keys: " + ", ".join(valid)
 
 
 def _shown(value: Any, path: str) -> str:
@@ -98,22 +85,18 @@ def _shown(value: Any, path: str) -> str:
     return cut(repr(value))
 
 
-def _locate(loc: Sequence[int | str], model: type[BaseModel], data: Any) -> tuple[str, Node]:
-    """Return the key path of `loc`, and the model of its last key (None in a free mapping)."""
+def _parent(loc: Sequence[int | str], model: type[BaseModel], data: Any) -> Node:
+    """Return the model that has the last key of `loc`; None in a free mapping."""
     node: Node = model
     parent: Node = model
     for part in loc:
-        data = _inside(data, part)
+        try:
+            data = data[part]
+        except (LookupError, TypeError):
+            data = None
         if isinstance(part, str):
             parent, node = node, _child(node, part, data)
-    return ".".join(map(str, loc)) or "the job", parent
-
-
-def _inside(data: Any, part: int | str) -> Any:
-    try:
-        return data[part]
-    except (LookupError, TypeError):
-        return None
+    return parent
 
 
 def _child(node: Node, key: str, value: Any) -> Node:
@@ -145,23 +128,18 @@ def describe_changes(stored: Any, wanted: Any) -> str:
 
 def _changes(stored: Any, wanted: Any, path: str) -> Iterator[str]:
     both = (stored, wanted)
-    if all(isinstance(value, Mapping) for value in both):
-        keys = sorted(set(stored) | set(wanted))
-    elif all(isinstance(value, list | tuple) for value in both) and len(stored) == len(wanted):
-        keys = list(range(len(stored)))
+    if all(isinstance(value, list | tuple) for value in both) and len(stored) == len(wanted):
         stored, wanted = dict(enumerate(stored)), dict(enumerate(wanted))
-    else:
-        if _text(stored) != _text(wanted):
-            yield f"{path}: {_short_value(stored)} there, {_short_value(wanted)} in the job"
+    elif not all(isinstance(value, Mapping) for value in both):
+        there, here = (
+            "nothing"
+            if value is _MISSING
+            else json.dumps(value, sort_keys=True, ensure_ascii=False)
+            for value in both
+        )
+        if there != here:
+            yield f"{path}: {cut(there)} there, {cut(here)} in the job"
         return
-    for key in keys:
+    for key in sorted({*stored, *wanted}):
         below = f"{path}.{key}" if path else str(key)
         yield from _changes(stored.get(key, _MISSING), wanted.get(key, _MISSING), below)
-
-
-def _text(value: Any) -> str:
-    return "nothing" if value is _MISSING else json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-def _short_value(value: Any) -> str:
-    return cut(_text(value))

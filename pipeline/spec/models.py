@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from amtcore.features.stream_info import StreamInfo
@@ -30,15 +30,7 @@ _KIND = "description"
 
 @dataclass(frozen=True)
 class Description:
-    """Input and output of a job's model.
-
-    Args:
-        fs_hz: Sample rate of the input.
-        input_channels: Allowed numbers of signals, such as ears, of a clip.
-        streams: Output streams.
-        memory_s: Memory of the model, see `Extractor`.
-        grid_s: Grid of its frames, see `Extractor`.
-    """
+    """Input and output of a job's model, see `Extractor`."""
 
     fs_hz: float
     input_channels: tuple[int, ...]
@@ -46,10 +38,13 @@ class Description:
     memory_s: float | None
     grid_s: int
 
+    @classmethod
+    def of(cls, extractor: Extractor) -> Description:
+        return cls(**{field.name: getattr(extractor, field.name) for field in fields(cls)})
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        streams = [info.to_dict() for info in self.streams]
-        return vars(self) | {"streams": streams}
+        return vars(self) | {"streams": [info.to_dict() for info in self.streams]}
 
     @classmethod
     def from_dict(cls, values: Any) -> Description:
@@ -60,14 +55,9 @@ class Description:
 
 
 def validate_models(spec: JobSpec) -> list[Extractor]:
-    """Build every model of the job once.
-
-    Returns:
-        The extractors, whose `streams` describe the output exactly.
-    Raises:
-        SpecError: An entry cannot be built.
-    """
+    """Build every model of the job once; SpecError if an entry cannot be built."""
     from amtcore.features.build import build_extractor
+    from amtcore.features.registry import get_model
 
     extractors = []
     for index, entry in enumerate(spec.extract):
@@ -78,9 +68,11 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
         except ValueError as error:
             raise SpecError(f"extract.{index}: {error}") from error
         extractors.append(extractor)
-    described = [_description(extractor) for extractor in extractors]
+    described = [Description.of(extractor) for extractor in extractors]
     _check_together(spec, described)
-    _keep(spec, described)
+    for key, entry, description in zip(_keys(spec), spec.extract, described, strict=True):
+        if key is not None and not get_model(entry.model).names_code and _kept(key) is None:
+            keep(_KIND, key, description.to_dict())
     return extractors
 
 
@@ -92,19 +84,9 @@ def describe_models(spec: JobSpec) -> list[Description]:
     cached = [_kept(key) for key in _keys(spec)]
     known = [description for description in cached if description is not None]
     if len(known) < len(spec.extract):
-        return [_description(extractor) for extractor in validate_models(spec)]
+        return [Description.of(extractor) for extractor in validate_models(spec)]
     _check_together(spec, known)
     return known
-
-
-def _description(extractor: Extractor) -> Description:
-    return Description(
-        fs_hz=extractor.fs_hz,
-        input_channels=extractor.input_channels,
-        streams=extractor.streams,
-        memory_s=extractor.memory_s,
-        grid_s=extractor.grid_s,
-    )
 
 
 def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
@@ -138,15 +120,6 @@ def _keys(spec: JobSpec) -> list[str | None]:
         return [None] * len(spec.extract)
     entries = spec.canonical()["extract"]
     return [f"{sources} {json.dumps(entry, sort_keys=True)}" for entry in entries]
-
-
-def _keep(spec: JobSpec, models: Sequence[Description]) -> None:
-    from amtcore.features.registry import get_model
-
-    for key, entry, described in zip(_keys(spec), spec.extract, models, strict=True):
-        if key is None or get_model(entry.model).names_code or _kept(key) is not None:
-            continue
-        keep(_KIND, key, described.to_dict())
 
 
 def _kept(key: str | None) -> Description | None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
+from earmill.pipeline.spec import argument_texts
 from earmill.pipeline.spec.job import (
     AudioSpec,
     CalibrationSpec,
@@ -27,7 +28,6 @@ from earmill.pipeline.spec.job import (
     RunSpec,
 )
 from earmill.pipeline.spec.licenses import License, LicensesSpec
-from earmill.pipeline.spec.section import argument_texts
 from earmill.pipeline.spec.source import SourceKind, SourceSection, source_kind
 from earmill.pipeline.spec.spans import SpansSpec
 
@@ -65,8 +65,10 @@ def reference() -> str:
     """Return the whole page as Markdown."""
     parts = [HEADER.rstrip()]
     for title, model in sections():
-        parts += [f"## {title}", _summary(model), _fields_table(model)]
-    parts += _broken_kinds()
+        summary = (model.__doc__ or "").strip().splitlines()[0]
+        parts += [f"## {title}", summary, _fields_table(model)]
+    for name, why in _kinds()[1].items():
+        parts.append(f"## source, kind: {name}\n\nNot usable here: {why}")
     parts += ["## Output formats", _formats_table()]
     parts += ["## Stream options", STREAMS_NOTE.rstrip(), *_stream_options()]
     parts += ["## Models and their streams", _models_table()]
@@ -75,17 +77,12 @@ def reference() -> str:
 
 def sections() -> list[tuple[str, type[BaseModel]]]:
     """Return title and model of every section, with installed kinds of source."""
-    kinds = [(f"source, kind: {name}", kind.section) for name, kind in usable_kinds().items()]
+    kinds = [(f"source, kind: {name}", kind.section) for name, kind in _kinds()[0].items()]
     return [*JOB, *kinds, *AFTER_SOURCE]
 
 
-def usable_kinds() -> dict[str, SourceKind]:
-    """Return the installed kinds of source that can be loaded, by name."""
-    return _kinds()[0]
-
-
 def _kinds() -> tuple[dict[str, SourceKind], dict[str, str]]:
-    """Return the kinds of source, and the reasons for kinds that cannot be loaded."""
+    """Return the installed kinds of source, and the reasons for kinds that cannot be loaded."""
     found: dict[str, SourceKind] = {}
     broken: dict[str, str] = {}
     for name in SOURCES.names():
@@ -96,27 +93,17 @@ def _kinds() -> tuple[dict[str, SourceKind], dict[str, str]]:
     return found, broken
 
 
-def _broken_kinds() -> list[str]:
-    broken = _kinds()[1].items()
-    return [f"## source, kind: {name}\n\nNot usable here: {why}" for name, why in broken]
-
-
 def _formats_table() -> str:
-    header = ("format", "files", "what", "a changed byte shows by")
-    return table(header, map(_format, FORMATS.names()))
-
-
-def _format(name: str) -> tuple[str, ...]:
-    try:
-        found = FORMATS.load(name)
-    except ExtensionError as error:
-        return f"`{name}`", "", f"Not usable here: {error}", ""
-    told = (str(getattr(found, part, "not said")) for part in ("summary", "integrity"))
-    return f"`{name}`", f"`{getattr(found, 'suffix', '')}`", *told
-
-
-def _summary(model: type[BaseModel]) -> str:
-    return (model.__doc__ or "").strip().splitlines()[0]
+    rows: list[tuple[str, ...]] = []
+    for name in FORMATS.names():
+        try:
+            found = FORMATS.load(name)
+        except ExtensionError as error:
+            rows.append((f"`{name}`", "", f"Not usable here: {error}", ""))
+            continue
+        told = (str(getattr(found, part, "not said")) for part in ("summary", "integrity"))
+        rows.append((f"`{name}`", f"`{getattr(found, 'suffix', '')}`", *told))
+    return table(("format", "files", "what", "a changed byte shows by"), rows)
 
 
 def _fields_table(model: type[BaseModel]) -> str:
@@ -131,14 +118,15 @@ def _fields_table(model: type[BaseModel]) -> str:
 
 def _default(model: type[BaseModel], name: str, entry: Mapping[str, Any]) -> str:
     """Return a default in YAML; the default of a section is in the section's own table."""
-    if "default" in entry:
+    if "default" not in entry:
+        value = model.model_fields[name].get_default(call_default_factory=True)
+    else:
         value = entry["default"]
         if isinstance(value, dict) and model is not AudioSpec:
             return "the section's defaults"
         if isinstance(value, dict):
             value = {key: inner for key, inner in value.items() if inner is not None}
-        return f"`{json.dumps(value)}`"
-    return f"`{json.dumps(model.model_fields[name].get_default(call_default_factory=True))}`"
+    return f"`{json.dumps(value)}`"
 
 
 def type_text(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
@@ -167,56 +155,50 @@ def type_text(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     return text + "".join(f" {sign} {entry[key]:g}" for key, sign in bounds.items() if key in entry)
 
 
-def _stream_options() -> Iterable[str]:
+def _stream_options() -> list[str]:
     from amtcore.features.base import DEFAULT_FRAME_RATE_HZ, DEFAULT_POOL
     from amtcore.features.spike_encoder import SpikeOptions
 
-    yield table(
-        ("key", "of streams", "type", "default", "meaning"),
-        [
-            (
-                "`frame_rate_hz`",
-                "all but spikes and loudness_summary",
-                "number > 0",
-                f"`{DEFAULT_FRAME_RATE_HZ:g}`; loudness traces: every frame of the model",
-                "Frames per second, at most one per sample (loudness: per frame of the model).",
-            ),
-            (
-                "`pool`",
-                "all but spikes and loudness_summary",
-                "`mean`, `rms`, `max`, `subsample`",
-                f"`{DEFAULT_POOL}`",
-                "How the samples of a frame become one value.",
-            ),
-            (
-                "`unit`",
-                "short_term_loudness, long_term_loudness, loudness_summary",
-                "`sone`, `phon`",
-                "`sone`",
-                "Unit of the stored loudness.",
-            ),
-        ],
-    )
-    meanings = argument_texts(SpikeOptions.__doc__)
-    yield "Options of a stream of events, `spikes`:"
-    yield table(
-        ("key", "type", "default", "meaning"),
-        [
-            (
-                f"`{field.name}`",
-                _spike_type(str(field.type)),
-                "required" if field.default is MISSING else f"`{json.dumps(field.default)}`",
-                meanings[field.name],
-            )
-            for field in fields(SpikeOptions)
-        ],
-    )
-
-
-def _spike_type(annotation: str) -> str:
+    of_frames = [
+        (
+            "`frame_rate_hz`",
+            "all but spikes and loudness_summary",
+            "number > 0",
+            f"`{DEFAULT_FRAME_RATE_HZ:g}`; loudness traces: every frame of the model",
+            "Frames per second, at most one per sample (loudness: per frame of the model).",
+        ),
+        (
+            "`pool`",
+            "all but spikes and loudness_summary",
+            "`mean`, `rms`, `max`, `subsample`",
+            f"`{DEFAULT_POOL}`",
+            "How the samples of a frame become one value.",
+        ),
+        (
+            "`unit`",
+            "short_term_loudness, long_term_loudness, loudness_summary",
+            "`sone`, `phon`",
+            "`sone`",
+            "Unit of the stored loudness.",
+        ),
+    ]
     words = {"str": "text", "float": "number", "int": "whole number", "None": "null"}
     words["Numbers"] = "number or list of numbers"
-    return " or ".join(words.get(part, part) for part in annotation.split(" | "))
+    meanings = argument_texts(SpikeOptions.__doc__)
+    of_events = [
+        (
+            f"`{field.name}`",
+            " or ".join(words.get(part, part) for part in str(field.type).split(" | ")),
+            "required" if field.default is MISSING else f"`{json.dumps(field.default)}`",
+            meanings[field.name],
+        )
+        for field in fields(SpikeOptions)
+    ]
+    return [
+        table(("key", "of streams", "type", "default", "meaning"), of_frames),
+        "Options of a stream of events, `spikes`:",
+        table(("key", "type", "default", "meaning"), of_events),
+    ]
 
 
 def _models_table() -> str:
@@ -243,48 +225,40 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def json_schema() -> dict[str, Any]:
     """Return the whole schema; it depends only on the installation."""
-    schema = _section(JobSpec)
-    parts = schema["$defs"]
+    from amtcore.features.build import list_models
+
+    schema: dict[str, Any] = _cleaned(JobSpec.model_json_schema())
+    parts, kinds = schema["$defs"], _kinds()[0]
     del parts["SourceSection"]
-    parts |= {kind.section.__name__: _section(kind.section) for kind in usable_kinds().values()}
+    for kind in kinds.values():
+        parts[kind.section.__name__] = _cleaned(kind.section.model_json_schema())
     schema["properties"]["source"] = {
         "description": schema["properties"]["source"]["description"],
         "type": "object",
         "required": ["kind"],
-        "properties": {"kind": {"enum": sorted(usable_kinds())}},
+        "properties": {"kind": {"enum": sorted(kinds)}},
         "allOf": [
             _where("kind", name, {"$ref": f"#/$defs/{kind.section.__name__}"})
-            for name, kind in usable_kinds().items()
+            for name, kind in kinds.items()
         ],
     }
-    _name_models(parts["ExtractSpec"])
+    models = list_models()
+    extract = parts["ExtractSpec"]
+    extract["properties"]["model"]["enum"] = [model.name for model in models]
+    extract["allOf"] = [
+        _where(
+            "model",
+            model.name,
+            {"properties": {"streams": {"propertyNames": {"enum": sorted(model.streams)}}}},
+        )
+        for model in models
+        if model.streams  # `torch_module` has streams of its own
+    ]
     return {"$schema": DIALECT, "title": "earmill job", **schema}
-
-
-def _section(model: type[BaseModel]) -> dict[str, Any]:
-    schema: dict[str, Any] = _cleaned(model.model_json_schema())
-    return schema
 
 
 def _where(key: str, value: str, then: dict[str, Any]) -> dict[str, Any]:
     return {"if": {"properties": {key: {"const": value}}, "required": [key]}, "then": then}
-
-
-def _name_models(extract: dict[str, Any]) -> None:
-    """Add the registered models and their streams; `torch_module` has streams of its own."""
-    from amtcore.features.build import list_models
-
-    models = list_models()
-    extract["properties"]["model"]["enum"] = [model.name for model in models]
-    extract["allOf"] = [
-        _where("model", model.name, {"properties": {"streams": _only(model.streams)}})
-        for model in models
-        if model.streams
-    ]
-
-
-def _only(streams: Iterable[str]) -> dict[str, Any]:
-    return {"propertyNames": {"enum": sorted(streams)}}
 
 
 def _cleaned(schema: Any) -> Any:

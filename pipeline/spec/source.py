@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.extension_points import SOURCES
 from earmill.pipeline.common.text import alternatives
-from earmill.pipeline.spec.section import Options, SpecModel, plain_uri, plain_uris
+from earmill.pipeline.spec import Options, SpecModel, plain_uri, plain_uris
 
 KIND_ERROR = "source_kind"
 
@@ -57,22 +57,21 @@ def source_kind(name: str) -> SourceKind:
     Raises:
         ExtensionError: There is none, or it is not a valid kind.
     """
-    found = SOURCES.load(name)
+    found, origin = SOURCES.load(name), f"source kind {name!r} of {SOURCES.owner(name)}"
     if not isinstance(found, SourceKind):
         raise ExtensionError(
-            f"source kind {name!r} of {SOURCES.owner(name)}: expected its entry point to lead to a "
-            f"SourceKind, got {type(found).__name__}"
+            f"{origin}: expected its entry point to lead to a SourceKind, got "
+            f"{type(found).__name__}"
         )
-    if not (isinstance(found.section, type) and issubclass(found.section, SourceSection)):
+    section = found.section
+    if not (isinstance(section, type) and issubclass(section, SourceSection)):
         raise ExtensionError(
-            f"source kind {name!r} of {SOURCES.owner(name)}: expected a subclass of SourceSection "
-            f"as its section, got {found.section!r}"
+            f"{origin}: expected a subclass of SourceSection as its section, got {section!r}"
         )
-    says = get_args(found.section.model_fields["kind"].annotation)
-    if says != (name,):
+    annotation = section.model_fields["kind"].annotation
+    if get_args(annotation) != (name,):
         raise ExtensionError(
-            f"source kind {name!r} of {SOURCES.owner(name)}: expected kind: Literal[{name!r}] in "
-            f"{found.section.__name__}, got {found.section.model_fields['kind'].annotation}"
+            f"{origin}: expected kind: Literal[{name!r}] in {section.__name__}, got {annotation}"
         )
     return found
 

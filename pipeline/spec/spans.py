@@ -23,7 +23,7 @@ from typing import Protocol
 from pydantic import Field, model_validator
 
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.spec.section import SpecModel
+from earmill.pipeline.spec import SpecModel
 
 # exp(-17) is 4e-8, less than the rounding of float32.
 TIMES = 17.0

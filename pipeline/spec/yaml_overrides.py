@@ -23,8 +23,6 @@ from earmill.pipeline.common.untrusted import MAX_YAML_BYTES, BoundedComposer, T
 FLOAT_PATTERN = re.compile(
     r"^[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$"
 )
-
-
 # First characters of YAML aliases, anchors, tags and the like. A command line has nothing to refer
 # to, so `--set source.glob=*.wav` means the text.
 INDICATORS = ("*", "&", "!", "%", "@", "`", "|", ">")
@@ -46,15 +44,8 @@ def _construct_mapping(loader: StrictLoader, node: yaml.MappingNode) -> dict[Any
     return loader.construct_mapping(node, deep=True)
 
 
-StrictLoader.add_constructor(
-    yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG,
-    _construct_mapping,
-)
-StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    FLOAT_PATTERN,
-    list("-+0123456789."),
-)
+StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
+StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT_PATTERN, list("-+0123456789."))
 
 
 def load_yaml(text: str, *, name: str) -> Any:
@@ -94,13 +85,10 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         # Messages name the key only: the value may be a credential.
         if not separator or not all(keys):
             raise SpecError(f"--set {path}: expected KEY.PATH=VALUE, e.g. extract.0.fs_hz=16000")
-        _set_value(result, keys, _value(text, name=f"--set {path}"))
+        is_text = text.lstrip().startswith(INDICATORS)
+        value = text.strip() if is_text else load_yaml(text, name=f"--set {path}")
+        _set_value(result, keys, value)
     return result
-
-
-def _value(text: str, *, name: str) -> Any:
-    """Parse the value of an override as YAML, but as text if it begins with an indicator."""
-    return text.strip() if text.lstrip().startswith(INDICATORS) else load_yaml(text, name=name)
 
 
 def _set_value(root: dict[str, Any], keys: list[str], value: Any) -> None:
@@ -108,29 +96,19 @@ def _set_value(root: dict[str, Any], keys: list[str], value: Any) -> None:
     node: Any = root
     for depth, key in enumerate(keys):
         where = ".".join(keys[:depth]) or "the job"
-        last = depth == len(keys) - 1
+        place: int | str = key
         if isinstance(node, list):
-            index = _list_index(node, key, where, override)
-            if last:
-                node[index] = value
-            else:
-                node = node[index]
-        elif isinstance(node, dict):
-            if last:
-                node[key] = value
-            else:
-                # A section that was left out, or left empty in the YAML, starts empty here.
-                if node.get(key) is None:
-                    node[key] = {}
-                node = node[key]
-        else:
+            if not key.isdecimal() or int(key) >= len(node):
+                raise SpecError(
+                    f"--set {override}: {where} is a list of {len(node)}; "
+                    f"expected an index 0 to {len(node) - 1}, got {key!r}"
+                )
+            place = int(key)
+        elif not isinstance(node, dict):
             raise SpecError(f"--set {override}: {where} is a single value, it has no key {key!r}")
-
-
-def _list_index(node: list[Any], key: str, where: str, override: str) -> int:
-    if key.isdecimal() and int(key) < len(node):
-        return int(key)
-    raise SpecError(
-        f"--set {override}: {where} is a list of {len(node)}; "
-        f"expected an index 0 to {len(node) - 1}, got {key!r}"
-    )
+        if depth == len(keys) - 1:
+            node[place] = value
+        elif isinstance(node, dict) and node.get(place) is None:
+            # A section that was left out, or left empty in the YAML, starts empty here.
+            node[place] = {}
+        node = node[place]

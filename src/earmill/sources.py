@@ -20,7 +20,7 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.sources.base import Fetched, Item, Source, filesystem, source_errors
 from earmill.pipeline.sources.fetch import Blob, fetch_all
-from earmill.pipeline.spec.section import Options, plain_uri
+from earmill.pipeline.spec import Options, plain_uri
 from earmill.pipeline.spec.source import SourceKind, SourceSection
 
 __all__ = [

@@ -13,8 +13,7 @@ import pytest
 
 from earmill.pipeline.common.errors import OutsideError, SourceError, UnreadableError
 from earmill.pipeline.sources.base import Item
-from earmill.pipeline.sources.confinement import Confinement
-from earmill.pipeline.sources.places import CheckedClient, Place, is_public
+from earmill.pipeline.sources.confinement import CheckedClient, Confinement, Place, is_public
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.source_helpers import contents, files, manifest
 

@@ -107,7 +107,7 @@ def test_a_read_that_hangs_is_an_outage_and_holds_nobody_up(
         raise FileNotFoundError("late")
 
     monkeypatch.setattr(fetch_module, "open_regular", hang)
-    monkeypatch.setattr(sources_base, "STALL_S", 0.05)
+    monkeypatch.setattr(fetch_module, "STALL_S", 0.05)
     try:
         with pytest.raises(SourceOutage, match="no byte within"):
             list(fetch_all([Item("a", "/a", size=0), Item("b", "/b", size=0)], lambda uri: {}))

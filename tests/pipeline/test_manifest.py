@@ -16,9 +16,9 @@ from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.sources.tables import (
     CHUNK_ROWS,
-    read_csv,
+    RESERVED,
+    read_table,
     scalar,
-    typed_column,
     unified_column,
 )
 from earmill.pipeline.spec.job import JobSpec
@@ -216,6 +216,16 @@ class TestManifest:
         for uri in (corpus / "no.csv", corpus):
             with pytest.raises(SourceError, match="not found"):
                 manifest(uri)
+
+
+def read_csv(raw: bytes) -> dict[str, Sequence[object]]:
+    return dict(read_table("table.csv", raw, RESERVED)[0])
+
+
+def typed_column(cells: Sequence[str]) -> list[object]:
+    """Return the cells of a csv column as they are read."""
+    lines = [f"{n},{cell}" for n, cell in enumerate(["column", *cells])]
+    return list(read_csv("\n".join(lines).encode())["column"])
 
 
 class TestScalars:

@@ -19,8 +19,8 @@ from earmill.pipeline.common.errors import AbsentError, RowError, UnreadableErro
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.base import object_of
+from earmill.pipeline.sources.fetch import can_seek
 from earmill.pipeline.sources.files import UNREACHABLE
-from earmill.pipeline.sources.range_reads import can_seek
 from earmill.pipeline.sources.webdataset import WebDatasetSection
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.fsspec_store import filesystem_of, is_chain, is_local

@@ -109,8 +109,8 @@ class TestOverTheWeb:
                 contents(opened, items)
 
     def test_large_row_groups_go_through_a_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("earmill.pipeline.sources.range_reads.MEMORY_BYTES", 1000)
-        monkeypatch.setattr("earmill.pipeline.sources.range_reads.PIECE_BYTES", 5000)
+        monkeypatch.setattr("earmill.pipeline.sources.fetch.MEMORY_BYTES", 1000)
+        monkeypatch.setattr("earmill.pipeline.sources.fetch.PIECE_BYTES", 5000)
         with served() as (store, url):
             store.put("a.parquet", parquet(range(4)))
             opened = source(f"{url}/a.parquet", streaming=True)

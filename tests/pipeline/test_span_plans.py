@@ -16,7 +16,7 @@ from earmill.pipeline.planning import spans as planning
 from earmill.pipeline.planning.make_plan import check_items, make_plan
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.spans import SpannedSource, cut_into, planned_source
-from earmill.pipeline.sources import Item, open_source, range_reads
+from earmill.pipeline.sources import Item, fetch, open_source
 from earmill.pipeline.spec.source import ManifestSpec
 from earmill.pipeline.spec.spans import SpansSpec
 from earmill.pipeline.storage.layout import Layout
@@ -127,9 +127,9 @@ def test_rows_that_begin_within_a_second_stay_whole(tmp_path: Path) -> None:
 
 @pytest.fixture(name="large")
 def files_that_count_as_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (range_reads, planning):
+    for module in (fetch, planning):
         monkeypatch.setattr(module, "MEMORY_BYTES", 64 << 10)
-    monkeypatch.setattr(range_reads, "BLOCK_BYTES", 8 << 10)
+    monkeypatch.setattr(fetch, "BLOCK_BYTES", 8 << 10)
     for kind in ("wav", "flac"):
         write(tmp_path, 60.0, kind).rename(tmp_path / f"a.{kind}")
     return tmp_path
@@ -158,13 +158,13 @@ def test_a_store_that_goes_away_meanwhile_ends_the_planning(
 ) -> None:
     """A plan in which the recording is whole would be another one."""
 
-    def lost(self: range_reads.RangedStream, size: int | None = -1) -> bytes:
+    def lost(self: fetch.RangedStream, size: int | None = -1) -> bytes:
         self.failure = OSError("gone")
         raise self.failure
 
     with counting(large) as (address, _, _):
         source = listed_at(address, large)
-        monkeypatch.setattr(range_reads.RangedStream, "read", lost)
+        monkeypatch.setattr(fetch.RangedStream, "read", lost)
         with pytest.raises(SourceOutage, match="gone"):
             list(source.items())
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from earmill.pipeline.common.errors import RowError, SourceOutage
-from earmill.pipeline.sources import open_source, range_reads
+from earmill.pipeline.sources import fetch, open_source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.spec.source import ManifestSpec
 from tests.pipeline import audio_factory, web_server
@@ -64,8 +64,8 @@ def counting(folder: Path) -> Iterator[tuple[str, dict[str, int], dict[str, str]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A minute of audio, which counts as large, and a table of spans of it."""
-    monkeypatch.setattr(range_reads, "MEMORY_BYTES", 256 << 10)
-    monkeypatch.setattr(range_reads, "BLOCK_BYTES", 8 << 10)
+    monkeypatch.setattr(fetch, "MEMORY_BYTES", 256 << 10)
+    monkeypatch.setattr(fetch, "BLOCK_BYTES", 8 << 10)
     for kind in ("wav", "flac", "ogg"):
         (tmp_path / f"a.{kind}").write_bytes(audio_factory.clip(kind, 60.0, channels=2))
     return tmp_path
@@ -153,7 +153,7 @@ def test_a_span_asks_for_the_tag_of_a_small_object_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read whole, when its worker comes to it; a row of its own takes what is there."""
-    monkeypatch.setattr(range_reads, "MEMORY_BYTES", 1 << 30)
+    monkeypatch.setattr(fetch, "MEMORY_BYTES", 1 << 30)
     with counting(folder) as (address, _, tag):
         source, items = rows_of(folder, address, "wav")
         tag["now"] = "two"

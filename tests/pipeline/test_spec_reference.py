@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from amtcore.features.spike_encoder import SpikeOptions
+from earmill.pipeline.spec import argument_texts
 from earmill.pipeline.spec.reference import reference, sections, type_text
-from earmill.pipeline.spec.section import argument_texts
 
 PAGE = Path(__file__).parents[2] / "docs" / "spec.md"
 

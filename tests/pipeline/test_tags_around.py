@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from earmill.pipeline.common.errors import RowError, TruncatedError
-from earmill.pipeline.sources import range_reads
+from earmill.pipeline.sources import fetch
 from earmill.pipeline.sources.durations import early_seconds, header_seconds
 from tests.pipeline.audio_factory import FORMATS, clip
 from tests.pipeline.av_factory import AV_FORMATS, av_clip
@@ -109,8 +109,8 @@ def test_planning_by_the_first_bytes_of_a_tagged_clip_is_a_guess() -> None:
 def test_spans_of_a_large_object_are_read_by_ranges(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(range_reads, "MEMORY_BYTES", 256 << 10)
-    monkeypatch.setattr(range_reads, "BLOCK_BYTES", 8 << 10)
+    monkeypatch.setattr(fetch, "MEMORY_BYTES", 256 << 10)
+    monkeypatch.setattr(fetch, "BLOCK_BYTES", 8 << 10)
     data = TAGS["picture"] + clip(kind, 30.0, channels=2)
     (tmp_path / f"a.{kind}").write_bytes(data)
     with web_server(tmp_path) as address:

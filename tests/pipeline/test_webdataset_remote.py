@@ -11,7 +11,7 @@ from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.sources import webdataset as source_module
-from earmill.pipeline.sources.listing_cache import KeptListing
+from earmill.pipeline.sources.listing_cache import ListingCache
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
@@ -59,7 +59,7 @@ def test_a_listing_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
         whole = make_plan(open_source(spec.source), spec)
         last = store.files["3.tar"]
         store.put("3.tar", last[:600])
-        kept = KeptListing(layout)
+        kept = ListingCache(layout)
         with pytest.raises(SourceError, match=r"3\.tar"):
             make_plan(open_source(spec.source), spec, kept=kept)
         store.put("3.tar", last)

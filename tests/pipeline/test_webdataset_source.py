@@ -100,7 +100,8 @@ class TestOnStores:
             assert contents(opened, items) == wanted
             assert ids(source("s3://corpus/wds/*.tar", storage_options=options)) == ids(opened)
             assert ids(source("s3://corpus/wds", storage_options=options)) == ids(opened)
-            monkeypatch.setattr(source_module, "MEMORY_BYTES", 1000)  # through a file
+            for module in (source_module, fetch):
+                monkeypatch.setattr(module, "MEMORY_BYTES", 1000)  # through a file
             assert contents(opened, items[:3]) == wanted[:3]
             assert "user-secret" not in json.dumps(opened.describe())
 
@@ -161,7 +162,7 @@ class TestBadRows:
     def test_large_members_go_through_a_temporary_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(source_module, "MEMORY_BYTES", 1000)
+        monkeypatch.setattr(fetch, "MEMORY_BYTES", 1000)
         (tmp_path / "own").mkdir()
         monkeypatch.setattr(fetch, "own_folder", lambda: str(tmp_path / "own"))
         opened = source(write_tar(tmp_path / "x.tar", [("a.wav", WAV), ("b.wav", WAV)]))
