@@ -34,7 +34,7 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class AudioCell:
-    """The content of one cell: bytes of a file, a path, or a list scalar with a rate, or nothing."""
+    """The content of one cell: bytes of a file, a path, a list scalar with a rate, or nothing."""
 
     data: pa.Buffer | None = None
     path: str | None = None

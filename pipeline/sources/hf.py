@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
 
@@ -159,10 +160,9 @@ class HfSource:
         self._audio_type = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
         if dataset is not None:
             self._dataset = selected(dataset, [spec.audio_column, *self._kept])
+            self._cursor = _Cursor(self._dataset)
         self._uri = public_dataset_uri(spec)
         self._folder, self._inside = dataset_folder(spec), dataset_confinement(spec)
-        # A worker runs two shards at a time; each thread has its own position in the stream.
-        self._thread = threading.local()
 
     def items(self) -> Iterator[Item]:
         position = -1
@@ -310,10 +310,7 @@ class HfSource:
             table: pa.Table = self._dataset[place.row]
             ids = {name: table.column(name)[0].as_py() for name in self._ids}
             return {self._spec.audio_column: table.column(self._spec.audio_column)[0], **ids}
-        if not hasattr(self._thread, "cursor"):
-            self._thread.cursor = _Cursor(self._dataset)
-        cursor: _Cursor = self._thread.cursor
-        return cursor.row(place)
+        return self._cursor.row(place)
 
     def _blob(self, item: Item, row: Row) -> Blob:
         found = self._spec.id_column and redact_uris(str(row[self._spec.id_column]))
@@ -383,8 +380,12 @@ def part_of(dataset: IterableDataset, shard: int | None) -> IterableDataset:
     return dataset.shard(dataset.num_shards, shard, contiguous=True)
 
 
-class _Cursor:
-    """A position in a streamed dataset; going backward reads from the start of the shard."""
+class _Cursor(threading.local):
+    """The position of each thread in a streamed dataset.
+
+    A worker runs two shards at a time, each in a thread of its own. Going backward reads from the
+    start of the shard.
+    """
 
     def __init__(self, dataset: IterableDataset) -> None:
         self._dataset = dataset
@@ -393,18 +394,15 @@ class _Cursor:
 
     def row(self, place: RowPlace) -> Row:
         """Return the row at `place`. After an exception, the next call opens the stream again."""
-        ahead = self._next.shard == place.shard and self._next.row <= place.row
-        rows, at = (self._rows, self._next.row) if ahead else (None, 0)
+        is_ahead = self._next.shard == place.shard and self._next.row <= place.row
+        if self._rows is not None and is_ahead:
+            rows, skipped = self._rows, place.row - self._next.row
+        else:
+            rows, skipped = iter(part_of(self._dataset, place.shard).skip(place.row)), 0
         self._rows = None  # an iterator that raised cannot continue
-        if rows is None:
-            rows = iter(part_of(self._dataset, place.shard).skip(place.row))
-            at = place.row
-        for _ in range(place.row - at):
-            next(rows)
-        try:
-            row = next(rows)
-        except StopIteration:
-            raise IndexError(f"the stream ends before row {place.row}") from None
+        row: Row | None = next(islice(rows, skipped, None), None)
+        if row is None:
+            raise IndexError(f"the stream ends before row {place.row}")
         self._rows, self._next = rows, RowPlace(place.shard, place.row + 1)
         return row
 

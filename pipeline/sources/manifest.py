@@ -13,7 +13,6 @@ import csv
 import math
 import os
 import posixpath
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -42,7 +41,7 @@ from earmill.pipeline.sources.base import (
 from earmill.pipeline.sources.confinement import Confinement, Place, suggestions
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import ahead, fetch_rows, open_ranged
-from earmill.pipeline.sources.files import BLANK_ROW
+from earmill.pipeline.sources.files import BLANK_ROW, file_info
 from earmill.pipeline.sources.tables import CHUNK_ROWS, RESERVED, Cells, public_value, read_table
 from earmill.pipeline.spec.source import ManifestSpec
 from earmill.pipeline.storage.fsspec_store import is_local, local_path
@@ -94,8 +93,7 @@ class ManifestSource:
         named = {*RESERVED, *(self._spec.columns or {})}
         extra = [name for name in columns if name not in named]
         plain = {name for name, kind in self._carried.types.items() if not has_text(kind)}
-        for first, chunk, _ in _chunks(columns, list(columns)):
-            uris = self._uris(chunk, first)
+        for first, chunk, uris, _ in self._chunks(columns, list(columns)):
             stats = self._stats(uris)
             for at, uri in enumerate(uris):
                 cells = {name: column[at] for name, column in chunk.items()}
@@ -189,9 +187,31 @@ class ManifestSource:
     def columns(self) -> Columns:
         return self._carried
 
-    def _uris(self, cells: Mapping[str, Cells], first: int) -> list[str]:
-        """Return the uris of a chunk that begins at row `first` of the table."""
-        return [self._resolved(uri, row) for row, uri in enumerate(cells["uri"], start=first)]
+    def _chunks(
+        self, columns: Mapping[str, Cells], names: Sequence[str]
+    ) -> Iterator[tuple[int, dict[str, list[Any]], list[str], int]]:
+        """Yield the table in chunks without its blank rows.
+
+        A chunk has the number of its first row, the cells of the named columns, the resolved uris,
+        and the number of blank rows that were left out.
+        """
+        position = 0
+        for first in range(0, len(columns["uri"]), CHUNK_ROWS):
+            some = columns["uri"][first : first + CHUNK_ROWS]
+            blank = {
+                at
+                for at, uri in enumerate(some)
+                if _is_blank(uri)
+                and all(_is_blank(cells[first + at]) for cells in columns.values())
+            }
+            filled = [at for at in range(len(some)) if at not in blank]
+            cells = {}
+            for name in names:
+                column = columns[name][first : first + CHUNK_ROWS]
+                cells[name] = [column[at] for at in filled]
+            uris = [self._resolved(some[at], row) for row, at in enumerate(filled, position)]
+            yield position, cells, uris, len(blank)
+            position += len(filled)
 
     def _resolved(self, uri: Any, row: int) -> str:
         if not isinstance(uri, str) or not uri.strip():
@@ -210,11 +230,11 @@ class ManifestSource:
         """Refuse places that the source may not read, before any is read; count blank rows."""
         refused: list[tuple[int, str, OutsideError]] = []
         blank_rows = 0
-        for first, cells, blank in _chunks(columns, ["uri"]):
+        for first, cells, uris, blank in self._chunks(columns, ["uri"]):
             blank_rows += blank
-            for row, uri in enumerate(self._uris(cells, first), start=first):
+            for row, (uri, cell) in enumerate(zip(uris, cells["uri"], strict=True), first):
                 try:
-                    self._inside.check(uri, relative=is_relative(cells["uri"][row - first]))
+                    self._inside.check(uri, relative=is_relative(cell))
                 except OutsideError as error:
                     refused.append((row, uri, error))
         if refused:
@@ -227,10 +247,13 @@ class ManifestSource:
 
     def _stats(self, uris: Sequence[str]) -> dict[str, Stat]:
         """Return etag, size and mtime of every distinct uri; empty if they are unknown."""
-        local = {uri: _local_stat(uri) for uri in uris if is_local(uri)}
-        others = sorted({uri for uri in uris if local.get(uri) is None})
-        found = dict(zip(others, ahead(self._stat, others, STAT_THREADS), strict=True))
-        return {uri: stat for uri, stat in local.items() if stat is not None} | found
+        local = {
+            uri: {"etag": None, **file_info(uri)} if os.path.lexists(uri) else ABSENT
+            for uri in uris
+            if is_local(uri)
+        }
+        others = sorted({*uris} - local.keys())
+        return local | dict(zip(others, ahead(self._stat, others, STAT_THREADS), strict=True))
 
     def _stat(self, uri: str) -> Stat:
         try:
@@ -265,8 +288,8 @@ class ManifestSource:
         with source_errors(self._spec.uri):
             return {
                 row: uri
-                for first, cells, _ in _chunks(self._columns(), ["uri"])
-                for row, uri in enumerate(self._uris(cells, first), start=first)
+                for first, _, uris, _ in self._chunks(self._columns(), [])
+                for row, uri in enumerate(uris, first)
                 if has_secrets(uri)
             }
 
@@ -318,41 +341,8 @@ def _row_id(cells: Mapping[str, Any], start_s: float | None, end_s: float | None
     return f"{uri}#t={span}"
 
 
-def _chunks(
-    columns: Mapping[str, Cells], names: Sequence[str]
-) -> Iterator[tuple[int, dict[str, list[Any]], int]]:
-    """Yield the table in chunks: number of the first row, cells by column, blank rows left out."""
-    position = 0
-    for first in range(0, len(columns["uri"]), CHUNK_ROWS):
-        uris = columns["uri"][first : first + CHUNK_ROWS]
-        blank = {
-            at
-            for at, uri in enumerate(uris)
-            if _is_blank(uri) and all(_is_blank(cells[first + at]) for cells in columns.values())
-        }
-        cells = {}
-        for name in names:
-            some = columns[name][first : first + CHUNK_ROWS]
-            cells[name] = [cell for at, cell in enumerate(some) if at not in blank]
-        yield position, cells, len(blank)
-        position += len(uris) - len(blank)
-
-
 def _is_blank(cell: Any) -> bool:
     return cell is None or (isinstance(cell, str) and not cell.strip())
-
-
-def _local_stat(path: str) -> Stat | None:
-    """Return `stat_fields` of a local regular file; None for others, which need more calls."""
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return ABSENT
-    except (OSError, ValueError):  # ValueError: a null byte in the name
-        return {}
-    if not stat.S_ISREG(found.st_mode):
-        return None
-    return {"etag": None, "size": found.st_size, "mtime": found.st_mtime}
 
 
 def _expected(

@@ -18,10 +18,11 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal
 from urllib.parse import parse_qs, urlencode
@@ -68,7 +69,7 @@ from earmill.pipeline.sources.fetch import (
 from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden, most_first
 from earmill.pipeline.sources.listing_cache import ListingCache, cache_name
 from earmill.pipeline.sources.tables import INTEGER, public_value, scalar
-from earmill.pipeline.spec import Options, plain_uri
+from earmill.pipeline.spec import Options, PlainUri
 from earmill.pipeline.spec.source import (
     AUDIO_EXTENSIONS,
     SourceKind,
@@ -103,10 +104,8 @@ class Sample:
 
     Args:
         raw_key: The common name of its members in the tar.
-        columns: Columns of its `json`, `cls` and `txt` members.
         audio: Headers of audio members by suffix.
-        seconds: Expected duration of the first audio member.
-        estimated: True if `seconds` is estimated from bytes.
+        seconds: Expected duration of the first audio member; `estimated` if from its bytes.
         problem: Why it cannot be processed, or None.
         suffixes: Suffixes of all members.
     """
@@ -150,32 +149,29 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         seen: set[str] = set()
-        current: Sample | None = None
-        for tar, member in self._members():
-            found = MEMBER.fullmatch(member.name.removeprefix("./"))
-            # The bytes of a sparse member do not lie unchanged in the tar.
-            is_plain = member.isreg() and not member.issparse()
-            if found is None or METADATA.match(member.name) or not is_plain:
-                self.skipped[NO_SAMPLE] += not member.isdir()
-                continue
-            key, suffix = found[1], as_text(found[2].lower())
-            if current is None or key != current.raw_key:
-                if current is not None:
-                    yield current
-                if key in seen:
-                    raise self._refused(
-                        f"the members of {as_text(key)!r} do not follow each other, or two samples "
-                        "are called so; sort the tar by name or rename one"
-                    )
-                seen.add(key)
-                current = Sample(key)
-            self._add(current, suffix, tar, member)
-        if current is not None:
-            yield current
+        for key, members in groupby(self._members(), key=itemgetter(0)):
+            if key in seen:
+                raise self._refused(
+                    f"the members of {as_text(key)!r} do not follow each other, or two samples "
+                    "are called so; sort the tar by name or rename one"
+                )
+            seen.add(key)
+            sample = Sample(key)
+            for _, suffix, tar, member in members:
+                self._add(sample, suffix, tar, member)
+            yield sample
 
-    def _members(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    def _members(self) -> Iterator[tuple[str, str, tarfile.TarFile, tarfile.TarInfo]]:
+        """Yield the members of samples with their keys and suffixes."""
         try:
-            yield from tar_members(self._stream)
+            for tar, member in tar_members(self._stream):
+                found = MEMBER.fullmatch(member.name.removeprefix("./"))
+                # The bytes of a sparse member do not lie unchanged in the tar.
+                is_plain = member.isreg() and not member.issparse()
+                if found is None or METADATA.match(member.name) or not is_plain:
+                    self.skipped[NO_SAMPLE] += not member.isdir()
+                else:
+                    yield found[1], as_text(found[2].lower()), tar, member
         except tarfile.TarError as error:
             raise self._refused(f"expected a whole, uncompressed tar: {error}") from error
 
@@ -242,12 +238,11 @@ class WebDatasetSection(SourceSection):
     """
 
     kind: Literal["webdataset"]
-    uri: str
+    uri: PlainUri
     audio: str | None = None
     extensions: tuple[str, ...] = AUDIO_EXTENSIONS
     storage_options: Options
 
-    check_uri = field_validator("uri")(plain_uri)
     check_extensions = field_validator("extensions")(normal_extensions)
 
     @field_validator("audio")
@@ -340,9 +335,8 @@ class WebDatasetSource:
     def _listed(self, seconds: Seconds) -> Iterator[Item]:
         self._skipped = Counter(self._beside)
         position = 0
-        for rows, skipped in ahead(
-            lambda tar: self._rows(tar, seconds), self._tars, LISTING_THREADS
-        ):
+        listed = ahead(lambda tar: self._rows(tar, seconds), self._tars, LISTING_THREADS)
+        for rows, skipped in listed:
             self._skipped += skipped
             for item in rows:
                 yield Item(**item, position=position)
@@ -362,34 +356,40 @@ class WebDatasetSource:
                 key = cache_name(public, stat, LISTING_VERSION, name, *how)
                 if key is not None and (cached := self._cache.get(key)) is not None:
                     return cached[0], Counter(cached[1])
-            with _readable_tar(public, self._section.storage_options) as stream:
-                samples = Samples(stream, public, self._section.extensions, seconds)
-                raw_keys, rows = [], []
-                for sample in samples:
-                    raw_keys.append(sample.raw_key)
-                    rows.append(self._row(sample, public))
-            version = {"etag": stat["etag"], "mtime": stat["mtime"]}
-            for row, row_name in zip(rows, row_names(raw_keys), strict=True):
-                row |= {"row_id": f"{name}/{row_name}", **version}
+            listing = self._read(public, name, stat, seconds)
             if self._cache is not None and key is not None:
-                self._cache.put(key, [rows, samples.skipped])
-            return rows, samples.skipped
+                self._cache.put(key, [*listing])
+            return listing
 
         with source_errors(public):
             return retry_listing(read)
 
-    def _row(self, sample: Sample, tar: str) -> dict[str, Any]:
-        member = sample.chosen(self._section.audio)
-        place = Place(tar, sample.key)
-        if member is not None:
-            place = Place(tar, sample.key, member.offset, member.offset_data + member.size)
-        return {
-            "uri": place.uri(),
-            "size": None if member is None else member.size,
-            "seconds": sample.seconds,
-            "estimated": sample.estimated,
-            "extra": sample.columns,
-        }
+    def _read(self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds) -> TarListing:
+        raw_keys, rows = [], []
+        try:
+            with _opened(*object_of(tar, self._section.storage_options)) as stream:
+                samples = Samples(stream, tar, self._section.extensions, seconds)
+                for sample in samples:
+                    member, place = sample.chosen(self._section.audio), Place(tar, sample.key)
+                    if member is not None:
+                        end = member.offset_data + member.size
+                        place = Place(tar, sample.key, member.offset, end)
+                    row = {
+                        "uri": place.uri(),
+                        "size": None if member is None else member.size,
+                        "seconds": sample.seconds,
+                        "estimated": sample.estimated,
+                        "extra": sample.columns,
+                        "etag": stat["etag"],
+                        "mtime": stat["mtime"],
+                    }
+                    raw_keys.append(sample.raw_key)
+                    rows.append(row)
+        except RowError as error:
+            raise SourceError(f"source {error}") from error
+        for row, row_name in zip(rows, row_names(raw_keys), strict=True):
+            row["row_id"] = f"{name}/{row_name}"
+        return rows, samples.skipped
 
     def _header_seconds(self, suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
         if isinstance(self._fs, LocalFileSystem):
@@ -438,17 +438,6 @@ class WebDatasetSource:
 
 def _guessed(suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
     return guess_seconds(f"x.{PurePosixPath(suffix).name}", nbytes), True
-
-
-@contextmanager
-def _readable_tar(uri: str, options: Mapping[str, Any]) -> Iterator[BinaryIO]:
-    """Open a tar for reading its headers; SourceError if it cannot be read as a file."""
-    try:
-        fs, path = object_of(uri, options)
-        with _opened(fs, path) as stream:
-            yield stream
-    except RowError as error:
-        raise SourceError(f"source {error}") from error
 
 
 def _opened(fs: Any, path: str) -> AbstractContextManager[BinaryIO]:

@@ -12,7 +12,7 @@ import inspect
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from earmill.pipeline.common.redact import has_secrets
 
@@ -73,3 +73,6 @@ def plain_uri(value: str) -> str:
 
 def plain_uris(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(plain_uri(value) for value in values)
+
+
+PlainUri = Annotated[str, AfterValidator(plain_uri)]

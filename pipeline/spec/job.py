@@ -34,7 +34,7 @@ from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.common.extension_points import FORMATS
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.common.untrusted import MAX_YAML_BYTES
-from earmill.pipeline.spec import Options, PositiveFloat, SpecModel, plain_uri
+from earmill.pipeline.spec import Options, PlainUri, PositiveFloat, SpecModel
 from earmill.pipeline.spec.licenses import LicensesSpec
 from earmill.pipeline.spec.messages import explain
 from earmill.pipeline.spec.source import SourceSpec, stored_extensions
@@ -335,7 +335,7 @@ class OutputSpec(SpecModel):
         storage_options: As fsspec's client of the store has them; never stored.
     """
 
-    uri: str
+    uri: PlainUri
     formats: tuple[FormatName, ...] = ("parquet", "zarr")
     dtype: Literal["float16", "float32", "int8"] = "float16"
     shard_seconds: PositiveFloat = 600.0
@@ -344,8 +344,6 @@ class OutputSpec(SpecModel):
     parquet_form: Literal["binary", "nested"] | None = None
     equal_files_once: bool | None = None
     storage_options: Options
-
-    check_uri = field_validator("uri")(plain_uri)
 
     @field_validator("formats")
     @classmethod

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.extension_points import SOURCES
 from earmill.pipeline.common.text import alternatives
-from earmill.pipeline.spec import Options, SpecModel, plain_uri, plain_uris
+from earmill.pipeline.spec import Options, PlainUri, SpecModel, plain_uris
 
 KIND_ERROR = "source_kind"
 
@@ -144,12 +144,10 @@ class FilesSpec(SourceSection):
     """
 
     kind: Literal["files"]
-    uri: str
+    uri: PlainUri
     glob: str = "**/*"
     extensions: tuple[str, ...] = AUDIO_EXTENSIONS
     storage_options: Options
-
-    check_uri = field_validator("uri")(plain_uri)
 
     check_extensions = field_validator("extensions")(normal_extensions)
 
@@ -183,19 +181,13 @@ class ManifestSpec(SourceSection):
     """
 
     kind: Literal["manifest"]
-    uri: str
+    uri: PlainUri
     columns: dict[ManifestRole, str] | None = None
-    prefix: str | None = None
+    prefix: PlainUri | None = None
     allow: tuple[str, ...] = ()
     storage_options: Options
 
-    check_uri = field_validator("uri")(plain_uri)
     check_allow = field_validator("allow")(plain_uris)
-
-    @field_validator("prefix")
-    @classmethod
-    def _plain_prefix(cls, value: str | None) -> str | None:
-        return None if value is None else plain_uri(value)
 
     @field_validator("columns")
     @classmethod
@@ -229,7 +221,7 @@ class HfSpec(SourceSection):
     """
 
     kind: Literal["hf"]
-    uri: str
+    uri: PlainUri
     config: str | None = None
     split: str | None = None
     revision: str | None = None
@@ -240,5 +232,4 @@ class HfSpec(SourceSection):
     allow: tuple[str, ...] = ()
     storage_options: Options
 
-    check_uri = field_validator("uri")(plain_uri)
     check_allow = field_validator("allow")(plain_uris)
