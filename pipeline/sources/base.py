@@ -1,9 +1,8 @@
 """The interface of sources, the uris of their items, and the retry policy of all of them.
 
-A source lists items and opens their bytes. It names rows, gives what is known about them before
-reading, and returns seekable byte streams; it does not decode. If the bytes of a row cannot be
-read, the source returns a `RowError` in its place, so that a missing object costs one row. The
-caller closes the streams.
+A source lists items and opens their bytes as seekable streams, which the caller closes. Decoding
+is not its task. If the bytes of a row cannot be read, the source returns a `RowError` in place of
+the stream, so that a missing object costs one row.
 """
 
 from __future__ import annotations

@@ -247,12 +247,14 @@ class Confinement:
         return place.scheme in OBJECT_STORES and any(root.is_prefix_of(place) for root in buckets)
 
 
-def suggestions(uris: Iterable[str]) -> list[str]:
-    """Return prefixes that would allow uris: stores, and the common folder of local files."""
+def allow_hint(uris: Iterable[str]) -> str:
+    """Return the `source.allow` that would allow uris: stores, and a folder of local files."""
     places = []
     for uri in uris:
         with suppress(ValueError):
             places.append(Place.read_at(uri))
     folders = {posixpath.dirname(place.path) for place in places if place.scheme == "file"}
     stores = {f"{p.scheme}://{redact(p.authority)}/" for p in places if p.scheme != "file"}
-    return [*([posixpath.commonpath(folders)] if folders else []), *sorted(stores)[:NAMED]]
+    wanted = [posixpath.commonpath(folders)] if folders else []
+    wanted += sorted(stores)[:NAMED]
+    return f"; if that is meant, set source.allow: [{', '.join(wanted)}]" if wanted else ""

@@ -7,8 +7,8 @@ network. Neighbours with the same uri (spans of one recording) share one copy an
 If a row is a span of a larger file in a seekable container (such as WAV and FLAC), its stream
 requests only what the decoder reads. The checksum of the whole file is then unknown and its column
 is null. The content tag of the store identifies the object, at the beginning and at the end. Spans
-of a long row (`planning.spans`) are read by different workers at different times, so each worker
-checks that the file is still the planned one, whatever its size.
+of a long row (`planning.spans`) are read by different workers at different times. Each worker
+checks that the file is still the planned file.
 
 An outage of the store is retried by the policy in `sources.base`, and then ends the reading with
 `SourceOutage`: no row is at fault. If the store refuses one name, or its client fails because of
@@ -261,8 +261,8 @@ class _MemoryStream(io.BytesIO):
 class _FileStream(io.BufferedReader):
     """A stream over a blob in a file; it keeps the blob, and so a temporary file, alive.
 
-    Decoders take a failed read for the end of the file, so `failure` has its error, also that of
-    a read in another process; see `check_arrived`.
+    `failure` is the error of a failed read, here or of the same bytes in another process. Decoders
+    take a failed read for the end of the file; see `check_arrived`.
     """
 
     def __init__(self, blob: Blob, path: str) -> None:
@@ -313,10 +313,7 @@ class _RangedObject(Blob):
 
 
 class RangedStream(RangedFile):
-    """A stream over an object that is read by ranges; outages of the store are retried.
-
-    `failure` is the error of a failed read, or of an object that was replaced.
-    """
+    """A stream over an object that is read by ranges. Outages of the store are retried."""
 
     def __init__(self, fs: Any, path: str, size: int, tag: str | None) -> None:
         super().__init__(fs, path, size, BLOCK_BYTES)

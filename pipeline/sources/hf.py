@@ -49,7 +49,7 @@ from earmill.pipeline.sources.base import (
     source_wait,
     unreadable,
 )
-from earmill.pipeline.sources.confinement import suggestions
+from earmill.pipeline.sources.confinement import allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import Blob, check_size, load_blob
 from earmill.pipeline.sources.hf_location import (
@@ -242,9 +242,8 @@ class HfSource:
             try:
                 self._inside.check(path, relative=is_relative(row.audio.path))
             except OutsideError as error:
-                hint = f"if that is meant, set source.allow: [{', '.join(suggestions([path]))}]"
                 raise SourceError(
-                    f"source {self._spec.uri}: row {position}: {error}; {hint}"
+                    f"source {self._spec.uri}: row {position}: {error}{allow_hint([path])}"
                 ) from error
             if is_local(path) and not os.path.lexists(path):
                 self.missing += 1

@@ -2,18 +2,19 @@
 
     column chunks of row group 0 | of row group 1 | ... | footer | its length | PAR1
 
-The footer holds place and size of each column chunk, so all reads are range requests. Planning
-reads the footer of each file and the columns beside the audio. Of the first file and of each large
-file, it also reads the beginning of a clip. The duration of a row is estimated from the bytes of
-its row group. A worker fetches the audio of a row group once, even if it needs few rows.
-`planning.shards.cut` cuts shards between row groups, so that each byte is fetched once in all.
-Before a row group is read, the tag or time of the file is compared with the plan, so that rows of a
-replaced file are not taken for the planned rows.
+The footer holds place and size of each column chunk. All reads are range requests.
+
+Planning reads the footer of each file and the columns beside the audio. It reads the beginning of a
+clip in the first file and in each large file. The duration of a row is estimated from the bytes of
+its row group. A worker fetches the audio of a row group once, even if it needs few rows. Shards are
+cut between row groups (`planning.shards.cut`), so each byte is fetched once in all. Before a row
+group is read, the tag or time of the file is compared with the plan.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -441,24 +442,21 @@ class ParquetRows:
         """Yield the rows of one row group; after damage, all later rows are bad."""
         table, group = run[0].table, run[0].group
         ranges = None if table.is_local else table.ranges(group, columns)
-        left = iter(run)
-        ask, first = next(left, None), group.first_row
+        waiting, first = deque(run), group.first_row
+        failure: Exception = EOFError("the row group ends before")
         try:
             for batch in table.batches(group, columns, stream, ranges, ROWS_AT_ONCE):
-                while ask is not None and ask.row < first + batch.num_rows:
+                while waiting and waiting[0].row < first + batch.num_rows:
+                    ask = waiting.popleft()
                     yield ask.item, self._cell(ask.item, batch, ask.row - first)
-                    ask = next(left, None)
-                if ask is None:
+                if not waiting:
                     return
                 first += batch.num_rows
         except (OSError, ValueError, pa.ArrowException) as error:
             check_arrived(stream, table.path)
             failure = error
-        else:
-            failure = EOFError("the row group ends before")
-        while ask is not None:
+        for ask in waiting:
             yield ask.item, unreadable(ask.item.uri, failure)
-            ask = next(left, None)
 
     def _cell(self, item: Item, batch: pa.RecordBatch, row: int) -> Row | RowError:
         """Return the audio as an Arrow scalar, and the other cells as Python values."""

@@ -38,7 +38,7 @@ from earmill.pipeline.sources.base import (
     source_errors,
     stat_fields,
 )
-from earmill.pipeline.sources.confinement import Confinement, Place, suggestions
+from earmill.pipeline.sources.confinement import Confinement, Place, allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import ahead, fetch_rows, open_ranged
 from earmill.pipeline.sources.files import BLANK_ROW, file_info
@@ -240,8 +240,7 @@ class ManifestSource:
         if refused:
             row, _, problem = refused[0]
             more = f"; {len(refused)} rows do so" if len(refused) > 1 else ""
-            wanted = suggestions(uri for _, uri, _ in refused)
-            hint = f"; if that is meant, set source.allow: [{', '.join(wanted)}]" if wanted else ""
+            hint = allow_hint(uri for _, uri, _ in refused)
             raise self._bad_row(row, f"{problem}{more}{hint}")
         return blank_rows
 

@@ -1,8 +1,8 @@
 """Rows that were read before tell a missing row from a missing source.
 
-If a mount is gone, a folder is renamed or credentials have expired, every file looks missing. So a
-missing row counts only if a probe, a row that was read before, can be read again now, and if a
-second look does not find the missing row either.
+If a mount is gone, a folder is renamed or credentials have expired, every file looks missing. A
+probe is a row that was read before. A missing row counts only if a probe can be read again now, and
+if a second look does not find the missing row either.
 
     rows --> fetch --> bytes: remember the row       missing: a doubt
                                                       |  at the end of the shard

@@ -209,7 +209,7 @@ def _text(raw: bytes) -> io.TextIOWrapper:
 def _read_delimited(raw: bytes, untyped: Collection[str], delimiter: str) -> dict[str, Cells]:
     """Read a table with a header line, which decides the delimiter if it lacks `delimiter`.
 
-    In tables with tabs, as those of Common Voice, quotation marks are text.
+    Quotation marks are text in tables with tabs, such as the tables of Common Voice.
     """
     lines = _text(raw)
     first = next((line for line in lines if line.strip()), "")
@@ -280,7 +280,7 @@ def _read_json(raw: bytes, untyped: Collection[str], *, lists: bool = True) -> d
 
 
 def _read_parquet(raw: bytes, untyped: Collection[str]) -> tuple[dict[str, Cells], Columns]:
-    """Return the cells in their types, and what is known about the columns."""
+    """Return the cells in their types, and the facts about the columns."""
     table = table_of(raw)
     types, dropped = {}, {}
     columns: dict[str, Cells] = {}
