@@ -252,14 +252,11 @@ class _MemoryStream(io.BytesIO):
 
     def __init__(self, blob: Blob, data: bytes) -> None:
         super().__init__(data)
-        self._blob = blob
-
-    def digest(self) -> str:
-        return self._blob.digest()
+        self.digest = blob.digest
 
 
 class _FileStream(io.BufferedReader):
-    """A stream over a blob in a file; it keeps the blob, and so a temporary file, alive.
+    """A stream over a blob in a file.
 
     `failure` is the error of a failed read, here or of the same bytes in another process. Decoders
     take a failed read for the end of the file; see `check_arrived`.
@@ -267,7 +264,7 @@ class _FileStream(io.BufferedReader):
 
     def __init__(self, blob: Blob, path: str) -> None:
         super().__init__(open_regular(path).detach())
-        self._blob = blob
+        self.digest = blob.digest  # keeps the blob, and so a temporary file, alive
         self.failure: OSError | None = None
 
     def read(self, size: int | None = -1) -> bytes:
@@ -285,9 +282,6 @@ class _FileStream(io.BufferedReader):
         except OSError as error:
             self.failure = error
             raise
-
-    def digest(self) -> str:
-        return self._blob.digest()
 
 
 class _UnhashedFile(Blob):

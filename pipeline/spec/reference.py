@@ -31,7 +31,6 @@ from earmill.pipeline.spec.licenses import License, LicensesSpec
 from earmill.pipeline.spec.source import SourceKind, SourceSection, source_kind
 from earmill.pipeline.spec.spans import SpansSpec
 
-JOB = (("The job", JobSpec),)
 AFTER_SOURCE: tuple[tuple[str, type[BaseModel]], ...] = (
     ("audio", AudioSpec),
     ("audio.calibration", CalibrationSpec),
@@ -78,7 +77,7 @@ def reference() -> str:
 def sections() -> list[tuple[str, type[BaseModel]]]:
     """Return title and model of every section, with installed kinds of source."""
     kinds = [(f"source, kind: {name}", kind.section) for name, kind in _kinds()[0].items()]
-    return [*JOB, *kinds, *AFTER_SOURCE]
+    return [("The job", JobSpec), *kinds, *AFTER_SOURCE]
 
 
 def _kinds() -> tuple[dict[str, SourceKind], dict[str, str]]:

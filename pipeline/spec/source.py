@@ -103,20 +103,13 @@ SourceSpec = Annotated[SerializeAsAny[SourceSection], BeforeValidator(_as_sectio
 
 # Default of releases that read fewer formats. Stored jobs and hashes name it for the default of
 # every release, so that a job begun with an earlier release can go on.
-FIRST_EXTENSIONS = (
-    *("aac", "aif", "aifc", "aiff", "au", "caf", "flac", "m4a", "mka", "mp3", "mp4", "nist", "oga"),
-    *("ogg", "opus", "rf64", "snd", "sph", "w64", "wav", "wave", "webm", "wma"),
+FIRST_EXTENSIONS = tuple(
+    "aac aif aifc aiff au caf flac m4a mka mp3 mp4 nist oga ogg opus rf64 snd sph w64 wav wave "
+    "webm wma".split()
 )
-# Endings of the files that libsndfile and FFmpeg read, without films.
-AUDIO_EXTENSIONS = tuple(
-    sorted(
-        (
-            *FIRST_EXTENSIONS,
-            *("3ga", "3gp", "ac3", "amr", "awb", "bw64", "bwf", "eac3", "ec3", "m4b", "m4r"),
-            *("mp2", "mpga", "spx", "tta", "weba", "wv"),
-        )
-    )
-)
+# With these, the endings of the files that libsndfile and FFmpeg read, without films.
+MORE_EXTENSIONS = "3ga 3gp ac3 amr awb bw64 bwf eac3 ec3 m4b m4r mp2 mpga spx tta weba wv".split()
+AUDIO_EXTENSIONS = tuple(sorted([*FIRST_EXTENSIONS, *MORE_EXTENSIONS]))
 
 
 def normal_extensions(value: tuple[str, ...]) -> tuple[str, ...]:
