@@ -81,13 +81,14 @@ def features_of(spec: HfSpec, dataset: Any) -> Any:
     if features is None:  # some streams know them only from their rows
         features = Dataset.from_list(list(dataset.take(FEATURE_ROWS))).features
     named = [spec.audio_column, spec.id_column, spec.duration_column]
-    for name in [name for name in named if name is not None and name not in features]:
-        raise SourceError(
-            f"source {spec.uri}: no column {name!r}{nearest(name, list(features))} "
-            f"(columns: {', '.join(features)})"
-        )
-    for name in [name for name in named[1:] if name is not None]:
-        if not isinstance(features[name], datasets.Value | datasets.ClassLabel):
+    for name in (name for name in named if name is not None):
+        if name not in features:
+            raise SourceError(
+                f"source {spec.uri}: no column {name!r}{nearest(name, list(features))} "
+                f"(columns: {', '.join(features)})"
+            )
+        is_value = isinstance(features[name], datasets.Value | datasets.ClassLabel)
+        if not is_value and name != spec.audio_column:
             raise SourceError(
                 f"source {spec.uri}: expected a column of single values, got {name!r} of "
                 f"{_name(features[name])}"
@@ -96,7 +97,7 @@ def features_of(spec: HfSpec, dataset: Any) -> Any:
 
 
 def carried(spec: HfSpec, features: Any) -> Columns:
-    """Every column but the audio and the ids: its type and its class names, or why not."""
+    """Return type and class names of every column but audio and ids, or why it is left out."""
     schema = features.arrow_schema
     types, dropped = {}, {}
     labels: dict[str, tuple[str, ...]] = {}

@@ -172,11 +172,20 @@ class TestFiles:
 
 
 class TestFetching:
-    def test_neighbours_of_one_uri_share_one_copy(self, corpus: Path) -> None:
-        source = files(corpus)
+    def test_neighbours_of_one_uri_share_one_copy(
+        self, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source, opened = files(corpus), fetch_module.open_regular
         item = next(source.items())
+        paths: list[str] = []
+
+        def counted(path: str) -> io.BufferedReader:
+            paths.append(path)
+            return opened(path)
+
+        monkeypatch.setattr(fetch_module, "open_regular", counted)
         streams = [stream for _, stream in source.fetch([item, item, item])]
-        assert len({id(stream._blob) for stream in streams}) == 1
+        assert paths == [item.uri]
         assert len({stream.read() for stream in streams}) == 1
         for stream in streams:
             stream.close()
