@@ -19,7 +19,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
@@ -60,11 +60,8 @@ class Walk:
 
     def __init__(self, root: str, *, hidden: bool = False) -> None:
         self._root, self._hidden = root, hidden
-        above = os.path.realpath(root)
-        self._seen = {_identity(os.stat(above))}
-        while (folder := os.path.dirname(above)) != above:
-            above = folder
-            self._seen.add(_identity(os.stat(above)))
+        folder = Path(root).resolve()
+        self._seen = {_identity(above.stat()) for above in (folder, *folder.parents)}
         self._links: list[tuple[str, str]] = []
         self.left_out = 0
 
