@@ -14,35 +14,26 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import getdoc
-from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from earmill.jobs.commands import (
-    add_features,
-    compact,
-    demo,
-    diff,
-    doctor,
-    explain,
-    extract,
-    gc,
-    init,
-    inspect,
-    kernels,
-    log,
-    models,
-    plan,
-    plot,
-    push,
-    report,
-    retry,
-    spec,
-    verify,
-    watch,
-)
+from earmill.jobs.commands.demo import demo
+from earmill.jobs.commands.doctor import doctor
+from earmill.jobs.commands.history import diff, log
+from earmill.jobs.commands.init import init
+from earmill.jobs.commands.inspect import inspect
+from earmill.jobs.commands.kernels import kernels
+from earmill.jobs.commands.models import models
 from earmill.jobs.commands.options import wants_log_lines
+from earmill.jobs.commands.plan import plan
+from earmill.jobs.commands.push import push
+from earmill.jobs.commands.reference import explain, spec
+from earmill.jobs.commands.runs import add_features, extract, retry
+from earmill.jobs.commands.show import plot, report
+from earmill.jobs.commands.upkeep import compact, gc
+from earmill.jobs.commands.verify import verify
+from earmill.jobs.commands.watch import watch
 from earmill.jobs.console import process
 from earmill.jobs.console.process import OutputLost
 from earmill.jobs.console.terminal import (
@@ -66,29 +57,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Commands by the groups of `earmill --help`; a module has a function of its own name.
-GROUPS: Mapping[str, Sequence[ModuleType]] = {
+# Commands by the groups of `earmill --help`.
+GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
     "To begin, and to run jobs": (init, demo, plan, extract),
     "To look at jobs and their features": (watch, inspect, plot, report, log, diff, verify),
     "To keep and to share features": (retry, add_features, compact, gc, push),
     "This installation": (models, spec, explain, doctor, kernels),
 }
-
-
-def _help_text(command: Callable[..., None]) -> str:
-    """Return the docstring with each paragraph on one line; the terminal wraps the lines."""
-    paragraphs = (getdoc(command) or "").split("\n\n")
-    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
-
-
-for _group, _modules in GROUPS.items():
-    for _module in _modules:
-        _name = _module.__name__.rpartition(".")[2]
-        _command = getattr(_module, _name)
-        _command_line = app.command(
-            _name.replace("_", "-"), help=_help_text(_command), rich_help_panel=_group
-        )
-        _command_line(_command)
+for _group, _commands in GROUPS.items():
+    for _command in _commands:
+        # Each paragraph on one line; the terminal wraps the lines.
+        _paragraphs = (getdoc(_command) or "").split("\n\n")
+        _help = "\n\n".join(_paragraph.replace("\n", " ") for _paragraph in _paragraphs)
+        _name = _command.__name__.replace("_", "-")
+        app.command(_name, help=_help, rich_help_panel=_group)(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -167,10 +149,9 @@ def _fail(arguments: Sequence[str], code: int, message: str, topic: str | None =
 def _emit_error(
     arguments: Sequence[str], code: int, message: str, topic: str | None = None
 ) -> None:
-    if "--json" not in arguments and not has_log_lines():
-        return
-    with suppress(OutputLost, BrokenPipeError):  # standard error has the message already
-        error_event(code, message, topic)
+    if "--json" in arguments or has_log_lines():
+        with suppress(OutputLost, BrokenPipeError):  # standard error has the message already
+            error_event(code, message, topic)
 
 
 def _save(error: Exception) -> str:

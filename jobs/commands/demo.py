@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from earmill.jobs.commands.options import Quiet
-from earmill.jobs.console import terminal
-from earmill.jobs.console.terminal import check_local
+from earmill.jobs.console.terminal import check_local, console, teller
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from earmill.pipeline.driver.events import JobFinished
     from earmill.pipeline.reader.features import Features
 
@@ -55,21 +52,23 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Generate two minutes of audio and run the whole job on it."""
-    from earmill.jobs.console.job_run import run_and_report
+    from earmill.jobs.console.progress import reported_run
     from earmill.jobs.demo_audio import write_corpus
+    from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.spec.job import JobSpec
 
     check_local(out)
-    console = terminal.console(soft_wrap=True)
     folder = _clean_folder(out)
-    terminal.teller(quiet=quiet)("generating two minutes of speech-like and music-like audio")
-    paths = write_corpus(folder / "audio")
+    teller(quiet=quiet)("generating two minutes of speech-like and music-like audio")
+    files = len(write_corpus(folder / "audio"))
     job = folder / "job.yaml"
     job.write_text(JOB.format(name=NAME, folder=folder))
-    end = run_and_report(JobSpec.load(job), quiet=quiet)
+    spec = JobSpec.load(job)
+    with reported_run(log_format=spec.run.log_format, quiet=quiet) as (sink, stop):
+        end = run_job(spec, sink=sink, stop=stop)
     if end.exit_code:
         raise typer.Exit(end.exit_code)
-    _check(console, folder, end, files=len(paths))
+    _check(folder, end, files)
 
 
 def _clean_folder(out: Path) -> Path:
@@ -92,40 +91,43 @@ def _clean_folder(out: Path) -> Path:
     return folder
 
 
-def _check(console: Console, folder: Path, end: JobFinished, *, files: int) -> None:
+def _check(folder: Path, end: JobFinished, files: int) -> None:
     """Verify the dataset, read it back and draw it; raise or exit if something is wrong."""
     from earmill.jobs.demo_report import Example, draw
     from earmill.pipeline.dataset.verify import verify
     from earmill.pipeline.reader.open import open_features
     from earmill.pipeline.storage.layout import Layout
 
+    out = console(soft_wrap=True)
     uri = str(folder / "features")
     report = verify(Layout.open(uri))
     if not report.ok or report.rows_ok + report.rows_bad != files or report.rows_bad != 2:
-        console.print("\n".join(report.problems) or f"unexpected rows: {report}", style="red")
+        out.print("\n".join(report.problems) or f"unexpected rows: {report}", style="red")
         raise typer.Exit(1)
-    console.print(f"verified {report.files} files, {report.bytes / 1e6:.1f} MB, by sha256")
-    shapes = {fmt: _load_batch(open_features(uri, format=fmt)) for fmt in ("zarr", "parquet")}
+    out.print(f"verified {report.files} files, {report.bytes / 1e6:.1f} MB, by sha256")
+    batches = "; ".join(
+        f"{fmt} {_batch_shapes(open_features(uri, format=fmt))}" for fmt in ("zarr", "parquet")
+    )
     features = open_features(uri)
     examples = [
         Example(title, folder / "audio" / row_id, features.by_id(row_id))
         for title, row_id in SHOWN.items()
     ]
     draw(folder / "report.png", examples, features.streams)
-    table = _summary(uri, end, shapes)
+    table = _summary(uri, end, batches)
     (folder / "summary.md").write_text(table + "\n")
-    console.print(table)
-    console.print(f"figure: {folder / 'report.png'}   table: {folder / 'summary.md'}")
-    console.print(f"as a page, with sound: earmill report {uri}")
-    console.print("with your own recordings: earmill init")
-    console.print(
+    out.print(table)
+    out.print(f"figure: {folder / 'report.png'}   table: {folder / 'summary.md'}")
+    out.print(f"as a page, with sound: earmill report {uri}")
+    out.print("with your own recordings: earmill init")
+    out.print(
         f"demo passed: {report.rows_ok} clips extracted, {report.rows_bad} damaged files in "
         "quarantine, dataset whole, both formats read back",
         style="bold green",
     )
 
 
-def _load_batch(features: Features) -> dict[str, tuple[int, ...]]:
+def _batch_shapes(features: Features) -> str:
     """Return the shapes of one padded batch from a DataLoader."""
     from torch.utils.data import DataLoader
 
@@ -135,10 +137,10 @@ def _load_batch(features: Features) -> dict[str, tuple[int, ...]]:
         features.torch(), batch_size=BATCH_ROWS, collate_fn=collate_padded, shuffle=False
     )
     batch: Any = next(iter(loader))
-    return {name: tuple(padded.values.shape) for name, padded in batch.features.items()}
+    return ", ".join(f"{name} {tuple(p.values.shape)}" for name, p in batch.features.items())
 
 
-def _summary(uri: str, end: JobFinished, shapes: dict[str, dict[str, tuple[int, ...]]]) -> str:
+def _summary(uri: str, end: JobFinished, batches: str) -> str:
     """Return a table of the files, and one of the whole job."""
     from earmill.jobs.demo_report import markdown_table
     from earmill.pipeline.dataset.snapshot import current_index
@@ -148,20 +150,11 @@ def _summary(uri: str, end: JobFinished, shapes: dict[str, dict[str, tuple[int, 
     layout = Layout.open(uri)
     rows = []
     for row in read_table(layout, str(current_index(layout))).to_pylist():
-        good = row["status"] == "ok"
-        rows.append(
-            [
-                row["row_id"],
-                f"{row['seconds']:.1f}" if good else "",
-                str(row["modulation_n_frames"]) if good else "",
-                "ok" if good else f"quarantined: {row['error_class']}",
-            ]
-        )
+        cells = ["", "", f"quarantined: {row['error_class']}"]
+        if row["status"] == "ok":
+            cells = [f"{row['seconds']:.1f}", str(row["modulation_n_frames"]), "ok"]
+        rows.append([row["row_id"], *cells])
     per_file = markdown_table(["file", "seconds", "frames", "status"], rows)
-    batches = "; ".join(
-        f"{fmt} {', '.join(f'{name} {shape}' for name, shape in by_name.items())}"
-        for fmt, by_name in shapes.items()
-    )
     whole = markdown_table(
         ["what", "value"],
         [

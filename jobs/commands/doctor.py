@@ -12,8 +12,6 @@ from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import console, say_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from earmill.jobs.doctor.checks import Check
     from earmill.jobs.doctor.speed import Speed
 
@@ -42,6 +40,8 @@ def doctor(
 
     The output ends with a block of Markdown for benchmarks/RESULTS.md.
     """
+    from rich.text import Text
+
     from earmill.jobs.doctor.checks import State
     from earmill.jobs.doctor.speed import markdown
 
@@ -49,13 +49,16 @@ def doctor(
     checks: list[Check] = []
     speeds: list[Speed] = []
     out = console(soft_wrap=True)
-
+    colors = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}
     for check in _checks(device, quick, uri, store_options, checks, speeds):
         checks.append(check)
         if not as_json:
-            _print(out, check)
+            state = (f"{check.state:<7}", colors[check.state])
+            out.print(Text.assemble(state, f"{check.what}: {check.text}"))
     failed = sum(check.state is State.FAILED for check in checks)
-    block = markdown(_command(device, quick), checks, speeds)
+    flags = [f"--device {device}"] if device is not Device.AUTO else []
+    command = " ".join(["earmill doctor", *flags, *(["--quick"] if quick else [])])
+    block = markdown(command, checks, speeds)
     if as_json:
         say_json({"ok": not failed, "checks": [vars(c) for c in checks], "markdown": block})
     else:
@@ -87,18 +90,3 @@ def _checks(
         yield from speed_checks(speeds, gpu=gpu_answers(done))
     if uri is not None:
         yield storage_check(uri, store_options)
-
-
-def _print(out: Console, check: Check) -> None:
-    from rich.text import Text
-
-    from earmill.jobs.doctor.checks import State
-
-    color = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}[check.state]
-    line = Text.assemble((f"{check.state:<7}", color), f"{check.what}: {check.text}")
-    out.print(line)
-
-
-def _command(device: Device, quick: bool) -> str:
-    flags = [f"--device {device}"] if device is not Device.AUTO else []
-    return " ".join(["earmill doctor", *flags, *(["--quick"] if quick else [])])

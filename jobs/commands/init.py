@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +23,19 @@ import typer
 import yaml
 
 from earmill.jobs.commands import options
+from earmill.jobs.console.estimate import print_estimate
 from earmill.jobs.console.terminal import say, say_json
 from earmill.pipeline.common.errors import EarmillError, OutputError, SourceError, SpecError
 from earmill.pipeline.common.text import one_line
 
 POOLS = ("mean", "rms", "max", "subsample")
 DTYPES = ("float16", "float32", "int8")
-FRAME_RATE = "100"
 SOURCE_QUESTION = (
     "Where is the audio? A folder, bucket, table, tars, or id of a Hugging Face dataset"
 )
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+# Needs a class that a user has written, so no default job can name it.
+NEEDS_CODE = "torch_module"
 T = TypeVar("T")
 
 
@@ -85,31 +89,86 @@ def init(
         raise SpecError(f"nothing can be asked without a terminal: give {' and '.join(missing)}")
     ask = _Asker(asks)
     place, kind = ask(f"1/5  {SOURCE_QUESTION}", source, None, lambda text: _source(text, kind))
-    listed = usable(listed_models())
+    listed = [one for one in listed_models() if one["error"] is None and one["name"] != NEEDS_CODE]
     if asks and model is None:
         for one in listed:
             say(f"       {one['name']}: {one['summary']}")
-    chosen, stream = ask(
-        "2/5  Which model?", model, "dau1997", lambda text: (text, stream_of(text, listed))
-    )
-    folder = f"features-{chosen}"
+    streams = {str(one["name"]): str(next(iter(one["streams"]))) for one in listed}
+    model = ask("2/5  Which model?", model, "dau1997", lambda text: _model(text, list(streams)))
+    pooling = _pooling(ask, model, streams[model], frame_rate, pool)
+    output_question = "4/5  Where do the features go? A folder or bucket"
     answers = Answers(
         source=place,
         kind=kind,
-        model=chosen,
-        stream=stream,
-        options=_pooling(ask, chosen, stream, frame_rate, pool),
-        output=ask(
-            "4/5  Where do the features go? A folder or bucket",
-            output,
-            folder,
-            lambda text: _output(text, place),
-        ),
+        model=model,
+        stream=streams[model],
+        pooling=pooling,
+        output=ask(output_question, output, f"features-{model}", lambda text: _output(text, place)),
         formats=ask("5/5  Stored as?", formats, "parquet,zarr", _formats),
         dtype=ask("     In numbers of?", dtype, DTYPES[0], _one_of(DTYPES)),
         licenses=_licenses(ask, source_license, features_license),
     )
-    _finish(file, answers, [one["name"] for one in listed], as_json=as_json, force=force)
+    text = _job_text(answers, list(streams))
+    cost, trouble = _cost(text, file, answers)
+    try:
+        with open(file, "w" if force else "x", encoding="utf-8") as job:
+            job.write(text)
+    except OSError as error:
+        raise OutputError(f"{file}: cannot be written: {error.strerror or error}") from error
+    if as_json:
+        name = answers.name
+        say_json({"event": "init", "file": file, "job": name, "cost": cost, "note": trouble})
+        return
+    shown = shlex.quote(file)
+    if cost is not None:
+        print_estimate(cost)
+        say(f"wrote {file}; next: earmill extract {shown}")
+    else:
+        say(f"not looked into: {trouble}")
+        say(f"wrote {file}; next: earmill extract {shown}, or look again: earmill plan {shown}")
+
+
+def _cost(text: str, file: str, answers: Answers) -> tuple[dict[str, Any] | None, str]:
+    """Check the job; return its estimate, or the reason why a remote source has none."""
+    from earmill.pipeline.planning.estimate import job_cost
+    from earmill.pipeline.spec.job import JobSpec
+    from earmill.pipeline.spec.yaml_overrides import load_yaml
+
+    spec = JobSpec.load(load_yaml(text, name=file))
+    try:
+        return job_cost(spec).to_dict(), ""
+    except EarmillError as error:
+        # A remote source may need credentials, or a network that is not available now.
+        is_remote = answers.kind == "hf" or not _is_local(answers.source)
+        if isinstance(error, SpecError) or not is_remote:
+            raise
+        return None, one_line(error)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers from which a job file is written.
+
+    `pooling` holds frame_rate_hz and pool of the stream; it is empty if the model sets its own
+    rate. `licenses` holds those of `source` and `features` that are stated.
+    """
+
+    source: str
+    kind: str
+    model: str
+    stream: str
+    pooling: Mapping[str, Any]
+    output: str
+    formats: Sequence[str]
+    dtype: str
+    licenses: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Name of the job: the last part of the source, and the model."""
+        last = re.split(r"[/\\]", self.source.rstrip("/\\*."))[-1]
+        words = re.findall(r"[A-Za-z0-9]+", unicodedata.normalize("NFKD", last))
+        return "-".join([*words, self.model])
 
 
 class _Asker:
@@ -123,11 +182,8 @@ class _Asker:
     ) -> T:
         """Return the parsed answer.
 
-        Args:
-            question: Question to ask.
-            option: Value of the option; None asks.
-            default: Answer for an empty line; None if there is none.
-            parse: Turns the answer into a value, or raises an error that explains it.
+        `default` is the answer for an empty line; `parse` turns the answer into a value, or raises
+        an error that explains it.
         """
         if option is not None or not self._asks:
             return parse(option if option is not None else default or "")
@@ -156,33 +212,44 @@ def _source(answer: str, kind: str | None) -> tuple[str, str]:
     if kind is not None and kind not in SOURCES.names():
         raise SpecError(f"--kind: expected one of {', '.join(SOURCES.names())}, got {kind!r}")
     kind = kind or kind_of(place)
-    if problem := place_problem(place, kind):
-        raise SourceError(problem)
+    if kind == "files" and os.path.isdir(place) and (problem := _folder_problem(place)):
+        raise SourceError(f"{one_line(place)}: {problem}")
     return place, kind
 
 
-def _output(answer: str, source: str) -> str:
-    place = cleaned_place(answer)
-    check_output(place, source)
-    return place
+def _model(answer: str, known: Sequence[str]) -> str:
+    if answer == NEEDS_CODE:
+        raise SpecError(f"{NEEDS_CODE} needs a class of yours: see `earmill models {NEEDS_CODE}`")
+    if answer not in known:
+        close = difflib.get_close_matches(answer.lower(), known, n=1, cutoff=0.4)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise SpecError(f"no model {answer!r}; expected one of {', '.join(known)}{hint}")
+    return answer
 
 
 def _pooling(
     ask: _Asker, model: str, stream: str, frame_rate: float | None, pool: str | None
 ) -> dict[str, Any]:
     """Return frame rate and pooling of a stream; nothing if the model sets its frame rate."""
-    if takes_pooling(model, stream):
-        rate = None if frame_rate is None else str(frame_rate)
-        return {
-            "frame_rate_hz": ask("3/5  Frames per second?", rate, FRAME_RATE, _rate),
-            "pool": ask("     How do samples become a frame?", pool, POOLS[0], _one_of(POOLS)),
-        }
-    if frame_rate is not None or pool is not None:
+    from earmill.pipeline.spec.job import JobSpec
+    from earmill.pipeline.spec.models import describe_models
+
+    asked = {"model": model, "streams": {stream: {"frame_rate_hz": 100, "pool": "mean"}}}
+    job = {"source": {"kind": "files", "uri": "x"}, "extract": [asked], "output": {"uri": "y"}}
+    try:
+        describe_models(JobSpec.load(job))
+    except SpecError:
+        if frame_rate is None and pool is None:
+            return {}
         raise SpecError(
             f"--frame-rate, --pool: the frame rate of {model} follows from its parameters, see "
             f"`earmill models {model}`; leave them out"
-        )
-    return {}
+        ) from None
+    rate = None if frame_rate is None else str(frame_rate)
+    return {
+        "frame_rate_hz": ask("3/5  Frames per second?", rate, "100", _rate),
+        "pool": ask("     How do samples become a frame?", pool, POOLS[0], _one_of(POOLS)),
+    }
 
 
 def _rate(answer: str) -> float:
@@ -204,14 +271,27 @@ def _one_of(words: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
+def _output(answer: str, source: str) -> str:
+    """Return the place of the features, after a check that features can be written there."""
+    place = cleaned_place(answer)
+    if not _is_local(place):
+        return place
+    if os.path.exists(place) and not os.path.isdir(place):
+        raise OutputError(f"{one_line(place)}: a file; give a folder, which is made if it is new")
+    if _is_local(source) and os.path.realpath(place) == os.path.realpath(source):
+        raise OutputError(f"{one_line(place)}: the folder of the audio; give another one")
+    if os.path.exists(os.path.join(place, "dataset.json")):
+        raise OutputError(f"{one_line(place)}: holds features already; give another folder")
+    return place
+
+
 def _formats(answer: str) -> list[str]:
     from earmill.pipeline.common.extension_points import FORMATS
 
     words = answer.replace(",", " ").split()
-    known = _one_of(FORMATS.names())
     if not words:
         raise SpecError(f"expected at least one of {', '.join(FORMATS.names())}")
-    return sorted({known(word) for word in words})
+    return sorted(set(map(_one_of(FORMATS.names()), words)))
 
 
 def _licenses(ask: _Asker, source: str | None, features: str | None) -> dict[str, str]:
@@ -235,122 +315,25 @@ def _licenses(ask: _Asker, source: str | None, features: str | None) -> dict[str
     return {of: value for of, value in licenses.items() if value}
 
 
-def _finish(
-    file: str, answers: Answers, models: Sequence[str], *, as_json: bool, force: bool
-) -> None:
-    """Check the job, print its estimate, and write the file."""
-    from earmill.jobs.console.estimate import print_estimate
-    from earmill.pipeline.planning.estimate import job_cost
-    from earmill.pipeline.spec.job import JobSpec
-    from earmill.pipeline.spec.yaml_overrides import load_yaml
-
-    text = commented(answers, models, POOLS)
-    spec = JobSpec.load(load_yaml(text, name=file))
-    cost, trouble = None, ""
-    try:
-        cost = job_cost(spec).to_dict()
-    except EarmillError as error:
-        # A remote source may need credentials, or a network that is not available now.
-        if isinstance(error, SpecError) or not (
-            answers.kind == "hf" or not _is_local(answers.source)
-        ):
-            raise
-        trouble = one_line(error)
-    _write(file, text, force)
-    if as_json:
-        say_json({"event": "init", "file": file, "job": spec.name, "cost": cost, "note": trouble})
-        return
-    if cost is not None:
-        print_estimate(cost)
-    else:
-        say(f"not looked into: {trouble}")
-    shown = shlex.quote(file)
-    say(
-        f"wrote {file}; next: earmill extract {shown}"
-        + (f", or look again: earmill plan {shown}" if trouble else "")
-    )
-
-
-def _write(file: str, text: str, force: bool) -> None:
-    try:
-        with open(file, "w" if force else "x", encoding="utf-8") as job:
-            job.write(text)
-    except OSError as error:
-        raise OutputError(f"{file}: cannot be written: {error.strerror or error}") from error
-
-
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-# Needs a class that a user has written, so no default job can name it.
-NEEDS_CODE = "torch_module"
-RELATIVE = "\n  # Relative to the folder in which earmill is run."
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The answers from which a job file is written.
-
-    Args:
-        source: Place of the audio.
-        kind: Kind of the source.
-        model: Name of the model.
-        stream: Name of its stream.
-        options: frame_rate_hz and pool of the stream; empty if the model sets its own rate.
-        output: Place of the features.
-        formats: Formats of the features.
-        dtype: Numbers of the features.
-        licenses: Licences of `source` and `features`, if stated.
-    """
-
-    source: str
-    kind: str
-    model: str
-    stream: str
-    options: Mapping[str, Any]
-    output: str
-    formats: Sequence[str]
-    dtype: str
-    licenses: Mapping[str, str]
-
-    @property
-    def name(self) -> str:
-        """Name of the job: the last part of the source, and the model."""
-        last = re.split(r"[/\\]", self.source.rstrip("/\\*."))[-1]
-        words = re.findall(r"[A-Za-z0-9]+", unicodedata.normalize("NFKD", last))
-        return "-".join([*words, self.model])
-
-
 def cleaned_place(answer: str) -> str:
-    """Return a path or address without quotes, escapes and `~`.
-
-    Raises:
-        SourceError: The answer is empty.
-    """
+    """Return a path or address without quotes, escapes and `~`."""
     text = answer.strip()
     if not text:
         raise SourceError("expected a folder, file or address, got nothing")
     if not _is_local(text):
         return text
-    for path in (text, _unquoted(text)):
-        if os.path.exists(os.path.expanduser(path)):
-            return os.path.expanduser(path)
-    return os.path.expanduser(_unquoted(text))
-
-
-def _unquoted(text: str) -> str:
-    """Remove quotes around a text and backslashes before spaces, as a shell does."""
+    path = os.path.expanduser(text)
+    if os.path.exists(path):
+        return path
     try:
         words = shlex.split(text)
     except ValueError:  # an apostrophe in a name
-        return text
-    return words[0] if len(words) == 1 else text
+        return path
+    return os.path.expanduser(words[0]) if len(words) == 1 else path
 
 
 def kind_of(source: str) -> str:
-    """Return the kind of source by the name of a place.
-
-    Raises:
-        SourceError: A local place does not exist.
-    """
+    """Return the kind of source by the name of a place; a local place must exist."""
     # Arrow is loaded here, not when the command starts.
     from earmill.pipeline.sources.tables import TABLE_ENDINGS
 
@@ -385,92 +368,51 @@ def _nearby(source: str) -> str:
     return f"; in {one_line(str(there))} there is {shown or 'nothing'}"
 
 
-def place_problem(source: str, kind: str) -> str | None:
-    """Return why a local folder holds no audio, with a suggestion; None if it holds audio."""
+def _folder_problem(folder: str) -> str:
+    """Return why a local folder holds no audio, with a suggestion; nothing if it holds audio."""
     from earmill.pipeline.spec.source import AUDIO_EXTENSIONS
 
-    if kind != "files" or not os.path.isdir(source):
-        return None
-    endings: dict[str, int] = {}
-    for folder, _, names in os.walk(source):
+    endings = Counter[str]()
+    for inner, _, names in os.walk(folder):
         for name in names:
             ending = Path(name).suffix.lower().lstrip(".")
             if ending in AUDIO_EXTENSIONS:
-                return None
-            endings[ending] = endings.get(ending, 0) + 1
+                return ""
+            endings[ending] += 1
             if ending in ("tar", "csv", "tsv", "jsonl", "parquet"):
-                table = os.path.join(folder, name)
                 return (
-                    f"{one_line(source)}: no audio in this folder; if {one_line(table)} says where "
+                    f"no audio in this folder; if {one_line(os.path.join(inner, name))} says where "
                     "it is or holds it, give that file instead"
                 )
     if not endings:
-        return f"{one_line(source)}: an empty folder; give the one with the recordings"
-    most = sorted(endings, key=endings.__getitem__, reverse=True)[:3]
-    held = ", ".join(f"{endings[e]} {'.' + e if e else 'without an ending'}" for e in most)
+        return "an empty folder; give the one with the recordings"
+    held = ", ".join(
+        f"{count} {'.' + ending if ending else 'without an ending'}"
+        for ending, count in endings.most_common(3)
+    )
     return (
-        f"{one_line(source)}: no audio in this folder (it holds {held}); give the one with the "
-        "recordings, or name their endings in source.extensions of a job file of your own"
+        f"no audio in this folder (it holds {held}); give the one with the recordings, or name "
+        "their endings in source.extensions of a job file of your own"
     )
 
 
-def check_output(output: str, source: str) -> None:
-    """Check that features can be written to a place.
-
-    Raises:
-        OutputError: It is a file, the folder of the audio, or holds features already.
-    """
-    if not _is_local(output):
-        return
-    if os.path.exists(output) and not os.path.isdir(output):
-        raise OutputError(f"{one_line(output)}: a file; give a folder, which is made if it is new")
-    if _is_local(source) and os.path.realpath(output) == os.path.realpath(source):
-        raise OutputError(f"{one_line(output)}: the folder of the audio; give another one")
-    if os.path.exists(os.path.join(output, "dataset.json")):
-        raise OutputError(f"{one_line(output)}: holds features already; give another folder")
-
-
-def usable(listed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the listed models that need only their name."""
-    return [one for one in listed if one["error"] is None and one["name"] != NEEDS_CODE]
-
-
-def stream_of(model: str, listed: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first stream of a model.
-
-    Raises:
-        SpecError: No such model, or a model that needs a user's class.
-    """
-    names = [str(one["name"]) for one in listed]
-    if model == NEEDS_CODE:
-        raise SpecError(f"{NEEDS_CODE} needs a class of yours: see `earmill models {NEEDS_CODE}`")
-    if model not in names:
-        close = difflib.get_close_matches(model.lower(), names, n=1, cutoff=0.4)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise SpecError(f"no model {model!r}; expected one of {', '.join(names)}{hint}")
-    streams = next(one["streams"] for one in listed if one["name"] == model)
-    return str(next(iter(streams)))
-
-
-def takes_pooling(model: str, stream: str) -> bool:
-    """Return True if the job sets the frame rate and pooling of a stream."""
-    from earmill.pipeline.spec.job import JobSpec
-    from earmill.pipeline.spec.models import describe_models
-
-    asked = {"model": model, "streams": {stream: {"frame_rate_hz": 100, "pool": "mean"}}}
-    job = {"source": {"kind": "files", "uri": "x"}, "extract": [asked], "output": {"uri": "y"}}
-    try:
-        describe_models(JobSpec.load(job))
-    except SpecError:
-        return False
-    return True
-
-
-def commented(answers: Answers, models: Sequence[str], pools: Sequence[str]) -> str:
+def _job_text(a: Answers, models: Sequence[str]) -> str:
     """Return the text of the job file."""
-    a = answers
-    here = RELATIVE if _is_local(a.source) and not os.path.isabs(a.source) else ""
-    there = RELATIVE if _is_local(a.output) and not os.path.isabs(a.output) else ""
+    relative = "\n  # Relative to the folder in which earmill is run."
+    here = relative if _is_local(a.source) and not os.path.isabs(a.source) else ""
+    there = relative if _is_local(a.output) and not os.path.isabs(a.output) else ""
+    pooling = "  # its frame rate follows from the model's parameters"
+    if a.pooling:
+        pooling = f"""
+        frame_rate_hz: {a.pooling["frame_rate_hz"]:g}  # rows of features per second
+        pool: {a.pooling["pool"]}  # what a frame says of its samples: {", ".join(POOLS)}"""
+    licenses = (
+        '# For the cards, which say "not stated" without:\n'
+        "# licenses: {source: CC-BY-4.0, features: CC-BY-4.0}"
+    )
+    if a.licenses:
+        lines = [f"  {of}: {_scalar(name)}" for of, name in a.licenses.items()]
+        licenses = "\n".join(["licenses:  # for the cards", *lines])
     return f"""\
 # Written by `earmill init`. `earmill plan FILE` estimates the job, `earmill extract FILE` runs it,
 # and continues it with --resume. All keys: `earmill spec`. For an editor that completes them:
@@ -493,35 +435,17 @@ extract:
   # One or several of {", ".join(models)}.
   - model: {a.model}
     streams:
-      {a.stream}:{_options(a.options, pools)}
+      {a.stream}:{pooling}
 
 output:{there}
   uri: {_scalar(a.output)}
   formats: [{", ".join(a.formats)}]
   dtype: {a.dtype}  # float16, float32, int8
 
-{_stated(a.licenses)}
+{licenses}
 
 # run: {{workers: 2, threads_per_worker: 1}}   # all cores of this machine if you leave it out
 """
-
-
-def _options(options: Mapping[str, Any], pools: Sequence[str]) -> str:
-    if not options:
-        return "  # its frame rate follows from the model's parameters"
-    return f"""
-        frame_rate_hz: {options["frame_rate_hz"]:g}  # rows of features per second
-        pool: {options["pool"]}  # what a frame says of its samples: {", ".join(pools)}"""
-
-
-def _stated(licenses: Mapping[str, str]) -> str:
-    if licenses:
-        lines = [f"  {of}: {_scalar(name)}" for of, name in licenses.items()]
-        return "\n".join(["licenses:  # for the cards", *lines])
-    return (
-        '# For the cards, which say "not stated" without:\n'
-        "# licenses: {source: CC-BY-4.0, features: CC-BY-4.0}"
-    )
 
 
 def _scalar(text: str) -> str:

@@ -54,20 +54,19 @@ def _table(model: Mapping[str, Any]) -> Table:
     table.add_column("name")
     table.add_column("default, or what it is")
 
-    def add(section: str, left: str, right: str) -> None:
-        table.add_row(section, Text(one_line(left)), Text(one_line(right)))
+    def add(section: str, rows: Mapping[str, str]) -> None:
+        for left, right in rows.items():
+            table.add_row(section, Text(one_line(left)), Text(one_line(right)))
+            section = ""
 
     if model["distribution"] is not None:
-        add("from", "distribution", model["distribution"])
+        add("from", {"distribution": model["distribution"]})
     if model["error"] is not None:
-        add("error", "", model["error"])
+        add("error", {"": model["error"]})
         return table
-    add("input", "unit", model["input_unit"])
-    add("", "rate", f"{model['default_fs_hz']:g} Hz")
-    for index, (parameter, described) in enumerate(model["params"].items()):
-        add("params" if index == 0 else "", parameter, _meaning(described))
-    for index, (stream, summary) in enumerate(model["streams"].items()):
-        add("streams" if index == 0 else "", stream, summary)
+    add("input", {"unit": model["input_unit"], "rate": f"{model['default_fs_hz']:g} Hz"})
+    add("params", {name: _meaning(parameter) for name, parameter in model["params"].items()})
+    add("streams", model["streams"])
     return table
 
 
@@ -77,19 +76,16 @@ def _meaning(parameter: Mapping[str, Any]) -> str:
     return f"{default} ({parameter['type']}): {parameter['doc']}".removesuffix(": ")
 
 
-_KIND = "models"
-
-
 def listed_models() -> list[dict[str, Any]]:
     """Return `ModelInfo.to_dict` of every model, from the cache if it is there."""
     key = models_key()
     if key is not None:
-        kept = read_kept(_KIND, key)
+        kept = read_kept("models", key)
         if isinstance(kept, list):
             return kept
     models = _describe_models()
     if key is not None and not any(model["error"] for model in models):
-        keep(_KIND, key, models)
+        keep("models", key, models)
     return models
 
 

@@ -77,25 +77,18 @@ JobOfDataset = Annotated[
 def run_overrides(
     set_: Sequence[str] | None,
     log_format: str | None,
-    metrics: str | None = None,
-    ray_address: str | None = None,
+    metrics: str | None,
+    ray_address: str | None,
 ) -> list[str]:
     """Return the overrides of `--set`, `--log-format`, `--metrics` and `--ray-address`."""
-    overrides = list(set_ or ())
-    if log_format is not None:
-        overrides.append(f"run.log_format={log_format}")
-    if metrics is not None:
-        overrides.append(f"run.metrics={json.dumps(metrics)}")
-    if ray_address is not None:
-        overrides.append(f"run.ray_address={json.dumps(ray_address)}")
-    return overrides
+    named = {"log_format": log_format, "metrics": metrics, "ray_address": ray_address}
+    stated = [f"run.{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    return [*(set_ or ()), *stated]
 
 
 def wants_log_lines(arguments: Sequence[str]) -> bool:
     """Return True if a command line asks for log lines, even if it is wrong otherwise."""
-    if f"{LOG_FORMAT}=json" in arguments:
-        return True
-    return (LOG_FORMAT, "json") in pairwise(arguments)
+    return f"{LOG_FORMAT}=json" in arguments or (LOG_FORMAT, "json") in pairwise(arguments)
 
 
 def parse_storage_options(text: str | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,6 @@ from earmill.jobs.console.process import OutputLost
 from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from earmill.pipeline.hub.contents import Contents
     from earmill.pipeline.hub.push import Progress
 
 LINE_EVERY_S = 5.0
@@ -56,13 +55,32 @@ def push(
     The token comes from HF_TOKEN or `hf auth login`. After an interruption run the command again:
     files that the hub has are not sent again.
     """
+    from earmill.pipeline.common.text import audio, bytes_text
     from earmill.pipeline.hub.contents import contents_of
 
     with options.open_output(uri, storage_options) as layout:
         contents = contents_of(layout, hashes=verify)
     if dry_run:
-        fields = {"hub_id": hub_id, **_counts(contents), "licenses": contents.dataset.licenses}
-        say_json({"event": "would_push", **fields}) if as_json else say(_dry_run_line(fields))
+        stored, licenses = contents.report, contents.dataset.licenses
+        if as_json:
+            fields = {
+                "hub_id": hub_id,
+                "rows": stored.rows_ok,
+                "rows_bad": stored.rows_bad,
+                "audio_s": round(stored.seconds, 3),
+                "files": len(contents.files),
+                "bytes": contents.bytes,
+                "licenses": licenses,
+            }
+            say_json({"event": "would_push", **fields})
+            return
+        stated = licenses.get("features")
+        licence = (stated.get("name") or stated["id"]) if stated else "not stated"
+        say(
+            f"would push to {hub_id}: {stored.rows_ok:,} rows ({stored.rows_bad:,} in quarantine), "
+            f"{audio(round(stored.seconds, 3))} audio, {len(contents.files):,} files, "
+            f"{bytes_text(contents.bytes)}; licence of the features: {licence}"
+        )
         return
 
     import huggingface_hub
@@ -72,53 +90,28 @@ def push(
 
     huggingface_hub.utils.disable_progress_bars()
     huggingface_hub.logging.set_verbosity_error()  # its warnings quote signed addresses
-    repo = HubRepo(hub_id, revision)
     done = upload(
         layout,
         contents,
-        repo,
+        HubRepo(hub_id, revision),
         private=private,
         message=message,
         replace_other=replace,
         **({} if quiet else {"on_progress": _teller(as_json)}),
     )
+    sent = done.progress
     if as_json:
         result = {key: value for key, value in asdict(done).items() if key != "progress"}
-        say_json({"event": "pushed", **result, **asdict(done.progress)})
+        say_json({"event": "pushed", **result, **asdict(sent)})
     elif done.is_new:
-        say(f"pushed {_sent(done.progress)} to {done.url}, commit {done.commit[:12]}")
+        there = sent.files - sent.files_sent
+        beside = f" beside {there:,} that were there," if there else ""
+        say(
+            f"pushed {sent.files_sent:,} files, {bytes_text(sent.bytes_sent)},{beside} to "
+            f"{done.url}, commit {done.commit[:12]}"
+        )
     else:
         say(f"nothing to push: {done.url} has this snapshot, commit {done.commit[:12]}")
-
-
-def _counts(contents: Contents) -> dict[str, Any]:
-    return {
-        "rows": contents.report.rows_ok,
-        "rows_bad": contents.report.rows_bad,
-        "audio_s": round(contents.report.seconds, 3),
-        "files": len(contents.files),
-        "bytes": contents.bytes,
-    }
-
-
-def _dry_run_line(fields: dict[str, Any]) -> str:
-    from earmill.pipeline.common.text import audio, bytes_text
-
-    stated = fields["licenses"].get("features")
-    licence = (stated.get("name") or stated["id"]) if stated else "not stated"
-    return (
-        f"would push to {fields['hub_id']}: {fields['rows']:,} rows ({fields['rows_bad']:,} in "
-        f"quarantine), {audio(fields['audio_s'])} audio, {fields['files']:,} files, "
-        f"{bytes_text(fields['bytes'])}; licence of the features: {licence}"
-    )
-
-
-def _sent(progress: Progress) -> str:
-    from earmill.pipeline.common.text import bytes_text
-
-    text = f"{progress.files_sent:,} files, {bytes_text(progress.bytes_sent)},"
-    there = progress.files - progress.files_sent
-    return f"{text} beside {there:,} that were there," if there else text
 
 
 def _teller(as_json: bool) -> Callable[[Progress], None]:
@@ -126,12 +119,12 @@ def _teller(as_json: bool) -> Callable[[Progress], None]:
 
     The upload goes on if standard output is lost.
     """
+    from earmill.pipeline.common.text import bytes_text
+
     printed_s = 0.0
 
     def tell(progress: Progress) -> None:
         nonlocal printed_s
-        from earmill.pipeline.common.text import bytes_text
-
         if as_json:
             with suppress(OutputLost):
                 say_json({"event": "push", **asdict(progress)})

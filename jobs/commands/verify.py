@@ -73,16 +73,6 @@ def verify(
     raise typer.Exit(0 if ok else 1)
 
 
-def _print_deep(report: DeepReport) -> None:
-    for problem in report.problems:
-        say(f"problem: {problem}")
-    close = f", {report.close:,} within {report.worst:.2g}" if report.close else ""
-    say(
-        f"{report.rows:,} rows computed again (--seed {report.seed}): {report.equal:,} equal bit "
-        f"for bit{close}, {len(report.problems):,} problems"
-    )
-
-
 def _print(uri: str, report: Report, removed: list[str]) -> None:
     from earmill.pipeline.common.text import audio, bytes_text
 
@@ -97,7 +87,9 @@ def _print(uri: str, report: Report, removed: list[str]) -> None:
     )
     for part in removed:
         out.print(f"removed: {part}")
-    for part, files in parts_of(report.orphans).items():
+    # Files of one store are one line.
+    parts = Counter("/".join(name.split("/")[:2]) for name in report.orphans)
+    for part, files in parts.items():
         out.print(f"orphan: {part} ({files:,} files)" if files > 1 else f"orphan: {part}")
     if report.orphans:
         out.print(
@@ -117,6 +109,11 @@ def _print(uri: str, report: Report, removed: list[str]) -> None:
         out.print(f"{len(report.problems):,} problems", style="bold red")
 
 
-def parts_of(files: list[str]) -> dict[str, int]:
-    """Count files by the file or store that they belong to."""
-    return dict(Counter("/".join(name.split("/")[:2]) for name in files))
+def _print_deep(report: DeepReport) -> None:
+    for problem in report.problems:
+        say(f"problem: {problem}")
+    close = f", {report.close:,} within {report.worst:.2g}" if report.close else ""
+    say(
+        f"{report.rows:,} rows computed again (--seed {report.seed}): {report.equal:,} equal bit "
+        f"for bit{close}, {len(report.problems):,} problems"
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,22 +21,11 @@ if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress, JobWatch
     from earmill.pipeline.storage.layout import Layout
 
-EVERY_S = 5.0
 # Largest share of the time that is spent on listing commits; a listing of many takes seconds.
 LOOKING = 0.1
 # Seconds between equal lines if standard output is no terminal.
 SAME_LINE_EVERY_S = 60.0
 BAR_WIDTH = 24
-
-
-Page = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[HOST:]PORT",
-        help="Also serve a page with the progress, on 127.0.0.1 or at HOST, until Ctrl-C; 0 is a "
-        "free port.",
-    ),
-]
 
 
 def watch(
@@ -48,8 +37,15 @@ def watch(
     every: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0.1, help="Seconds between looks, at least."),
-    ] = EVERY_S,
-    page: Page = None,
+    ] = 5.0,
+    page: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Also serve a page with the progress, on 127.0.0.1 or at HOST, until Ctrl-C; 0 is "
+            "a free port.",
+        ),
+    ] = None,
     as_json: options.AsJson = False,
     storage_options: options.StorageOptions = None,
 ) -> None:
@@ -63,8 +59,8 @@ def watch(
     if page is not None and once:
         raise typer.BadParameter("--page goes on until Ctrl-C: leave --once out")
     layout = Layout.open(uri, options.parse_storage_options(storage_options))
-    job, show = JobWatch(layout), _Lines() if as_json or not sys.stdout.isatty() else _Bar()
-    show.as_json = as_json
+    job = JobWatch(layout)
+    show = _Lines(as_json) if as_json or not sys.stdout.isatty() else _Bar()
     try:
         if page is None:
             _watch(layout, job, show, once=once, wait=wait, every=every)
@@ -143,26 +139,21 @@ def _serve(
                 raise
 
 
-def fields(progress: JobProgress) -> dict[str, Any]:
-    """Return the progress as a JSON object."""
-    values = {"event": "watch", **asdict(progress), "audio_hours_per_s": progress.audio_hours_per_s}
-    return {k: round(v, 6) if isinstance(v, float) else v for k, v in values.items()}
-
-
 class _Lines:
     """One line a look if something changed; with JSON one line a look."""
 
-    as_json = False
-
-    def __init__(self) -> None:
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
         self._shown: tuple[object, ...] = ()
         self._shown_s = 0.0
 
     def __call__(self, progress: JobProgress, last: bool) -> None:
         from earmill.jobs.console.job_texts import progress_line, progress_remarks
 
-        if self.as_json:
-            say_json(fields(progress))
+        if self._as_json:
+            values = {"event": "watch", **asdict(progress)}
+            values["audio_hours_per_s"] = progress.audio_hours_per_s
+            say_json({k: round(v, 6) if isinstance(v, float) else v for k, v in values.items()})
             return
         new = (progress.shards_done, progress.rows_bad, progress.state, progress.unread)
         due = time.monotonic() - self._shown_s >= SAME_LINE_EVERY_S
@@ -182,7 +173,7 @@ class _Bar(_Lines):
     def __init__(self) -> None:
         from rich.live import Live
 
-        super().__init__()
+        super().__init__(as_json=False)
         self._live = Live(console=console(), auto_refresh=False)
         self._live.start()
 

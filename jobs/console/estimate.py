@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from earmill.jobs.console.terminal import console
+from earmill.jobs.console.terminal import print_facts
 
 
 def rounded_up(seconds: float) -> str:
@@ -19,15 +19,37 @@ def rounded_up(seconds: float) -> str:
     raise AssertionError("hours hold any duration")
 
 
-def _time(result: dict[str, Any]) -> str:
-    """Return the expected time and the speed from which it is computed."""
-    if result["wall_s"] is None:
-        return "unknown"
-    what = "the job" if result["speed_from"] == "job" else "models"
-    return (
-        f"about {rounded_up(result['wall_s'])} here: {rounded_up(result['start_s'])} to start, "
-        f"then {what} at {result['times_real_time_here']:,.0f} x real time"
-    )
+def print_estimate(result: dict[str, Any]) -> None:
+    """Print `JobCost.to_dict()` as a table."""
+    from earmill.pipeline.common.text import audio, bytes_text
+    from earmill.pipeline.formats.stream_layout import layout_of
+
+    bytes_out = ", ".join(f"{bytes_text(n)} {fmt}" for fmt, n in result["bytes_out"].items())
+    time = "unknown"
+    if result["wall_s"] is not None:
+        what = "the job" if result["speed_from"] == "job" else "models"
+        time = (
+            f"about {rounded_up(result['wall_s'])} here: {rounded_up(result['start_s'])} to start, "
+            f"then {what} at {result['times_real_time_here']:,.0f} x real time"
+        )
+    rows = {
+        "rows": f"{result['rows']:,}",
+        "audio": f"about {audio(result['hours'] * 3600)}",
+        "shards": f"{result['shards']:,}",
+        "bytes in": bytes_text(result["bytes_in"]),
+        "bytes out": f"{bytes_out} before compression",
+        "objects": f"{result['objects']:,}",
+        "time": time,
+        "output": result["output"],
+    }
+    if result["sample"]:
+        rows |= _sample_rows(result["sample"])
+    facts = [*rows.items(), *(("note", note) for note in result["notes"])]
+    for s in result["streams"]:
+        layout = layout_of(s)
+        shape = f"{s['width']} {layout.columns_are} {layout.rate_text}, {s['model']}"
+        facts.append((f"stream {s['name']}", shape))
+    print_facts(f"plan {result['plan_id']} of {result['job']}", facts)
 
 
 def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
@@ -47,38 +69,3 @@ def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
         "sample": f"{quantity(sample['rows'], 'row')} in {rounded_up(sample['took_s'])}, seed "
         f"{sample['seed']}; in quarantine: {bad or 'none'}",
     }
-
-
-def print_estimate(result: dict[str, Any]) -> None:
-    """Print `JobCost.to_dict()` as a table."""
-    from rich.table import Table
-
-    from earmill.pipeline.common.text import audio, bytes_text
-    from earmill.pipeline.formats.stream_layout import layout_of
-
-    table = Table(title=f"plan {result['plan_id']} of {result['job']}", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    by_format = result["bytes_out"]
-    rows = {
-        "rows": f"{result['rows']:,}",
-        "audio": f"about {audio(result['hours'] * 3600)}",
-        "shards": f"{result['shards']:,}",
-        "bytes in": bytes_text(result["bytes_in"]),
-        "bytes out": ", ".join(f"{bytes_text(n)} {fmt}" for fmt, n in by_format.items())
-        + " before compression",
-        "objects": f"{result['objects']:,}",
-        "time": _time(result),
-        "output": result["output"],
-    }
-    if result["sample"]:
-        rows |= _sample_rows(result["sample"])
-    for name, text in rows.items():
-        table.add_row(name, text)
-    for note in result["notes"]:
-        table.add_row("note", note)
-    for s in result["streams"]:
-        layout = layout_of(s)
-        shape = f"{s['width']} {layout.columns_are} {layout.rate_text}, {s['model']}"
-        table.add_row(f"stream {s['name']}", shape)
-    console().print(table)

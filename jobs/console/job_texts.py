@@ -15,17 +15,9 @@ if TYPE_CHECKING:
 # Parts of the CPU time below this, in ms per second of audio, are left out.
 LEAST_MS = 0.005
 # Kinds of events that are warnings in a log.
-LOG_WARNINGS = frozenset(
-    {
-        "source_changed",
-        "shard_retry",
-        "shard_waits",
-        "worker_lost",
-        "bisect_started",
-        "culprit_found",
-        "row_quarantined",
-        "draining",
-    }
+LOG_WARNINGS = (
+    *("source_changed", "shard_retry", "shard_waits", "worker_lost", "bisect_started"),
+    *("culprit_found", "row_quarantined", "draining"),
 )
 
 
@@ -157,22 +149,22 @@ def progress_line(progress: JobProgress) -> str:
 
 def progress_remarks(progress: JobProgress) -> list[str]:
     """Return sentences about the state of a job that its figures do not show."""
-    lines = []
+    remarks = []
     if progress.state == "finished":
-        lines.append("finished: all shards are committed and the index is written")
+        remarks.append("finished: all shards are committed and the index is written")
     elif progress.state == "closing":
-        lines.append(
+        remarks.append(
             "all shards are committed, the index is not written yet; where no driver is left, "
             "`earmill extract` with --finish writes it"
         )
     elif progress.state == "quiet":
-        age = progress.last_commit_age_s
-        still = "yet" if age is None else f"for {duration(age)}"
-        unusual = f"after {duration(progress.quiet_after_s)} that is unusual"
-        lines.append(
-            f"nothing was committed {still}, {unusual}: "
-            "look whether a driver is running; `earmill extract` with --resume goes on"
+        age_s = progress.last_commit_age_s
+        still = "yet" if age_s is None else f"for {duration(age_s)}"
+        remarks.append(
+            f"nothing was committed {still}, after {duration(progress.quiet_after_s)} that is "
+            "unusual: look whether a driver is running; `earmill extract` with --resume goes on"
         )
     if progress.unreadable:
-        lines.append(f"{progress.unreadable:,} commit records cannot be read: run `earmill verify`")
-    return lines
+        unreadable = f"{progress.unreadable:,} commit records cannot be read"
+        remarks.append(f"{unreadable}: run `earmill verify`")
+    return remarks

@@ -1,7 +1,11 @@
-"""Reporters of a run: a bar on a terminal, plain lines elsewhere, JSON or log lines on request.
+"""Report the progress of a run, and stop the run on a signal.
 
-Progress goes to standard error as text, and the result to standard output. Each reporter gets the
-same events and keeps a `RunTotals`. Planned figures are estimates and begin with `about`.
+Reporters: a bar on a terminal, plain lines elsewhere, JSON or log lines on request. Progress goes
+to standard error as text, and the result to standard output. Planned figures are estimates and
+begin with `about`.
+
+SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to finish the shards in flight; a second signal ends
+the process at once. Only work in flight is lost, and `--resume` continues from the commits.
 
 `logged` sends the messages of a job to Python's `logging`, under the logger `earmill`. Nothing
 is printed unless the script sets a handler.
@@ -10,13 +14,16 @@ is printed unless the script sets a handler.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
+from earmill.jobs.console import process
 from earmill.jobs.console.job_texts import cost, level_of, news, short_totals, text_of, totals
 from earmill.jobs.console.process import OutputLost
 from earmill.jobs.console.terminal import (
@@ -29,13 +36,12 @@ from earmill.jobs.console.terminal import (
 )
 from earmill.pipeline.common.text import one_line, visible
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.events import Event, Sink, StopRequest
 from earmill.pipeline.driver.run_totals import RunTotals
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
-
-    from earmill.pipeline.driver.events import Event, Sink
 
 # Seconds between totals as plain lines, which end up in log files; and if nothing changed.
 LINE_EVERY_S = 5.0
@@ -49,37 +55,68 @@ NARROW = 60
 _CALLED = {"shard_id": "shard", "text": "message"}
 # Seconds between totals in a log.
 PROGRESS_EVERY_S = 10.0
+# Events that a bar shows in yellow.
+_WARNINGS = (
+    events.ShardRetry,
+    events.ShardWaits,
+    events.ShardFailed,
+    events.WorkerLost,
+    events.CulpritFound,
+    events.SourceChanged,
+)
 
 
 class Reporter:
-    """Takes every event of a run; `close` is called once at the end, also after an error."""
+    """Takes every event of a run; `close` is called once at the end, also after an error.
 
-    def __call__(self, event: events.Event) -> None:
-        """Report an event."""
+    The run goes on when the output cannot be written any more: a pipe without a reader, a full disk
+    or a closed stream does not end the run, because `earmill watch` and `inspect` show the same
+    facts later. The loss is printed once on standard error; the exit code does not change.
+    """
+
+    # Report the end of the run alone.
+    quiet = False
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._tally, self._is_lost = clock, RunTotals(clock), False
+
+    def __call__(self, event: Event) -> None:
+        self._tally.take(event)
+        if not self._is_lost and (not self.quiet or isinstance(event, events.JobFinished)):
+            with self._losing_output():
+                self._report(event)
 
     def close(self) -> None:
-        """Release what the reporter holds."""
+        with self._losing_output():
+            self._close()
+
+    def _report(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        pass
+
+    @contextmanager
+    def _losing_output(self) -> Iterator[None]:
+        try:
+            yield
+        except (OutputLost, OSError, ValueError) as error:
+            self._is_lost = True
+            with suppress(OutputLost, OSError, ValueError):
+                say(f"earmill: {error}; the run goes on without it", sys.stderr)
 
 
 class PlainLines(Reporter):
-    """Events as lines, totals every few seconds, and the result as a line of its own.
-
-    Args:
-        news: Stream for events and totals.
-        result: Stream for the result.
-        clock: Monotonic seconds.
-    """
+    """Events and totals as lines on the stream `news`, and the result on a stream of its own."""
 
     def __init__(
         self, news: IO[str], result: IO[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._news, self._result, self._clock = news, result, clock
-        self._tally = RunTotals(clock)
-        self._last = clock()
-        self._done_s = 0.0
+        super().__init__(clock)
+        self._news, self._result = news, result
+        self._printed_at, self._done_s = clock(), 0.0
 
-    def __call__(self, event: events.Event) -> None:
-        self._tally.take(event)
+    def _report(self, event: Event) -> None:
         line = news(event)
         if isinstance(event, events.JobFinished):
             say(event.message, self._result)
@@ -87,15 +124,14 @@ class PlainLines(Reporter):
                 self._print(more)
         elif line is not None:
             self._print(line)
-        elif self._tally.working and self._clock() - self._last >= self._pause_s():
-            self._done_s = self._tally.done_s
-            self._print(totals(self._tally))
-
-    def _pause_s(self) -> float:
-        return LINE_EVERY_S if self._tally.done_s > self._done_s else SAME_LINE_EVERY_S
+        elif self._tally.working:
+            pause_s = LINE_EVERY_S if self._tally.done_s > self._done_s else SAME_LINE_EVERY_S
+            if self._clock() - self._printed_at >= pause_s:
+                self._done_s = self._tally.done_s
+                self._print(totals(self._tally))
 
     def _print(self, line: str) -> None:
-        self._last = self._clock()
+        self._printed_at = self._clock()
         say(line, self._news)
 
 
@@ -103,61 +139,43 @@ class JsonLines(Reporter):
     """One JSON object a line for every event; totals replace `in_flight`."""
 
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._tally = stream, RunTotals(clock)
+        super().__init__(clock)
+        self._stream = stream
 
-    def __call__(self, event: events.Event) -> None:
-        self._tally.take(event)
+    def _report(self, event: Event) -> None:
         is_totals = isinstance(event, events.InFlight)
-        record = self._tally.to_dict() if is_totals else event.to_dict()
-        say_json(record, self._stream)
+        say_json(self._tally.to_dict() if is_totals else event.to_dict(), self._stream)
 
 
 class LogLines(Reporter):
-    """One log line for every event, and totals every few seconds.
-
-    Args:
-        stream: Output stream.
-        clock: Monotonic seconds.
-    """
+    """One log line for every event, and totals every few seconds."""
 
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
-        self._tally = RunTotals(clock)
-        self._told_at = clock()
+        super().__init__(clock)
+        self._stream, self._told_at = stream, clock()
         self._job: dict[str, Any] = {}
 
-    def __call__(self, event: events.Event) -> None:
-        self._tally.take(event)
+    def _report(self, event: Event) -> None:
         fields = event.to_dict()
-        kind = fields.pop("event")
+        kind, level, text = fields.pop("event"), level_of(event), text_of(event)
         if kind == "in_flight":
-            self._progress()
-            return
-        if kind == "job_started":
+            now = self._clock()
+            if not self._tally.working or now - self._told_at < PROGRESS_EVERY_S:
+                return
+            self._told_at = now
+            fields = self._tally.to_dict()
+            kind, level, text = fields.pop("event"), INFO, totals(self._tally)
+        elif kind == "job_started":
             self._job = {"job": fields.pop("job"), "plan_id": fields.pop("plan_id")}
         fields = {_CALLED.get(name, name): value for name, value in fields.items()}
         fields.pop("message", None)
-        self._write(log_line(kind, level_of(event), text_of(event), **self._job, **fields))
-
-    def _progress(self) -> None:
-        now = self._clock()
-        if not self._tally.working or now - self._told_at < PROGRESS_EVERY_S:
-            return
-        self._told_at = now
-        fields = self._tally.to_dict()
-        self._write(log_line(fields.pop("event"), INFO, totals(self._tally), **self._job, **fields))
-
-    def _write(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        print(log_line(kind, level, text, **self._job, **fields), file=self._stream, flush=True)
 
 
 class Bar(Reporter):
     """A live bar at the bottom of a terminal or of a notebook's output, with events above it.
 
-    Args:
-        console: Console for the bar and the events.
-        result: Stream for the result; None for the console.
-        clock: Monotonic seconds.
+    The result goes to the stream `result`; without one, to the console.
     """
 
     def __init__(
@@ -168,7 +186,8 @@ class Bar(Reporter):
     ) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        self._tally, self._result = RunTotals(clock), result
+        super().__init__(clock)
+        self._result = result
         self._bar_width = BAR_WIDTH if console.width >= NARROW else BAR_WIDTH // 2
         self._bar = Progress(
             SpinnerColumn(),
@@ -183,8 +202,7 @@ class Bar(Reporter):
         )
         self._task: TaskID | None = None
 
-    def __call__(self, event: events.Event) -> None:
-        self._tally.take(event)
+    def _report(self, event: Event) -> None:
         if isinstance(event, events.JobFinished):
             self._finished(event)
         elif (line := news(event)) is not None:
@@ -194,7 +212,11 @@ class Bar(Reporter):
             self._task = self._bar.add_task("", total=event.seconds_total)
             self._bar.start()
         if self._task is not None:
-            self._bar.update(self._task, completed=self._tally.done_s, description=self._words())
+            words = "starting workers"
+            if self._tally.working:
+                width = self._bar.console.width - self._bar_width - BAR_MARGIN
+                words = short_totals(self._tally, width)
+            self._bar.update(self._task, completed=self._tally.done_s, description=words)
 
     def refresh(self) -> None:
         """Draw now instead of a tenth of a second later."""
@@ -209,55 +231,8 @@ class Bar(Reporter):
         if (more := cost(event)) is not None:
             self._bar.console.print(more, soft_wrap=True)
 
-    def _words(self) -> str:
-        if not self._tally.working:
-            return "starting workers"
-        return short_totals(self._tally, self._bar.console.width - self._bar_width - BAR_MARGIN)
-
-    def close(self) -> None:
-        """Stop the bar."""
+    def _close(self) -> None:
         self._bar.stop()
-
-
-class Unfailing(Reporter):
-    """A reporter whose run goes on when its output cannot be written any more.
-
-    `earmill watch` and `inspect` show the same facts later. So a pipe without a reader, a full disk
-    or a closed stream does not end the run. The loss is printed once on standard error; the exit
-    code does not change.
-
-    Args:
-        reporter: Writes the output.
-        quiet: Report the end of the run alone.
-    """
-
-    def __init__(self, reporter: Reporter, *, quiet: bool = False) -> None:
-        self._reporter, self._quiet, self._is_lost = reporter, quiet, False
-
-    def __call__(self, event: events.Event) -> None:
-        if not self._is_lost and (not self._quiet or isinstance(event, events.JobFinished)):
-            self._try(lambda: self._reporter(event))
-
-    def close(self) -> None:
-        self._try(self._reporter.close)
-
-    def _try(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except (OutputLost, OSError, ValueError) as error:
-            self._is_lost = True
-            with suppress(OutputLost, OSError, ValueError):
-                say(f"earmill: {error}; the run goes on without it", sys.stderr)
-
-
-_WARNINGS = (
-    events.ShardRetry,
-    events.ShardWaits,
-    events.ShardFailed,
-    events.WorkerLost,
-    events.CulpritFound,
-    events.SourceChanged,
-)
 
 
 def make_reporter(
@@ -270,15 +245,8 @@ def make_reporter(
 ) -> Reporter:
     """Return the reporter of a run.
 
-    JSON, log lines and the result go to standard output; events as text and the bar go to standard
-    error.
-
-    Args:
-        as_json: JSON lines.
-        log_format: `json` for log lines.
-        quiet: Report the end of the run alone.
-        output: Stream in place of standard output.
-        errors: Stream in place of standard error.
+    JSON, log lines and the result go to `output`, which is standard output by default; events as
+    text and the bar go to `errors`, which is standard error by default.
     """
     output, errors = output or sys.stdout, errors or sys.stderr
     reporter: Reporter
@@ -291,7 +259,8 @@ def make_reporter(
         reporter = Bar(console(file=errors), output)
     else:
         reporter = PlainLines(errors, output)
-    return Unfailing(reporter, quiet=quiet)
+    reporter.quiet = quiet
+    return reporter
 
 
 def notebook_reporter() -> Reporter | None:
@@ -303,7 +272,44 @@ def notebook_reporter() -> Reporter | None:
     if not shown.is_jupyter:
         return None
     has_widgets = find_spec("ipywidgets") is not None
-    return Unfailing(Bar(shown) if has_widgets else PlainLines(sys.stdout, sys.stdout))
+    return Bar(shown) if has_widgets else PlainLines(sys.stdout, sys.stdout)
+
+
+@contextmanager
+def reported_run(
+    *, as_json: bool = False, log_format: str, quiet: bool
+) -> Iterator[tuple[Sink, StopRequest]]:
+    """Yield a sink that reports events, and a stop request that signals set."""
+    stop = StopRequest()
+    reporter = make_reporter(as_json=as_json, log_format=log_format, quiet=quiet)
+    try:
+        with _signals_to(stop):
+            yield logged(reporter), stop
+    finally:
+        reporter.close()
+
+
+@contextmanager
+def _signals_to(stop: StopRequest) -> Iterator[None]:
+    """Pass signals to `stop`. While the run does not poll `stop`, a signal ends the command."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not stop.watched:
+            process.end(number, frame)
+        stop(signal.Signals(number).name)
+
+    # Slurm sends SIGUSR1 before a time limit, if the batch script asks for it.
+    numbers = (*process.ENDING, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    if before[signal.SIGHUP] == signal.SIG_IGN:  # `nohup` asks for that
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 LOGGER = logging.getLogger("earmill")

@@ -16,7 +16,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -40,12 +40,8 @@ def say(text: str, file: IO[str] | None = None) -> None:
     print(visible(text), file=file or sys.stdout, flush=True)
 
 
-def teller(*, quiet: bool = False) -> Callable[[str], None]:
-    """Return a function that prints on standard error that a step begins.
-
-    Args:
-        quiet: Print nothing.
-    """
+def teller(*, quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints on standard error that a step begins."""
 
     def tell(text: str) -> None:
         if not quiet:
@@ -60,11 +56,7 @@ def say_json(value: Any, file: IO[str] | None = None) -> None:
 
 
 def say_error(message: str, topic: str | None = None) -> None:
-    """Print the line on standard error with which a failed command ends.
-
-    Args:
-        topic: Help topic of `earmill explain`.
-    """
+    """Print the line on standard error with which a failed command ends."""
     hint = f" (help: {EXPLAIN} {topic})" if topic else ""
     print(f"earmill: {one_line(message)}{hint}", file=sys.stderr, flush=True)
 
@@ -100,16 +92,24 @@ def console(**options: Any) -> Console:
     return VisibleConsole(markup=False, emoji=False, highlight=False, **options)
 
 
+def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
+    """Print a table of names and values."""
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in facts:
+        table.add_row(name, value)
+    console().print(table)
+
+
 # Beginning of a URI after `Path` has merged its slashes; a single letter is a drive.
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def check_local(path: Path) -> None:
-    """Refuse a URI where a path of this machine is expected.
-
-    Raises:
-        OutputError: The path is a URI, for which a folder such as `s3:` would be created.
-    """
+    """Refuse a URI, for which a folder such as `s3:` would be created on this machine."""
     if URI.match(str(path)):
         raise OutputError(f"expected a path of this machine, got {path}, which reads as a uri")
 
@@ -122,14 +122,7 @@ RUN_ID = os.urandom(4).hex()
 
 
 def log_line(event: str, level: str, message: str, **fields: Any) -> str:
-    """Return a log line without its line break.
-
-    Args:
-        event: Stable name of the event.
-        level: `info`, `warning` or `error`.
-        message: Text for people.
-        fields: Plain values.
-    """
+    """Return a log line without its line break; `event` is a stable name."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     head = {"time": now, "level": level, "event": event, "message": one_line(message)}
     process = {"run": RUN_ID, "host": socket.gethostname(), "pid": os.getpid()}

@@ -12,7 +12,7 @@ from markdown.extensions.toc import slugify
 
 from earmill.api import JobFailedError
 from earmill.jobs import cli
-from earmill.jobs.commands.explain import REASON, explanation, page_text
+from earmill.jobs.commands.reference import REASON, explanation, page_text
 from earmill.jobs.console.terminal import EXPLAIN
 from earmill.pipeline.common import errors
 from earmill.pipeline.driver.executors.ray import ClusterError

@@ -1,7 +1,8 @@
-"""`earmill explain`: the help page about errors, without a network."""
+"""`earmill spec` and `earmill explain`: references of job file and errors, without a network."""
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.resources import files
 from typing import Annotated
@@ -12,13 +13,27 @@ from earmill.jobs.console.terminal import console
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.text import nearest
 
-# A heading of the page, and a line of its table: reason, meaning, help.
+# A heading of the page about errors, and a line of its table: reason, meaning, help.
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 REASON = re.compile(r"^\| `(\w+)` \| (.+) \| (.+) \|$", re.MULTILINE)
 # A link; a terminal shows its text alone.
 LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 # Optional articles of topics: `earmill explain source` shows `the-source`.
 ARTICLE = re.compile(r"^(the|an?)-")
+
+
+def spec(
+    as_schema: Annotated[
+        bool, typer.Option("--json-schema", help="Print a JSON schema for editors instead.")
+    ] = False,
+) -> None:
+    """Print the reference of the job file, as Markdown."""
+    from earmill.pipeline.spec import reference
+
+    if as_schema:
+        print(json.dumps(reference.json_schema(), indent=1))
+    else:
+        print(reference.reference(), end="")
 
 
 def explain(
@@ -39,30 +54,24 @@ def page_text() -> str:
 
 
 def explanation(page: str, topic: str) -> str:
-    """Return the section of a page about a topic, as Markdown.
+    """Return the section of a page about a topic, or about a reason for quarantine, as Markdown.
 
-    Raises:
-        SpecError: The page has no such topic.
+    `## No answer` is the heading of topic `no-answer`. An unknown topic raises SpecError.
     """
-    known = sections(page)
+    heads = list(HEADING.finditer(page))
+    ends = [head.start() for head in heads[1:]] + [len(page)]
+    topics = {
+        head[1].lower().replace(" ", "-"): page[head.start() : end].rstrip()
+        for head, end in zip(heads, ends, strict=True)
+    }
     reasons = {
         name: f"## {name}\n\n{means}: {helps}." for name, means, helps in REASON.findall(page)
     }
-    texts = {**known, **{ARTICLE.sub("", name): text for name, text in known.items()}, **reasons}
+    texts = {**topics, **{ARTICLE.sub("", name): text for name, text in topics.items()}, **reasons}
     for wanted in (topic.strip().lower(), topic.strip().lower().replace(" ", "-")):
         if wanted in texts:
             return texts[wanted]
     raise SpecError(
-        f"no topic {topic!r}{nearest(topic, list(texts))}; topics: {', '.join(known)}; and the "
+        f"no topic {topic!r}{nearest(topic, list(texts))}; topics: {', '.join(topics)}; and the "
         f"reasons for quarantine: {', '.join(reasons)}"
     )
-
-
-def sections(page: str) -> dict[str, str]:
-    """Map topics to sections, heading included: `## No answer` is topic `no-answer`."""
-    heads = list(HEADING.finditer(page))
-    ends = [head.start() for head in heads[1:]] + [len(page)]
-    return {
-        head[1].lower().replace(" ", "-"): page[head.start() : end].rstrip()
-        for head, end in zip(heads, ends, strict=True)
-    }
