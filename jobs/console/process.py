@@ -7,7 +7,7 @@ ignored when the process began stays ignored, because `nohup` asks for that.
 
 A command that only shows something ends when standard output cannot be written: without a message
 where nobody reads the pipe any more, else with one line. Text for a lost standard error is dropped.
-A job whose output is lost goes on, see `console.progress.Unfailing`.
+A job whose output is lost goes on, see `console.progress.Reporter`.
 """
 
 from __future__ import annotations

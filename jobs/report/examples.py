@@ -7,7 +7,6 @@ channels that the models heard, the level of the file, and at most 48 kHz; a sec
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from earmill.jobs.report.page import data_uri
 from earmill.jobs.report.plots import Plot, Table, cell_text, seconds_text, signed
 from earmill.jobs.report.row_panels import clip_values, panels
 from earmill.pipeline.common.byte_streams import digest_of
@@ -51,13 +51,7 @@ MOST_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class Sound:
-    """The sound of a row.
-
-    Args:
-        data: MP3 as data URI; empty if there is none.
-        why: Why there is none.
-        level: Level of the embedded sound in words.
-    """
+    """The sound of a row: an MP3 as data URI and its level in words, or why there is none."""
 
     data: str = ""
     why: str = ""
@@ -65,12 +59,7 @@ class Sound:
 
 
 class Player:
-    """Fetches the sounds of rows.
-
-    Args:
-        spec: The job, for its source and channel policy.
-        seconds: Most seconds of each row.
-    """
+    """Fetches the first seconds of rows, by the source and the channel policy of the job."""
 
     def __init__(self, spec: JobSpec, seconds: float) -> None:
         from earmill.pipeline.sources import open_source
@@ -81,12 +70,8 @@ class Player:
     def sound(self, item: Item, channel: int, facts: Mapping[str, Any]) -> Sound:
         """Return the beginning of a row, or an empty sound with the reason.
 
-        Args:
-            item: The row's item of the plan.
-            channel: Channel of the row, -1 for mixed or both ears.
-            facts: The row's provenance.
-        Raises:
-            SourceOutage: The source does not answer.
+        `channel` is -1 for mixed channels or both ears; `facts` are the row's provenance. A source
+        that does not answer raises SourceOutage.
         """
         if (item.size or 0) > MOST_BYTES:
             return Sound(why=f"its file of {item.size:,} bytes is too large to fetch for a player")
@@ -109,30 +94,28 @@ class Player:
         expected = facts.get("bytes_sha256")
         if expected and digest_of(stream) != expected:
             return Sound(why="its file is another one now than the features were made of")
-        policy = self._spec.audio.channels
-        children = DecoderPool()
-        opened = children.open if facts.get("container") in NOISY else open_blocks
-        with (
-            closing(children),
-            opened(
+        audio = self._spec.audio
+        with closing(DecoderPool()) as children:
+            opened = children.open if facts.get("container") in NOISY else open_blocks
+            with opened(
                 stream,
                 uri=item.uri,
                 start_s=item.start_s,
                 end_s=item.end_s,
-                channels=policy,
-                limits=self._spec.audio.limits(),
-            ) as reader,
-        ):
-            rows = dict(clips_of_channels(policy, reader.channel_ids)).get(channel, slice(0, 1))
-            wanted = int(self._seconds * reader.rate_hz)
-            blocks, frames = [], 0
-            for block in reader:
-                blocks.append(block[rows])
-                frames += block.shape[1]
-                if frames >= wanted:
-                    break
-            samples = np.concatenate(blocks, axis=1)[:, :wanted].T
-            return Sound(as_mp3(samples, reader.rate_hz), level=self._level(samples))
+                channels=audio.channels,
+                limits=audio.limits(),
+            ) as reader:
+                clips = dict(clips_of_channels(audio.channels, reader.channel_ids))
+                rows = clips.get(channel, slice(0, 1))
+                wanted = int(self._seconds * reader.rate_hz)
+                blocks, frames = [], 0
+                for block in reader:
+                    blocks.append(block[rows])
+                    frames += block.shape[1]
+                    if frames >= wanted:
+                        break
+                samples = np.concatenate(blocks, axis=1)[:, :wanted].T
+                return Sound(as_mp3(samples, reader.rate_hz), level=self._level(samples))
 
     def _level(self, samples: NDArray[np.float32]) -> str:
         """Return the level by the job's calibration."""
@@ -169,7 +152,7 @@ def as_mp3(samples: NDArray[np.float32], rate_hz: int) -> str:
         bitrate_mode="VARIABLE",
         compression_level=COMPRESSION,
     )
-    return "data:audio/mpeg;base64," + base64.b64encode(out.getvalue()).decode()
+    return data_uri("audio/mpeg", out.getvalue())
 
 
 # Provenance that the page shows, in this order.
@@ -182,16 +165,11 @@ FACTS = (
 
 @dataclass(frozen=True)
 class Example:
-    """One row in detail.
+    """One row in detail, numbered on the page from 1.
 
-    Args:
-        number: Number on the page, from 1.
-        seconds: Duration of the clip.
-        shown_s: Seconds that are shown and heard.
-        values: Values of the whole clip.
-        facts: Provenance.
-        extra: Columns of the source.
-        problem: Why its features cannot be shown; empty if they are.
+    `shown_s` is the part of its `seconds` that is shown and heard. `values` are those of the whole
+    clip, `facts` its provenance, and `extra` the columns of the source. `problem` says why its
+    features cannot be shown.
     """
 
     number: int
@@ -203,40 +181,28 @@ class Example:
     values: Table | None
     facts: Sequence[tuple[str, str]]
     extra: Sequence[tuple[str, str]]
-    problem: str = ""
+    problem: str
 
 
 def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
-    """Return positions of the named rows, or of `count` rows from the shortest to the longest.
-
-    Raises:
-        SourceError: No good row has this id.
-    """
+    """Return positions of the named rows, or of `count` rows from the shortest to the longest."""
     if row_ids:
         try:
             return [features.index_of(row_id) for row_id in row_ids]
         except KeyError as error:
             raise SourceError(str(error.args[0])) from error
-    if not len(features) or not count:
-        return []
     order = np.argsort(features.table.column("seconds").to_numpy(), kind="stable")
-    middles = (np.arange(min(count, len(order))) + 0.5) / min(count, len(order))
+    count = min(count, len(order))
+    middles = (np.arange(count) + 0.5) / count if count else ()
     return [int(order[int(len(order) * share)]) for share in middles]
 
 
 def examples(
-    stored: Stored,
-    positions: Sequence[int],
-    *,
-    seconds: float,
-    job: JobSpec | str,
+    stored: Stored, positions: Sequence[int], seconds: float, job: JobSpec | str
 ) -> Iterator[Example]:
-    """Yield the rows at these positions in detail.
+    """Yield the first seconds of rows in detail, by their positions in `stored.features`.
 
-    Args:
-        positions: Positions in `stored.features`.
-        seconds: Seconds of each row, from its start.
-        job: The job, for the sound; or the reason why there is no sound.
+    `job` has the source of the sound; or it is the reason why there is no sound.
     """
     sounds = _Sounds(stored.layout, stored.features, job, seconds)
     for number, position in enumerate(positions, 1):
@@ -284,12 +250,15 @@ class _Sounds:
     ) -> None:
         self._layout, self._plan_id = layout, features.dataset.plan_id
         self._plan: Plan | None = None
-        self._why, self._player = (job, None) if isinstance(job, str) else ("", None)
-        if not isinstance(job, str):
-            try:
-                self._player = Player(job, seconds)
-            except EarmillError as error:
-                self._why = f"the source cannot be opened: {error}"
+        self._player: Player | None = None
+        self._why = ""
+        if isinstance(job, str):
+            self._why = job
+            return
+        try:
+            self._player = Player(job, seconds)
+        except EarmillError as error:
+            self._why = f"the source cannot be opened: {error}"
 
     def of(self, row: Mapping[str, Any], facts: Mapping[str, Any]) -> Sound:
         """Return the sound of a row of the table."""
@@ -315,8 +284,7 @@ class _Sounds:
 
 def shown_text(example: Example) -> str:
     """Return the duration of the clip, and how much of it is shown."""
+    whole = seconds_text(example.seconds)
     if example.shown_s < example.seconds:
-        return (
-            f"{seconds_text(example.seconds)}, of which the first {seconds_text(example.shown_s)}"
-        )
-    return seconds_text(example.seconds)
+        return f"{whole}, of which the first {seconds_text(example.shown_s)}"
+    return whole

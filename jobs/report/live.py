@@ -9,7 +9,7 @@ from typing import Any
 
 from earmill.jobs.console.job_texts import progress_remarks
 from earmill.jobs.report.corpus import MOST_EXAMPLES, Figure, quarantine, shown_bad_row
-from earmill.jobs.report.page import live_page
+from earmill.jobs.report.page import page
 from earmill.jobs.report.plots import TIMES, hours_text, percent
 from earmill.jobs.report.work import stamp, work_of
 from earmill.pipeline.common.errors import EarmillError
@@ -25,13 +25,7 @@ TOLD_STEP = 10
 
 
 class LivePage:
-    """Makes the pages of one job.
-
-    Args:
-        layout: Output of the job.
-        job: Reads its commits.
-        every_s: Seconds until the page asks for the next one.
-    """
+    """Makes the pages of one job; a page asks for the next one after `every_s` seconds."""
 
     def __init__(self, layout: Layout, job: JobWatch, every_s: float) -> None:
         self._job, self._bad = job, _BadRows(layout)
@@ -39,86 +33,64 @@ class LivePage:
 
     def waiting(self) -> str:
         """Return the page before a job has begun."""
-        return live_page(
-            {
-                **self._common,
-                "name": "waiting for a job",
-                "state": "waiting",
-                "looked": stamp(time.time()),
-                "remarks": ["No job has begun here yet: this page shows it as soon as it has."],
-                "share": 0.0,
-                "told": "waiting for a job to begin",
-                "figures": [],
-                "work": None,
-                "quarantine": None,
-            }
-        )
+        values = {
+            "name": "waiting for a job",
+            "state": "waiting",
+            "looked": stamp(time.time()),
+            "remarks": ["No job has begun here yet: this page shows it as soon as it has."],
+            "share": 0.0,
+            "told": "waiting for a job to begin",
+            "figures": [],
+            "work": None,
+            "quarantine": None,
+        }
+        return page("live.html", self._common | values)
 
     def of(self, progress: JobProgress, trouble: str = "") -> str:
         """Return the page of one look.
 
-        Args:
-            progress: Progress of the job.
-            trouble: Why this look failed; the figures are then older.
+        `trouble` says why this look failed; the figures are then older.
         """
         facts = self._job.facts
         self._bad.look(facts)
         percent_done = TOLD_STEP * int(100 * progress.share_done / TOLD_STEP)
-        values: dict[str, Any] = {
-            **self._common,
+        remarks = [text for text in (trouble, *progress_remarks(progress)) if text]
+        values = {
             "name": progress.name,
             "state": progress.state,
             "looked": stamp(time.time()),
-            "remarks": [_sentence(text) for text in (trouble, *progress_remarks(progress)) if text],
+            "remarks": [f"{text[:1].upper()}{text[1:]}." for text in remarks],
             "share": progress.share_done,
             "told": f"{progress.state}, {percent_done} % done",
             "figures": _figures(progress),
             "work": work_of(list(facts.values())),
             "quarantine": quarantine(progress.bad_by_class, self._bad.rows),
         }
-        return live_page(values)
+        return page("live.html", self._common | values)
 
 
 def _figures(progress: JobProgress) -> list[Figure]:
-    done = progress.rows_ok + progress.rows_bad
-    speed = progress.times_real_time
-    rows_per_s = progress.rows_per_s
+    done, bad = progress.rows_ok + progress.rows_bad, progress.rows_bad
+    audio_total = f"of about {hours_text(progress.audio_s_total)}"
+    speed, speed_note = "unknown", "of real time"
+    if progress.times_real_time:
+        speed = f"{figure(progress.times_real_time)} {TIMES}"
+    if progress.rows_per_s:
+        workers = quantity(progress.workers, "worker")
+        speed_note = f"{figure(progress.rows_per_s)} rows/s, {workers}"
+    left = "unknown" if progress.eta_s is None else duration(progress.eta_s)
     age_s = progress.last_commit_age_s
-    workers = quantity(progress.workers, "worker")
+    last = ("none", "") if age_s is None else (duration(age_s), "ago")
     return [
         Figure("rows", f"{progress.rows_done:,}", f"of {progress.rows_total:,}"),
         Figure("shards", f"{progress.shards_done:,}", f"of {progress.shards_total:,}"),
-        Figure(
-            "quarantined",
-            f"{progress.rows_bad:,}",
-            percent(progress.rows_bad / done) if done else "none",
-        ),
-        Figure(
-            "audio",
-            hours_text(progress.audio_s_done),
-            f"of about {hours_text(progress.audio_s_total)}",
-        ),
+        Figure("quarantined", f"{bad:,}", percent(bad / done) if done else "none"),
+        Figure("audio", hours_text(progress.audio_s_done), audio_total),
         Figure("stored", bytes_text(progress.nbytes)),
-        Figure(
-            "speed",
-            f"{figure(speed)} {TIMES}" if speed else "unknown",
-            f"{figure(rows_per_s)} rows/s, {workers}" if rows_per_s else "of real time",
-        ),
-        Figure("left", "none" if progress.share_done >= 1 else _about(progress.eta_s)),
-        Figure(
-            "last commit",
-            "none" if age_s is None else duration(age_s),
-            "" if age_s is None else "ago",
-        ),
+        Figure("speed", speed, speed_note),
+        Figure("left", "none" if progress.share_done >= 1 else left),
+        Figure("last commit", *last),
     ]
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def _about(seconds: float | None) -> str:
-    return "unknown" if seconds is None else duration(seconds)
 
 
 class _BadRows:

@@ -16,7 +16,7 @@ import hashlib
 import io
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
@@ -32,6 +32,8 @@ Values = NDArray[np.float64]
 MOST_COLUMNS, MOST_ROWS = 600, 128
 # Number of colours; more cannot be told apart in a figure of this size, and cost bytes.
 COLOURS = 96
+# Colours of the gradient that explains a picture.
+GRADIENT_STOPS = 9
 
 
 @lru_cache(maxsize=1)
@@ -43,22 +45,10 @@ def palette() -> bytes:
     return (shades * 255).round().astype(np.uint8).tobytes()
 
 
-def gradient_stops(steps: int = 9) -> list[tuple[float, str]]:
-    """Return the palette as stops of a gradient: percent and colour."""
-    shades = np.frombuffer(palette(), np.uint8).reshape(-1, 3)
-    places = np.linspace(0, COLOURS - 1, steps).round().astype(int)
-    return [
-        (100 * k / (steps - 1), "#" + bytes(shades[place]).hex()) for k, place in enumerate(places)
-    ]
-
-
 def picture(values: Values, low: float, high: float) -> str:
     """Return a PNG of (row, column), row 0 at the bottom, as data URI.
 
-    Args:
-        values: The array; NaN gets the first colour.
-        low: Value of the first colour.
-        high: Value of the last colour.
+    `low` has the first colour and `high` the last one; NaN gets the first colour.
     """
     from PIL import Image
 
@@ -69,7 +59,12 @@ def picture(values: Values, low: float, high: float) -> str:
     image.putpalette(palette())
     out = io.BytesIO()
     image.save(out, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    return data_uri("image/png", out.getvalue())
+
+
+def data_uri(kind: str, content: bytes) -> str:
+    """Return a file as a URI that holds its content."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def pooled(values: Values, most: int, axis: int) -> Values:
@@ -85,11 +80,6 @@ def pooled(values: Values, most: int, axis: int) -> Values:
     return means
 
 
-def coarse(values: Values) -> Values:
-    """Average (row, column) to a size for a page."""
-    return pooled(pooled(values, MOST_ROWS, 0), MOST_COLUMNS, 1)
-
-
 # Longer texts are cut, because a name may have 10 kB.
 LONGEST_TEXT = 160
 LINE_BREAK = "\n"
@@ -99,14 +89,31 @@ POLICY = (
 )
 
 
-def report_page(values: Mapping[str, Any]) -> str:
-    """Return the page of a dataset."""
-    return _page("report.html", ("page.js",), "'none'", values)
+# Script of each page, and what it may ask: a live page asks its own server for the next page.
+SCRIPTS = {"report.html": ("page.js", "'none'"), "live.html": ("live.js", "'self'")}
 
 
-def live_page(values: Mapping[str, Any]) -> str:
-    """Return the page of a running job; it asks its own server for the next page."""
-    return _page("live.html", ("live.js",), "'self'", values)
+def page(template: str, values: Mapping[str, Any]) -> str:
+    """Return the page of a template: `report.html` of a dataset, `live.html` of a running job."""
+    script_name, connect = SCRIPTS[template]
+    style, script = _part("page.css"), _part(script_name)
+    shades = np.frombuffer(palette(), np.uint8).reshape(-1, 3)
+    places = np.linspace(0, COLOURS - 1, GRADIENT_STOPS).round().astype(int)
+    percents = [100 * k / (GRADIENT_STOPS - 1) for k in range(GRADIENT_STOPS)]
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            values,
+            policy=POLICY.format(script=_hash(script), style=_hash(style), connect=connect),
+            style=Markup(style),
+            script=Markup(script),
+            gradient=[
+                (at, f"#{bytes(shades[k]).hex()}") for at, k in zip(percents, places, strict=True)
+            ],
+            version=version("earmill"),
+        )
+    )
 
 
 def cut(text: Any, most: int = LONGEST_TEXT) -> str:
@@ -115,20 +122,6 @@ def cut(text: Any, most: int = LONGEST_TEXT) -> str:
     if len(text) <= most:
         return text
     return f"{text[: most * 2 // 3]} ... {text[-most // 4 :]} ({len(text):,} characters)"
-
-
-def _page(name: str, scripts: tuple[str, ...], connect: str, values: Mapping[str, Any]) -> str:
-    style, script = _part("page.css"), "".join(_part(each) for each in scripts)
-    policy = POLICY.format(script=_hash(script), style=_hash(style), connect=connect)
-    template = _environment().get_template(name)
-    return template.render(
-        values,
-        policy=policy,
-        style=Markup(style),
-        script=Markup(script),
-        gradient=gradient_stops(),
-        version=_version(),
-    )
 
 
 def _hash(text: str) -> str:
@@ -161,10 +154,3 @@ def _shown(value: Any) -> Any:
 def _part(name: str) -> str:
     """Read a template, style or script of this package."""
     return (files("earmill.jobs.report") / "templates" / name).read_text("utf-8")
-
-
-def _version() -> str:
-    try:
-        return version("earmill")
-    except PackageNotFoundError:
-        return ""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,27 +67,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure.
+    """One figure; labels have units.
 
-    Args:
-        alt: Text for screen readers.
-        x_label: Label with unit.
-        y_label: Label with unit.
-        picture: PNG as data URI.
-        marks: Vertical lines with a text.
-        scale: Values of the first and last colour of the picture.
-        legend: Kind and text of each colour.
-        on_time: The x axis is the time of a clip, so the player's position can be shown.
-        note: Sentence below the figure.
-        height: short, medium or tall.
+    `alt` is the text for screen readers, `picture` a PNG as data URI, and `scale` has the values of
+    its first and last colour. `marks` are vertical lines with a text. `legend` has kind and text of
+    each colour. `on_time` says that the x axis is the time of a clip, so that the player's position
+    can be shown. `note` is a sentence below the figure. `height` is short, medium or tall.
     """
 
     title: str
     alt: str
-    x_label: str = ""
-    y_label: str = ""
-    x_ticks: tuple[Tick, ...] = ()
-    y_ticks: tuple[Tick, ...] = ()
+    x_label: str
+    y_label: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
     boxes: tuple[Box, ...] = ()
     lines: tuple[Line, ...] = ()
     picture: str = ""
@@ -97,28 +91,6 @@ class Plot:
     on_time: bool = False
     note: str = ""
     height: str = "medium"
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One category: name, count, width in percent of the longest bar, and share as text."""
-
-    name: str
-    count: int
-    width: float
-    share: str
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Categories by count, most frequent first: a table with a column of bars."""
-
-    title: str
-    what: str
-    of: str
-    bars: tuple[Bar, ...]
-    note: str = ""
-    kind: str = "one"
 
 
 def number_text(value: float) -> str:
@@ -228,92 +200,73 @@ def histogram(
     values = values[np.isfinite(values)]
     if not len(values):
         return None
-    edges, even = _edges(values)
-    counts, _ = np.histogram(values, edges)
-    top = int(counts.max())
-    width = 100 / len(counts)
+    edges, x_ticks = _bins(values, text)
+    counts = np.histogram(values, edges)[0].tolist()
     spans = [f"{text(a)} to {text(b)}" for a, b in pairwise(edges)]
-    boxes = tuple(
-        Box(k * width, 100 - 100 * n / top, width, 100 * n / top, "one", f"{span}: {n:,} {rows}")
-        for k, (n, span) in enumerate(zip(counts.tolist(), spans, strict=True))
-        if n
-    )
+    bins = [(k, n, span) for k, (n, span) in enumerate(zip(counts, spans, strict=True)) if n]
+    top, width = max(counts), 100 / len(counts)
     low, middle, high = np.quantile(values, (0.05, 0.5, 0.95)).tolist()
-    summary = f"median {text(middle)}, 90 % of {rows} from {text(low)} to {text(high)}"
+    spread = f"{text(middle)}, 90 % of {rows} from {text(low)} to {text(high)}"
+    extremes = f"; shortest {text(values.min())}, longest {text(values.max())}"
     return Plot(
         title=title,
-        alt=f"Histogram of {len(values):,} {rows}: {summary}.",
+        alt=f"Histogram of {len(values):,} {rows}: median {spread}.",
         x_label=x_label,
         y_label=rows,
-        x_ticks=_edge_ticks(edges, even, text),
+        x_ticks=x_ticks,
         y_ticks=ticks([v for v in nice_steps(0, top, 5) if v == int(v)], 0, top, short_text),
-        boxes=boxes,
-        note=f"{summary[0].upper()}{summary[1:]}; shortest {text(values.min())}, longest "
-        f"{text(values.max())}."
-        if text is seconds_text
-        else f"{summary[0].upper()}{summary[1:]}.",
+        boxes=tuple(
+            Box(
+                k * width, 100 - 100 * n / top, width, 100 * n / top, "one", f"{span}: {n:,} {rows}"
+            )
+            for k, n, span in bins
+        ),
+        note=f"Median {spread}{extremes if text is seconds_text else ''}.",
         table=Table(
-            (x_label, rows),
-            tuple((span, f"{n:,}") for span, n in zip(spans, counts.tolist(), strict=True) if n),
-            frozenset({1}),
+            (x_label, rows), tuple((span, f"{n:,}") for _, n, span in bins), frozenset({1})
         ),
         height="short",
     )
 
 
-def _edges(values: NDArray[np.float64]) -> tuple[list[float], bool]:
-    """Return the edges of the bins, and True if the bins have equal width."""
+def _bins(
+    values: NDArray[np.float64], text: Callable[[float], str]
+) -> tuple[list[float], tuple[Tick, ...]]:
+    """Return the edges of the bins, and the labels of the axis."""
     low, high = float(values.min()), float(values.max())
-    if low == high:
-        near = abs(low) * 0.05 or 0.5
-        return [low - near, low + near], True
     bins = max(5, min(HISTOGRAM_BINS, 2 * math.ceil(math.sqrt(len(values)))))
     if low > 0 and high / low > LOG_RATIO:
-        edges = np.geomspace(low, high, bins + 1).tolist()
-        return [low, *edges[1:-1], high], False
-    return np.linspace(low, high, bins + 1).tolist(), True
+        inner = np.geomspace(low, high, bins + 1).tolist()[1:-1]
+        span = math.log(high / low)
+        shown = nice_ratios(low, high)
+        labels = tuple(Tick(100 * math.log(value / low) / span, text(value)) for value in shown)
+        return [low, *inner, high], labels
+    edges = np.linspace(low, high, bins + 1).tolist()
+    if low == high:
+        near = abs(low) * 0.05 or 0.5
+        low, high = edges = [low - near, low + near]
+    return edges, ticks(nice_steps(low, high, 5), low, high, text)
 
 
-def _edge_ticks(
-    edges: Sequence[float], even: bool, text: Callable[[float], str]
-) -> tuple[Tick, ...]:
-    low, high = edges[0], edges[-1]
-    if even:
-        return ticks(nice_steps(low, high, 5), low, high, text)
-    span = math.log(high / low)
-    shown = nice_ratios(low, high)
-    return tuple(Tick(100 * math.log(value / low) / span, text(value)) for value in shown)
+def bars(counts: Mapping[str, int], title: str, what: str, kind: str = "one") -> dict[str, Any]:
+    """Return a table of categories by count with a column of bars, most frequent first.
 
-
-def bars(
-    counts: Mapping[str, int],
-    title: str,
-    what: str,
-    of: str = "rows",
-    kind: str = "one",
-    note: str = "",
-) -> Bars:
-    """Return categories by count; categories beyond `MOST_BARS` share one bar."""
+    Categories beyond `MOST_BARS` share one bar. Widths are in percent of the longest bar.
+    """
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     shown, others = ordered[:MOST_BARS], ordered[MOST_BARS:]
     if others:
         shown.append((f"{len(others):,} others", sum(count for _, count in others)))
     whole = sum(counts.values()) or 1
     longest = max((count for _, count in shown), default=1) or 1
-    return Bars(
-        title=title,
-        what=what,
-        of=of,
-        kind=kind,
-        note=note,
-        bars=tuple(
-            Bar(name, count, 100 * count / longest, percent(count / whole)) for name, count in shown
-        ),
-    )
+    return {
+        "title": title,
+        "what": what,
+        "kind": kind,
+        "bars": [(name, n, 100 * n / longest, percent(n / whole)) for name, n in shown],
+    }
 
 
 def percent(share: float) -> str:
     """Return a share in percent: 12.3 %, or < 0.1 % for a small one."""
-    if 0 < share < 0.0005:
-        return "< 0.1 %"
-    return f"{100 * share:.1f} %"
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"

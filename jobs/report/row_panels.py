@@ -12,13 +12,13 @@ modulation filters           the modulation spectrum, RMS over time of channel b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from earmill.jobs.report.page import MOST_COLUMNS, MOST_ROWS, coarse, picture, pooled
+from earmill.jobs.report.page import MOST_COLUMNS, MOST_ROWS, Values, picture, pooled
 from earmill.jobs.report.plots import (
     Line,
     Plot,
@@ -40,14 +40,13 @@ if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.loader.rows import Row
 
-Values = NDArray[np.float64]
-
 ENVELOPE_RANGE_DB, MODULATION_RANGE_DB = 50.0, 30.0
 FREQUENCIES_HZ = (50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
 MOST_TRACES = 4
 # Quantile of the counts above 0 that gets the brightest colour.
 BRIGHTEST = 0.95
-# Most columns of a table of channels by filters.
+# Most labels below a modulation spectrum; most columns of its table.
+MOST_LABELS = 8
 MOST_COLUMNS_IN_TABLE = 16
 TIME = "time (s)"
 
@@ -55,10 +54,7 @@ TIME = "time (s)"
 def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[Plot]:
     """Return a figure for each stream of frames or events, in the order of the page.
 
-    Args:
-        row: The row from the clip's start.
-        streams: Descriptions of its streams.
-        seconds: Seconds of the clip that the row holds.
+    The row holds so many seconds from the clip's start.
     """
     spectrograms, modulation, rasters = [], [], []
     traces: dict[str, list[StreamInfo]] = {}
@@ -122,50 +118,41 @@ def _spectrogram(values: Values, info: StreamInfo, seconds: float) -> Plot:
 def _slowest(values: Values, info: StreamInfo, seconds: float) -> Plot:
     """Plot the slowest modulation filter of each channel, which follows the envelope."""
     rates = np.asarray(info.mfc_hz)
-    columns = [first + int(rates[first:last].argmin()) for first, last in _channels(info)]
+    channels = [(a, b) for a, b in pairwise(info.channel_offsets) if b > a]
+    columns = [first + int(rates[first:last].argmin()) for first, last in channels]
     plot = _image(values[:, columns], info, seconds, info.unit)
     note = "The slowest modulation filter of each channel, as no stream holds the envelope itself."
-    return Plot(**{**vars(plot), "note": note})
-
-
-def _channels(info: StreamInfo) -> list[tuple[int, int]]:
-    """Return first and last column of each channel with columns."""
-    return [(a, b) for a, b in pairwise(info.channel_offsets) if b > a]
+    return replace(plot, note=note)
 
 
 def _image(values: Values, info: StreamInfo, seconds: float, unit: str) -> Plot:
     """Plot (time, column) as a picture over time."""
-    shown = coarse(values.T)
     low, high = float(values.min()), float(values.max())
-    means = values.mean(axis=0)
-    has_hz = len(info.fc_hz) == values.shape[1]
-    names = [hertz_text(fc) if has_hz else f"{k}" for k, fc in _named(info, values.shape[1])]
-    strongest = names[int(means.argmax())]
-    what = "Auditory spectrogram" if has_hz else "Features over time"
-    of = f"{values.shape[1]} channels from {names[0]} to {names[-1]}" if has_hz else "all columns"
+    means, columns = values.mean(axis=0), values.shape[1]
+    if len(info.fc_hz) == columns:
+        what, column, y_label = "Auditory spectrogram", "channel", "centre frequency (Hz)"
+        names = [hertz_text(fc) for fc in info.fc_hz]
+        of, y_ticks = f"{columns} channels from {names[0]} to {names[-1]}", _frequency_ticks(info)
+    else:
+        what, column, y_label = "Features over time", "column", "column"
+        names = [f"{k}" for k in range(columns)]
+        of, y_ticks = "all columns", _column_ticks(columns)
     return Plot(
         title=_title(info, what),
         alt=f"{what} of {seconds_text(seconds)}, {of}, from {number_text(low)} to "
-        f"{number_text(high)} {unit}; on average highest at {strongest}.",
+        f"{number_text(high)} {unit}; on average highest at {names[int(means.argmax())]}.",
         x_label=TIME,
-        y_label="centre frequency (Hz)" if has_hz else "column",
+        y_label=y_label,
         x_ticks=_seconds_ticks(seconds),
-        y_ticks=_frequency_ticks(info.fc_hz) if has_hz else _column_ticks(values.shape[1]),
-        picture=picture(shown, low, high),
+        y_ticks=y_ticks,
+        picture=picture(pooled(pooled(values.T, MOST_ROWS, 0), MOST_COLUMNS, 1), low, high),
         scale=(number_text(low), f"{number_text(high)} {unit}"),
         table=_per_channel(
-            names,
-            "channel" if has_hz else "column",
-            {f"mean ({unit})": means, f"highest ({unit})": values.max(axis=0)},
+            names, column, {f"mean ({unit})": means, f"highest ({unit})": values.max(axis=0)}
         ),
         on_time=True,
         height="tall",
     )
-
-
-def _named(info: StreamInfo, columns: int) -> list[tuple[int, float]]:
-    fc_hz = info.fc_hz if len(info.fc_hz) == columns else (0.0,) * columns
-    return list(enumerate(fc_hz))
 
 
 def _per_channel(names: Sequence[str], what: str, columns: Mapping[str, Values]) -> Table:
@@ -178,14 +165,15 @@ def _per_channel(names: Sequence[str], what: str, columns: Mapping[str, Values])
     return Table((what, *columns), tuple(cells), frozenset(range(1, 1 + len(columns))))
 
 
-def _frequency_ticks(fc_hz: Sequence[float]) -> tuple[Tick, ...]:
+def _frequency_ticks(info: StreamInfo) -> tuple[Tick, ...]:
     """Return ticks at round frequencies between the channels."""
-    if len(fc_hz) < 2 or np.any(np.diff(fc_hz) <= 0):
-        return tuple(Tick(100 * (k + 0.5) / len(fc_hz), hertz_text(f)) for k, f in
-                     enumerate(fc_hz))[:: max(1, len(fc_hz) // 6)]  # fmt: skip
-    places = {f: float(np.interp(f, fc_hz, range(len(fc_hz)))) for f in FREQUENCIES_HZ}
+    fc_hz, channels = info.fc_hz, len(info.fc_hz)
+    if channels < 2 or np.any(np.diff(fc_hz) <= 0):
+        middles = [Tick(100 * (k + 0.5) / channels, hertz_text(f)) for k, f in enumerate(fc_hz)]
+        return tuple(middles[:: max(1, channels // 6)])
+    places = {f: float(np.interp(f, fc_hz, range(channels))) for f in FREQUENCIES_HZ}
     return tuple(
-        Tick(100 * (place + 0.5) / len(fc_hz), f"{f // 1000}k" if f >= 1000 else f"{f}")
+        Tick(100 * (place + 0.5) / channels, f"{f // 1000}k" if f >= 1000 else f"{f}")
         for f, place in places.items()
         if fc_hz[0] <= f <= fc_hz[-1]
     )
@@ -202,40 +190,31 @@ def _modulation(values: Values, info: StreamInfo) -> Plot:
     levels_db = decibels(rms)
     levels_db -= np.nanmax(levels_db)
     low_db = max(-MODULATION_RANGE_DB, float(np.floor(np.nanmin(levels_db))))
-    names = [hertz_text(fc) for fc in info.fc_hz]
-    highest = divmod(int(np.nanargmax(levels_db)), len(rates))
-    return Plot(
-        title=_title(info, "Modulation spectrum"),
-        alt=f"Modulation spectrum: RMS over time of {len(rates)} modulation filters in "
-        f"{len(names)} channels, in dB re maximum; highest at {names[highest[0]]} in the filter of "
-        f"{hertz_text(rates[highest[1]])}.",
-        x_label="modulation centre frequency (Hz)",
-        y_label="centre frequency (Hz)",
-        x_ticks=_centres([number_text(rate) for rate in rates]),
-        y_ticks=_frequency_ticks(info.fc_hz),
-        picture=picture(levels_db, low_db, 0),
-        scale=(number_text(low_db), "0 dB re maximum"),
-        table=_modulation_table(names, rates, levels_db),
-        height="tall",
-    )
-
-
-def _centres(names: Sequence[str]) -> tuple[Tick, ...]:
-    """Return labels below the middle of each column, or of every n-th column."""
-    step = -(-len(names) // 8)
-    return tuple(
-        Tick(100 * (k + 0.5) / len(names), name) for k, name in enumerate(names) if k % step == 0
-    )
-
-
-def _modulation_table(names: Sequence[str], rates: Sequence[float], levels_db: Values) -> Table:
+    names, filters = [hertz_text(fc) for fc in info.fc_hz], [hertz_text(rate) for rate in rates]
+    channel, highest = divmod(int(np.nanargmax(levels_db)), len(rates))
+    # Labels below the middle of each column, or of every n-th column.
+    every = -(-len(rates) // MOST_LABELS)
+    labels = [Tick(100 * (k + 0.5) / len(rates), number_text(f)) for k, f in enumerate(rates)]
     step = -(-len(rates) // MOST_COLUMNS_IN_TABLE)
-    header = ("channel", *(hertz_text(rate) for rate in rates[::step]))
     rows = tuple(
         (name, *("" if np.isnan(v) else signed(f"{v:.1f}") for v in levels[::step]))
         for name, levels in zip(names, levels_db.tolist(), strict=True)
     )
-    return Table(header, rows, frozenset(range(1, len(header))))
+    header = ("channel", *filters[::step])
+    return Plot(
+        title=_title(info, "Modulation spectrum"),
+        alt=f"Modulation spectrum: RMS over time of {len(rates)} modulation filters in "
+        f"{len(names)} channels, in dB re maximum; highest at {names[channel]} in the filter of "
+        f"{filters[highest]}.",
+        x_label="modulation centre frequency (Hz)",
+        y_label="centre frequency (Hz)",
+        x_ticks=tuple(labels[::every]),
+        y_ticks=_frequency_ticks(info),
+        picture=picture(levels_db, low_db, 0),
+        scale=(number_text(low_db), "0 dB re maximum"),
+        table=Table(header, rows, frozenset(range(1, len(header)))),
+        height="tall",
+    )
 
 
 def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
@@ -298,7 +277,7 @@ def _raster(events: Any, info: StreamInfo, seconds: float) -> Plot:
         x_label=TIME,
         y_label="centre frequency (Hz)",
         x_ticks=_seconds_ticks(seconds),
-        y_ticks=_frequency_ticks(info.fc_hz) if info.fc_hz else _column_ticks(channels),
+        y_ticks=_frequency_ticks(info) if info.fc_hz else _column_ticks(channels),
         picture=picture(counts, 0, most),
         scale=("0", f"{most:.0f} spikes or more in {number_text(stretch_ms)} ms"),
         table=_per_channel(names, "channel", {"spikes a second": rates}),

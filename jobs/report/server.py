@@ -13,7 +13,6 @@ import threading
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -23,7 +22,6 @@ LOOPBACK = "127.0.0.1"
 # Seconds after which a silent connection is closed.
 SILENT_S = 10
 HEADERS = {
-    "Content-Type": "text/html; charset=utf-8",
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -37,9 +35,6 @@ HEADERS = {
 def parse_place(text: str) -> tuple[str, int]:
     """Return host and port of `PORT` or `HOST:PORT`; without a host 127.0.0.1.
 
-    Raises:
-        ValueError: The text is neither.
-
     >>> parse_place("8640"), parse_place("[::1]:0")
     (('127.0.0.1', 8640), ('::1', 0))
     """
@@ -50,13 +45,12 @@ def parse_place(text: str) -> tuple[str, int]:
 
 
 def refusal(headers: Mapping[str, str], bound: str) -> str:
-    """Return why a request is refused; empty if it is answered.
-
-    Args:
-        headers: Headers of the request.
-        bound: Host at which the server listens.
-    """
-    host = _name_of(headers.get("Host", ""))
+    """Return why a request is refused by a server that listens at `bound`; empty for an answer."""
+    try:
+        # Without the port, which a tunnel may change.
+        host = (urlsplit(f"//{headers.get('Host', '')}").hostname or "").lower()
+    except ValueError:
+        host = ""
     if not _is_ours(host, bound):
         return f"this page is not served as {host or 'nothing'!r}: ask for it by its address"
     origin = headers.get("Origin")
@@ -66,14 +60,6 @@ def refusal(headers: Mapping[str, str], bound: str) -> str:
     if from_page and headers.get("Sec-Fetch-Dest", "") != "document":
         return "this page answers no other page"
     return ""
-
-
-def _name_of(host: str) -> str:
-    """Return the host without the port, which a tunnel may change."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
 
 
 def _is_ours(host: str, bound: str) -> bool:
@@ -95,14 +81,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class PageServer:
-    """Serves the page that `show` got last, until it is closed.
-
-    Args:
-        place: Host and port; port 0 takes a free port.
-        page: The first page.
-    Raises:
-        OutputError: The server cannot listen at this address.
-    """
+    """Serves the page that `show` got last, until it is closed; port 0 takes a free port."""
 
     def __init__(self, place: tuple[str, int], page: str) -> None:
         host, port = place
@@ -129,12 +108,7 @@ class PageServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -148,37 +122,31 @@ class PageServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                self._answer(body=True)
-
-            def do_HEAD(self) -> None:
-                self._answer(body=False)
-
-            def _answer(self, *, body: bool) -> None:
-                # Values of a repeated header are joined, so that the request is refused.
-                headers = {name: ", ".join(self.headers.get_all(name, [])) for name in self.headers}
-                refused = refusal(_titled(headers), bound)
-                if refused:
-                    self._send(HTTPStatus.FORBIDDEN, f"{refused}\n".encode(), body, "text/plain")
+                # Values of a repeated header are joined, so that the request is refused. Names are
+                # in title case, as browsers write them.
+                headers = {
+                    name.title(): ", ".join(self.headers.get_all(name, [])) for name in self.headers
+                }
+                if refused := refusal(headers, bound):
+                    self._send(HTTPStatus.FORBIDDEN, f"{refused}\n".encode(), "text/plain")
                 elif urlsplit(self.path).path != "/":
-                    self._send(HTTPStatus.NOT_FOUND, b"there is only /\n", body, "text/plain")
+                    self._send(HTTPStatus.NOT_FOUND, b"there is only /\n", "text/plain")
                 else:
-                    self._send(HTTPStatus.OK, server._page, body)
+                    self._send(HTTPStatus.OK, server._page, "text/html; charset=utf-8")
 
-            def _send(self, status: HTTPStatus, content: bytes, body: bool, kind: str = "") -> None:
+            do_HEAD = do_GET
+
+            def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
                 self.send_response(status)
+                self.send_header("Content-Type", kind)
                 for name, value in HEADERS.items():
-                    self.send_header(name, (name == "Content-Type" and kind) or value)
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                if body:
+                if self.command != "HEAD":
                     self.wfile.write(content)
 
             def log_message(self, format: str, *args: object) -> None:
                 """Log nothing, because the terminal shows the job."""
 
         return Handler
-
-
-def _titled(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers with names in title case, as browsers write them."""
-    return {name.title(): value for name, value in headers.items()}

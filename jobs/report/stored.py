@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.machine import Threads
@@ -25,18 +23,10 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.features import Features
     from earmill.pipeline.reader.joined import JoinedFeatures
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class StoredShard:
-    """One committed shard.
-
-    Args:
-        facts: Facts of its commit record; None if the record lacks some.
-        rows: Path of the table of rows.
-        quarantine: Path of the table of quarantined rows; None if there are none.
-    """
+    """One committed shard: its facts, if its record holds them, and the paths of its tables."""
 
     facts: ShardFacts | None
     rows_ok: int
@@ -49,12 +39,9 @@ class StoredShard:
 class Stored:
     """A dataset opened for its report.
 
-    Args:
-        features: Current rows.
-        entry: Log entry of the current snapshot; None before the dataset is closed.
-        shards: Shards of the snapshot in order; before the dataset is closed, committed shards.
-        additions: Names of added feature sets.
-        joined: Rows that are good in all sets, with all streams; None without additions.
+    Before the dataset is closed, `entry` is None and `shards` are those committed; else they are
+    the entry and the shards of the current snapshot, in order. `joined` has the rows that are good
+    in all feature sets, with all streams; it is None without additions.
     """
 
     uri: str
@@ -64,16 +51,11 @@ class Stored:
     entry: LogEntry | None
     shards: Mapping[str, StoredShard]
     additions: Sequence[str]
-    joined: JoinedFeatures | None = None
+    joined: JoinedFeatures | None
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, Any]) -> Stored:
-        """Read index and commit records.
-
-        Raises:
-            SourceError: No dataset there, or nothing committed yet.
-            CommitError: A file of the dataset is damaged.
-        """
+        """Read index and commit records."""
         from earmill.pipeline.reader.open import open_features
 
         layout = Layout.open(uri, storage_options)
@@ -82,22 +64,17 @@ class Stored:
         snapshot = None if current is None else read_snapshot(layout, current)
         if snapshot is None:
             shards = commits_as(layout, lambda record: _shard(layout, record))
-        else:
-            refs = {shard: ref.generation for shard, ref in sorted(snapshot.commits.items())}
-            shards = _named(layout, refs)
-        additions = () if snapshot is None else tuple(sorted(snapshot.additions))
-        return cls(
-            uri=uri,
-            storage_options=storage_options,
-            layout=layout,
-            features=features,
-            entry=None if snapshot is None else snapshot.entry,
-            shards=shards,
-            additions=additions,
-            joined=open_features(uri, additions=True, storage_options=storage_options)
-            if additions
-            else None,
-        )
+            return cls(uri, storage_options, layout, features, None, shards, (), None)
+        refs = {shard: ref.generation for shard, ref in sorted(snapshot.commits.items())}
+        with Threads(READ_THREADS) as pool:
+            read = pool.map(lambda ref: _shard_of(layout, *ref), refs.items())
+            shards = dict(zip(refs, read, strict=True))
+        joined = None
+        if snapshot.additions:
+            joined = open_features(uri, additions=True, storage_options=storage_options)
+        additions = sorted(snapshot.additions)
+        entry = snapshot.entry
+        return cls(uri, storage_options, layout, features, entry, shards, additions, joined)
 
     def richest(self, position: int) -> tuple[Features | JoinedFeatures, int]:
         """Return the features with most streams for a row of `features`, and its position there."""
@@ -118,35 +95,20 @@ class Stored:
         return sum(shard.rows_bad for shard in self.shards.values())
 
 
-def _named(layout: Layout, refs: Mapping[str, int]) -> dict[str, StoredShard]:
-    """Read shards by the generation of their record."""
-
-    def read(ref: tuple[str, int]) -> StoredShard:
-        record = read_commit(layout, *ref)
-        if record is None:
-            raise CommitError(
-                f"{layout.url()}: the commit of shard {ref[0]} is gone although the index names "
-                "it; run `earmill verify`"
-            )
-        return _shard(layout, record)
-
-    with Threads(READ_THREADS) as pool:
-        return dict(zip(refs, pool.map(read, refs.items()), strict=True))
+def _shard_of(layout: Layout, shard: str, generation: int) -> StoredShard:
+    record = read_commit(layout, shard, generation)
+    if record is None:
+        raise CommitError(
+            f"{layout.url()}: the commit of shard {shard} is gone although the index names it; run "
+            "`earmill verify`"
+        )
+    return _shard(layout, record)
 
 
 def _shard(layout: Layout, record: CommitRecord) -> StoredShard:
-    facts: ShardFacts | None
-    try:
+    facts: ShardFacts | None = None
+    with suppress(KeyError, TypeError, ValueError, AttributeError):
         facts = shard_facts(layout, record)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        facts = None
     rows = record.path("rows")
     assert rows is not None
     return StoredShard(facts, record.rows_ok, record.rows_bad, rows, record.path("quarantine"))
-
-
-def spread_over(items: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` items at even distances."""
-    if len(items) <= most:
-        return list(items)
-    return [items[int(k)] for k in np.linspace(0, len(items) - 1, most).round()]

@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from earmill.jobs.report.page import Values
 from earmill.jobs.report.plots import (
     Box,
     Plot,
@@ -68,67 +69,23 @@ GROUP_TEXT = {
 }
 GROUP_OF = {part: group for group, parts in GROUPS.items() for part in parts}
 
-Values = NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class CpuPart:
-    """One part of the CPU time: seconds, share, and milliseconds per second of audio."""
-
-    part: str
-    group: str
-    seconds: str
-    share: str
-    per_audio: str
-    from_left: float
-    width: float
-
-
-@dataclass(frozen=True)
-class WorkerLine:
-    """The commits of one process."""
-
-    name: str
-    device: str
-    shards: int
-    rows: int
-    audio: str
-    busy: str
-    speed: str
-    last: str
-
-
-@dataclass(frozen=True)
-class Work:
-    """All facts about the work; None and empty without commits."""
-
-    shards: int
-    throughput: Plot | None
-    cpu: Plot | None
-    parts: Sequence[CpuPart]
-    cpu_note: str
-    workers: Sequence[WorkerLine]
-    workers_note: str
-    time_note: str
-
-
-def work_of(facts: Sequence[ShardFacts]) -> Work:
-    """Return the work on these shards."""
+def work_of(facts: Sequence[ShardFacts]) -> dict[str, Any]:
+    """Return the work on these shards; figures are None and lists empty without commits."""
     facts = sorted(facts, key=lambda one: one.created_s)
     lines, hidden = _workers(facts)
     measured = [one for one in facts if one.cpu_s]
     without = len(facts) - len(measured)
     clock = _Clock.of(facts)
-    return Work(
-        shards=len(facts),
-        throughput=_throughput(facts, clock) if clock else None,
-        cpu=_cpu(measured, clock) if clock and measured else None,
-        parts=_parts(measured),
-        cpu_note=f"{without:,} of {len(facts):,} records do not say it." if without else "",
-        workers=lines,
-        workers_note=f"{hidden:,} more processes are not shown." if hidden else "",
-        time_note=clock.note if clock else "",
-    )
+    return {
+        "throughput": _throughput(facts, clock) if clock else None,
+        "cpu": _cpu(measured, clock) if clock and measured else None,
+        "parts": _parts(measured),
+        "cpu_note": f"{without:,} of {len(facts):,} records do not say it." if without else "",
+        "workers": lines,
+        "workers_note": f"{hidden:,} more processes are not shown." if hidden else "",
+        "time_note": clock.note if clock else "",
+    }
 
 
 def mean_speed(facts: Sequence[ShardFacts]) -> float:
@@ -149,12 +106,7 @@ def stamp(seconds: float) -> str:
 class _Clock:
     """The axis of working time: periods of work joined end to end, and cut into bins.
 
-    Args:
-        begins: Begin of each period, in seconds since 1970.
-        ends: End of each period, in seconds since 1970.
-        places: Begin of each period on the axis, in seconds.
-        length_s: Length of the axis.
-        width_s: Width of a bin.
+    Periods begin and end in seconds since 1970; `places` are their begins on the axis, in seconds.
     """
 
     begins: Values
@@ -228,61 +180,43 @@ def _took(one: ShardFacts) -> float:
 def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
     """Plot seconds of audio per second in each bin."""
     amounts = np.array([[one.audio_s, one.rows_ok + one.rows_bad] for one in facts])
-    spread, widths = clock.spread(facts, amounts), np.diff(clock.edges)
-    speeds = spread[:, 0] / widths
-    mean = float(amounts[:, 0].sum() / clock.length_s)
-    top = float(speeds.max()) or 1.0
-    boxes, rows = [], []
-    for k, (speed, n_rows) in enumerate(zip(speeds.tolist(), spread[:, 1].tolist(), strict=True)):
-        when = _when(clock, k)
-        text = f"{number_text(speed)} times real time, {number_text(n_rows / widths[k])} rows/s"
-        boxes.append(_column(clock, k, 0.0, speed / top, "one", f"{when}: {text}"))
-        rows.append((when, number_text(speed), number_text(n_rows / widths[k])))
+    rates = clock.spread(facts, amounts) / np.diff(clock.edges)[:, None]
+    mean = number_text(float(amounts[:, 0].sum() / clock.length_s))
+    cells = [(number_text(speed), number_text(rows)) for speed, rows in rates.tolist()]
     return _time_plot(
         clock,
-        top,
-        boxes,
+        rates[:, :1],
+        ("one",),
+        [(f"{speed} times real time, {rows} rows/s",) for speed, rows in cells],
         ("times real time", "rows a second"),
-        rows,
+        cells,
         title="Throughput",
         alt=f"Audio seconds processed a second over {seconds_text(clock.length_s)} of work: "
-        f"{number_text(mean)} on average, up to {number_text(top)}.",
+        f"{mean} on average, up to {number_text(float(rates[:, 0].max()) or 1.0)}.",
         y_label="times real time",
-        note=f"{number_text(mean)} times real time on average.",
+        note=f"{mean} times real time on average.",
     )
 
 
 def _cpu(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
     """Plot the busy cores in each bin by group."""
     cpu_s = np.array([one.cpu_s for one in facts])
-    groups = np.stack(
-        [cpu_s[:, [PARTS.index(part) for part in parts]].sum(axis=1) for parts in GROUPS.values()],
-        axis=1,
-    )
-    spread, widths = clock.spread(facts, groups), np.diff(clock.edges)
-    cores = spread / widths[:, None]
-    top = float(cores.sum(axis=1).max()) or 1.0
-    boxes, rows = [], []
-    for k, busy in enumerate(cores.tolist()):
-        base = 0.0
-        for group, value in zip(GROUPS, busy, strict=True):
-            title = f"{_when(clock, k)}: {group} {number_text(value)} cores"
-            boxes.append(_column(clock, k, base / top, value / top, group, title))
-            base += value
-        rows.append((_when(clock, k), *(number_text(value) for value in busy)))
+    indices = [[PARTS.index(part) for part in parts] for parts in GROUPS.values()]
+    groups = np.stack([cpu_s[:, parts].sum(axis=1) for parts in indices], axis=1)
+    cores = clock.spread(facts, groups) / np.diff(clock.edges)[:, None]
+    cells = [tuple(map(number_text, busy)) for busy in cores.tolist()]
     totals = groups.sum(axis=0)
-    shares = ", ".join(
-        f"{group} {percent(share)}"
-        for group, share in zip(GROUPS, (totals / (totals.sum() or 1.0)).tolist(), strict=True)
-    )
+    shares = zip(GROUPS, (totals / (totals.sum() or 1.0)).tolist(), strict=True)
     return _time_plot(
         clock,
-        top,
-        boxes,
+        cores,
+        tuple(GROUPS),
+        [[f"{group} {n} cores" for group, n in zip(GROUPS, busy, strict=True)] for busy in cells],
         [f"{group} (cores)" for group in GROUPS],
-        rows,
+        cells,
         title="CPU time of the workers",
-        alt=f"Cores busy over {seconds_text(clock.length_s)} of work, by what for: {shares}.",
+        alt=f"Cores busy over {seconds_text(clock.length_s)} of work, by what for: "
+        f"{', '.join(f'{group} {percent(share)}' for group, share in shares)}.",
         y_label="cores busy",
         legend=tuple(GROUP_TEXT.items()),
     )
@@ -290,52 +224,54 @@ def _cpu(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
 
 def _time_plot(
     clock: _Clock,
-    top: float,
-    boxes: Sequence[Box],
+    values: Values,
+    kinds: Sequence[str],
+    titles: Sequence[Sequence[str]],
     columns: Sequence[str],
-    rows: Sequence[tuple[str, ...]],
+    cells: Sequence[tuple[str, ...]],
     **fields: Any,
 ) -> Plot:
-    """Return a figure over working time; `columns` and `rows` are its table."""
+    """Plot (bin, kind) values over working time, stacked; `columns` and `cells` are the table."""
+    top = float(values.sum(axis=1).max()) or 1.0
+    spans = list(pairwise(clock.edges.tolist()))
+    times = [f"{seconds_text(first)} to {seconds_text(last)}" for first, last in spans]
+    boxes = []
+    for k, (first, last) in enumerate(spans):
+        left, right = 100 * first / clock.length_s, 100 * last / clock.length_s
+        base = 0.0
+        for kind, value, title in zip(kinds, values[k].tolist(), titles[k], strict=True):
+            y, height = 100 * (1 - base / top - value / top), 100 * value / top
+            if height:
+                boxes.append(Box(left, y, right - left, height, kind, f"{times[k]}: {title}"))
+            base += value
+    unit, size = next((u, s) for u, s, most in UNITS if clock.length_s < most * s)
+    length = clock.length_s / size
+    pauses = (clock.begins[1:] - clock.ends[:-1]).tolist()
+    places = (100 * clock.places[1:] / clock.length_s).tolist()
     return Plot(
         x_label="time at work",
-        x_ticks=_time_ticks(clock),
+        x_ticks=ticks(nice_steps(0, length, 5), 0, length, lambda v: f"{number_text(v)} {unit}"),
         y_ticks=ticks(nice_steps(0, top, 5), 0, top, short_text),
-        boxes=tuple(box for box in boxes if box.height),
-        marks=_pauses(clock),
-        table=Table(("time at work", *columns), tuple(rows), NUMBERS),
+        boxes=tuple(boxes),
+        marks=tuple(
+            Tick(at, f"pause of {seconds_text(pause)}")
+            for at, pause in zip(places, pauses, strict=True)
+        ),
+        table=Table(
+            ("time at work", *columns),
+            tuple((time, *row) for time, row in zip(times, cells, strict=True)),
+            NUMBERS,
+        ),
         height="short",
         **fields,
     )
 
 
-def _column(clock: _Clock, k: int, base: float, share: float, kind: str, title: str) -> Box:
-    left, right = (100 * float(edge) / clock.length_s for edge in clock.edges[k : k + 2])
-    return Box(left, 100 * (1 - base - share), right - left, 100 * share, kind, title)
+def _parts(facts: Sequence[ShardFacts]) -> list[dict[str, Any]]:
+    """Return all parts of the CPU time, in the order in which a clip passes them.
 
-
-def _when(clock: _Clock, k: int) -> str:
-    first, last = (float(edge) for edge in clock.edges[k : k + 2])
-    return f"{seconds_text(first)} to {seconds_text(last)}"
-
-
-def _time_ticks(clock: _Clock) -> tuple[Tick, ...]:
-    length_s = clock.length_s
-    unit, size = next((u, s) for u, s, most in UNITS if length_s < most * s)
-    steps = nice_steps(0, length_s / size, 5)
-    return ticks(steps, 0, length_s / size, lambda v: f"{number_text(v)} {unit}")
-
-
-def _pauses(clock: _Clock) -> tuple[Tick, ...]:
-    gaps = (clock.begins[1:] - clock.ends[:-1]).tolist()
-    places = (100 * clock.places[1:] / clock.length_s).tolist()
-    return tuple(
-        Tick(at, f"pause of {seconds_text(gap)}") for at, gap in zip(places, gaps, strict=True)
-    )
-
-
-def _parts(facts: Sequence[ShardFacts]) -> list[CpuPart]:
-    """Return all parts of the CPU time, in the order in which a clip passes them."""
+    `per_audio` is in milliseconds per second of audio.
+    """
     sums = np.array([one.cpu_s for one in facts]).sum(axis=0).tolist() if facts else []
     whole, audio_s = sum(sums) or 1.0, sum(one.audio_s for one in facts)
     per_audio = aligned([1000 * seconds / audio_s for seconds in sums]) if audio_s else []
@@ -343,39 +279,39 @@ def _parts(facts: Sequence[ShardFacts]) -> list[CpuPart]:
     for k, (part, seconds, text) in enumerate(zip(PARTS, sums, aligned(sums), strict=False)):
         width = 100 * seconds / whole
         parts.append(
-            CpuPart(
-                part=part,
-                group=GROUP_OF[part],
-                seconds=text,
-                share=percent(seconds / whole),
-                per_audio=per_audio[k] if audio_s else "none",
-                from_left=left,
-                width=width,
-            )
+            {
+                "part": part,
+                "group": GROUP_OF[part],
+                "seconds": text,
+                "share": percent(seconds / whole),
+                "per_audio": per_audio[k] if audio_s else "none",
+                "from_left": left,
+                "width": width,
+            }
         )
         left += width
     return parts
 
 
-def _workers(facts: Sequence[ShardFacts]) -> tuple[list[WorkerLine], int]:
+def _workers(facts: Sequence[ShardFacts]) -> tuple[list[dict[str, Any]], int]:
     """Return a line for each process, most commits first, and the number of processes left out."""
     by_worker: dict[tuple[str, int], list[ShardFacts]] = defaultdict(list)
     for one in facts:
         by_worker[one.worker].append(one)
     ordered = sorted(by_worker.items(), key=lambda pair: (-len(pair[1]), pair[0]))
-    lines = [_worker(name, done) for name, done in ordered[:MOST_WORKERS]]
-    return lines, max(0, len(ordered) - MOST_WORKERS)
-
-
-def _worker(name: tuple[str, int], done: Sequence[ShardFacts]) -> WorkerLine:
-    audio_s, busy_s = sum(one.audio_s for one in done), sum(_took(one) for one in done)
-    return WorkerLine(
-        name=f"{name[0]}, process {name[1]}" if name[1] else name[0],
-        device=", ".join(sorted({one.device for one in done})[:3]),
-        shards=len(done),
-        rows=sum(one.rows_ok + one.rows_bad for one in done),
-        audio=hours_text(audio_s),
-        busy=seconds_text(busy_s),
-        speed=number_text(audio_s / busy_s) if busy_s else "none",
-        last=stamp(done[-1].created_s),
-    )
+    lines = []
+    for (host, pid), done in ordered[:MOST_WORKERS]:
+        audio_s, busy_s = sum(one.audio_s for one in done), sum(_took(one) for one in done)
+        lines.append(
+            {
+                "name": f"{host}, process {pid}" if pid else host,
+                "device": ", ".join(sorted({one.device for one in done})[:3]),
+                "shards": len(done),
+                "rows": sum(one.rows_ok + one.rows_bad for one in done),
+                "audio": hours_text(audio_s),
+                "busy": seconds_text(busy_s),
+                "speed": number_text(audio_s / busy_s) if busy_s else "none",
+                "last": stamp(done[-1].created_s),
+            }
+        )
+    return lines, len(ordered) - len(lines)
