@@ -31,7 +31,7 @@ from benchmarks import loudness, models
 from benchmarks.kernel import FS_HZ
 from benchmarks.report import table, write_section
 from benchmarks.training import step
-from earmill.jobs.doctor.speed import as_large_as_fits, best_of, cycles_of
+from earmill.jobs.doctor.models import as_large_as_fits, best_of, cycles_of
 
 THREADS = 2
 CLIP_S = 4.0

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from earmill.jobs.doctor.checks import machine_line
-from earmill.jobs.doctor.speed import table as table
+from earmill.jobs.doctor.models import table as table
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 _TITLE = (

@@ -13,7 +13,7 @@ from earmill.jobs.console.terminal import console, say_json
 
 if TYPE_CHECKING:
     from earmill.jobs.doctor.checks import Check
-    from earmill.jobs.doctor.speed import Speed
+    from earmill.jobs.doctor.models import Speed
 
 
 class Device(StrEnum):
@@ -43,7 +43,7 @@ def doctor(
     from rich.text import Text
 
     from earmill.jobs.doctor.checks import State
-    from earmill.jobs.doctor.speed import markdown
+    from earmill.jobs.doctor.models import markdown
 
     store_options = options.parse_storage_options(storage_options)
     checks: list[Check] = []
@@ -78,8 +78,7 @@ def _checks(
 ) -> Iterator[Check]:
     """Run the checks one after the other; `done` holds the results so far."""
     from earmill.jobs.doctor.checks import machine_checks, ray_check, storage_check
-    from earmill.jobs.doctor.models import gpu_checks, kernel_checks
-    from earmill.jobs.doctor.speed import gpu_answers, speed_checks
+    from earmill.jobs.doctor.models import gpu_answers, gpu_checks, kernel_checks, speed_checks
 
     yield from machine_checks()
     yield from kernel_checks()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -29,11 +31,7 @@ class State(StrEnum):
 class Check:
     """One check: its name, its result and a text.
 
-    Args:
-        what: Name of the check.
-        state: Its result.
-        text: The finding, or what to do.
-        names_a_place: True if the text names folders of this machine, which nobody else should see.
+    `names_a_place` marks a text with folders of this machine, which nobody else should see.
     """
 
     what: str
@@ -44,17 +42,14 @@ class Check:
 
 def checked(what: str, look: Callable[[], str], *, names_a_place: bool = False) -> Check:
     """Run a check; an exception becomes a failed check, so that the next check follows."""
-    try:
-        return Check(what, State.OK, look(), names_a_place)
-    except Exception as error:
-        return Check(what, State.FAILED, _line(error), names_a_place)
-
-
-def _line(error: Exception) -> str:
     from amtcore.errors import AmtError
 
-    meant_for_people = isinstance(error, EarmillError | AmtError)
-    return one_line(error) if meant_for_people else named_line(error, where=True)
+    try:
+        return Check(what, State.OK, look(), names_a_place)
+    except (EarmillError, AmtError) as error:
+        return Check(what, State.FAILED, one_line(error), names_a_place)
+    except Exception as error:
+        return Check(what, State.FAILED, named_line(error, where=True), names_a_place)
 
 
 #: Features that make the kernels' vectors fast, on x86 and Arm.
@@ -67,7 +62,9 @@ _PACKAGES = (
 
 def machine_checks() -> Iterator[Check]:
     """Yield facts about the machine."""
-    yield checked("processor", _processor)
+    # Other programs slow down every speed that is measured below.
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    yield checked("processor", lambda: f"{_processor()}{load}")
     yield checked("memory", _memory)
     yield checked("versions", _versions)
     yield checked("kernel cache", _kernel_cache, names_a_place=True)
@@ -75,21 +72,11 @@ def machine_checks() -> Iterator[Check]:
 
 def machine_line() -> str:
     """Return processor, cores, and the versions that decide speed, for a benchmark's section."""
-    import platform
-
-    return (
-        f"{_named_processor()}; Python {platform.python_version()}, "
-        f"torch {_version('torch')}, numba {_version('numba')}"
-    )
+    python = platform.python_version()
+    return f"{_processor()}; Python {python}, torch {_version('torch')}, numba {_version('numba')}"
 
 
 def _processor() -> str:
-    # Other programs slow down every speed that is measured below.
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{_named_processor()}{load}"
-
-
-def _named_processor() -> str:
     """Return the processor with its vectors: a cloud's name may stand for several generations."""
     from llvmlite import binding
 
@@ -110,8 +97,6 @@ def _memory() -> str:
 
 
 def _versions() -> str:
-    import platform
-
     python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     return ", ".join([python, *(f"{name} {_version(name)}" for name in _PACKAGES)])
 
@@ -134,16 +119,12 @@ def _kernel_cache() -> str:
     sources_digest()  # raises if other users can write to the sources
     folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
+    shown = folder
+    with suppress(ValueError, RuntimeError):  # no home, or the cache lies elsewhere
+        shown = Path("~") / folder.relative_to(Path.home())
     if os.access(existing, os.W_OK):
-        return f"{_short(folder)}, writable by nobody else"
-    return f"{_short(folder)} cannot be written: every process compiles anew; set NUMBA_CACHE_DIR"
-
-
-def _short(folder: Path) -> str:
-    try:
-        return str(Path("~") / folder.relative_to(Path.home()))
-    except (ValueError, RuntimeError):
-        return str(folder)
+        return f"{shown}, writable by nobody else"
+    return f"{shown} cannot be written: every process compiles anew; set NUMBA_CACHE_DIR"
 
 
 #: A worker process of Ray imports Python and Ray, no models.
@@ -163,7 +144,7 @@ def _run_task() -> str:
         import ray
         from ray.exceptions import GetTimeoutError
 
-        answer = ray.remote(_worker_version).options(num_cpus=1).remote()
+        answer = ray.remote(version).options(num_cpus=1).remote("earmill")
         try:
             worker_version = ray.get(answer, timeout=RAY_TASK_WITHIN_S)
         except GetTimeoutError as error:
@@ -173,12 +154,6 @@ def _run_task() -> str:
             ) from error
         cpus = sum(node.cpus for node in live_nodes())
         return f"runs a task ({cpus} CPUs, earmill {worker_version} in its worker)"
-
-
-def _worker_version() -> str:
-    from importlib.metadata import version
-
-    return version("earmill")
 
 
 def storage_check(uri: str, options: Mapping[str, Any]) -> Check:

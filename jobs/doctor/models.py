@@ -1,15 +1,18 @@
-"""Checks of models: kernels against plain loops, and the GPU against the CPU."""
+"""Checks of models: kernels against plain loops, the GPU against the CPU, and their speed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earmill.jobs.doctor.checks import Check, State, checked
+from earmill.jobs.doctor.checks import Check, State, checked, machine_line
 from earmill.pipeline.common.errors import EarmillError
+from earmill.pipeline.common.machine import processor_name
 from earmill.pipeline.common.text import named_line
 
 if TYPE_CHECKING:
@@ -109,15 +112,23 @@ def _outputs(result: Any) -> list[Tensor]:
     return [leaf for part in parts for leaf in _outputs(part)]
 
 
-def worst_error(got: list[Tensor], expected: list[Tensor], floor: float) -> float:
-    """Return the largest relative error of a tensor; infinity if a shape differs, or a value is not
-    finite."""
+def as_array(values: Any) -> NDArray[Any]:
+    """Return frames of any device as an array."""
+    from torch import Tensor
+
+    return values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def worst_error(got: Sequence[Any], expected: Sequence[Any], floor: float) -> float:
+    """Return the largest relative error of an array; infinity if a shape differs, or a value is not
+    finite. An array of zeros has the absolute error instead."""
     worst = 0.0
-    for a, b in zip(got, expected, strict=True):
-        if a.shape != b.shape or not bool(a.isfinite().all()):
+    for one, other in zip(got, expected, strict=True):
+        a, b = as_array(one).astype(np.float64), as_array(other).astype(np.float64)
+        if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
             return float("inf")
-        size = float(b.double().norm()) + floor * max(b.numel(), 1) ** 0.5
-        worst = max(worst, float((a.double() - b.double()).norm()) / size)
+        size = float(np.linalg.norm(b)) + floor * max(b.size, 1) ** 0.5
+        worst = max(worst, float(np.linalg.norm(a - b)) / (size or 1.0))
     return worst
 
 
@@ -131,20 +142,29 @@ _TRANSFORMS_BOUND = 1e-4
 def gpu_checks(*, wanted: bool) -> Iterator[Check]:
     """Yield the checks of the GPU; a missing GPU fails only if `wanted`."""
     from amtcore.errors import BackendError
+    from amtcore.features.build import build_extractor
     from amtcore.features.registry import BUILT_IN
     from amtcore.kernels.backends.chosen import gpu_backend
 
     try:
         backend = gpu_backend().name
     except BackendError as error:
-        yield Check(
-            "GPU", State.FAILED if wanted else State.NO, str(error).removeprefix("no GPU: ")
-        )
+        state = State.FAILED if wanted else State.NO
+        yield Check("GPU", state, str(error).removeprefix("no GPU: "))
         return
     yield checked("GPU", lambda: _facts(backend))
     yield checked("PTX", lambda: _probe(backend))
     for name in BUILT_IN:
-        yield _model_check(name, backend)
+        what = f"{name} on the GPU"
+        try:
+            there = build_extractor(name, backend=backend)
+        except Exception as error:
+            yield Check(what, State.FAILED, named_line(error))
+            continue
+        if there.backend.name == "cpu":
+            yield Check(what, State.NO, "stays on the CPU, whatever the device")
+        else:
+            yield checked(what, partial(_against_cpu, name, build_extractor(name), there))
 
 
 def _facts(backend: str) -> str:
@@ -166,29 +186,17 @@ def _probe(backend: str) -> str:
     return f"loaded and launched: {launcher.name} adds two vectors"
 
 
-def _model_check(name: str, backend: str) -> Check:
-    from amtcore.features.build import build_extractor
-
-    what = f"{name} on the GPU"
-    try:
-        there = build_extractor(name, backend=backend)
-    except Exception as error:
-        return Check(what, State.FAILED, named_line(error))
-    if there.backend.name == "cpu":
-        return Check(what, State.NO, "stays on the CPU, whatever the device")
-    return checked(what, lambda: _against_cpu(name, build_extractor(name), there))
-
-
 def _against_cpu(name: str, here: Extractor, there: Extractor) -> str:
     clips = [noise(here, seconds, seed) for seed, seconds in enumerate(SECONDS[there.backend.name])]
     pairs = [
-        (as_array(got[stream.name]), as_array(expected[stream.name]))
-        for got, expected in zip(there.extract(clips), here.extract(clips), strict=True)
+        (as_array(gpu[stream.name]), as_array(cpu[stream.name]))
+        for gpu, cpu in zip(there.extract(clips), here.extract(clips), strict=True)
         for stream in here.streams
     ]
-    if all(np.array_equal(got, expected) for got, expected in pairs):
-        return f"equal to the CPU bit for bit in {sum(b.size for _, b in pairs):,} values"
-    error = max(_error(got, expected) for got, expected in pairs)
+    if all(np.array_equal(gpu, cpu) for gpu, cpu in pairs):
+        return f"equal to the CPU bit for bit in {sum(cpu.size for _, cpu in pairs):,} values"
+    got, expected = zip(*pairs, strict=True)
+    error = worst_error(got, expected, 0.0)
     if name in WITH_TRANSFORMS and error <= _TRANSFORMS_BOUND:
         return f"within {error:.0e} of the CPU, where transforms are another library's"
     raise UnequalError(
@@ -204,17 +212,158 @@ def noise(extractor: Extractor, seconds: float, seed: int) -> NDArray[np.float32
     return np.float32(0.05) * (wave if samples[0] > 1 else wave[0])
 
 
-def as_array(values: Any) -> NDArray[Any]:
-    """Return frames of any device as an array."""
-    from torch import Tensor
+#: Clips of a launch that fills a GPU; fewer if its memory is too small.
+CLIPS = 1500
+CLIP_S = 4.0
+_REPEATS = 2
 
-    return values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+@dataclass(frozen=True)
+class Speed:
+    """Speed of a model in seconds of audio per second.
+
+    `cpu` is the speed on all cores, `gpu` the speed in launches of `clips` clips, with samples and
+    features copied; None without a GPU.
+    """
+
+    model: str
+    cpu: float
+    gpu: float | None = None
+    clips: int = 0
+
+    def __str__(self) -> str:
+        on_gpu = f", {self.gpu:,.0f} on the GPU ({self.clips} clips)" if self.gpu else ""
+        return f"{self.cpu:,.0f} x real time on the CPU{on_gpu}"
 
 
-def _error(got: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Return the relative error; infinity for another shape or values that are not finite."""
-    if got.shape != expected.shape or not np.isfinite(got).all():
-        return float("inf")
-    size = float(np.linalg.norm(expected.astype(np.float64)))
-    difference = float(np.linalg.norm(got.astype(np.float64) - expected))
-    return difference / size if size else difference
+def speed_checks(speeds: list[Speed], *, gpu: bool) -> Iterator[Check]:
+    """Measure each model and append its speed to `speeds`."""
+    from amtcore.features.registry import BUILT_IN
+
+    def measure(name: str) -> str:
+        speeds.append(_measured(name, gpu))
+        return str(speeds[-1])
+
+    for name in BUILT_IN:
+        yield checked(f"speed of {name}", partial(measure, name))
+    if gpu:
+        yield checked("cycles of dau1997", _cycles)
+
+
+def gpu_answers(checks: list[Check]) -> bool:
+    """Return True if a real GPU runs kernels; the interpreter's speed means nothing."""
+    good = {check.what: check.text for check in checks if check.state is State.OK}
+    return "PTX" in good and not good.get("GPU", "none").startswith("none")
+
+
+def _measured(name: str, gpu: bool) -> Speed:
+    from amtcore.features.build import build_extractor
+    from earmill.pipeline.planning.speeds import seconds_of_a_second, warm_up
+
+    extractor = build_extractor(name)
+    warm_up([extractor])
+    cpu = 1.0 / seconds_of_a_second([extractor])[0]
+    if not gpu:
+        return Speed(name, cpu)
+    there = build_extractor(name, backend="cuda")
+    if there.backend.name == "cpu":
+        return Speed(name, cpu)
+    return Speed(name, cpu, *gpu_rate(there))
+
+
+def gpu_rate(extractor: Extractor, clips: int = CLIPS, clip_s: float = CLIP_S) -> tuple[float, int]:
+    """Return seconds of audio per second, and the clips of a launch that fit the memory."""
+    clip = noise(extractor, clip_s, 0)
+    seconds, clips = as_large_as_fits(
+        lambda count: best_of(partial(extractor.extract, [clip] * count), _REPEATS), clips
+    )
+    return clips * clip_s / seconds, clips
+
+
+def as_large_as_fits(measure: Callable[[int], float], count: int) -> tuple[float, int]:
+    """Measure `count` clips, or half as many until they fit the GPU's memory; return the count."""
+    from amtcore.errors import DeviceMemoryError
+    from amtcore.kernels.warp.driver.failures import device_errors
+
+    while True:
+        try:
+            with device_errors(f"extracting {count} clips"):
+                return measure(count), count
+        except DeviceMemoryError:
+            if count == 1:
+                raise
+            count //= 2
+
+
+def best_of(run: Callable[[], object], repeats: int) -> float:
+    """Return the seconds of the fastest run, after a run that loads the kernels."""
+    run()
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def _cycles() -> str:
+    import torch
+
+    from amtcore.features.build import build_extractor
+    from amtcore.kernels.warp.driver.device_facts import device_facts
+
+    facts, extractor = device_facts(), build_extractor("dau1997", backend="cuda")
+    clip = torch.from_numpy(noise(extractor, CLIP_S, 0)).cuda()
+    return cycles_of(extractor, clip, facts.clock_hz, facts.warp_instructions_per_s)
+
+
+def cycles_of(extractor: Extractor, clip: Tensor, clock_hz: float, slots_hz: float) -> str:
+    """Return the cycles per sample of a model whose channels fit one warp, as in pooled Dau1997.
+
+    Args:
+        extractor: The model on the GPU.
+        clip: A clip on the device, so that only features are copied.
+        clock_hz: Clock of the multiprocessors.
+        slots_hz: Warp instructions that the whole device can start per second.
+    """
+
+    def seconds(count: int) -> float:
+        clips: Any = [clip] * count
+        return best_of(lambda: extractor.extract(clips), _REPEATS)
+
+    alone = seconds(1) * clock_hz / len(clip)
+    per_clip, count = as_large_as_fits(lambda count: seconds(count) / count, CLIPS)
+    return (
+        f"a sample takes {alone:,.0f} cycles for one warp alone, and "
+        f"{per_clip * slots_hz / len(clip):,.0f} instructions' time a warp with {count} clips, at "
+        "the highest clock with all schedulers busy"
+    )
+
+
+def markdown(command: str, checks: Sequence[Check], speeds: Sequence[Speed]) -> str:
+    """Return heading, machine, checks, and speeds if they were measured, as Markdown."""
+    has_row = {f"speed of {speed.model}" for speed in speeds}
+    shown = [c for c in checks if not c.names_a_place and c.what not in has_row]
+    gpu = next((c.text for c in shown if c.what == "GPU" and c.state is State.OK), None)
+    parts = [
+        f"## Doctor: {(gpu or processor_name()).partition(',')[0]}",
+        f"`{command}` on {machine_line()}",
+        table(("check", "", "found"), [(c.what, c.state, c.text) for c in shown]),
+    ]
+    if speeds:
+        rows = []
+        for speed in speeds:
+            gpu_cells = ("", "") if speed.gpu is None else (f"{speed.gpu:.0f}", str(speed.clips))
+            rows.append((speed.model, f"{speed.cpu:.0f}", *gpu_cells))
+        parts += [
+            "Seconds of audio per second, pooled to default streams, samples and features copied.",
+            table(("model", "CPU", "GPU", "clips in a launch"), rows),
+        ]
+    return "\n\n".join(parts)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -17,10 +17,17 @@ from amtcore.features.build import build_extractor
 from amtcore.features.registry import BUILT_IN
 from earmill.jobs.cli import run
 from earmill.jobs.doctor import checks as machine_checks
-from earmill.jobs.doctor import models, speed
+from earmill.jobs.doctor import models
 from earmill.jobs.doctor.checks import Check, State, checked, storage_check
-from earmill.jobs.doctor.models import UnequalError, kernel_checks, worst_error
-from earmill.jobs.doctor.speed import Speed, gpu_answers, gpu_rate, markdown
+from earmill.jobs.doctor.models import (
+    Speed,
+    UnequalError,
+    gpu_answers,
+    gpu_rate,
+    kernel_checks,
+    markdown,
+    worst_error,
+)
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.storage.layout import Layout
 
@@ -143,6 +150,7 @@ def test_what_is_not_finite_or_of_another_shape_is_no_small_error() -> None:
     assert worst_error([one], [one], 0.0) == 0.0
     assert worst_error([one, 1.5 * one], [one, one], 0.0) == pytest.approx(0.5)
     assert worst_error([one * torch.nan], [one], 1.0) == float("inf")
+    assert worst_error([one], [one * torch.nan], 1.0) == float("inf")
     assert worst_error([one[:2]], [one], 1.0) == float("inf")
 
 
@@ -171,7 +179,7 @@ def test_processors_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_processor_speed_of_a_model_is_measured() -> None:
     speeds: list[Speed] = []
-    found = next(speed.speed_checks(speeds, gpu=False))
+    found = next(models.speed_checks(speeds, gpu=False))
     assert found.state is State.OK and found.what == "speed of dau1997"
     assert speeds[0].cpu > 0 and "x real time on the CPU" in found.text
 
@@ -216,7 +224,7 @@ def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_clips_for_a_model_of_two_ears_have_two() -> None:
-    both = speed.noise(build_extractor("moore2016"), 0.1, 0)
+    both = models.noise(build_extractor("moore2016"), 0.1, 0)
     assert both.shape == (2, 3200) and both.dtype == np.float32
 
 
