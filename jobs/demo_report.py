@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import soundfile
 
-from earmill.jobs.stream_plots import STYLE, decibels, draw_raster, frequency_axis, modulation_rms
+from earmill.jobs.stream_plots import (
+    decibels,
+    draw_raster,
+    frequency_axis,
+    modulation_rms,
+    written_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,27 +49,13 @@ class Example:
 
 def draw(path: Path, examples: Sequence[Example], streams: Mapping[str, StreamInfo]) -> None:
     """Write the figure as PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            4,
-            len(examples),
-            figsize=(11, 11),
-            layout="constrained",
-            height_ratios=(1, 2, 2, 2),
-            squeeze=False,
-        )
+    shape = {"ncols": len(examples), "figsize": (11, 11), "height_ratios": (1, 2, 2, 2)}
+    with written_figure(path, 4, **shape) as (figure, axes):
         _waveforms(axes[0], examples)
         _spectrograms(figure, axes[1], examples, streams["envelope"])
         _rasters(axes[2], examples, streams["spikes"])
         _modulation_spectra(figure, axes[3], examples, streams["modulation"])
         figure.suptitle("earmill demo: Dau 1997 features, read back from the dataset", fontsize=12)
-        figure.savefig(path, dpi=140)
-        plt.close(figure)
 
 
 def _waveforms(axes: Sequence[Axes], examples: Sequence[Example]) -> None:

@@ -8,7 +8,8 @@ centre frequency. Events are a raster. Values of a whole clip go into the title.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.loader.rows import Row
@@ -38,26 +40,17 @@ PANEL_INCHES = (10.0, 2.1)
 COLORS = ("#33658a", "#d1495b", "#66a182", "#8d6a9f")
 
 
-def draw_row(path: Path, row: Row, streams: Mapping[str, StreamInfo]) -> None:
-    """Write the figure of a row, or of a slice of it, as PNG."""
+@contextmanager
+def written_figure(path: Path, rows: int, **options: Any) -> Iterator[tuple[Figure, Any]]:
+    """Yield a figure and its (row, column) axes, and write the figure as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels = panels_of(streams)
-    width, height = PANEL_INCHES
-    size = (width, height * max(1, len(panels)) + 0.6)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            max(1, len(panels)), figsize=size, layout="constrained", sharex=True, squeeze=False
-        )
-        for panel, infos in zip(axes[:, 0], panels, strict=False):
-            draw_streams(panel, row, infos)
-        axes[-1, 0].set_xlabel("time (s)")
-        # A row id may hold `$` and control characters; they are shown as text.
-        title = "\n".join([visible(row.row_id), *clip_values(row, streams)])
-        figure.suptitle(title, fontsize=11, parse_math=False)
+        figure, axes = plt.subplots(rows, layout="constrained", squeeze=False, **options)
+        yield figure, axes
         with warnings.catch_warnings():
             # A script that the font lacks is drawn as boxes; the warning is not printed.
             warnings.filterwarnings("ignore", r"Glyph \d+", UserWarning)
@@ -65,49 +58,70 @@ def draw_row(path: Path, row: Row, streams: Mapping[str, StreamInfo]) -> None:
         plt.close(figure)
 
 
-def panels_of(streams: Mapping[str, StreamInfo]) -> list[list[StreamInfo]]:
-    """Group streams by panel: traces of one unit share one; streams of whole clips have none."""
+def draw_row(path: Path, row: Row, streams: Mapping[str, StreamInfo]) -> None:
+    """Write the figure of a row, or of a slice of it, as PNG."""
     panels: dict[str, list[StreamInfo]] = {}
+    title = [visible(row.row_id)]
     for name, info in streams.items():
         if info.frame_rate_hz > 0:
-            panels.setdefault(f"trace in {info.unit}" if is_trace(info) else name, []).append(info)
-    return list(panels.values())
-
-
-def is_trace(info: StreamInfo) -> bool:
-    """Return True if a stream has one number a frame."""
-    return info.width == 1
-
-
-def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> list[str]:
-    """Return one line for each stream of whole clips."""
-    lines = []
-    for name, info in streams.items():
-        if info.frame_rate_hz == 0:
+            panel = f"trace in {info.unit}" if info.width == 1 else name
+            panels.setdefault(panel, []).append(info)
+        else:
             columns = info.columns or [f"{k}" for k in range(info.width)]
             values = zip(columns, row.features[name][0], strict=True)
-            lines.append(f"{', '.join(f'{c} {v:.3g}' for c, v in values)} {info.unit}")
-    return lines
+            title.append(f"{', '.join(f'{c} {v:.3g}' for c, v in values)} {info.unit}")
+    width, height = PANEL_INCHES
+    rows = max(1, len(panels))
+    size = (width, height * rows + 0.6)
+    with written_figure(path, rows, figsize=size, sharex=True) as (figure, axes):
+        for axis, infos in zip(axes[:, 0], panels.values(), strict=False):
+            _draw_streams(axis, row, infos)
+        axes[-1, 0].set_xlabel("time (s)")
+        # A row id may hold `$` and control characters; they are shown as text.
+        figure.suptitle("\n".join(title), fontsize=11, parse_math=False)
 
 
-def draw_streams(panel: Axes, row: Row, infos: Sequence[StreamInfo]) -> None:
+def _draw_streams(panel: Axes, row: Row, infos: Sequence[StreamInfo]) -> None:
     """Draw one panel: a stream, or several traces of one unit."""
     info = infos[0]
-    if is_trace(info):
+    if info.width == 1:
         for color, trace in zip(COLORS * len(infos), infos, strict=False):
             values = np.asarray(row.features[trace.name], np.float64)[:, 0]
             label = f"{trace.model} {trace.name.replace('_', ' ')}"
-            panel.plot(times_s(row, trace, len(values)), values, color=color, lw=1, label=label)
+            panel.plot(_times_s(row, trace, len(values)), values, color=color, lw=1, label=label)
         panel.set_ylabel(info.unit)
         panel.legend(loc="upper right", frameon=False)
         return
     panel.set_title(f"{info.model} {info.name.replace('_', ' ')}", loc="left")
     if isinstance(layout_of(info), EventLayout):
         draw_raster(panel, row.features[info.name], info)
-    elif info.mfc_hz:
-        _modulation(panel, row, info)
+        return
+    values, label = np.asarray(row.features[info.name], np.float64).T, info.unit
+    rates_hz: NDArray[np.float64] | None = None
+    if info.mfc_hz:
+        columns = np.asarray(info.mfc_hz)
+        rates_hz = np.unique(columns)
+        values = np.stack([np.sqrt((values[columns == r] ** 2).mean(axis=0)) for r in rates_hz])
+        label = f"RMS, {info.unit}"
+    elif info.name == "envelope":
+        values = decibels(values)
+        values, label = np.maximum(values - values.max(), -ENVELOPE_RANGE_DB), "dB re maximum"
+    time_s = _times_s(row, info, values.shape[1])
+    image = panel.pcolormesh(
+        time_s, np.arange(len(values)), values, cmap="magma", shading="nearest", rasterized=True
+    )
+    panel.figure.colorbar(image, ax=panel, label=label, pad=0.01)
+    if rates_hz is None:
+        frequency_axis(panel, info.fc_hz)
     else:
-        _channels(panel, row, info)
+        panel.set_yticks(range(len(rates_hz)), [f"{rate:.3g}" for rate in rates_hz])
+        panel.set_ylabel("modulation (Hz)")
+
+
+def _times_s(row: Row, info: StreamInfo, frames: int) -> NDArray[np.float64]:
+    """Return the middle of each frame."""
+    first = row.first_frame[info.name] + 0.5
+    return np.arange(first, first + frames) / info.frame_rate_hz
 
 
 def draw_raster(panel: Axes, events: Any, info: StreamInfo) -> None:
@@ -119,44 +133,6 @@ def draw_raster(panel: Axes, events: Any, info: StreamInfo) -> None:
     panel.scatter(time_s, channel, s=size, c=COLORS[0], marker="|", linewidths=0.6, rasterized=True)
     panel.set_ylim(-0.5, len(info.fc_hz) - 0.5)
     frequency_axis(panel, info.fc_hz)
-
-
-def times_s(row: Row, info: StreamInfo, frames: int) -> NDArray[np.float64]:
-    """Return the middle of each frame."""
-    first = row.first_frame[info.name] + 0.5
-    return np.arange(first, first + frames) / info.frame_rate_hz
-
-
-def _channels(panel: Axes, row: Row, info: StreamInfo) -> None:
-    """Draw values against centre frequency; an envelope in dB."""
-    values = np.asarray(row.features[info.name], np.float64).T
-    label = info.unit
-    if info.name == "envelope":
-        values = decibels(values)
-        values, label = np.maximum(values - values.max(), -ENVELOPE_RANGE_DB), "dB re maximum"
-    _image(panel, row, info, values, label)
-    frequency_axis(panel, info.fc_hz)
-
-
-def _modulation(panel: Axes, row: Row, info: StreamInfo) -> None:
-    """Draw the RMS over the channels with a filter, against modulation centre frequency."""
-    values = np.asarray(row.features[info.name], np.float64)
-    columns = np.asarray(info.mfc_hz)
-    rates_hz = np.unique(columns)
-    rms = np.stack([np.sqrt((values[:, columns == r] ** 2).mean(axis=1)) for r in rates_hz])
-    _image(panel, row, info, rms, f"RMS, {info.unit}")
-    panel.set_yticks(range(len(rates_hz)), [f"{rate:.3g}" for rate in rates_hz])
-    panel.set_ylabel("modulation (Hz)")
-
-
-def _image(
-    panel: Axes, row: Row, info: StreamInfo, values: NDArray[np.float64], label: str
-) -> None:
-    time_s = times_s(row, info, values.shape[1])
-    image = panel.pcolormesh(
-        time_s, np.arange(len(values)), values, cmap="magma", shading="nearest", rasterized=True
-    )
-    panel.figure.colorbar(image, ax=panel, label=label, pad=0.01)
 
 
 def modulation_rms(
