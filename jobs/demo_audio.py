@@ -34,15 +34,9 @@ CHORDS = ((57, 60, 64), (53, 57, 60), (48, 52, 55), (55, 59, 62))
 
 @dataclass(frozen=True)
 class Clip:
-    """One file of the demo corpus.
+    """One file of the demo corpus, and the function that generates its sound.
 
-    Args:
-        name: Path below the corpus folder.
-        make: Generates the sound.
-        seconds: Duration.
-        rate_hz: Sample rate of the file.
-        subtype: soundfile's name of the sample format.
-        channels: Channels of the file.
+    `name` is a path below the corpus folder, `subtype` is soundfile's name of the sample format.
     """
 
     name: str
@@ -160,36 +154,25 @@ DAMAGED = ("damaged/cut-in-half.flac", "damaged/not-audio.wav")
 
 def write_corpus(folder: Path) -> list[Path]:
     """Write all clips and the damaged files; return their paths, good files first."""
-    paths = []
     for index, clip in enumerate(CLIPS):
         rng = np.random.default_rng([SEED, index])
-        samples = _channels(clip.make(rng, clip.rate_hz, clip.seconds), clip.channels)
+        wave = clip.make(rng, clip.rate_hz, clip.seconds)
+        # The right channel lags by 17 samples, 0.4 ms: a source on the left.
+        samples = np.stack(
+            [np.roll(wave, 17 * channel) for channel in range(clip.channels)], axis=1
+        )
         samples *= RMS / np.sqrt(np.mean(samples**2))
         path = folder / clip.name
         path.parent.mkdir(parents=True, exist_ok=True)
         container = {"opus": "OGG"}.get(path.suffix[1:], path.suffix[1:].upper())
-        _write(path, samples, clip, container)
-        paths.append(path)
-    return paths + _write_damaged(folder)
-
-
-def _write(path: Path, samples: Wave, clip: Clip, container: str) -> None:
-    with soundfile.SoundFile(
-        path, "w", clip.rate_hz, clip.channels, format=container, subtype=clip.subtype
-    ) as file:
-        for start in range(0, len(samples), WRITE_FRAMES):
-            file.write(samples[start : start + WRITE_FRAMES])
-
-
-def _channels(wave: Wave, channels: int) -> Wave:
-    # The right channel lags by 17 samples, 0.4 ms: a source on the left.
-    return np.stack([np.roll(wave, 17 * channel) for channel in range(channels)], axis=1)
-
-
-def _write_damaged(folder: Path) -> list[Path]:
+        with soundfile.SoundFile(
+            path, "w", clip.rate_hz, clip.channels, format=container, subtype=clip.subtype
+        ) as file:
+            for start in range(0, len(samples), WRITE_FRAMES):
+                file.write(samples[start : start + WRITE_FRAMES])
     whole = (folder / "speech/02.flac").read_bytes()
-    contents = {DAMAGED[0]: whole[: len(whole) // 2], DAMAGED[1]: b"This is no sound.\n" * 200}
+    contents = (whole[: len(whole) // 2], b"This is no sound.\n" * 200)
     (folder / "damaged").mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
+    for name, content in zip(DAMAGED, contents, strict=True):
         (folder / name).write_bytes(content)
-    return [folder / name for name in DAMAGED]
+    return [folder / name for name in (*(clip.name for clip in CLIPS), *DAMAGED)]

@@ -39,15 +39,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 class _State:
-    """The signals of this process."""
-
     is_command = False
     first: int | None = None
     is_told = False
 
 
 def catch_signals() -> None:
-    """Handle the signals that end a command; this process is a command from now on."""
+    """Handle the signals that end a command, which this process is from now on."""
     _State.is_command = True
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -99,11 +97,7 @@ def interruption() -> str:
 
 
 class OutputLost(Exception):
-    """Standard output cannot be written.
-
-    Args:
-        error: The error of the system.
-    """
+    """Standard output cannot be written."""
 
     def __init__(self, error: Exception) -> None:
         is_closed = isinstance(error, OSError) and error.errno == errno.EBADF
@@ -112,8 +106,7 @@ class OutputLost(Exception):
         self._exit_code = NOT_READ if isinstance(error, BrokenPipeError) else NOT_WRITTEN
 
     def tell(self) -> int:
-        """Print the message on standard error, unless the pipe has no reader; return the exit
-        code."""
+        """Return the exit code; print the message unless the pipe has no reader."""
         if self._exit_code != NOT_READ:
             print(f"earmill: {self}", file=sys.stderr, flush=True)
         return self._exit_code

@@ -14,7 +14,7 @@ import yaml
 
 from earmill.jobs.console.terminal import check_local
 from earmill.jobs.report.corpus import bad_rows_of, corpus, quarantine, row_facts, rows_of
-from earmill.jobs.report.examples import chosen, examples, shown_text
+from earmill.jobs.report.examples import chosen, examples
 from earmill.jobs.report.page import page
 from earmill.jobs.report.stored import Stored
 from earmill.jobs.report.work import work_of
@@ -108,7 +108,7 @@ def report_html(
     facts, bad = row_facts(stored), bad_rows_of(stored, options.rows)
     on_begin(f"drawing {quantity(len(positions), 'row')}")
     source = _source_job(stored, job) if options.audio else "the report was made without sound"
-    shown = examples(stored, positions, options.seconds, source)
+    shown = list(examples(stored, positions, options.seconds, source))
     reasons = count_reasons(stored.facts)
     unsaid = stored.rows_bad - sum(reasons.values())
     if unsaid > 0:
@@ -123,7 +123,7 @@ def report_html(
         "corpus": corpus(stored, facts),
         "quarantine": quarantine(reasons, bad),
         "work": work_of(stored.facts),
-        "examples": [(example, shown_text(example)) for example in shown],
+        "examples": shown,
         "rows": rows_of(stored, facts, bad, options.rows),
         "about": _about(stored),
     }

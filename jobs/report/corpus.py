@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from earmill.jobs.report.page import Values
 from earmill.jobs.report.plots import (
     TIMES,
     Plot,
     Table,
+    Values,
     bars,
     cell_text,
     histogram,
@@ -229,30 +229,16 @@ def rows_of(
     files = _files(facts)
     good = [
         {
-            "row_id": row["row_id"],
+            **row,
             "status": "ok",
-            "seconds": row["seconds"],
-            "duration": seconds_text(row["seconds"]),
             "file": files.get(row["row_id"], ""),
-            "shard": row["shard"],
             "extras": [cell_text(row[name]) for name in names],
             "message": "",
         }
         for row in table.take(pa.array(positions, pa.int64())).to_pylist()
     ]
-    quarantined = [
-        {
-            "row_id": row["row_id"],
-            "status": row["error_class"],
-            "seconds": None,
-            "duration": "",
-            "file": "",
-            "shard": row["shard"],
-            "extras": [""] * len(names),
-            "message": row["message"],
-        }
-        for row in shown_bad
-    ]
+    nothing = {"seconds": None, "file": "", "extras": [""] * len(names)}
+    quarantined = [{**row, "status": row["error_class"], **nothing} for row in shown_bad]
     notes = []
     if len(good) < len(table) or len(shown_bad) < n_bad:
         notes.append(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.jobs.report.page import data_uri
-from earmill.jobs.report.plots import Plot, Table, cell_text, seconds_text, signed
+from earmill.jobs.report.plots import Plot, Table, cell_text, signed
 from earmill.jobs.report.row_panels import clip_values, panels
 from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import (
@@ -280,11 +280,3 @@ class _Sounds:
                     if item.row_id == row["plan_row_id"]:
                         return item
         raise CommitError(f"the plan has no row {row['plan_row_id']!r}; run `earmill verify`")
-
-
-def shown_text(example: Example) -> str:
-    """Return the duration of the clip, and how much of it is shown."""
-    whole = seconds_text(example.seconds)
-    if example.shown_s < example.seconds:
-        return f"{whole}, of which the first {seconds_text(example.shown_s)}"
-    return whole

@@ -23,11 +23,9 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
-from numpy.typing import NDArray
 
+from earmill.jobs.report.plots import Values, seconds_text
 from earmill.pipeline.common.text import visible
-
-Values = NDArray[np.float64]
 
 MOST_COLUMNS, MOST_ROWS = 600, 128
 # Number of colours; more cannot be told apart in a figure of this size, and cost bytes.
@@ -139,7 +137,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["cut"] = cut
+    environment.filters |= {"cut": cut, "seconds": seconds_text}
     return environment
 
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from earmill.pipeline.common.text import in_units
 
+Values = NDArray[np.float64]
+
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 # Most ticks of an axis; a phone shows every second one.
 MOST_TICKS = 6
@@ -183,14 +185,14 @@ def ticks(
     return tuple(Tick(100 * (value - low) / span, text(value)) for value in values)
 
 
-def points(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
+def points(x: Values, y: Values) -> str:
     """Return the points of a line from x and y between 0 and 1, y from the bottom."""
     pairs = zip(1000 * x, 1000 * (1 - y), strict=True)
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in pairs if math.isfinite(a + b))
 
 
 def histogram(
-    values: NDArray[np.float64],
+    values: Values,
     title: str,
     x_label: str,
     rows: str = "rows",
@@ -229,9 +231,7 @@ def histogram(
     )
 
 
-def _bins(
-    values: NDArray[np.float64], text: Callable[[float], str]
-) -> tuple[list[float], tuple[Tick, ...]]:
+def _bins(values: Values, text: Callable[[float], str]) -> tuple[list[float], tuple[Tick, ...]]:
     """Return the edges of the bins, and the labels of the axis."""
     low, high = float(values.min()), float(values.max())
     bins = max(5, min(HISTOGRAM_BINS, 2 * math.ceil(math.sqrt(len(values)))))

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earmill.jobs.report.page import MOST_COLUMNS, MOST_ROWS, Values, picture, pooled
+from earmill.jobs.report.page import MOST_COLUMNS, MOST_ROWS, picture, pooled
 from earmill.jobs.report.plots import (
     Line,
     Plot,
     Table,
     Tick,
+    Values,
     aligned,
     hertz_text,
     nice_steps,

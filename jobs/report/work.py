@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from earmill.jobs.report.page import Values
 from earmill.jobs.report.plots import (
     Box,
     Plot,
     Table,
     Tick,
+    Values,
     aligned,
     hours_text,
     nice_steps,
@@ -30,18 +30,8 @@ from earmill.jobs.report.plots import (
     short_text,
     ticks,
 )
-from earmill.pipeline.common.monitoring import (
-    CHECK,
-    COMMIT,
-    DECODE,
-    ENCODE,
-    FETCH,
-    HASH,
-    MODEL,
-    OTHER,
-    PARTS,
-    RESAMPLE,
-)
+from earmill.pipeline.common import monitoring
+from earmill.pipeline.common.text import in_units
 from earmill.pipeline.dataset.watch import ShardFacts
 
 # Longer times without work are cut out of the axis.
@@ -50,22 +40,18 @@ MOST_BINS = 60
 # Round widths of a bin in seconds.
 WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
 MOST_WORKERS = 200
-# Units of the axis, their seconds, and the number from which the next unit is used.
-UNITS = (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72), ("d", 86400, float("inf")))
 # Columns of the tables that hold numbers: all but the first.
 NUMBERS = frozenset(range(1, 8))
 # Parts of the CPU time by group; groups are names of colours.
 GROUPS = {
-    "read": (FETCH, DECODE, RESAMPLE),
-    "model": (MODEL,),
-    "write": (ENCODE, CHECK, HASH, COMMIT),
-    "other": (OTHER,),
+    "read": (monitoring.FETCH, monitoring.DECODE, monitoring.RESAMPLE),
+    "model": (monitoring.MODEL,),
+    "write": (monitoring.ENCODE, monitoring.CHECK, monitoring.HASH, monitoring.COMMIT),
+    "other": (monitoring.OTHER,),
 }
 GROUP_TEXT = {
-    "read": "read: fetch, decode, resample",
-    "model": "model",
-    "write": "write: encode, check, hash, commit",
-    "other": "other",
+    group: f"{group}: {', '.join(parts)}" if len(parts) > 1 else group
+    for group, parts in GROUPS.items()
 }
 GROUP_OF = {part: group for group, parts in GROUPS.items() for part in parts}
 
@@ -201,7 +187,7 @@ def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
 def _cpu(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
     """Plot the busy cores in each bin by group."""
     cpu_s = np.array([one.cpu_s for one in facts])
-    indices = [[PARTS.index(part) for part in parts] for parts in GROUPS.values()]
+    indices = [[monitoring.PARTS.index(part) for part in parts] for parts in GROUPS.values()]
     groups = np.stack([cpu_s[:, parts].sum(axis=1) for parts in indices], axis=1)
     cores = clock.spread(facts, groups) / np.diff(clock.edges)[:, None]
     cells = [tuple(map(number_text, busy)) for busy in cores.tolist()]
@@ -244,8 +230,7 @@ def _time_plot(
             if height:
                 boxes.append(Box(left, y, right - left, height, kind, f"{times[k]}: {title}"))
             base += value
-    unit, size = next((u, s) for u, s, most in UNITS if clock.length_s < most * s)
-    length = clock.length_s / size
+    length, unit = in_units(clock.length_s)
     pauses = (clock.begins[1:] - clock.ends[:-1]).tolist()
     places = (100 * clock.places[1:] / clock.length_s).tolist()
     return Plot(
@@ -276,7 +261,9 @@ def _parts(facts: Sequence[ShardFacts]) -> list[dict[str, Any]]:
     whole, audio_s = sum(sums) or 1.0, sum(one.audio_s for one in facts)
     per_audio = aligned([1000 * seconds / audio_s for seconds in sums]) if audio_s else []
     parts, left = [], 0.0
-    for k, (part, seconds, text) in enumerate(zip(PARTS, sums, aligned(sums), strict=False)):
+    for k, (part, seconds, text) in enumerate(
+        zip(monitoring.PARTS, sums, aligned(sums), strict=False)
+    ):
         width = 100 * seconds / whole
         parts.append(
             {
