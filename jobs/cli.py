@@ -22,17 +22,14 @@ from earmill.jobs.commands.demo import demo
 from earmill.jobs.commands.doctor import doctor
 from earmill.jobs.commands.history import diff, log
 from earmill.jobs.commands.init import init
-from earmill.jobs.commands.inspect import inspect
-from earmill.jobs.commands.kernels import kernels
-from earmill.jobs.commands.models import models
+from earmill.jobs.commands.inspect import inspect, verify
+from earmill.jobs.commands.models import kernels, models
 from earmill.jobs.commands.options import wants_log_lines
-from earmill.jobs.commands.plan import plan
 from earmill.jobs.commands.push import push
 from earmill.jobs.commands.reference import explain, spec
-from earmill.jobs.commands.runs import add_features, extract, retry
+from earmill.jobs.commands.runs import add_features, extract, plan, retry
 from earmill.jobs.commands.show import plot, report
 from earmill.jobs.commands.upkeep import compact, gc
-from earmill.jobs.commands.verify import verify
 from earmill.jobs.commands.watch import watch
 from earmill.jobs.console import process
 from earmill.jobs.console.process import OutputLost

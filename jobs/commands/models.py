@@ -1,4 +1,4 @@
-"""`earmill models`: list the models with their parameters, types, defaults and streams.
+"""`earmill models` and `earmill kernels`: list the models, and compile their kernels.
 
 The list is cached as JSON, because making it imports torch and numba, which takes seconds. The key
 of the cache holds the sources and versions.
@@ -7,13 +7,15 @@ of the cache holds the sources and versions.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from earmill.jobs.commands import options
-from earmill.jobs.console.terminal import console
+from earmill.jobs.console.terminal import check_local, console, say
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.text import nearest, one_line
 from earmill.pipeline.common.user_cache import keep, models_key, read_kept
@@ -96,3 +98,41 @@ def _describe_models() -> list[dict[str, Any]]:
     text = json.dumps([model.to_dict() for model in list_models()], default=str)
     listed: list[dict[str, Any]] = json.loads(text)
     return listed
+
+
+def kernels(
+    folder: Annotated[Path, typer.Argument(help="Output folder; name it in EARMILL_KERNELS.")],
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="JOB.yaml", help="Compile the kernels of this job alone."),
+    ] = None,
+    set_: options.Overrides = None,
+    cpu: Annotated[
+        str | None, typer.Option(help="Processor as LLVM names it; this machine's if left out.")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help='Features of the processor, such as "+avx2,+fma,-avx512f".')
+    ] = None,
+) -> None:
+    """Compile kernels into a folder that machines of one kind can share.
+
+    Jobs on machines with EARMILL_KERNELS=FOLDER load these kernels instead of compiling, if
+    processor, features, sources and versions agree; otherwise they compile as usual.
+    """
+    from earmill.pipeline.spec.job import JobSpec
+    from earmill.pipeline.worker.models import compile_into, entries_of, entries_of_all
+
+    check_local(folder)
+    if features is not None and cpu is None:
+        raise SpecError("--features: expected --cpu beside it, got none; name the processor")
+    entries = (
+        entries_of_all() if job is None else entries_of(JobSpec.load(job, overrides=set_ or ()))
+    )
+    failed = compile_into(folder, entries, cpu=cpu, features=features)
+    files = sorted(folder.rglob("*.kernel"))
+    megabytes = sum(path.stat().st_size for path in files) / 1e6
+    say(f"{len(files)} kernels, {megabytes:.1f} MB in {folder}")
+    for line in failed:
+        say(line, sys.stderr)
+    if failed:
+        raise typer.Exit(1)

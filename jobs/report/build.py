@@ -108,7 +108,7 @@ def report_html(
     facts, bad = row_facts(stored), bad_rows_of(stored, options.rows)
     on_begin(f"drawing {quantity(len(positions), 'row')}")
     source = _source_job(stored, job) if options.audio else "the report was made without sound"
-    shown = list(examples(stored, positions, options.seconds, source))
+    shown = examples(stored, positions, options.seconds, source)
     reasons = count_reasons(stored.facts)
     unsaid = stored.rows_bad - sum(reasons.values())
     if unsaid > 0:

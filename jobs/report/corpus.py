@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -61,15 +60,6 @@ MOST_EXTRAS = 6
 MOST_BAD_TABLES, MOST_EXAMPLES = 200, 5
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One number of the overview."""
-
-    name: str
-    value: str
-    more: str = ""
-
-
 def corpus(stored: Stored, facts: pa.Table) -> dict[str, Any]:
     """Return the facts about the rows of a dataset; `facts` come from `row_facts`."""
     good = len(stored.features)
@@ -106,19 +96,20 @@ def _spread_over(items: Sequence[T], most: int) -> list[T]:
     return [items[int(k)] for k in np.linspace(0, len(items) - 1, most).round()]
 
 
-def _figures(stored: Stored) -> list[Figure]:
+def _figures(stored: Stored) -> list[tuple[str, str, str]]:
+    """Return the numbers of the overview: name, value and a remark."""
     good, bad = len(stored.features), stored.rows_bad
     total_s = float(stored.features.table.column("seconds").to_numpy().sum())
     nbytes, speed = sum(one.nbytes for one in stored.facts), mean_speed(stored.facts)
     an_hour = f"{bytes_text(3600 * nbytes / total_s)} an hour" if total_s else ""
     state = "closed" if stored.entry is not None else "not closed"
     return [
-        Figure("rows", f"{good:,}", "with features"),
-        Figure("quarantined", f"{bad:,}", percent(bad / (good + bad)) if bad else "none"),
-        Figure("audio", hours_text(total_s), f"{total_s:,.0f} s"),
-        Figure("stored", bytes_text(nbytes), an_hour),
-        Figure("shards", f"{len(stored.shards):,}", state),
-        Figure("speed", f"{number_text(speed)} {TIMES}" if speed else "unknown", "of real time"),
+        ("rows", f"{good:,}", "with features"),
+        ("quarantined", f"{bad:,}", percent(bad / (good + bad)) if bad else "none"),
+        ("audio", hours_text(total_s), f"{total_s:,.0f} s"),
+        ("stored", bytes_text(nbytes), an_hour),
+        ("shards", f"{len(stored.shards):,}", state),
+        ("speed", f"{number_text(speed)} {TIMES}" if speed else "unknown", "of real time"),
     ]
 
 

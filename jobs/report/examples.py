@@ -8,16 +8,17 @@ channels that the models heard, the level of the file, and at most 48 kHz; a sec
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from earmill.jobs.report.page import data_uri
-from earmill.jobs.report.plots import Plot, Table, cell_text, signed
+from earmill.jobs.report.plots import Plot, cell_text, signed
 from earmill.jobs.report.row_panels import clip_values, panels
 from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import (
@@ -163,27 +164,6 @@ FACTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Example:
-    """One row in detail, numbered on the page from 1.
-
-    `shown_s` is the part of its `seconds` that is shown and heard. `values` are those of the whole
-    clip, `facts` its provenance, and `extra` the columns of the source. `problem` says why its
-    features cannot be shown.
-    """
-
-    number: int
-    row_id: str
-    seconds: float
-    shown_s: float
-    sound: Sound
-    plots: Sequence[Plot]
-    values: Table | None
-    facts: Sequence[tuple[str, str]]
-    extra: Sequence[tuple[str, str]]
-    problem: str
-
-
 def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
     """Return positions of the named rows, or of `count` rows from the shortest to the longest."""
     if row_ids:
@@ -199,19 +179,19 @@ def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
 
 def examples(
     stored: Stored, positions: Sequence[int], seconds: float, job: JobSpec | str
-) -> Iterator[Example]:
-    """Yield the first seconds of rows in detail, by their positions in `stored.features`.
+) -> list[dict[str, Any]]:
+    """Return the first seconds of rows in detail, by their positions in `stored.features`.
 
     `job` has the source of the sound; or it is the reason why there is no sound.
     """
     sounds = _Sounds(stored.layout, stored.features, job, seconds)
-    for number, position in enumerate(positions, 1):
-        yield _example(number, stored, position, seconds, sounds)
+    return [
+        {"number": number, **_example(stored, position, seconds, sounds)}
+        for number, position in enumerate(positions, 1)
+    ]
 
 
-def _example(
-    number: int, stored: Stored, position: int, seconds: float, sounds: _Sounds
-) -> Example:
+def _example(stored: Stored, position: int, seconds: float, sounds: _Sounds) -> dict[str, Any]:
     known = stored.features.table.slice(position, 1).to_pylist()[0]
     features, place = stored.richest(position)
     shown_s = min(seconds, known["seconds"])
@@ -228,18 +208,17 @@ def _example(
         if not (isinstance(error, EarmillError | ValueError) or is_store_error(error)):
             raise
         problem = named_line(error)
-    return Example(
-        number=number,
-        row_id=known["row_id"],
-        seconds=known["seconds"],
-        shown_s=shown_s,
-        sound=sounds.of(known, facts) if facts else Sound(why="its provenance cannot be read"),
-        plots=plots,
-        values=values,
-        facts=[(name, cell_text(facts[name])) for name in FACTS if facts.get(name) is not None],
-        extra=[(name, cell_text(value)) for name, value in extra.items() if value is not None],
-        problem=problem,
-    )
+    return {
+        "row_id": known["row_id"],
+        "seconds": known["seconds"],
+        "shown_s": shown_s,
+        "sound": sounds.of(known, facts) if facts else Sound(why="its provenance cannot be read"),
+        "plots": plots,
+        "clip_values": values,
+        "facts": [(name, cell_text(facts[name])) for name in FACTS if facts.get(name) is not None],
+        "extra": [(name, cell_text(value)) for name, value in extra.items() if value is not None],
+        "problem": problem,
+    }
 
 
 class _Sounds:
@@ -274,9 +253,8 @@ class _Sounds:
 
     def _item(self, row: Mapping[str, Any]) -> Item:
         self._plan = self._plan or Plan.read(self._layout, self._plan_id)
-        for shard in self._plan.shards:
-            if shard.shard_id == row["shard"]:
-                for item in shard.items:
-                    if item.row_id == row["plan_row_id"]:
-                        return item
+        items = (shard.items for shard in self._plan.shards if shard.shard_id == row["shard"])
+        for item in chain.from_iterable(items):
+            if item.row_id == row["plan_row_id"]:
+                return item
         raise CommitError(f"the plan has no row {row['plan_row_id']!r}; run `earmill verify`")

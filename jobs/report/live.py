@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from earmill.jobs.console.job_texts import progress_remarks
-from earmill.jobs.report.corpus import MOST_EXAMPLES, Figure, quarantine, shown_bad_row
+from earmill.jobs.report.corpus import MOST_EXAMPLES, quarantine, shown_bad_row
 from earmill.jobs.report.page import page
 from earmill.jobs.report.plots import TIMES, hours_text, percent
 from earmill.jobs.report.work import stamp, work_of
@@ -69,7 +69,7 @@ class LivePage:
         return page("live.html", self._common | values)
 
 
-def _figures(progress: JobProgress) -> list[Figure]:
+def _figures(progress: JobProgress) -> list[tuple[str, str, str]]:
     done, bad = progress.rows_ok + progress.rows_bad, progress.rows_bad
     audio_total = f"of about {hours_text(progress.audio_s_total)}"
     speed, speed_note = "unknown", "of real time"
@@ -80,16 +80,16 @@ def _figures(progress: JobProgress) -> list[Figure]:
         speed_note = f"{figure(progress.rows_per_s)} rows/s, {workers}"
     left = "unknown" if progress.eta_s is None else duration(progress.eta_s)
     age_s = progress.last_commit_age_s
-    last = ("none", "") if age_s is None else (duration(age_s), "ago")
+    last, ago = ("none", "") if age_s is None else (duration(age_s), "ago")
     return [
-        Figure("rows", f"{progress.rows_done:,}", f"of {progress.rows_total:,}"),
-        Figure("shards", f"{progress.shards_done:,}", f"of {progress.shards_total:,}"),
-        Figure("quarantined", f"{bad:,}", percent(bad / done) if done else "none"),
-        Figure("audio", hours_text(progress.audio_s_done), audio_total),
-        Figure("stored", bytes_text(progress.nbytes)),
-        Figure("speed", speed, speed_note),
-        Figure("left", "none" if progress.share_done >= 1 else left),
-        Figure("last commit", *last),
+        ("rows", f"{progress.rows_done:,}", f"of {progress.rows_total:,}"),
+        ("shards", f"{progress.shards_done:,}", f"of {progress.shards_total:,}"),
+        ("quarantined", f"{bad:,}", percent(bad / done) if done else "none"),
+        ("audio", hours_text(progress.audio_s_done), audio_total),
+        ("stored", bytes_text(progress.nbytes), ""),
+        ("speed", speed, speed_note),
+        ("left", "none" if progress.share_done >= 1 else left, ""),
+        ("last commit", last, ago),
     ]
 
 

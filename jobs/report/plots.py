@@ -54,8 +54,8 @@ class Box:
     y: float
     width: float
     height: float
-    kind: str = "one"
-    title: str = ""
+    kind: str
+    title: str
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Plot:
     `alt` is the text for screen readers, `picture` a PNG as data URI, and `scale` has the values of
     its first and last colour. `marks` are vertical lines with a text. `legend` has kind and text of
     each colour. `on_time` says that the x axis is the time of a clip, so that the player's position
-    can be shown. `note` is a sentence below the figure. `height` is short, medium or tall.
+    can be shown. `note` is a sentence below the figure. `height` is short or tall.
     """
 
     title: str
@@ -92,15 +92,20 @@ class Plot:
     table: Table | None = None
     on_time: bool = False
     note: str = ""
-    height: str = "medium"
+    height: str = "short"
+
+
+def _digits(largest: float) -> int:
+    """Return the decimals that leave three significant digits of a number."""
+    return max(0, 2 - math.floor(math.log10(abs(largest)))) if largest else 0
 
 
 def number_text(value: float) -> str:
     """Return a number with three significant digits: 0.25, 12.5, 1,234."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "none"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{digits}f}"
+    if not math.isfinite(value):
+        return "none"
+    value = value or 0.0  # without the sign of a negative zero
+    text = f"{value:,.{_digits(value)}f}"
     return signed(text.rstrip("0").rstrip(".") if "." in text else text)
 
 
@@ -113,9 +118,7 @@ def cell_text(value: object) -> str:
 
 def aligned(values: Sequence[float]) -> list[str]:
     """Return the numbers of a column with equal decimals, three digits for the largest."""
-    finite = [abs(value) for value in values if math.isfinite(value)]
-    top = max(finite, default=0.0)
-    digits = max(0, 2 - math.floor(math.log10(top))) if top else 0
+    digits = _digits(max((abs(value) for value in values if math.isfinite(value)), default=0.0))
     return [signed(f"{v:,.{digits}f}") if math.isfinite(v) else "none" for v in values]
 
 
@@ -227,7 +230,6 @@ def histogram(
         table=Table(
             (x_label, rows), tuple((span, f"{n:,}") for _, n, span in bins), frozenset({1})
         ),
-        height="short",
     )
 
 

@@ -252,7 +252,6 @@ def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
             frozenset({1, 2, 3}),
         ),
         on_time=True,
-        height="short",
     )
 
 

@@ -247,7 +247,6 @@ def _time_plot(
             tuple((time, *row) for time, row in zip(times, cells, strict=True)),
             NUMBERS,
         ),
-        height="short",
         **fields,
     )
 
