@@ -53,7 +53,8 @@ def speech(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
     pitch_hz = rng.uniform(95, 210)
     total = 0
     while total < seconds * rate_hz:
-        fricative = _fricative(rng, rate_hz, rng.uniform(0.03, 0.09))
+        noise = rng.standard_normal(int(rng.uniform(0.03, 0.09) * rate_hz))
+        fricative = _faded(0.06 * _filtered(noise, [1.0, -0.9], [1.0]), rate_hz, 0.01)
         vowel = _vowel(rng, rate_hz, rng.uniform(0.10, 0.22), pitch_hz * rng.uniform(0.85, 1.2))
         gap = np.zeros(int(rate_hz * (0.35 if rng.random() < 0.12 else rng.uniform(0.01, 0.06))))
         parts += [fricative, vowel, gap]
@@ -65,6 +66,7 @@ def music(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
     """Generate plucked chords that change every second, over a percussive beat at 2 Hz."""
     n = round(seconds * rate_hz)
     out = np.zeros(n)
+    hit_s = np.arange(int(0.12 * rate_hz)) / rate_hz
     shift = int(rng.integers(-3, 4))
     for beat in range(int(seconds * 2) + 1):
         start = round(beat * rate_hz / 2)
@@ -72,7 +74,7 @@ def music(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
         note = chord[beat % len(chord)] + shift + (12 if rng.random() < 0.3 else 0)
         for midi, level in [(note, 1.0), *((other + shift, 0.3) for other in chord)]:
             _add(out, start, level * _pluck(rate_hz, 440.0 * 2 ** ((midi - 69) / 12)))
-        _add(out, start, 0.5 * _hit(rng, rate_hz))
+        _add(out, start, 0.5 * np.exp(-45 * hit_s) * rng.standard_normal(len(hit_s)))
     return out
 
 
@@ -89,11 +91,6 @@ def _vowel(rng: np.random.Generator, rate_hz: int, seconds: float, pitch_hz: flo
         poles = [1.0, -2 * radius * np.cos(2 * np.pi * hz / rate_hz), radius**2]
         wave += _filtered(source, [1.0 - radius], poles) / (rank + 1)
     return _faded(wave / (np.abs(wave).max() + 1e-9), rate_hz, 0.02)
-
-
-def _fricative(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
-    noise = rng.standard_normal(int(seconds * rate_hz))
-    return _faded(0.06 * _filtered(noise, [1.0, -0.9], [1.0]), rate_hz, 0.01)
 
 
 def _filtered(x: Wave, b: Sequence[float], a: Sequence[float]) -> Wave:
@@ -113,11 +110,6 @@ def _pluck(rate_hz: int, pitch_hz: float) -> Wave:
     partials = [k for k in range(1, 9) if k * pitch_hz < 0.45 * rate_hz]
     tone = sum(np.exp(-(2 + k) * t) / k * np.sin(2 * np.pi * k * pitch_hz * t) for k in partials)
     return _faded(np.asarray(tone), rate_hz, 0.004)
-
-
-def _hit(rng: np.random.Generator, rate_hz: int) -> Wave:
-    t = np.arange(int(0.12 * rate_hz)) / rate_hz
-    return np.exp(-45 * t) * rng.standard_normal(len(t))
 
 
 def _faded(wave: Wave, rate_hz: int, seconds: float) -> Wave:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,12 +15,8 @@ if TYPE_CHECKING:
     from earmill.jobs.doctor.models import Speed
 
 
-class Device(StrEnum):
-    """Values of `run.device` of a job."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
+# Values of `run.device` of a job.
+Device = Literal["auto", "cpu", "cuda"]
 
 
 def doctor(
@@ -31,7 +26,7 @@ def doctor(
     ] = None,
     device: Annotated[
         Device, typer.Option(help="cuda: a missing GPU is a failure; cpu: skip the GPU.")
-    ] = Device.AUTO,
+    ] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Skip the measurement of speed.")] = False,
     as_json: options.AsJson = False,
     storage_options: options.StorageOptions = None,
@@ -56,7 +51,7 @@ def doctor(
             state = (f"{check.state:<7}", colors[check.state])
             out.print(Text.assemble(state, f"{check.what}: {check.text}"))
     failed = sum(check.state is State.FAILED for check in checks)
-    flags = [f"--device {device}"] if device is not Device.AUTO else []
+    flags = [f"--device {device}"] if device != "auto" else []
     command = " ".join(["earmill doctor", *flags, *(["--quick"] if quick else [])])
     block = markdown(command, checks, speeds)
     if as_json:
@@ -82,8 +77,8 @@ def _checks(
 
     yield from machine_checks()
     yield from kernel_checks()
-    if device is not Device.CPU:
-        yield from gpu_checks(wanted=device is Device.CUDA)
+    if device != "cpu":
+        yield from gpu_checks(wanted=device == "cuda")
     yield ray_check()
     if not quick:
         yield from speed_checks(speeds, gpu=gpu_answers(done))

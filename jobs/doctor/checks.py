@@ -62,12 +62,16 @@ _PACKAGES = (
 
 def machine_checks() -> Iterator[Check]:
     """Yield facts about the machine."""
-    # Other programs slow down every speed that is measured below.
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    yield checked("processor", lambda: f"{_processor()}{load}")
+    yield checked("processor", _processor_and_load)
     yield checked("memory", _memory)
     yield checked("versions", _versions)
     yield checked("kernel cache", _kernel_cache, names_a_place=True)
+
+
+def _processor_and_load() -> str:
+    # Other programs slow down every speed that is measured below.
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{_processor()}{load}"
 
 
 def machine_line() -> str:

@@ -69,7 +69,11 @@ def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[
         elif info.mfc_hz:
             modulation.append(info)
         else:
-            spectrograms.append(_spectrogram(_values(row, info), info, seconds))
+            values, unit = _values(row, info), info.unit
+            if name == "envelope":
+                values, unit = decibels(values), "dB re maximum"
+                values = np.maximum(values - float(values.max()), -ENVELOPE_RANGE_DB)
+            spectrograms.append(_image(values, info, seconds, unit))
     plots = [_traces(row, infos, seconds) for infos in traces.values()]
     for info in modulation:
         values = _values(row, info)
@@ -105,15 +109,6 @@ def _title(info: StreamInfo, what: str) -> str:
 
 def _seconds_ticks(seconds: float) -> tuple[Tick, ...]:
     return ticks(nice_steps(0, seconds, 5), 0, seconds)
-
-
-def _spectrogram(values: Values, info: StreamInfo, seconds: float) -> Plot:
-    """Plot (time, column) against centre frequency; an envelope in dB."""
-    if info.name == "envelope":
-        values = decibels(values)
-        top = float(values.max())
-        return _image(np.maximum(values - top, -ENVELOPE_RANGE_DB), info, seconds, "dB re maximum")
-    return _image(values, info, seconds, info.unit)
 
 
 def _slowest(values: Values, info: StreamInfo, seconds: float) -> Plot:
