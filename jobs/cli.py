@@ -20,7 +20,6 @@ import typer
 
 from earmill.jobs.commands.demo import demo
 from earmill.jobs.commands.doctor import doctor
-from earmill.jobs.commands.history import diff, log
 from earmill.jobs.commands.init import init
 from earmill.jobs.commands.inspect import inspect, verify
 from earmill.jobs.commands.models import kernels, models
@@ -29,7 +28,7 @@ from earmill.jobs.commands.push import push
 from earmill.jobs.commands.reference import explain, spec
 from earmill.jobs.commands.runs import add_features, extract, plan, retry
 from earmill.jobs.commands.show import plot, report
-from earmill.jobs.commands.upkeep import compact, gc
+from earmill.jobs.commands.snapshots import compact, diff, gc, log
 from earmill.jobs.commands.watch import watch
 from earmill.jobs.console import process
 from earmill.jobs.console.process import OutputLost

@@ -15,7 +15,6 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -93,31 +92,44 @@ def init(
     if asks and model is None:
         for one in listed:
             say(f"       {one['name']}: {one['summary']}")
-    streams = {str(one["name"]): str(next(iter(one["streams"]))) for one in listed}
+    streams = {str(one["name"]): next(iter(one["streams"]), "") for one in listed}
     model = ask("2/5  Which model?", model, "dau1997", lambda text: _model(text, list(streams)))
-    pooling = _pooling(ask, model, streams[model], frame_rate, pool)
+    stream = streams[model]
     output_question = "4/5  Where do the features go? A folder or bucket"
-    answers = Answers(
+    text = _job_text(
         source=place,
         kind=kind,
         model=model,
-        stream=streams[model],
-        pooling=pooling,
+        models=list(streams),
+        stream=stream,
+        pooling=_pooling(ask, model, stream, frame_rate, pool),
         output=ask(output_question, output, f"features-{model}", lambda text: _output(text, place)),
         formats=ask("5/5  Stored as?", formats, "parquet,zarr", _formats),
         dtype=ask("     In numbers of?", dtype, DTYPES[0], _one_of(DTYPES)),
         licenses=_licenses(ask, source_license, features_license),
     )
-    text = _job_text(answers, list(streams))
-    cost, trouble = _cost(text, file, answers)
+    # Imported after the questions, because it takes a while.
+    from earmill.pipeline.planning.estimate import job_cost
+    from earmill.pipeline.spec.job import JobSpec
+    from earmill.pipeline.spec.yaml_overrides import load_yaml
+
+    spec = JobSpec.load(load_yaml(text, name=file))
+    cost, trouble = None, ""
+    try:
+        cost = job_cost(spec).to_dict()
+    except EarmillError as error:
+        # A remote source may need credentials, or a network that is not available now.
+        is_remote = kind == "hf" or not _is_local(place)
+        if isinstance(error, SpecError) or not is_remote:
+            raise
+        trouble = one_line(error)
     try:
         with open(file, "w" if force else "x", encoding="utf-8") as job:
             job.write(text)
     except OSError as error:
         raise OutputError(f"{file}: cannot be written: {error.strerror or error}") from error
     if as_json:
-        name = answers.name
-        say_json({"event": "init", "file": file, "job": name, "cost": cost, "note": trouble})
+        say_json({"event": "init", "file": file, "job": spec.name, "cost": cost, "note": trouble})
         return
     shown = shlex.quote(file)
     if cost is not None:
@@ -126,49 +138,6 @@ def init(
     else:
         say(f"not looked into: {trouble}")
         say(f"wrote {file}; next: earmill extract {shown}, or look again: earmill plan {shown}")
-
-
-def _cost(text: str, file: str, answers: Answers) -> tuple[dict[str, Any] | None, str]:
-    """Check the job; return its estimate, or the reason why a remote source has none."""
-    from earmill.pipeline.planning.estimate import job_cost
-    from earmill.pipeline.spec.job import JobSpec
-    from earmill.pipeline.spec.yaml_overrides import load_yaml
-
-    spec = JobSpec.load(load_yaml(text, name=file))
-    try:
-        return job_cost(spec).to_dict(), ""
-    except EarmillError as error:
-        # A remote source may need credentials, or a network that is not available now.
-        is_remote = answers.kind == "hf" or not _is_local(answers.source)
-        if isinstance(error, SpecError) or not is_remote:
-            raise
-        return None, one_line(error)
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The answers from which a job file is written.
-
-    `pooling` holds frame_rate_hz and pool of the stream; it is empty if the model sets its own
-    rate. `licenses` holds those of `source` and `features` that are stated.
-    """
-
-    source: str
-    kind: str
-    model: str
-    stream: str
-    pooling: Mapping[str, Any]
-    output: str
-    formats: Sequence[str]
-    dtype: str
-    licenses: Mapping[str, str]
-
-    @property
-    def name(self) -> str:
-        """Name of the job: the last part of the source, and the model."""
-        last = re.split(r"[/\\]", self.source.rstrip("/\\*."))[-1]
-        words = re.findall(r"[A-Za-z0-9]+", unicodedata.normalize("NFKD", last))
-        return "-".join([*words, self.model])
 
 
 class _Asker:
@@ -396,34 +365,49 @@ def _folder_problem(folder: str) -> str:
     )
 
 
-def _job_text(a: Answers, models: Sequence[str]) -> str:
-    """Return the text of the job file."""
+def _job_text(
+    *,
+    source: str,
+    kind: str,
+    model: str,
+    models: Sequence[str],
+    stream: str,
+    pooling: Mapping[str, Any],
+    output: str,
+    formats: Sequence[str],
+    dtype: str,
+    licenses: Mapping[str, str],
+) -> str:
+    """Return the text of the job file. `pooling` is empty if the model sets its frame rate."""
+    # Name of the job: the last part of the source, and the model.
+    last = re.split(r"[/\\]", source.rstrip("/\\*."))[-1]
+    words = re.findall(r"[A-Za-z0-9]+", unicodedata.normalize("NFKD", last))
     relative = "\n  # Relative to the folder in which earmill is run."
-    here = relative if _is_local(a.source) and not os.path.isabs(a.source) else ""
-    there = relative if _is_local(a.output) and not os.path.isabs(a.output) else ""
-    pooling = "  # its frame rate follows from the model's parameters"
-    if a.pooling:
-        pooling = f"""
-        frame_rate_hz: {a.pooling["frame_rate_hz"]:g}  # rows of features per second
-        pool: {a.pooling["pool"]}  # what a frame says of its samples: {", ".join(POOLS)}"""
-    licenses = (
+    here = relative if _is_local(source) and not os.path.isabs(source) else ""
+    there = relative if _is_local(output) and not os.path.isabs(output) else ""
+    rate = "  # its frame rate follows from the model's parameters"
+    if pooling:
+        rate = f"""
+        frame_rate_hz: {pooling["frame_rate_hz"]:g}  # rows of features per second
+        pool: {pooling["pool"]}  # what a frame says of its samples: {", ".join(POOLS)}"""
+    cards = (
         '# For the cards, which say "not stated" without:\n'
         "# licenses: {source: CC-BY-4.0, features: CC-BY-4.0}"
     )
-    if a.licenses:
-        lines = [f"  {of}: {_scalar(name)}" for of, name in a.licenses.items()]
-        licenses = "\n".join(["licenses:  # for the cards", *lines])
+    if licenses:
+        lines = [f"  {of}: {_scalar(name)}" for of, name in licenses.items()]
+        cards = "\n".join(["licenses:  # for the cards", *lines])
     return f"""\
 # Written by `earmill init`. `earmill plan FILE` estimates the job, `earmill extract FILE` runs it,
 # and continues it with --resume. All keys: `earmill spec`. For an editor that completes them:
 #   earmill spec --json-schema > job.schema.json
 # and as the first line here:  # yaml-language-server: $schema=job.schema.json
-name: {_scalar(a.name)}
+name: {_scalar("-".join([*words, model]))}
 
 source:
   # files: a folder or bucket; manifest: a table; hf: a Hugging Face dataset; webdataset: tars.
-  kind: {a.kind}{here}
-  uri: {_scalar(a.source)}
+  kind: {kind}{here}
+  uri: {_scalar(source)}
 
 audio:
   channels: mean  # or left, right, each, binaural, a channel index
@@ -433,16 +417,16 @@ audio:
 
 extract:
   # One or several of {", ".join(models)}.
-  - model: {a.model}
+  - model: {model}
     streams:
-      {a.stream}:{pooling}
+      {stream}:{rate}
 
 output:{there}
-  uri: {_scalar(a.output)}
-  formats: [{", ".join(a.formats)}]
-  dtype: {a.dtype}  # float16, float32, int8
+  uri: {_scalar(output)}
+  formats: [{", ".join(formats)}]
+  dtype: {dtype}  # float16, float32, int8
 
-{licenses}
+{cards}
 
 # run: {{workers: 2, threads_per_worker: 1}}   # all cores of this machine if you leave it out
 """

@@ -17,7 +17,7 @@ from earmill.pipeline.common.text import named_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from amtcore.features.base import Extractor
 
@@ -39,44 +39,46 @@ class UnequalError(EarmillError, AssertionError):
 
 def kernel_checks() -> Iterator[Check]:
     """Yield one check a model; together they run every family of kernels."""
-    for name, build in _models().items():
-        yield checked(f"kernels of {name}", partial(_against_plain_loops, build))
-
-
-def _models() -> Mapping[str, Callable[..., nn.Module]]:
-    """Return functions that build small models, with few channels and short filters."""
     import amtcore
 
+    # Models are small: few channels and short filters.
     few, short = (300.0, 1200.0), {"order": 64}
-    return {
-        "dau1997": lambda **dtype: amtcore.Dau1997(FS_HZ, *few, **dtype),
-        "osses2021": lambda **dtype: amtcore.Osses2021(
-            FS_HZ, *few, headphone_kwargs=short, middleear_kwargs=short, **dtype
+    mono, long = (1, SAMPLES), (1, LOUDNESS_SAMPLES)
+    models: Mapping[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
+        "dau1997": (mono, lambda **dtype: amtcore.Dau1997(FS_HZ, *few, **dtype)),
+        "osses2021": (
+            mono,
+            lambda **dtype: amtcore.Osses2021(
+                FS_HZ, *few, headphone_kwargs=short, middleear_kwargs=short, **dtype
+            ),
         ),
-        "king2019": lambda **dtype: amtcore.King2019(FS_HZ, basef=1000.0, **dtype),
-        "paulick2024": lambda **dtype: amtcore.Paulick2024(
-            FS_HZ, *few, 3, outerear_kwargs=short, **dtype
+        "king2019": (mono, lambda **dtype: amtcore.King2019(FS_HZ, basef=1000.0, **dtype)),
+        "paulick2024": (
+            mono,
+            lambda **dtype: amtcore.Paulick2024(FS_HZ, *few, 3, outerear_kwargs=short, **dtype),
         ),
-        "glasberg2002": lambda **dtype: amtcore.Glasberg2002(FS_HZ, **dtype),
-        "moore2016": lambda **dtype: amtcore.Moore2016(**dtype),
-        "lif": lambda **dtype: amtcore.LIFExodus((3,), 0.01, 0.005, **dtype),
+        "glasberg2002": (long, lambda **dtype: amtcore.Glasberg2002(FS_HZ, **dtype)),
+        "moore2016": ((1, 2, LOUDNESS_SAMPLES), lambda **dtype: amtcore.Moore2016(**dtype)),
+        "lif": ((1, SAMPLES, 3), lambda **dtype: amtcore.LIFExodus((3,), 0.01, 0.005, **dtype)),
     }
+    for name, (shape, build) in models.items():
+        yield checked(f"kernels of {name}", partial(_against_plain_loops, shape, build))
 
 
-def _against_plain_loops(build: Callable[..., Any]) -> str:
+def _against_plain_loops(shape: tuple[int, ...], build: Callable[..., Any]) -> str:
     import torch
 
+    generator = torch.Generator().manual_seed(0)
+    signal = RMS * torch.randn(shape, generator=generator, dtype=torch.float64)
     errors = []
     for name, bound in BOUNDS.items():
         dtype = getattr(torch, name)
-        kernel, loop = build(dtype=dtype), build(dtype=dtype)
+        kernel, loop, x = build(dtype=dtype), build(dtype=dtype), signal.to(dtype)
         for stage in loop.modules():
             if hasattr(stage, "backend"):
                 stage.backend = "reference"
-        x = _signal(kernel).to(dtype)
         with torch.no_grad():
-            expected = _outputs(loop(x))
-            error = worst_error(_outputs(kernel(x)), expected, _FLOOR[name])
+            error = worst_error(_outputs(kernel(x)), _outputs(loop(x)), _FLOOR[name])
         if not error <= bound:
             raise UnequalError(
                 f"{name} kernels differ from their plain loops by {error:.1e}, expected at most "
@@ -85,21 +87,6 @@ def _against_plain_loops(build: Callable[..., Any]) -> str:
             )
         errors.append(f"{name} within {error:.0e}")
     return f"compiled, equal to their plain loops: {', '.join(errors)}"
-
-
-def _signal(model: Any) -> Tensor:
-    import torch
-
-    import amtcore
-
-    shapes: dict[type, tuple[int, ...]] = {
-        amtcore.Moore2016: (1, 2, LOUDNESS_SAMPLES),
-        amtcore.Glasberg2002: (1, LOUDNESS_SAMPLES),
-        amtcore.LIFExodus: (1, SAMPLES, 3),
-    }
-    generator = torch.Generator().manual_seed(0)
-    shape = shapes.get(type(model), (1, SAMPLES))
-    return RMS * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _outputs(result: Any) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from earmill.jobs.console.job_texts import progress_remarks
@@ -99,25 +100,22 @@ class _BadRows:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._read: set[str] = set()
-        self._kept = Counter[str]()
         self.rows: list[dict[str, Any]] = []
 
     def look(self, facts: Mapping[str, ShardFacts]) -> None:
         """Read new tables with rows of a reason that has few examples yet."""
+        kept = Counter(row["error_class"] for row in self.rows)
         wanted = [
             (shard, one.quarantine)
             for shard, one in facts.items()
             if one.quarantine is not None
             and one.quarantine not in self._read
-            and any(self._kept[reason] < MOST_EXAMPLES for reason in one.bad_by_class)
+            and any(kept[reason] < MOST_EXAMPLES for reason in one.bad_by_class)
         ]
         for shard, path in wanted[:TABLES_AT_ONCE]:
             self._read.add(path)
-            try:
-                table = read_table(self._layout, path)
-            except (EarmillError, OSError, ValueError):  # `earmill verify` reports it
-                continue
-            for row in table.to_pylist():
-                if self._kept[row["error_class"]] < MOST_EXAMPLES:
-                    self._kept[row["error_class"]] += 1
-                    self.rows.append(shown_bad_row(row, shard))
+            with suppress(EarmillError, OSError, ValueError):  # `earmill verify` reports it
+                for row in read_table(self._layout, path).to_pylist():
+                    if kept[row["error_class"]] < MOST_EXAMPLES:
+                        kept[row["error_class"]] += 1
+                        self.rows.append(shown_bad_row(row, shard))

@@ -1,4 +1,4 @@
-"""`earmill compact` and `earmill gc`: merge small shards, and remove what no snapshot names."""
+"""Commands about snapshots: `log`, `diff`, `compact` and `gc`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,62 @@ from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import say, say_json, teller
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-# Most files and stores that `gc` prints.
-SHOWN_PARTS = 20
+# Most rows of each kind that `diff` prints; most files and stores that `gc` prints.
+SHOWN_ROWS, SHOWN_PARTS = 20, 20
+
+
+def log(
+    uri: options.DatasetUri,
+    as_json: options.AsJson = False,
+    storage_options: options.StorageOptions = None,
+) -> None:
+    """List the snapshots of a dataset, newest first: date, reason, rows, changes."""
+    from earmill.pipeline.dataset.history import log as read_log
+
+    with options.open_output(uri, storage_options) as layout:
+        entries = read_log(layout)
+    if as_json:
+        say_json([asdict(entry) for entry in entries])
+        return
+    for entry in reversed(entries):
+        say(
+            f"{entry.number}  {entry.created or 'no date'}  {entry.why or 'unknown'}: "
+            f"{entry.rows_ok:,} rows ok, {entry.rows_bad:,} quarantined; {entry.added:,} added, "
+            f"{entry.changed:,} changed, {entry.removed:,} removed"
+        )
+
+
+def diff(
+    uri: options.DatasetUri,
+    before: Annotated[
+        str, typer.Argument(metavar="A", help="Snapshot: a number of `log`, previous, or a date.")
+    ] = "previous",
+    after: Annotated[str, typer.Argument(metavar="B", help="The other one.")] = "current",
+    as_json: options.AsJson = False,
+    storage_options: options.StorageOptions = None,
+) -> None:
+    """Show the rows that differ between two snapshots: added, removed, or changed."""
+    from earmill.pipeline.dataset.history import diff as compare
+
+    with options.open_output(uri, storage_options) as layout:
+        found = compare(layout, before, after)
+    if as_json:
+        say_json(asdict(found))
+        return
+    kinds = {"added": found.added, "removed": found.removed, "changed": found.changed}
+    for kind, rows in kinds.items():
+        for row_id in rows[:SHOWN_ROWS]:
+            old, new = found.states[row_id]
+            shown = new if old is None else old
+            if kind == "changed" and old != new:
+                shown = f"{old} -> {new}"
+            say(f"{kind}: {row_id} ({shown})")
+        if len(rows) > SHOWN_ROWS:
+            say(f"{kind}: {len(rows) - SHOWN_ROWS:,} more, see --json")
+    say(
+        f"snapshot {found.before.number} to {found.after.number}: {len(found.added):,} rows added, "
+        f"{len(found.changed):,} changed, {len(found.removed):,} removed"
+    )
 
 
 def compact(
