@@ -34,16 +34,13 @@ CHORDS = ((57, 60, 64), (53, 57, 60), (48, 52, 55), (55, 59, 62))
 
 @dataclass(frozen=True)
 class Clip:
-    """One file of the demo corpus, and the function that generates its sound.
+    """One file of the demo corpus, and the function that generates its sound."""
 
-    `name` is a path below the corpus folder, `subtype` is soundfile's name of the sample format.
-    """
-
-    name: str
+    name: str  # path below the corpus folder
     make: Callable[[np.random.Generator, int, float], Wave]
     seconds: float
     rate_hz: int
-    subtype: str
+    subtype: str  # soundfile's name of the sample format
     channels: int = 1
 
 

@@ -69,9 +69,9 @@ _WARNINGS = (
 class Reporter:
     """Takes every event of a run; `close` is called once at the end, also after an error.
 
-    The run goes on when the output cannot be written any more: a pipe without a reader, a full disk
-    or a closed stream does not end the run, because `earmill watch` and `inspect` show the same
-    facts later. The loss is printed once on standard error; the exit code does not change.
+    The run goes on when the output cannot be written any more, as on a full disk or in a pipe
+    without a reader. Users find the same facts by `earmill watch` and `inspect`. The loss is
+    printed once on standard error; the exit code does not change.
     """
 
     # Report the end of the run alone.
@@ -245,8 +245,8 @@ def make_reporter(
 ) -> Reporter:
     """Return the reporter of a run.
 
-    JSON, log lines and the result go to `output`, which is standard output by default; events as
-    text and the bar go to `errors`, which is standard error by default.
+    JSON, log lines and the result go to `output`. Events as text and the bar go to `errors`. The
+    defaults are standard output and standard error.
     """
     output, errors = output or sys.stdout, errors or sys.stderr
     reporter: Reporter

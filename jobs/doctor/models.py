@@ -207,16 +207,12 @@ _REPEATS = 2
 
 @dataclass(frozen=True)
 class Speed:
-    """Speed of a model in seconds of audio per second.
-
-    `cpu` is the speed on all cores, `gpu` the speed in launches of `clips` clips, with samples and
-    features copied; None without a GPU.
-    """
+    """Speed of a model in seconds of audio per second."""
 
     model: str
-    cpu: float
-    gpu: float | None = None
-    clips: int = 0
+    cpu: float  # on all cores
+    gpu: float | None = None  # with samples and features copied; None without a GPU
+    clips: int = 0  # of a launch on the GPU
 
     def __str__(self) -> str:
         on_gpu = f", {self.gpu:,.0f} on the GPU ({self.clips} clips)" if self.gpu else ""

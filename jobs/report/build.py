@@ -37,16 +37,15 @@ MOST_SPEC = 20_000
 class Options:
     """How much of a dataset its report shows.
 
-    `rows` is the most rows of the table. `examples` rows with features are chosen by length, unless
-    `row_ids` names them; `seconds` of each are shown from its start, with their sound if `audio`.
-    A number out of its range, and one id instead of a list, raise ValueError.
+    Raises:
+        ValueError: A number is out of its range, or `row_ids` is one id instead of a list.
     """
 
-    rows: int = 1000
-    examples: int = 4
-    row_ids: Sequence[str] = ()
-    seconds: float = 10.0
-    audio: bool = True
+    rows: int = 1000  # of the table, at most
+    examples: int = 4  # rows with features, chosen by length
+    row_ids: Sequence[str] = ()  # rows with features, instead of the chosen ones
+    seconds: float = 10.0  # of each, from its start
+    audio: bool = True  # embed their sound
 
     def __post_init__(self) -> None:
         if isinstance(self.row_ids, str):
@@ -95,8 +94,8 @@ def report_html(
 ) -> str:
     """Return the report of a dataset as one HTML page.
 
-    `job` has credentials of the source, which dataset.json does not hold. `on_begin` is called with
-    the name of a step that begins.
+    Credentials of the source are in `job`, because dataset.json does not hold them. The name of
+    each step goes to `on_begin` when the step begins.
 
     Raises:
         SourceError: No dataset there, nothing committed yet, or no row with a given id.

@@ -182,7 +182,7 @@ def examples(
 ) -> list[dict[str, Any]]:
     """Return the first seconds of rows in detail, by their positions in `stored.features`.
 
-    `job` has the source of the sound; or it is the reason why there is no sound.
+    The sound comes from the source of `job`, which is a reason where there is no sound.
     """
     sounds = _Sounds(stored.layout, stored.features, job, seconds)
     return [

@@ -69,30 +69,24 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure; labels have units.
-
-    `alt` is the text for screen readers, `picture` a PNG as data URI, and `scale` has the values of
-    its first and last colour. `marks` are vertical lines with a text. `legend` has kind and text of
-    each colour. `on_time` says that the x axis is the time of a clip, so that the player's position
-    can be shown. `note` is a sentence below the figure. `height` is short or tall.
-    """
+    """One figure."""
 
     title: str
-    alt: str
-    x_label: str
-    y_label: str
+    alt: str  # text for screen readers
+    x_label: str  # with unit
+    y_label: str  # with unit
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     boxes: tuple[Box, ...] = ()
     lines: tuple[Line, ...] = ()
-    picture: str = ""
-    marks: tuple[Tick, ...] = ()
-    scale: tuple[str, str] | None = None
-    legend: tuple[tuple[str, str], ...] = ()
+    picture: str = ""  # PNG as data URI
+    marks: tuple[Tick, ...] = ()  # vertical lines with a text
+    scale: tuple[str, str] | None = None  # values of the first and last colour of the picture
+    legend: tuple[tuple[str, str], ...] = ()  # kind and text of each colour
     table: Table | None = None
-    on_time: bool = False
-    note: str = ""
-    height: str = "short"
+    on_time: bool = False  # the x axis is the time of a clip, so the player's position is shown
+    note: str = ""  # sentence below the figure
+    height: str = "short"  # or tall
 
 
 def _digits(largest: float) -> int:

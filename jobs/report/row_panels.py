@@ -55,7 +55,7 @@ TIME = "time (s)"
 def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[Plot]:
     """Return a figure for each stream of frames or events, in the order of the page.
 
-    The row holds so many seconds from the clip's start.
+    The row holds the first `seconds` of the clip.
     """
     spectrograms, modulation, rasters = [], [], []
     traces: dict[str, list[StreamInfo]] = {}

@@ -39,9 +39,8 @@ class StoredShard:
 class Stored:
     """A dataset opened for its report.
 
-    Before the dataset is closed, `entry` is None and `shards` are those committed; else they are
-    the entry and the shards of the current snapshot, in order. `joined` has the rows that are good
-    in all feature sets, with all streams; it is None without additions.
+    Shards and log entry come from the current snapshot. Before the dataset is closed, all
+    committed shards are here, and no entry.
     """
 
     uri: str
@@ -51,7 +50,7 @@ class Stored:
     entry: LogEntry | None
     shards: Mapping[str, StoredShard]
     additions: Sequence[str]
-    joined: JoinedFeatures | None
+    joined: JoinedFeatures | None  # rows that are good in all feature sets; None without additions
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, Any]) -> Stored:
