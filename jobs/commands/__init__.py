@@ -1,1 +1,1 @@
-"""One module a command. Commands import heavy modules when they run, so that `--help` is quick."""
+"""Commands by subject. They import heavy modules when they run, so that `--help` is quick."""
