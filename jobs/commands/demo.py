@@ -55,8 +55,9 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Generate two minutes of audio and run the whole job on it."""
-    from earmill.jobs.console.job_run import run_and_report
+    from earmill.jobs.console.job_run import reported_run
     from earmill.jobs.demo_audio import write_corpus
+    from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.spec.job import JobSpec
 
     check_local(out)
@@ -66,7 +67,9 @@ def demo(
     paths = write_corpus(folder / "audio")
     job = folder / "job.yaml"
     job.write_text(JOB.format(name=NAME, folder=folder))
-    end = run_and_report(JobSpec.load(job), quiet=quiet)
+    spec = JobSpec.load(job)
+    with reported_run(log_format=spec.run.log_format, quiet=quiet) as (sink, stop):
+        end = run_job(spec, sink=sink, stop=stop)
     if end.exit_code:
         raise typer.Exit(end.exit_code)
     _check(console, folder, end, files=len(paths))

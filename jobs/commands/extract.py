@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from earmill.jobs.commands import options
-from earmill.jobs.console.job_run import run_and_report
+from earmill.jobs.console.job_run import reported_run
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
@@ -77,18 +77,21 @@ def extract(
     )
     check_submitted(spec)
     from earmill.pipeline.dataset.recompute import damaged
+    from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.operations.update import start_update
 
-    end = run_and_report(
-        spec,
-        resume=resume or update,
-        first=(lambda sink: start_update(spec, sink)) if update else None,
-        again=damaged if repair else None,
-        join=join,
-        finish=finish,
-        as_json=as_json,
-        quiet=quiet,
-    )
+    with reported_run(log_format=spec.run.log_format, as_json=as_json, quiet=quiet) as (sink, stop):
+        if update:
+            start_update(spec, sink)
+        end = run_job(
+            spec,
+            resume=resume or update,
+            again=damaged if repair else None,
+            sink=sink,
+            stop=stop,
+            join=join,
+            finish=finish,
+        )
     raise typer.Exit(end.exit_code)
 
 

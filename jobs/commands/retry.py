@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from earmill.jobs.commands import options
-from earmill.jobs.console.job_run import run_and_report
+from earmill.jobs.console.job_run import reported_run
 from earmill.jobs.console.terminal import console, say_json
 
 _GONE = "--where is gone: use --error CLASS, --stage STAGE and --uri GLOB, each repeatable"
@@ -54,6 +54,7 @@ def retry(
         raise typer.BadParameter(_GONE)
     from earmill.pipeline.dataset.recompute import RowFilter
     from earmill.pipeline.operations.retry import find_retry
+    from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error or (), stage=stage or (), uri=uri or ())
@@ -64,14 +65,9 @@ def retry(
         _print_no_match(dataset, as_json)
         raise typer.Exit(0)
     spec, choose = job_and_rows
-    end = run_and_report(
-        spec,
-        resume=True,
-        first=lambda sink: start_retry(spec, rows, sink),
-        again=choose,
-        as_json=as_json,
-        quiet=quiet,
-    )
+    with reported_run(log_format=spec.run.log_format, as_json=as_json, quiet=quiet) as (sink, stop):
+        start_retry(spec, rows, sink)
+        end = run_job(spec, resume=True, again=choose, sink=sink, stop=stop)
     raise typer.Exit(end.exit_code)
 
 

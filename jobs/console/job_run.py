@@ -1,4 +1,4 @@
-"""Run a job, report its progress, and stop it on a signal.
+"""Report the progress of a run, and stop it on a signal.
 
 SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to finish the shards in flight; a second signal ends
 the process at once. Only work in flight is lost, and `--resume` continues from the commits.
@@ -7,7 +7,7 @@ the process at once. Only work in flight is lost, and `--resume` continues from 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -15,50 +15,17 @@ from typing import TYPE_CHECKING
 from earmill.jobs.console import process
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.recompute import Chooser
-    from earmill.pipeline.driver.events import JobFinished, Sink, StopRequest
-    from earmill.pipeline.spec.job import JobSpec
-
-
-def run_and_report(
-    spec: JobSpec,
-    *,
-    resume: bool = False,
-    first: Callable[[Sink], None] | None = None,
-    again: Chooser | None = None,
-    join: bool = False,
-    finish: bool = False,
-    as_json: bool = False,
-    quiet: bool = False,
-) -> JobFinished:
-    """Run a job, report its progress and result, and stop it on a signal.
-
-    Args:
-        first: Called before the run with the sink of events.
-        again: Chooses the shards that are computed again.
-        quiet: Report the result alone.
-    """
-    from earmill.pipeline.operations.run_job import run_job
-
-    with reported_run(as_json=as_json, log_format=spec.run.log_format, quiet=quiet) as (sink, stop):
-        if first is not None:
-            first(sink)
-        return run_job(
-            spec,
-            resume=resume,
-            again=again,
-            sink=sink,
-            stop=stop,
-            join=join,
-            finish=finish,
-        )
+    from earmill.pipeline.driver.events import Sink, StopRequest
 
 
 @contextmanager
 def reported_run(
-    *, as_json: bool, log_format: str, quiet: bool
+    *, log_format: str, as_json: bool = False, quiet: bool = False
 ) -> Iterator[tuple[Sink, StopRequest]]:
-    """Yield a sink that reports events, and a stop request that signals set."""
+    """Yield a sink that reports events, and a stop request that signals set.
+
+    With `quiet`, the result alone is reported.
+    """
     from earmill.jobs.console.progress import logged, make_reporter
     from earmill.pipeline.driver.events import StopRequest
 

@@ -36,8 +36,8 @@ from earmill.pipeline.storage.documents import read_table
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
+    from earmill.pipeline.reader.combined import JoinedFeatures
     from earmill.pipeline.reader.features import Features
-    from earmill.pipeline.reader.joined import JoinedFeatures
 
 # Most tables of rows that are read for facts the index does not hold; most rows for summaries.
 MOST_TABLES, MOST_SUMMARIES = 256, 200

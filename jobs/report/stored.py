@@ -22,8 +22,8 @@ from earmill.pipeline.dataset.watch import ShardFacts, shard_facts
 from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:
+    from earmill.pipeline.reader.combined import JoinedFeatures
     from earmill.pipeline.reader.features import Features
-    from earmill.pipeline.reader.joined import JoinedFeatures
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,17 +48,14 @@ MAX_SECONDS = 2**63 / MICROSECONDS
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Rows in order, cut into batches.
+    """Rows in order, cut into batches: batch b is `rows[offsets[b]:offsets[b + 1]]`."""
 
-    Args:
-        rows: (n,) row numbers.
-        passes: (n,) earlier passes over the set of each row; the epoch if there is one set. Random
-            numbers of a row depend on it.
-        offsets: (n_batches + 1,) batch b is `rows[offsets[b]:offsets[b + 1]]`.
-    """
-
+    # (n,) row numbers.
     rows: Rows
+    # (n,) earlier passes over the set of each row; the epoch if there is one set. Random numbers of
+    # a row depend on it.
     passes: Rows
+    # (n_batches + 1,)
     offsets: Rows
 
     @property
@@ -92,63 +89,24 @@ class EpochPlan:
         return 1.0 - float(held.sum()) / padded if padded else 0.0
 
 
-class Batching(Protocol):
-    """The interface of making batches from rows and sharing them among ranks."""
-
-    @property
-    def settings(self) -> Settings:
-        """Settings of the order."""
-
-    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> EpochPlan:
-        """Return the plan of all ranks for rows in the order of shuffled blocks."""
-
-    def share(
-        self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
-    ) -> EpochPlan:
-        """Return the plan of one rank from `start` on, the position of all ranks together."""
-
-    def size(self, plan: EpochPlan) -> int:
-        """Return the size of a plan in the unit of `start`."""
-
-    def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
-        """Return the position after `row` rows of a share, as numbers of a state."""
-
-    def row(self, plan: EpochPlan, state: Any) -> int:
-        """Return the rows of a share before a position; ValueError if it is outside."""
-
-    def start_after(self, plan: EpochPlan, state: Any) -> int:
-        """Return the position of all ranks together when each is at this position of the plan.
-
-        Raises:
-            ValueError: The position is not between whole steps.
-        """
-
-    def most_padded(self, frames: Mapping[str, Rows]) -> dict[str, int]:
-        """Return the maximum frames of a padded batch by stream, given the frames of rows."""
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal for a position to mean the same row."""
-
-
 @dataclass(frozen=True)
 class FixedBatches:
-    """Batches of `settings.batch_rows` rows. Positions count rows.
-
-    Args:
-        settings: Settings of the order.
-    """
+    """Batches of `settings.batch_rows` rows. Positions count rows."""
 
     settings: Settings
 
     def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> EpochPlan:
-        """See `Batching.whole`."""
+        """Return the plan of all ranks for rows in the order of shuffled blocks."""
         dealt = order.deal(len(rows), self.settings, seed=seed, epoch=epoch)
         return self._cut(rows[dealt], passes[dealt])
 
     def share(
         self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
     ) -> EpochPlan:
-        """Ranks differ by one row at most; see `epoch_order.rank_share`."""
+        """Return the plan of one rank from `start` on, the position of all ranks together.
+
+        Ranks differ by one row at most; see `epoch_order.rank_share`.
+        """
         taken = order.rank_share(
             np.arange(len(plan.rows), dtype=np.int64),
             rank=rank,
@@ -160,19 +118,23 @@ class FixedBatches:
         return self._cut(plan.rows[taken], plan.passes[taken])
 
     def size(self, plan: EpochPlan) -> int:
-        """Rows."""
+        """Return the size of a plan in the unit of `start`: rows."""
         return len(plan.rows)
 
     def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
-        """See `Batching.place`."""
+        """Return the position after `row` rows of a share, as numbers of a state."""
         return {"position": row}
 
     def row(self, plan: EpochPlan, state: Any) -> int:
-        """See `Batching.row`."""
+        """Return the rows of a share before a position; ValueError if it is outside."""
         return check_within("position", state["position"], len(plan.rows))
 
     def start_after(self, plan: EpochPlan, state: Any) -> int:
-        """See `Batching.start_after`."""
+        """Return the position of all ranks together when each is at this position of the plan.
+
+        Raises:
+            ValueError: The position is not between whole steps.
+        """
         batch_rows, position = self.settings.batch_rows, state["position"]
         world = state["world_size"]
         n_full = (len(plan.rows) - state["start"]) // (world * batch_rows)
@@ -184,12 +146,12 @@ class FixedBatches:
         return int(state["start"] + position * world)
 
     def most_padded(self, frames: Mapping[str, Rows]) -> dict[str, int]:
-        """See `Batching.most_padded`."""
+        """Return the maximum frames of a padded batch by stream, given the frames of rows."""
         rows = self.settings.batch_rows
-        return {name: rows * int(found.max(initial=0)) for name, found in frames.items()}
+        return {name: rows * int(lengths.max(initial=0)) for name, lengths in frames.items()}
 
     def identity(self) -> dict[str, Any]:
-        """See `Batching.identity`."""
+        """Return the settings that must be equal for a position to mean the same row."""
         return {"batch_size": self.settings.batch_rows}
 
     def _cut(self, rows: Rows, passes: Rows) -> EpochPlan:
@@ -210,24 +172,23 @@ def check_within(name: str, value: Any, limit: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class BucketedBatches:
-    """Batches of at most `budget` frames (or microseconds) when padded; places count batches.
+    """Batches of at most `budget` frames (or microseconds) when padded; positions count batches.
 
-    Args:
-        settings: Settings of the order; `batch_rows` is not used.
-        lengths: (rows of the set,) int64, at least 1 and at most `budget`.
-        budget: Maximum of the rows of a batch times its longest row.
-        max_rows: Maximum rows of a batch.
-        name: Name of the setting that gave the budget.
+    The methods are those of `FixedBatches`.
     """
 
+    # `batch_rows` is not used.
     settings: Settings
+    # (rows of the set,) int64, from 1 to `budget`.
     lengths: Rows
+    # Maximum of the rows of a batch times its longest row.
     budget: int
+    # Maximum rows of a batch.
     max_rows: int | None
+    # Name of the setting that gave the budget.
     name: str
 
     def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> EpochPlan:
-        """See `Batching.whole`."""
         lengths = self.lengths[rows]
         if not len(rows):
             return EpochPlan(rows, passes, np.zeros(1, np.int64))
@@ -267,7 +228,6 @@ class BucketedBatches:
         return EpochPlan(plan.rows[taken], plan.passes[taken], _offsets(sizes[mine]))
 
     def size(self, plan: EpochPlan) -> int:
-        """Batches."""
         return plan.n_batches
 
     def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
@@ -277,14 +237,12 @@ class BucketedBatches:
         return {"position": position, "within": row - int(plan.offsets[position])}
 
     def row(self, plan: EpochPlan, state: Any) -> int:
-        """See `Batching.row`."""
         position = check_within("position", state["position"], plan.n_batches)
         sizes = np.append(np.diff(plan.offsets), 0)
         within = check_within("within", state.get("within", 0), max(0, int(sizes[position]) - 1))
         return int(plan.offsets[position]) + within
 
     def start_after(self, plan: EpochPlan, state: Any) -> int:
-        """See `Batching.start_after`."""
         world, position = state["world_size"], state["position"]
         start = state["start"] + position * world
         if state.get("within", 0) or start > plan.n_batches:
@@ -295,14 +253,12 @@ class BucketedBatches:
         return int(start)
 
     def most_padded(self, frames: Mapping[str, Rows]) -> dict[str, int]:
-        """See `Batching.most_padded`; it is the budget in frames of each stream."""
         return {
-            name: math.ceil(self.budget * float((found / self.lengths).max(initial=0)))
-            for name, found in frames.items()
+            name: math.ceil(self.budget * float((lengths / self.lengths).max(initial=0)))
+            for name, lengths in frames.items()
         }
 
     def identity(self) -> dict[str, Any]:
-        """See `Batching.identity`."""
         return {"batch_size": self.max_rows, self.name: self.budget}
 
     def _cut_sorted(self, lengths: Rows, group: np.ndarray) -> Rows:
@@ -350,6 +306,9 @@ class BucketedBatches:
         return shuffled[np.lexsort((lane, turn))]
 
 
+Batching = FixedBatches | BucketedBatches
+
+
 def bucketed(
     settings: Settings,
     features: FeatureRows,
@@ -362,34 +321,28 @@ def bucketed(
 ) -> BucketedBatches:
     """Return batches under one of the two budgets, checked against the rows.
 
-    Args:
-        lanes_chosen: True if the caller did not set lanes and windows. Then there are fewer lanes
-            with larger windows if a window would hold too few batches to join rows of similar
-            length.
-
-    Raises:
-        TypeError, ValueError: Both budgets are given, the budget is no number above 0, or one row
-            exceeds it.
+    With `lanes_chosen` (the caller did not set lanes and windows) there are fewer lanes with larger
+    windows if a window would hold too few batches to join rows of similar length.
     """
     if batch_frames is not None and batch_seconds is not None:
         raise ValueError("expected one budget, got batch_frames and batch_seconds; drop one")
+    given: Any = batch_seconds if batch_frames is None else batch_frames
     if batch_frames is not None:
-        name, unit, budget = (
-            "batch_frames",
-            "frames",
-            order.check_whole("batch_frames", batch_frames),
-        )
-        lengths = _frames(features, cropper)
+        name, unit = "batch_frames", "frames"
+        budget = order.check_whole(name, batch_frames)
+        lengths: Rows = np.stack([*frames_of(features, cropper).values()]).max(axis=0)
     else:
         name, unit = "batch_seconds", "microseconds"
-        if isinstance(batch_seconds, bool) or not isinstance(batch_seconds, numbers.Real):
-            raise TypeError(f"batch_seconds must be a number of seconds, got {batch_seconds!r}")
-        if not 0 < batch_seconds < MAX_SECONDS:
-            raise ValueError(f"batch_seconds must be above 0, got {batch_seconds!r}")
-        budget = math.floor(float(batch_seconds) * MICROSECONDS)
-        lengths = _microseconds(features, cropper)
+        if isinstance(given, bool) or not isinstance(given, numbers.Real):
+            raise TypeError(f"batch_seconds must be a number of seconds, got {given!r}")
+        if not 0 < float(given) < MAX_SECONDS:
+            raise ValueError(f"batch_seconds must be above 0, got {given!r}")
+        budget = math.floor(float(given) * MICROSECONDS)
+        seconds = np.asarray(features.table.column("seconds").to_numpy())
+        if cropper is not None:
+            seconds = np.minimum(seconds, cropper.seconds)
+        lengths = np.maximum(np.ceil(seconds * MICROSECONDS), 1).astype(np.int64)
     if budget < 1:
-        given = batch_seconds if batch_frames is None else batch_frames
         raise ValueError(f"{name} must be at least 1, got {given!r}")
     longest = int(lengths.argmax()) if len(lengths) else 0
     if len(lengths) and lengths[longest] > budget:
@@ -413,28 +366,14 @@ def _fewer_lanes(settings: Settings, wanted_rows: float) -> Settings:
 
 def frames_of(features: FeatureRows, cropper: Cropper | None) -> dict[str, Rows]:
     """Return the frames of every row as read (cropped), by stream; at least 1."""
-    found = {}
+    by_stream = {}
     for name, info in features.streams.items():
         column = features.table.column(layout_of(info).length_column)
         frames = np.maximum(np.asarray(column.to_numpy()), 1)
         if cropper is not None and info.frame_rate_hz:
             frames = np.minimum(frames, cropper.most_frames_at(info.frame_rate_hz))
-        found[name] = frames
-    return found
-
-
-def _frames(features: FeatureRows, cropper: Cropper | None) -> Rows:
-    found = frames_of(features, cropper).values()
-    longest: Rows = np.stack(list(found)).max(axis=0)
-    return longest
-
-
-def _microseconds(features: FeatureRows, cropper: Cropper | None) -> Rows:
-    seconds = np.asarray(features.table.column("seconds").to_numpy())
-    if cropper is not None:
-        seconds = np.minimum(seconds, cropper.seconds)
-    rounded: Rows = np.maximum(np.ceil(seconds * MICROSECONDS), 1).astype(np.int64)
-    return rounded
+        by_stream[name] = frames
+    return by_stream
 
 
 def _buckets(lengths: Rows, phase: float) -> Rows:

@@ -15,17 +15,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
 from earmill.pipeline.formats.frames import FrameView
 from earmill.pipeline.loader.epoch_order import check_whole
-from earmill.pipeline.loader.rows import line, names_text, short, streams_text, table, values_text
+from earmill.pipeline.loader.rows import line, short, table, values_text
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
+    from earmill.pipeline.loader.rows import Row
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 # Frames of a row.
@@ -34,21 +35,6 @@ Part = torch.Tensor | FrameView
 Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
 
 _memory = threading.local()
-
-
-class RowLike(Protocol):
-    """The interface of a row for collates, as `earmill.pipeline.loader.rows.Row` has it."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def row_id(self) -> str: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def extra(self) -> Mapping[str, Any]: ...
-    @property
-    def features(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +131,13 @@ class Batch:
 
     def __repr__(self) -> str:
         """Return one line: rows, shape of each stream, label, names of the source's columns."""
-        streams = {name: _stream_text(value) for name, value in self.features.items()}
-        label = self.label
-        said = "" if label is None else f"label {_column_text(label)}"
-        parts = [streams_text(streams), said, names_text("extra", self.extra)]
-        return line("Batch of", f"{len(self)} rows", parts)
+        return line(
+            f"Batch of {len(self)} rows",
+            [],
+            streams={name: _stream_text(value) for name, value in self.features.items()},
+            label=None if self.label is None else _column_text(self.label),
+            extra=self.extra,
+        )
 
     def _repr_html_(self) -> str:
         """A table of the streams and of the source's columns, for notebooks."""
@@ -164,12 +152,11 @@ class Batch:
         A dtype applies to features and to floating-point labels. Lengths, offsets, seconds and
         whole numbers keep their dtype.
         """
+        typed = torch.dtype | torch.Tensor
         options = [*args, *kwargs.values()]
-        if not any(isinstance(each, torch.dtype | torch.Tensor) for each in options):
-            return self._map(lambda tensor: tensor.to(*args, **kwargs))
-        place = [each for each in args if not isinstance(each, torch.dtype | torch.Tensor)]
+        place = [each for each in args if not isinstance(each, typed)]
         place += [each.device for each in options if isinstance(each, torch.Tensor)]
-        placed = {name: each for name, each in kwargs.items() if name not in ("dtype", "other")}
+        placed = {name: each for name, each in kwargs.items() if not isinstance(each, typed)}
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(*place, **placed)
@@ -181,26 +168,32 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory; DataLoaders with `pin_memory=True` call this."""
-        return self._map(lambda tensor: tensor.pin_memory())
+        pin = torch.Tensor.pin_memory
+        return self._map(pin, pin)
 
     def _map(
         self,
         f: Callable[[torch.Tensor], torch.Tensor],
-        of_values: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        g: Callable[[torch.Tensor], torch.Tensor],
     ) -> Batch:
-        """Return the batch with `of_values` applied to features and label, `f` to other tensors."""
-        g = of_values or f
+        """Return the batch with `g` applied to features and label, and `f` to other tensors."""
         features = {
             name: g(value) if isinstance(value, torch.Tensor) else value.map(g)
             for name, value in self.features.items()
         }
         extra = {k: f(v) if isinstance(v, torch.Tensor) else v for k, v in self.extra.items()}
         label = g(self.label) if isinstance(self.label, torch.Tensor) else self.label
-        named: dict[str, Any] = {name: f(getattr(self, name)) for name in BATCH_TENSORS}
-        return replace(self, features=features, extra=extra, label=label, **named)
+        return replace(
+            self,
+            indices=f(self.indices),
+            seconds=f(self.seconds),
+            extra=extra,
+            features=features,
+            start_s=f(self.start_s),
+            sets=f(self.sets),
+            label=label,
+        )
 
-
-BATCH_TENSORS = ("indices", "seconds", "start_s", "sets")
 
 # Registered as pytrees, batches can be arguments under torch.compile, torch.export and torch.func.
 for _kind in (Padded, Packed, Batch):
@@ -249,18 +242,12 @@ def as_tensor(features: Any) -> torch.Tensor:
     return torch.from_numpy(features)
 
 
-def _part(features: Any) -> Part:
-    return features if isinstance(features, FrameView) else as_tensor(features)
-
-
 def is_sparse(features: Any) -> bool:
     """Return True for events; `SpikeEvents` is not imported."""
     return hasattr(features, "dense")
 
 
-def collate_padded(
-    rows: Sequence[RowLike], *, pad_value: float = 0.0, multiple_of: int = 1
-) -> Batch:
+def collate_padded(rows: Sequence[Row], *, pad_value: float = 0.0, multiple_of: int = 1) -> Batch:
     """Pad rows to (B, T, width) with lengths; `batch.features[stream].mask` marks valid frames.
 
     Args:
@@ -274,8 +261,7 @@ def collate_padded(
     if isinstance(pad_value, bool) or not isinstance(pad_value, numbers.Real):
         raise TypeError(f"pad_value must be a number, got {pad_value!r}")
 
-    def pad(parts: list[Part]) -> Padded:
-        lengths = _lengths(parts)
+    def pad(parts: list[Part], lengths: torch.Tensor) -> Padded:
         n_frames = -(-int(lengths.max()) // multiple_of) * multiple_of
         values = _empty((len(parts), n_frames, parts[0].shape[1]), _dtype(parts[0]))
         for row, part in zip(values, parts, strict=True):
@@ -286,20 +272,16 @@ def collate_padded(
     return _collate(rows, pad)
 
 
-def collate_packed(rows: Sequence[RowLike]) -> Batch:
+def collate_packed(rows: Sequence[Row]) -> Batch:
     """Join rows end to end: (sum of lengths, width) with int64 offsets (B + 1,)."""
 
-    def pack(parts: list[Part]) -> Packed:
-        return Packed(_joined(parts), _offsets(_lengths(parts)))
-
-    return _collate(rows, pack)
+    return _collate(rows, lambda parts, lengths: Packed(_joined(parts), _offsets(lengths)))
 
 
-def collate_jagged(rows: Sequence[RowLike]) -> Batch:
+def collate_jagged(rows: Sequence[Row]) -> Batch:
     """Join rows to `torch.nested` tensors of layout `torch.jagged`, shape (B, ragged, width)."""
 
-    def nest(parts: list[Part]) -> torch.Tensor:
-        lengths = _lengths(parts)
+    def nest(parts: list[Part], lengths: torch.Tensor) -> torch.Tensor:
         return torch.nested.nested_tensor_from_jagged(
             _joined(parts),
             _offsets(lengths),
@@ -374,27 +356,12 @@ def _column(values: Sequence[Any]) -> torch.Tensor | list[Any]:
     return list(values)
 
 
-def _label(rows: Sequence[RowLike]) -> torch.Tensor | list[Any] | None:
-    """Return the labels of some rows: int64, float32, or a list."""
-    values = [getattr(row, "label", None) for row in rows]
-    if values[0] is None:
-        return None
-    found = _column(values)
-    if isinstance(found, list):
-        return found
-    return found.to(torch.float32 if found.is_floating_point() else torch.int64)
-
-
-def _lengths(parts: Sequence[Part]) -> torch.Tensor:
-    return torch.tensor([len(part) for part in parts], dtype=torch.int64)
-
-
 def _offsets(lengths: torch.Tensor) -> torch.Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
-def _collate(rows: Sequence[RowLike], join: Callable[[list[Part]], Any]) -> Batch:
-    """Collate rows: the columns that all collates share, and `join` for each stream."""
+def _collate(rows: Sequence[Row], join: Callable[[list[Part], torch.Tensor], Any]) -> Batch:
+    """Collate rows; `join` makes the features of a stream from its parts and their lengths."""
     if not rows:
         raise ValueError("cannot collate an empty list of rows; give at least one")
     if any(isinstance(row, Batch) for row in rows):
@@ -410,18 +377,24 @@ def _collate(rows: Sequence[RowLike], join: Callable[[list[Part]], Any]) -> Batc
                 f"all rows of a batch need the same streams: row {rows[0].row_id!r} has "
                 f"{sorted(names)}, row {row.row_id!r} has {sorted(row.features)}"
             )
+    features = {}
+    for name in names:
+        values = [row.features[name] for row in rows]
+        parts = [each if isinstance(each, FrameView) else as_tensor(each) for each in values]
+        features[name] = join(parts, torch.tensor([*map(len, parts)], dtype=torch.int64))
+    # Rows of a caller's own class may lack the fields with defaults.
+    labels = [getattr(row, "label", None) for row in rows]
+    label = None if labels[0] is None else _column(labels)
+    if isinstance(label, torch.Tensor):
+        label = label.to(torch.float32 if label.is_floating_point() else torch.int64)
+    columns = dict.fromkeys(name for row in rows for name in row.extra)
     return Batch(
         row_ids=tuple(row.row_id for row in rows),
         indices=torch.tensor([row.index for row in rows], dtype=torch.int64),
         seconds=torch.tensor([row.seconds for row in rows], dtype=torch.float64),
-        extra={name: _column([row.extra.get(name) for row in rows]) for name in _extras(rows)},
-        features={name: join([_part(row.features[name]) for row in rows]) for name in names},
+        extra={name: _column([row.extra.get(name) for row in rows]) for name in columns},
+        features=features,
         start_s=torch.tensor([getattr(row, "start_s", 0.0) for row in rows], dtype=torch.float64),
         sets=torch.tensor([getattr(row, "set", 0) for row in rows], dtype=torch.int64),
-        label=_label(rows),
+        label=label,
     )
-
-
-def _extras(rows: Sequence[RowLike]) -> list[str]:
-    """Return the names of the source's columns in the order of the rows."""
-    return list(dict.fromkeys(name for row in rows for name in row.extra))

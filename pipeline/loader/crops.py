@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,28 +39,18 @@ class Crop:
     start_s: float | None = None
 
     def __post_init__(self) -> None:
-        _check_seconds("seconds", self.seconds)
+        given = {"seconds": self.seconds, "start_s": 0 if self.start_s is None else self.start_s}
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"Crop: {name} must be a number of seconds, got {value!r}")
+            if not 0 <= float(value) < math.inf:
+                raise ValueError(f"Crop: {name} must be seconds from 0, got {value!r}")
         if self.seconds == 0:
             raise ValueError("Crop: seconds must be above 0, got 0")
-        if self.start_s is not None:
-            _check_seconds("start_s", self.start_s)
-
-
-def _check_seconds(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"Crop: {name} must be a number of seconds, got {value!r}")
-    if not 0 <= float(value) < math.inf:
-        raise ValueError(f"Crop: {name} must be seconds from 0, got {value!r}")
 
 
 class Cropper:
-    """Crops of the rows of one feature set.
-
-    Args:
-        crop: Length and begin of the crops.
-        features: The feature set.
-        seed: Seed of random begins.
-    """
+    """Crops of the rows of one feature set."""
 
     def __init__(self, crop: Crop, features: FeatureRows, seed: int) -> None:
         rates = [info.frame_rate_hz for info in features.streams.values() if info.frame_rate_hz]

@@ -42,18 +42,14 @@ BLOCK_SALT, ROW_SALT = 1, 2
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything but (seed, epoch) and the block sizes that decides an order.
+    """Everything but (seed, epoch) and the block sizes that decides an order."""
 
-    Args:
-        shuffle: False keeps the index order and ignores `lanes` and `window_rows`.
-        batch_rows: Rows of a batch.
-        lanes: Independent sub-orders, interleaved batch by batch.
-        window_rows: Rows of one lane that are shuffled together.
-    """
-
+    # False keeps the index order and ignores `lanes` and `window_rows`.
     shuffle: bool
     batch_rows: int
+    # Independent sub-orders, interleaved batch by batch.
     lanes: int
+    # Rows of one lane that are shuffled together.
     window_rows: int
 
     def __post_init__(self) -> None:
@@ -95,21 +91,6 @@ def check_counter(name: str, value: int) -> None:
         raise ValueError(f"{name} must be an integer from 0 to 2**63 - 1, got {value!r}")
 
 
-def epoch_order(block_rows: Rows, settings: Settings, *, seed: int, epoch: int) -> Rows:
-    """Return the order of one epoch: a permutation of all rows.
-
-    Args:
-        block_rows: Rows per block, in index order. One read returns a block.
-        settings: Shuffle settings.
-        seed: 0 or more.
-        epoch: 0 or more.
-    Returns:
-        Row indices, int64, each of `range(sum(block_rows))` once.
-    """
-    rows = block_order(block_rows, shuffle=settings.shuffle, seed=seed, epoch=epoch)
-    return rows[deal(len(rows), settings, seed=seed, epoch=epoch)]
-
-
 def block_order(block_rows: Rows, *, shuffle: bool, seed: int, epoch: int, part: int = 0) -> Rows:
     """Return the rows of shuffled blocks, block after block; index order without `shuffle`."""
     check_counter("seed", seed)
@@ -124,9 +105,24 @@ def deal(n_rows: int, settings: Settings, *, seed: int, epoch: int) -> Rows:
     """Return positions in the order of the epoch: rows shuffled in windows, lanes interleaved."""
     if not settings.shuffle or n_rows == 0:
         return np.arange(n_rows, dtype=np.int64)
-    bounds = _lane_bounds(n_rows, settings)
+    batch_rows = settings.batch_rows
+    n_batches = -(-n_rows // batch_rows)
+    lanes = min(settings.lanes, n_batches)
+    # Start of each lane, in batches. Lanes differ by one batch. The last lane is the longest,
+    # because floor((l + 1) C / S) - floor(l C / S) is ceil(C / S) for l = S - 1. The one short
+    # batch is its last, hence the very last batch of the epoch.
+    bounds = np.arange(lanes + 1, dtype=np.int64) * n_batches // lanes
     drawn = keys(n_rows, seed=seed, epoch=epoch, salt=ROW_SALT)
-    return _interleave(_window_shuffle(bounds, drawn, settings), bounds, settings.batch_rows)
+    window = windows(bounds * batch_rows, n_rows, settings.window_rows)
+    shuffled = np.lexsort((drawn, window)).astype(np.int64, copy=False)
+    # Batches of the lanes in round robin: batch t of lane 0, of lane 1, ...
+    batch = np.arange(n_batches, dtype=np.int64)
+    lane = np.searchsorted(bounds, batch, side="right") - 1
+    turn = batch - bounds[lane]
+    padded = np.full(n_batches * batch_rows, -1, np.int64)
+    padded[:n_rows] = shuffled
+    dealt = padded.reshape(-1, batch_rows)[np.lexsort((lane, turn))].reshape(-1)
+    return dealt[dealt >= 0]
 
 
 def expand(block_rows: Rows, blocks: Rows) -> Rows:
@@ -137,40 +133,12 @@ def expand(block_rows: Rows, blocks: Rows) -> Rows:
     return np.repeat(first[blocks] - done, sizes) + np.arange(sizes.sum(), dtype=np.int64)
 
 
-def _lane_bounds(n_rows: int, settings: Settings) -> Rows:
-    """Return the start of each lane in batches. Lanes differ by one batch, the last is longest.
-
-    The last lane is the longest because floor((l + 1) C / S) - floor(l C / S) is ceil(C / S) for
-    l = S - 1. The one short batch is its last, hence the very last batch of the epoch.
-    """
-    n_batches = -(-n_rows // settings.batch_rows)
-    lanes = min(settings.lanes, n_batches)
-    return np.arange(lanes + 1, dtype=np.int64) * n_batches // lanes
-
-
-def _window_shuffle(bounds: Rows, drawn: NDArray[np.uint64], settings: Settings) -> Rows:
-    """Return positions, shuffled inside each window of each lane."""
-    window = windows(bounds * settings.batch_rows, len(drawn), settings.window_rows)
-    return np.lexsort((drawn, window)).astype(np.int64, copy=False)
-
-
 def windows(lane_first: Rows, n_rows: int, window_rows: int) -> Rows:
     """Return the window number of each position, ascending, given the starts of lanes."""
     position = np.arange(n_rows, dtype=np.int64)
     lane = np.searchsorted(lane_first, position, side="right") - 1
     begins = (position - lane_first[lane]) % window_rows == 0
     return np.cumsum(begins)
-
-
-def _interleave(rows: Rows, bounds: Rows, batch_rows: int) -> Rows:
-    """Deal batches of the lanes in round robin: batch t of lane 0, of lane 1, ..."""
-    batch = np.arange(bounds[-1], dtype=np.int64)
-    lane = np.searchsorted(bounds, batch, side="right") - 1
-    turn = batch - bounds[lane]
-    padded = np.full(len(batch) * batch_rows, -1, np.int64)
-    padded[: len(rows)] = rows
-    dealt = padded.reshape(-1, batch_rows)[np.lexsort((lane, turn))].reshape(-1)
-    return dealt[dealt >= 0]
 
 
 def check_split(rank: int, world_size: int) -> None:
@@ -206,33 +174,26 @@ def rank_share(
         start: Rows of the order that all ranks together have read already.
     """
     check_split(rank, world_size)
+    check_even(even)
     n_step = world_size * batch_rows
     n_full = (len(order) - start) // n_step * n_step
     main = order[start : start + n_full].reshape(-1, world_size, batch_rows)[:, rank].reshape(-1)
-    tail = _even_tail(order, order[start + n_full :], world_size, check_even(even))
+    tail = order[start + n_full :]
+    excess = len(tail) % world_size
+    if excess and even == "drop":
+        tail = tail[: len(tail) - excess]
+    elif excess and (even or (even is None and len(tail) <= world_size)):
+        # np.resize repeats the order when it is shorter than the padding itself.
+        tail = np.concatenate([tail, np.resize(order, world_size - excess)])
     cut = [r * len(tail) // world_size for r in (rank, rank + 1)]
     return np.concatenate([main, tail[cut[0] : cut[1]]])
 
 
-def _even_tail(order: Rows, tail: Rows, world_size: int, even: Even) -> Rows:
-    excess = len(tail) % world_size
-    if even is False or excess == 0 or (even is None and len(tail) > world_size):
-        return tail
-    if even == "drop":
-        return tail[: len(tail) - excess]
-    # np.resize repeats the order when it is shorter than the padding itself.
-    return np.concatenate([tail, np.resize(order, world_size - excess)])
-
-
 def choose_window(block_rows: Rows, *, total_bytes: int, window_bytes: int) -> dict[str, Any]:
-    """Choose lanes and window rows for a memory budget; a set in the budget is one window.
+    """Choose `lanes` and `window_rows`, so that all open windows together fit into `window_bytes`.
 
-    Args:
-        block_rows: Rows per block.
-        total_bytes: Size of all features as stored.
-        window_bytes: Maximum bytes of all open windows together.
-    Returns:
-        {"lanes", "window_rows"}: as many lanes (8, 4, 2, 1) as leave each window two blocks.
+    A set within the budget is one window. Else there are as many lanes (8, 4, 2, 1) as leave each
+    window two blocks.
     """
     if isinstance(window_bytes, bool) or not isinstance(window_bytes, numbers.Real):
         raise TypeError(f"window_bytes must be a number of bytes, got {window_bytes!r}")

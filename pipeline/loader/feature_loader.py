@@ -19,22 +19,16 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from io import BytesIO
 from multiprocessing import reduction
+from pickle import Unpickler
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from earmill.pipeline.loader.collate import (
-    BATCH_TENSORS,
-    Batch,
-    Packed,
-    Padded,
-    allocating,
-    takes_views,
-)
+from earmill.pipeline.loader.collate import Batch, allocating, takes_views
 from earmill.pipeline.loader.epoch_order import check_whole
 from earmill.pipeline.loader.stream import FeatureStream
 
@@ -64,13 +58,7 @@ def can_share() -> bool:
 
 
 class BatchRing:
-    """Slots that workers fill and one process reads.
-
-    Args:
-        workers: Number of processes that fill slots.
-        slots: Slots of each worker.
-        slot_bytes: Bytes of each slot.
-    """
+    """Slots that workers fill and one process reads."""
 
     def __init__(self, workers: int, slots: int, slot_bytes: int) -> None:
         page = mmap.PAGESIZE
@@ -150,111 +138,90 @@ class Slot:
         self._used = begin + size
         return self._bytes[begin : begin + size].view(dtype).view(tuple(shape))
 
-    def sent(self, value: Any) -> Any:
+    def sent(self, batch: Any) -> _Sent | None:
         """Return the message for a batch in this slot; None if the batch does not fit.
 
         Without a message, the batch must be collated again without a slot: parts of it may lie in
         this slot, and the next batch overwrites them.
         """
-        if not isinstance(value, Batch) or not _is_known(value):
+        content = BytesIO()
+        try:
+            _Pickler(self, content).dump(batch)
+        except _NoPlaceError:
             return None
-        places: list[Place] = []
-        for tensor in _parts(value):
-            place = self._place(tensor)
-            if place is None:
-                return None
-            places.append(place)
         self._ring.take(self._number)
-        columns = {
-            name: HERE if torch.is_tensor(each) else each for name, each in value.extra.items()
-        }
-        label = HERE if torch.is_tensor(value.label) else value.label
-        named = {**_TENSORLESS, "extra": columns, "label": label}
-        meta = replace(value, **named, features=_kinds(value.features))
-        return _Sent(self._ring.name, self._number, meta, places)
+        return _Sent(self._ring.name, self._number, content.getvalue())
 
-    def _place(self, tensor: torch.Tensor) -> Place | None:
+    def place(self, tensor: torch.Tensor) -> Place:
         """Return the place of a tensor in the slot; copy the tensor if it lies elsewhere."""
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return None
+            raise _NoPlaceError
         offset = tensor.data_ptr() - self._bytes.data_ptr()
         inside = 0 <= offset and offset + tensor.nbytes <= self._used
         if not (inside and tensor.is_contiguous()):
             room = self.empty(tensor.shape, tensor.dtype)
             if room is None:
-                return None
+                raise _NoPlaceError
             room.copy_(tensor)
             offset = room.data_ptr() - self._bytes.data_ptr()
         return offset, tensor.dtype, tuple(tensor.shape)
 
 
+class _NoPlaceError(Exception):
+    """A tensor cannot lie in the slot."""
+
+
+class _Pickler(reduction.ForkingPickler):
+    """Pickles a batch; places in the slot stand for its tensors, two for a jagged tensor."""
+
+    def __init__(self, slot: Slot, content: BytesIO) -> None:
+        super().__init__(content)
+        self._slot = slot
+
+    def persistent_id(self, value: Any) -> list[Place] | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        if value.is_nested and value.layout == torch.jagged:
+            jagged: Any = value  # torch's stubs do not know nested tensors
+            return [self._slot.place(jagged.values()), self._slot.place(jagged.offsets())]
+        return [self._slot.place(value)]
+
+
+class _Unpickler(Unpickler):
+    """Unpickles a batch, with views of the memory that the worker wrote for its tensors."""
+
+    def __init__(self, memory: torch.Tensor, content: bytes) -> None:
+        super().__init__(BytesIO(content))
+        self._memory = memory
+
+    def persistent_load(self, places: list[Place]) -> torch.Tensor:
+        parts = [
+            self._memory[at : at + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize]
+            .view(dtype)
+            .view(shape)
+            for at, dtype, shape in places
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        values, offsets = parts
+        lengths = offsets.diff()
+        return torch.nested.nested_tensor_from_jagged(
+            values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+        )
+
+
 class _Sent:
     """The message for a batch in a slot; it unpickles as the batch."""
 
-    def __init__(self, ring: str, slot: int, meta: Batch, places: list[Place]) -> None:
-        self._args = ring, slot, meta, places
+    def __init__(self, ring: str, slot: int, content: bytes) -> None:
+        self._args = ring, slot, content
 
-    def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., Batch], tuple[str, int, bytes]]:
         return _received, self._args
 
 
-def _received(ring: str, slot: int, meta: Batch, places: Sequence[Place]) -> Batch:
-    """Return the batch in the reading process, in the memory that the worker wrote."""
-    held = _rings[ring].opened(slot)
-    tensors = iter(
-        held[at : at + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize].view(dtype).view(shape)
-        for at, dtype, shape in places
-    )
-    named: dict[str, Any] = {name: next(tensors) for name in BATCH_TENSORS}
-    named["extra"] = {k: next(tensors) if v == HERE else v for k, v in meta.extra.items()}
-    named["label"] = next(tensors) if meta.label == HERE else meta.label
-    features = {
-        name: _joined(kind, [next(tensors) for _ in range(2)])
-        for name, kind in meta.features.items()
-    }
-    return replace(meta, **named, features=features)
-
-
-# Replaces a column that lies in the slot; columns are tensors or lists.
-HERE = "in the slot"
-_TENSORLESS: dict[str, Any] = dict.fromkeys(BATCH_TENSORS)
-
-
-def _is_known(batch: Batch) -> bool:
-    """Return True if every stream has a form that the collates of this package make."""
-    return all(
-        value.is_nested and value.layout == torch.jagged
-        if isinstance(value, torch.Tensor)
-        else type(value) in (Padded, Packed)
-        for value in batch.features.values()
-    )
-
-
-def _parts(batch: Batch) -> list[torch.Tensor]:
-    """Return every tensor of a batch in the order of receiving, two for each stream."""
-    parts = [getattr(batch, name) for name in BATCH_TENSORS]
-    parts += [each for each in (*batch.extra.values(), batch.label) if torch.is_tensor(each)]
-    for value in batch.features.values():
-        if isinstance(value, torch.Tensor):
-            jagged: Any = value  # torch's stubs do not know nested tensors
-            parts += [jagged.values(), jagged.offsets()]
-        else:
-            parts += [getattr(value, field.name) for field in fields(value)]
-    return parts
-
-
-def _kinds(features: Mapping[str, Any]) -> dict[str, str]:
-    return {name: type(value).__name__ for name, value in features.items()}
-
-
-def _joined(kind: str, parts: Sequence[torch.Tensor]) -> Any:
-    made = {"Padded": Padded, "Packed": Packed}.get(kind)
-    if made is not None:
-        return made(*parts)
-    lengths = parts[1].diff()
-    return torch.nested.nested_tensor_from_jagged(
-        parts[0], parts[1], min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
-    )
+def _received(ring: str, slot: int, content: bytes) -> Any:
+    return _Unpickler(_rings[ring].opened(slot), content).load()
 
 
 class _Batches(IterableDataset[Any]):
@@ -281,8 +248,7 @@ class _Batches(IterableDataset[Any]):
                 batch = self.collate_fn(rows)
                 if not isinstance(batch, Batch):
                     self.ring = None  # this collate never makes a Batch
-                sent = slot.sent(batch)
-                if sent is not None:
+                elif (sent := slot.sent(batch)) is not None:
                     return sent
         return self.collate_fn(rows)
 
@@ -364,7 +330,11 @@ class FeatureLoader:
 
     def _loaded(self, _: EpochPlan) -> Iterator[Any]:
         """Yield the batches of the DataLoader, on the device."""
-        self._share_memory()
+        # Slots are made anew in each epoch, unless the workers stay.
+        stays = self._loader.persistent_workers and self._batches.ring is not None
+        if self._slots and can_share() and not stays:
+            workers = self._loader.num_workers
+            self._batches.ring = BatchRing(workers, self._slots, self.stream.batch_bytes())
         for batch in self._loader:
             yield batch if self._device is None else batch.to(self._device, non_blocking=True)
 
@@ -379,13 +349,6 @@ class FeatureLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `FeatureStream.load_state_dict`; call it before iterating."""
         self.stream.load_state_dict(state)
-
-    def _share_memory(self) -> None:
-        """Make slots for the workers of this epoch; persistent workers keep their slots."""
-        stays = self._loader.persistent_workers and self._batches.ring is not None
-        if self._slots and can_share() and not stays:
-            workers = self._loader.num_workers
-            self._batches.ring = BatchRing(workers, self._slots, self.stream.batch_bytes())
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -28,11 +28,7 @@ LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-SLURM_RANK, SLURM_STEP_TASKS, SLURM_TASKS = (
-    "SLURM_PROCID",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_NTASKS",
-)
+SLURM_RANK, SLURM_STEP_TASKS, SLURM_TASKS = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"
 SLURM_STEPS = ("SLURM_STEP_ID", "SLURM_STEPID")
 # Names of SLURM jobs that are one shell, whatever number of tasks was requested.
 SLURM_NAME, SHELLS = "SLURM_JOB_NAME", ("bash", "interactive")
@@ -52,8 +48,6 @@ class Ranks:
         world_size: Number of processes that share an epoch; None looks it up.
         distributed: False asks neither torch.distributed nor the environment: without `rank` and
             `world_size`, this process reads all rows.
-    Raises:
-        ValueError: Only one of rank and world size is given, or they differ from those found.
     """
 
     rank: int | None = None
@@ -62,22 +56,15 @@ class Ranks:
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.world_size is None):
-            given, missing = (
-                ("rank", "world_size")
-                if self.world_size is None
-                else (
-                    "world_size",
-                    "rank",
-                )
-            )
+            names = "rank", "world_size"
+            given, missing = names if self.world_size is None else reversed(names)
             raise ValueError(
                 f"expected rank and world_size together, got {given}={getattr(self, given)!r} "
                 f"without {missing}; leave both out to take those of torch.distributed or of the "
                 "launcher"
             )
-        if self.rank is not None and self.world_size is not None:
-            check_split(self.rank, self.world_size)
-            self._check(self.rank, self.world_size)
+        if self.rank is not None:
+            self.find()
 
     @property
     def are_found(self) -> bool:
@@ -91,25 +78,22 @@ class Ranks:
             ValueError: The given values differ from those found, or the environment has only one of
                 them.
         """
-        if self.rank is not None and self.world_size is not None:
-            self._check(self.rank, self.world_size)
-            return self.rank, self.world_size
+        if self.rank is None or self.world_size is None:
+            return (of_torch() or _of_launcher() or WHOLE) if self.distributed else WHOLE
+        check_split(self.rank, self.world_size)
+        ranks = self.rank, self.world_size
         if not self.distributed:
-            return WHOLE
-        return of_torch() or _of_launcher() or WHOLE
-
-    def _check(self, rank: int, world_size: int) -> None:
-        if not self.distributed:
-            return
-        found = of_torch()
-        where = "torch.distributed" if found else "the launcher's environment"
-        found = found or _of_launcher()
-        if found is not None and found != (rank, world_size):
+            return ranks
+        in_torch = of_torch()
+        known = in_torch or _of_launcher()
+        if known is not None and known != ranks:
+            where = "torch.distributed" if in_torch else "the launcher's environment"
             raise ValueError(
-                f"expected the rank of this process, {found[0]} of {found[1]} by {where}, got "
-                f"rank={rank} of world_size={world_size}; leave both out, or add distributed=False "
-                "if these ranks are others, as those of a data-parallel group"
+                f"expected the rank of this process, {known[0]} of {known[1]} by {where}, got "
+                f"rank={self.rank} of world_size={self.world_size}; leave both out, or add "
+                "distributed=False if these ranks are others, as those of a data-parallel group"
             )
+        return ranks
 
 
 def of_torch() -> tuple[int, int] | None:
@@ -158,10 +142,8 @@ def _of_slurm() -> tuple[int, int] | None:
 
 def _number(name: str) -> int | None:
     text = os.environ.get(name)
-    if text is None:
-        return None
     try:
-        return int(text)
+        return None if text is None else int(text)
     except ValueError:
         raise ValueError(
             f"expected a whole number in the environment's {name}, got {text!r}"
@@ -174,27 +156,16 @@ def accelerate_deals(stream: Any) -> bool | None:
     None means that no `Accelerator` shares work among processes. False means that an `Accelerator`
     does, but no DataLoader that it has prepared reads the stream now.
     """
-    module = sys.modules.get("accelerate.state")
-    if module is None or not module.is_initialized() or module.PartialState().num_processes == 1:
-        return None
-    return _read_by_accelerate(module, stream) is not None
+    processes, loader = _accelerate(stream)
+    return None if processes == 1 else loader is not None
 
 
 def check_accelerate(stream: Any, ranks: Ranks, *, collates: bool) -> None:
     """Refuse a way of reading through accelerate that does not give each row once.
 
-    Args:
-        stream: The stream that is read.
-        ranks: Rank and world size of the stream.
-        collates: True if the stream gives batches, which accelerate can neither join nor cut.
-    Raises:
-        RuntimeError: The message says what to do instead.
+    With `collates`, the stream gives batches, which accelerate can neither join nor cut.
     """
-    module = sys.modules.get("accelerate.state")
-    if module is None or not module.is_initialized():
-        return
-    loader = _read_by_accelerate(module, stream)
-    processes = module.PartialState().num_processes
+    processes, loader = _accelerate(stream)
     if loader is None:
         check_dealt(None if processes == 1 or not ranks.are_found else False)
         return
@@ -215,11 +186,7 @@ def check_accelerate(stream: Any, ranks: Ranks, *, collates: bool) -> None:
 
 
 def check_dealt(deals: bool | None) -> None:
-    """Refuse a DataLoader that accelerate has not prepared, if it shares work among processes.
-
-    Args:
-        deals: The answer of `accelerate_deals`.
-    """
+    """Refuse a DataLoader that accelerate has not prepared, given `accelerate_deals`."""
     if deals is False:
         raise RuntimeError(
             "expected a DataLoader that accelerate has prepared, as an Accelerator shares the work "
@@ -227,10 +194,13 @@ def check_dealt(deals: bool | None) -> None:
         )
 
 
-def _read_by_accelerate(module: Any, stream: Any) -> Any:
-    """Return the prepared DataLoader that is being iterated, if it reads the stream."""
+def _accelerate(stream: Any) -> tuple[int, Any]:
+    """Return accelerate's number of processes, and its prepared DataLoader that is being iterated
+    if that reads the stream."""
+    module = sys.modules.get("accelerate.state")
+    if module is None or not module.is_initialized():
+        return 1, None
     loader = module.GradientState().active_dataloader
     dataset = getattr(loader, "dataset", None)
-    if dataset is stream or (dataset is not None and getattr(dataset, "dataset", None) is stream):
-        return loader
-    return None
+    is_read = stream is dataset or stream is getattr(dataset, "dataset", None)
+    return module.PartialState().num_processes, loader if is_read else None

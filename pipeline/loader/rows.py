@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
+from math import inf
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.common.text import cut, one_line
+from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
+    from earmill.pipeline.formats.moments import StreamStatistics
 
-# Begin and end of a span of a clip, s.
+# Begin and end of a span of a clip, s; an end of infinity is the end of the clip.
 Span = tuple[float, float]
 
 
@@ -33,20 +38,23 @@ def values_text(values: Any) -> str:
     return f"({shape}) {str(values.dtype).removeprefix('torch.')}"
 
 
-def line(kind: str, name: str, parts: Iterable[str]) -> str:
-    """Return `<kind name: part; part>`."""
-    return f"<{kind} {name}: {'; '.join(part for part in parts if part)}>"
-
-
-def streams_text(streams: Mapping[str, str]) -> str:
-    """Join the names of streams and their descriptions."""
-    return ", ".join(f"{short(name)} {text}" for name, text in streams.items())
-
-
-def names_text(what: str, names: Iterable[str]) -> str:
-    """Return `what: name, name`; empty text if there are no names."""
-    found = ", ".join(map(short, names))
-    return f"{what}: {found}" if found else ""
+def line(
+    title: str,
+    parts: Sequence[str],
+    *,
+    streams: Mapping[str, str],
+    label: str | None,
+    extra: Iterable[str],
+) -> str:
+    """Return `<title: part; stream shape, ...; label value; extra: name, name>`."""
+    names = ", ".join(map(short, extra))
+    texts = [
+        *parts,
+        ", ".join(f"{short(name)} {text}" for name, text in streams.items()),
+        "" if label is None else f"label {label}",
+        f"extra: {names}" if names else "",
+    ]
+    return f"<{title}: {'; '.join(filter(None, texts))}>"
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -60,16 +68,6 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -
         f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table>"
     )
-
-
-def set_table(title: str, streams: Mapping[str, StreamInfo]) -> str:
-    """Return the HTML of the streams of a set."""
-    header = ("stream", "model", "columns", "frames a second", "unit")
-    rows = (
-        (name, info.model, info.width, f"{info.frame_rate_hz:g}", info.unit)
-        for name, info in streams.items()
-    )
-    return table(title, header, rows)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -100,14 +98,14 @@ class Row:
 
     def __repr__(self) -> str:
         """Return one line: length, shape of each stream, names of the source's columns."""
-        streams = {name: values_text(values) for name, values in self.features.items()}
-        parts = [
-            f"{self.seconds:.6g} s" + (f", from {self.start_s:.6g} s" if self.start_s else ""),
-            streams_text(streams),
-            "" if self.label is None else f"label {short(self.label)}",
-            names_text("extra", self.extra),
-        ]
-        return line("Row", f"{self.index} {short(self.row_id)!r}", parts)
+        start = f", from {self.start_s:.6g} s" if self.start_s else ""
+        return line(
+            f"Row {self.index} {short(self.row_id)!r}",
+            [f"{self.seconds:.6g} s{start}"],
+            streams={name: values_text(values) for name, values in self.features.items()},
+            label=None if self.label is None else short(self.label),
+            extra=self.extra,
+        )
 
     def _repr_html_(self) -> str:
         """A table of the streams and of the source's columns, for notebooks."""
@@ -123,53 +121,117 @@ class Row:
         return replace(self, features={name: f(value) for name, value in self.features.items()})
 
 
-class FeatureRows(Protocol):
-    """The interface of a set of rows: rows by number, and the blocks of a shuffled order."""
+class FeatureRows(ABC):
+    """The interface of a feature set: a sequence of `Row`, and the blocks of a shuffled order.
+
+    Attributes:
+        mixture: Rows of each set in an epoch, if sets are mixed by weight; else None.
+    """
+
+    mixture: tuple[int, ...] | None = None
 
     @property
+    @abstractmethod
     def streams(self) -> dict[str, StreamInfo]:
         """Descriptions of the streams that are read, by name."""
 
     @property
+    @abstractmethod
     def dtypes(self) -> dict[str, np.dtype]:
-        """The type of the frames of each stream."""
+        """The type of the frames of each stream; events are whole numbers in any case."""
 
     @property
+    def dtype(self) -> np.dtype:
+        """The type of frames; the widest if streams differ, as `dtype="stored"` allows."""
+        return np.result_type(*self.dtypes.values())
+
+    @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Size of all features as stored, uncompressed."""
 
     @property
+    @abstractmethod
     def fingerprint(self) -> str:
-        """Changes when the set changes."""
+        """Changes when rows are added or the spec changes; resumed positions depend on it."""
 
     @property
+    @abstractmethod
     def table(self) -> pa.Table:
-        """One line for each row, in order."""
+        """One line for each row, in the order of `ds[i]`."""
 
     @property
+    @abstractmethod
+    def statistics(self) -> dict[str, StreamStatistics]:
+        """Mean, variance and range of every stream of frames, by column."""
+
+    @property
+    @abstractmethod
     def is_local(self) -> bool:
         """True if the set lies on this machine or in a mounted file system."""
 
-    @property
-    def mixture(self) -> tuple[int, ...] | None:
-        """Rows of each set in an epoch, if sets are mixed by weight; else None."""
-
+    @abstractmethod
     def block_rows(self) -> np.ndarray:
         """Return the rows per row group, in order; rows of a group are cheap to read together."""
 
     def block_order(self, *, shuffle: bool, seed: int, epoch: int) -> tuple[Rows, Rows]:
         """Return the rows of an epoch in the order of shuffled blocks, and each row's pass."""
+        rows = order.block_order(self.block_rows(), shuffle=shuffle, seed=seed, epoch=epoch)
+        return rows, np.full(len(rows), epoch, np.int64)
 
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: SupportsIndex, /) -> Row:
-        """Return a row by number."""
-
+    @abstractmethod
     def prefetch(self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None) -> None:
         """Name the rows, or spans of rows, that are read next, in order; this changes no result."""
 
-    def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
-        """Return the frames of a span of a row."""
-
+    @abstractmethod
     def read_row(self, index: int, span_s: Span | None = None, *, copy: bool = True) -> Row:
-        """Read a row, or a span of it; with `copy=False` frames may be a `FrameView`."""
+        """Read a row, or a span of it, for a collate.
+
+        Args:
+            index: The row's number, from 0.
+            span_s: Start and end of the span, s; None for the whole row.
+            copy: Return fresh arrays. If False, frames may be views of cached blocks (`FrameView`).
+        """
+
+    @abstractmethod
+    def index_of(self, row_id: str) -> int:
+        """Return the position of a row id."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: SupportsIndex) -> Row:
+        """Return a row by number; negative numbers count from the end."""
+        return self.read_row(self._position(index))
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[number] for number in range(len(self)))
+
+    def by_id(self, row_id: str) -> Row:
+        """Return the row of an id; raises as `index_of`."""
+        return self[self.index_of(row_id)]
+
+    def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
+        """Return the frames of a row that overlap [start_s, stop_s); only these are fetched.
+
+        Frame k stands for the time from k / frame_rate to (k + 1) / frame_rate, so neighbouring
+        slices cut at frame times share no frame. `stop_s` past the end, or None, means the end.
+        """
+        return self.read_row(self._position(index), (start_s, inf if stop_s is None else stop_s))
+
+    def _position(self, index: SupportsIndex) -> int:
+        """Return a row number from 0; negative numbers count from the end."""
+        if isinstance(index, str):
+            raise TypeError(f"rows are numbered from 0, got {index!r}; use ds.by_id for row ids")
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of a feature set with {len(self)} rows")
+        return number % len(self)
+
+    def _repr_html_(self) -> str:
+        header = ("stream", "model", "columns", "frames a second", "unit")
+        rows = (
+            (name, info.model, info.width, f"{info.frame_rate_hz:g}", info.unit)
+            for name, info in self.streams.items()
+        )
+        return table(f"{type(self).__name__}: {len(self)} rows", header, rows)

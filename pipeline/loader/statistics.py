@@ -66,12 +66,8 @@ def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStati
 class Normaliser:
     """Scales frames to mean 0 and variance 1 in every column, in the dtype that is read.
 
-    Constant columns become 0, with one warning.
-
-    Args:
-        features: The feature set.
-        wanted: True for the statistics of the set, or the statistics of each stream to normalise,
-            for example of a training set.
+    `wanted` is True for the statistics of the set, or holds the statistics of each stream to
+    normalise, for example of a training set. Constant columns become 0, with one warning.
     """
 
     def __init__(self, features: FeatureRows, wanted: bool | Of) -> None:
@@ -80,30 +76,32 @@ class Normaliser:
                 "expected normalise=True, False or a mapping of streams to their statistics, got "
                 f"{wanted!r}"
             )
-        known: Any = features
-        chosen: Of = known.statistics if wanted is True else wanted
         self._of: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._dtypes = features.dtypes
-        for name, statistics in chosen.items():
+        for name, statistics in (features.statistics if wanted is True else wanted).items():
             _check(features, name, statistics)
             std = np.where(statistics.constant, 1.0, statistics.std)
             exact = np.result_type(self._dtypes[name], np.float32)
             self._of[name] = statistics.mean.astype(exact), std.astype(exact)
-            if statistics.constant.any():
-                warnings.warn(_constant_text(name, statistics), stacklevel=4)
+            columns = np.flatnonzero(statistics.constant).tolist()
+            if columns:
+                more = len(columns) - NAMED_COLUMNS
+                named = ", ".join(map(str, columns[:NAMED_COLUMNS]))
+                named += f" and {more} more" if more > 0 else ""
+                warnings.warn(
+                    f"stream {name}: columns {named} do not vary; normalised, they are 0",
+                    stacklevel=4,
+                )
 
     def __call__(self, features: Mapping[str, Any]) -> dict[str, Any]:
         """Return the features of a row with streams normalised."""
-        return {name: self._normal(name, values) for name, values in features.items()}
-
-    def _normal(self, name: str, values: Any) -> Any:
-        if name not in self._of:
-            return values
-        mean, std = self._of[name]
-        found = values.astype(mean.dtype)
-        found -= mean
-        found /= std
-        return found.astype(self._dtypes[name], copy=False)
+        normal = dict(features)
+        for name, (mean, std) in self._of.items():
+            values = features[name].astype(mean.dtype)
+            values -= mean
+            values /= std
+            normal[name] = values.astype(self._dtypes[name], copy=False)
+        return normal
 
 
 def _check(features: FeatureRows, name: str, statistics: Any) -> None:
@@ -124,10 +122,3 @@ def _check(features: FeatureRows, name: str, statistics: Any) -> None:
         )
     if not statistics.count:
         raise ValueError(f"normalise: the statistics of {name} are of no frame at all")
-
-
-def _constant_text(name: str, statistics: StreamStatistics) -> str:
-    columns = np.flatnonzero(statistics.constant).tolist()
-    more = len(columns) - NAMED_COLUMNS
-    named = ", ".join(map(str, columns[:NAMED_COLUMNS])) + (f" and {more} more" if more > 0 else "")
-    return f"stream {name}: columns {named} do not vary; normalised, they are 0"

@@ -68,7 +68,7 @@ STATE_VERSION = 2
 _PLACE = ("epoch", "start", "position", "world_size")
 # Settings that older states lack.
 _LATER = ("batch_frames", "batch_seconds", "crop", "mixture")
-# Columns of the common place.
+# Columns of the common place, see `Place`.
 EPOCH, START, SKIP, DONE, TAKEN, BY_WORKERS = range(6)
 # Column of the token in a worker's record; epoch, start and skip are as in the common place.
 TOKEN = 3
@@ -80,31 +80,22 @@ NO_TOKEN = 0
 MASK = 2**62 - 1
 
 
+def check_label(features: FeatureRows, label: str | None) -> str | None:
+    """Refuse a label that is no column of the source."""
+    columns = [each for each in features.table.column_names if each.startswith(EXTRA_PREFIX)]
+    names = [each.removeprefix(EXTRA_PREFIX) for each in columns]
+    if label is not None and label not in names:
+        raise ValueError(f"expected a label out of the source's columns {names}, got {label!r}")
+    return label
+
+
 def tensor_row(row: Row) -> Row:
     """Return the row with tensors for arrays; events stay sparse until they are collated."""
     return row.map(lambda features: features if is_sparse(features) else as_tensor(features))
 
 
-def check_label(features: FeatureRows, label: str | None) -> str | None:
-    """Refuse a label that is no column of the source."""
-    if label is None:
-        return None
-    names = [
-        name.removeprefix(EXTRA_PREFIX)
-        for name in features.table.column_names
-        if name.startswith(EXTRA_PREFIX)
-    ]
-    if label not in names:
-        raise ValueError(f"expected a label out of the source's columns {names}, got {label!r}")
-    return label
-
-
 def labelled(row: Row, label: str | None) -> Row:
-    """Return the row with a column of the source as its label.
-
-    Raises:
-        ValueError: The column is empty in this row.
-    """
+    """Return the row with a column of the source as its label; refuse a row without one."""
     if label is None:
         return row
     value = row.extra.get(label)
@@ -140,38 +131,31 @@ class FeatureDataset(Dataset["Row"]):
 
 
 class Begun(NamedTuple):
-    """An iteration of a worker.
-
-    Args:
-        epoch: Number of the epoch.
-        start: Position of all ranks together when the epoch was shared out.
-        skip: Rows of this rank's share that were handed out before.
-        passed: Batches of this worker's share that it handed out before.
-    """
+    """An iteration of a worker."""
 
     epoch: int
+    # Position of all ranks together when the epoch was shared out.
     start: int
+    # Rows of this rank's share that were handed out before.
     skip: int
+    # Batches of this worker's share that it handed out before.
     passed: int = 0
 
 
 class Place(NamedTuple):
-    """A place of a stream in its epochs.
+    """A place of a stream in its epochs."""
 
-    Args:
-        epoch: The epoch of the last iteration, or the next epoch if that iteration ended.
-        start: Position of all ranks together when the epoch was shared out.
-        skip: Rows of this rank's share before the resume point.
-        done: Rows of this rank's share that were handed out.
-        taken: Batches that the iteration took.
-        by_workers: 1 if workers have read since the place was set, so the count is not known.
-    """
-
+    # The epoch of the last iteration, or the next epoch if that iteration ended.
     epoch: int
+    # Position of all ranks together when the epoch was shared out.
     start: int
+    # Rows of this rank's share before the resume point.
     skip: int
+    # Rows of this rank's share that were handed out.
     done: int
+    # Batches that the iteration took.
     taken: int
+    # 1 if workers have read since the place was set, so the count is not known.
     by_workers: int
 
     @property
@@ -181,16 +165,13 @@ class Place(NamedTuple):
 
 
 class EpochPlace:
-    """The place of a stream in its epochs, shared by processes; see the module.
-
-    Args:
-        epoch: The first epoch.
-    """
+    """The place of a stream in its epochs, shared by processes; see the module."""
 
     def __init__(self, epoch: int) -> None:
         self._table = torch.zeros((1 + MAX_WORKERS, 6), dtype=torch.int64).share_memory_()
         self._iterations = 0
-        self._resumed: Begun | None = None
+        # In a worker: the iteration that continues when the next one begins.
+        self.resumed: Begun | None = None
         self.set(epoch, 0, 0)
 
     def now(self) -> Place:
@@ -213,23 +194,16 @@ class EpochPlace:
         self._table[0, DONE] = done
         self._table[0, TAKEN] += 1
 
-    def resume(self, begun: Begun) -> None:
-        """In a worker: continue this iteration when the next one begins."""
-        self._resumed = begun
-
     def join(self, worker: int, seed: int, workers: int) -> Begun:
         """In a worker: begin an iteration, the same as the other workers do.
 
-        Args:
-            worker: Number of the worker.
-            seed: `WorkerInfo.seed` of the worker.
-            workers: Number of workers.
+        `seed` is the `WorkerInfo.seed` of the worker.
         """
         if workers > MAX_WORKERS:
             raise ValueError(f"expected at most {MAX_WORKERS} workers, got {workers}")
         token = ((seed - worker + self._iterations) & MASK) + 1
         self._iterations += 1
-        begun, self._resumed = self._resumed or self._next(worker, workers, token), None
+        begun, self.resumed = self.resumed or self._next(worker, workers, token), None
         record = self._table[1 + worker]
         record[: SKIP + 1] = torch.tensor(begun[: SKIP + 1])
         record[TOKEN] = token
@@ -444,8 +418,7 @@ class FeatureStream(IterableDataset[Any]):
     def tracked(self, batches: Callable[[EpochPlan], Iterable[Any]]) -> Iterator[Any]:
         """Iterate an epoch in this process, and count the rows that are handed out.
 
-        Args:
-            batches: Makes rows or batches of a plan, in its order.
+        `batches` makes the rows or batches of a plan, in its order.
         """
         self._check_accelerate()
         self._iterating += 1
@@ -482,11 +455,8 @@ class FeatureStream(IterableDataset[Any]):
         """Yield the rows of each batch of one worker of a loader; nothing is counted.
 
         Worker j % workers reads batch j, and the loader takes batches from its workers in the same
-        order, so it hands out the plan in order.
-
-        Args:
-            views: True if a collate of `loader.collate` copies the rows: frames come as views into
-                the cache if they need no arithmetic (`formats.frames`), and arrays stay arrays.
+        order, so it hands out the plan in order. With `views`, frames come as views into the cache
+        if they need no arithmetic (`formats.frames`), and arrays stay arrays.
         """
         plan = self.left()
         return self._read(plan, range(worker, plan.n_batches, workers), workers, views=views)
@@ -505,7 +475,10 @@ class FeatureStream(IterableDataset[Any]):
         ahead = get_worker_info() is None or workers < cores() or not self.features.is_local
         for turn, number in enumerate(mine):
             if ahead:
-                self._prefetch(plan, mine[turn : turn + AHEAD_BATCHES])
+                parts = [plan.batch(each) for each in mine[turn : turn + AHEAD_BATCHES]]
+                rows, passes = (np.concatenate(column) for column in zip(*parts, strict=True))
+                spans = None if self._cropper is None else self._cropper.spans_s(rows, passes)
+                self.features.prefetch(rows.tolist(), spans)
             yield self._rows(plan, number, views=views)
 
     def _rows(self, plan: EpochPlan, number: int, *, views: bool) -> Iterator[Row]:
@@ -523,13 +496,6 @@ class FeatureStream(IterableDataset[Any]):
                 row = replace(row, features=self._normaliser(row.features))
             yield labelled(row if views else tensor_row(row), self.label)
 
-    def _prefetch(self, plan: EpochPlan, batches: Sequence[int]) -> None:
-        """Name the rows of these batches to the set, which reads them ahead."""
-        parts = [plan.batch(number) for number in batches]
-        rows, passes = (np.concatenate(column) for column in zip(*parts, strict=True))
-        spans = None if self._cropper is None else self._cropper.spans_s(rows, passes)
-        self.features.prefetch(rows.tolist(), spans)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this rank after what was handed out so far, as plain numbers.
 
@@ -540,9 +506,11 @@ class FeatureStream(IterableDataset[Any]):
                 set, so what was handed out is not known: use `FeatureLoader`.
         """
         place, info = self._place.now(), get_worker_info()
+        common = {"version": STATE_VERSION, "world_size": self.world_size} | _identity(self)
         if info is not None:
             begun = self._handed or Begun(place.epoch, place.start, place.skip)
-            return _state_of_worker(self, begun, info.id, info.num_workers)
+            ours = {"position": 0, "worker": info.id, "workers": info.num_workers}
+            return begun._asdict() | ours | common
         if place.by_workers:
             raise RuntimeError(
                 "expected a FeatureLoader, or a DataLoader without workers, got a stream that a "
@@ -553,30 +521,39 @@ class FeatureStream(IterableDataset[Any]):
         epoch, start, done = place.epoch, place.start, place.done
         if self._is_over(place):
             epoch, start, done = epoch + 1, 0, 0
-        share = self._share(epoch, start)
-        return {
-            "version": STATE_VERSION,
-            "epoch": epoch,
-            "start": start,
-            **self.batching.place(share, done),
-            "world_size": self.world_size,
-        } | _identity(self)
+        position = self.batching.place(self._share(epoch, start), done)
+        return {"epoch": epoch, "start": start} | position | common
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken; another world size may continue after a whole step."""
         _check_state(state, _identity(self))
         info = get_worker_info()
         if info is not None:
-            begun = _begun_of_worker(state, info.id, info.num_workers, self.world_size)
-            self._place.resume(begun)
+            wanted: dict[str, Any] = {"worker": info.id, "workers": info.num_workers}
+            wanted["world_size"] = self.world_size
+            given = {name: state.get(name) for name in wanted}
+            if given != wanted:
+                raise ValueError(
+                    f"expected the state of {wanted}, got that of {given}; go on with the same "
+                    "number of workers and ranks, or use earmill.FeatureLoader, whose state any "
+                    "number takes over"
+                )
+            numbers = {name: order.check_whole(name, state.get(name)) for name in Begun._fields}
+            self._place.resumed = Begun(**numbers)
             return
-        epoch, start = state["epoch"], state["start"]
+        epoch, start, skip = state["epoch"], state["start"], 0
         whole = self._whole(epoch)
         check_within("start", start, self.batching.size(whole))
-        if state["world_size"] != self.world_size:
-            start, skip = _after_whole_steps(self, whole, state), 0
-        else:
+        if state["world_size"] == self.world_size:
             skip = self.batching.row(self._share(epoch, start), state)
+        else:
+            try:
+                start = self.batching.start_after(whole, state)
+            except ValueError as err:
+                raise ValueError(
+                    f"{err}, so world_size={self.world_size} cannot take over; resume with the old "
+                    "world size or save between batches"
+                ) from None
         self._place.set(epoch, start, skip)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -651,38 +628,8 @@ def _identity(stream: FeatureStream) -> dict[str, Any]:
     return found
 
 
-def _state_of_worker(
-    stream: FeatureStream, begun: Begun, worker: int, workers: int
-) -> dict[str, Any]:
-    """Return the state of a stream in one worker of a DataLoader."""
-    return {
-        "version": STATE_VERSION,
-        **begun._asdict(),
-        "position": 0,
-        "worker": worker,
-        "workers": workers,
-        "world_size": stream.world_size,
-    } | _identity(stream)
-
-
-def _begun_of_worker(state: Mapping[str, Any], worker: int, workers: int, world_size: int) -> Begun:
-    """Return the iteration that a worker continues, from the saved state of its number."""
-    wanted = {"worker": worker, "workers": workers, "world_size": world_size}
-    found = {name: state.get(name) for name in wanted}
-    if found != wanted:
-        raise ValueError(
-            f"expected the state of {wanted}, got that of {found}; go on with the same number of "
-            "workers and ranks, or use earmill.FeatureLoader, whose state any number takes over"
-        )
-    return Begun(**{name: order.check_whole(name, state.get(name)) for name in Begun._fields})
-
-
 def _check_state(state: Any, here: Mapping[str, Any]) -> None:
-    """Refuse a value that is no state, or a state of another stream.
-
-    Args:
-        here: `_identity` of the stream that continues.
-    """
+    """Refuse a value that is no state, or a state of a stream with another `_identity`."""
     if not isinstance(state, Mapping):
         raise TypeError(f"expected what state_dict() returned, got {type(state).__name__}")
     if state.get("version") != STATE_VERSION:
@@ -710,14 +657,3 @@ def _check_state(state: Any, here: Mapping[str, Any]) -> None:
                 f"the state was taken with {name}={state.get(name)!r}, this stream has "
                 f"{here.get(name)!r}; open the same dataset with the same settings"
             )
-
-
-def _after_whole_steps(stream: FeatureStream, whole: EpochPlan, state: Mapping[str, Any]) -> int:
-    """Return the position of all ranks of another world, if they are at a prefix of the order."""
-    try:
-        return stream.batching.start_after(whole, state)
-    except ValueError as err:
-        raise ValueError(
-            f"{err}, so world_size={stream.world_size} cannot take over; resume with the old world "
-            "size or save between batches"
-        ) from None

@@ -146,39 +146,29 @@ DTYPES, STORED = ("float16", "float32", "float64"), "stored"
 
 @dataclass(frozen=True)
 class Catalog:
-    """The description, rows and files of a dataset.
-
-    Args:
-        dataset: Content of dataset.json.
-        streams: Descriptions of all streams, by name.
-        formats: Names of the stored formats.
-        dtype: Type of the stored frames, as the job sets it. Events are int32.
-        table: One line for each good row: identity, seconds, shard, row, `<stream>_start` and
-            `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), and the columns of
-            the source as `extra_<name>`.
-        records: Commit records by shard, as far as they were read. In a closed dataset, records are
-            added when shards are opened.
-        refs: The commits from which the index was made; empty if the dataset names none.
-        moments: Stored statistics of the streams of frames, if all commits have them.
-        additions: Feature sets beside these rows, see `dataset.snapshot`.
-    """
+    """The description, rows and files of a dataset."""
 
     dataset: DatasetFile
     streams: Mapping[str, StreamInfo]
     formats: tuple[str, ...]
+    # Type of the stored frames, as the job sets it. Events are int32.
     dtype: str
+    # One line for each good row: identity, seconds, shard, row, `<stream>_start` and
+    # `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), and the columns of the
+    # source as `extra_<name>`.
     table: pa.Table
+    # By shard, as far as they were read. In a closed dataset, records are added when shards are
+    # opened.
     records: dict[str, CommitRecord] = field(default_factory=dict)
+    # The commits from which the index was made; empty if the dataset names none.
     refs: Mapping[str, CommitRef] = field(default_factory=dict)
+    # Stored statistics of the streams of frames, if all commits have them.
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
+    # Feature sets beside these rows, see `dataset.snapshot`.
     additions: Mapping[str, OutFile] = field(default_factory=dict)
 
     def record(self, layout: Layout, shard: str) -> CommitRecord:
-        """Return the commit record of a shard.
-
-        Raises:
-            CommitError: The record is missing, or it does not belong to this dataset or index.
-        """
+        """Return the commit record of a shard; refuse one of another dataset or index."""
         ref = self.refs.get(shard)
         generation = ref.generation if ref else 0
         name = commit_path(shard, generation)
@@ -199,11 +189,7 @@ class Catalog:
         return record
 
     def shard_file(self, layout: Layout, shard: str, name: str, fmt: Format) -> tuple[str, Promise]:
-        """Return the path of a shard's feature file in a format, and what its commit states.
-
-        Raises:
-            CommitError: See `record`, or the shard has no file in this format.
-        """
+        """Return the path of a shard's feature file in a format, and what its commit states."""
         record = self.record(layout, shard)
         if name not in record.formats:
             raise CommitError(
@@ -273,9 +259,6 @@ class Catalog:
 
         Zarr fetches chunks of 1 MB and Parquet row groups of 2 to 128 MB, and Zarr decodes float16
         twice as fast. Parquet needs fewer requests if whole row groups are read.
-
-        Raises:
-            ExtensionError: The format is not installed here, or none of the set's formats is.
         """
         writers = self.dataset.provenance.get("extensions", {}).get("formats", {})
         return chosen(self.formats, wanted, writers)
@@ -326,35 +309,47 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     """Read a dataset's catalog, from its index or else its commits.
 
     Args:
+        layout: Where the dataset lies.
         which: A snapshot, see `find_snapshot`; None takes the current snapshot.
     Raises:
         SourceError: There is no dataset, or no shard is committed yet.
         OutputError: dataset.json is damaged, or its layout version is unknown.
         CommitError: Shards have different specs, or an index or table of rows is damaged.
     """
+    from amtcore.features.stream_info import StreamInfo
+
     named = read_current(layout) if which is None else find_snapshot(layout, which)
     snapshot = None if named is None else read_snapshot(layout, named)
+    refs = {} if snapshot is None else snapshot.commits
+    rel = DATASET_FILE if snapshot is None else snapshot.dataset.path
+    if rel != DATASET_FILE and parse_revision_path(rel) is None:
+        raise CommitError(f"{layout.url()}: a snapshot names {rel!r} as its description; verify it")
     # Concurrently, as each is a round trip to a bucket.
     with ThreadPoolExecutor(2) as pool:
         index = None if snapshot is None else pool.submit(read_checked, layout, snapshot.index)
-        first = pool.submit(_first_record, layout, {} if snapshot is None else snapshot.commits)
-        dataset = _dataset(layout, DATASET_FILE if snapshot is None else snapshot.dataset.path)
-    streams = _streams(dataset)
+        first = pool.submit(_first_record, layout, refs)
+        dataset = read_description(layout, rel)
+    if dataset is None:
+        raise SourceError(
+            f"expected a feature set with a {DATASET_FILE}, found none at {layout.url()}; "
+            "check the address (it is the job's output.uri) and the credentials"
+            f"{datasets_below(layout)}"
+        )
+    streams = {info["name"]: StreamInfo.from_dict(info) for info in dataset.streams}
     content = _only_index(layout, dataset.layout_version) if index is None else index.result()
-    table = None
     if content is not None:
         with explain_damage(layout.url(), "the index"):
             table = good_rows(table_of(content), streams)
-    del index, content
-    moments = {} if snapshot is None else snapshot.moments
-    records = first.result()
-    if table is None:
+        records, moments = first.result(), {} if snapshot is None else snapshot.moments
+    else:
         records = dict(commits(layout))
         for record in records.values():
             check_record(layout, record, dataset.spec_sha256, streams)
         table = _rows_of(layout, records, streams)
         ordered = [record.moments for _, record in sorted(records.items())]
         moments = dataset_moments(ordered, dataset.streams)
+    # The bytes of an index of millions of rows are not kept while its columns are joined.
+    del index, content
     check_rows(layout, table, streams)
     output = dataset.spec["output"]
     return Catalog(
@@ -364,7 +359,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         dtype=output["dtype"],
         table=table.combine_chunks(),
         records=records,
-        refs={} if snapshot is None else snapshot.commits,
+        refs=refs,
         moments=moments,
         additions={} if snapshot is None else snapshot.additions,
     )
@@ -417,25 +412,6 @@ def read_quarantine(layout: Layout, catalog: Catalog) -> pa.Table:
     return pa.concat_tables(tables).append_column("shard", pa.array(shards, pa.string()))
 
 
-def _dataset(layout: Layout, rel: str) -> DatasetFile:
-    if rel != DATASET_FILE and parse_revision_path(rel) is None:
-        raise CommitError(f"{layout.url()}: a snapshot names {rel!r} as its description; verify it")
-    dataset = read_description(layout, rel)
-    if dataset is None:
-        raise SourceError(
-            f"expected a feature set with a {DATASET_FILE}, found none at {layout.url()}; "
-            "check the address (it is the job's output.uri) and the credentials"
-            f"{datasets_below(layout)}"
-        )
-    return dataset
-
-
-def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
-    from amtcore.features.stream_info import StreamInfo
-
-    return {info["name"]: StreamInfo.from_dict(info) for info in dataset.streams}
-
-
 def _rows_of(
     layout: Layout, records: Mapping[str, CommitRecord], streams: Mapping[str, StreamInfo]
 ) -> pa.Table:
@@ -445,10 +421,9 @@ def _rows_of(
         with explain_damage(layout.url(), f"the table of rows of shard {shard}"):
             table = read_table(layout, rows_path(shard, records[shard].attempt))
             names = pa.array([shard] * table.num_rows, pa.string())
-            rows = pa.array(np.arange(table.num_rows))
-            return shown_columns(
-                table.append_column("shard", names).append_column("row", rows), streams
-            )
+            table = table.append_column("shard", names)
+            table = table.append_column("row", pa.array(np.arange(table.num_rows)))
+            return shown_columns(table, streams)
 
     if not records:
         raise SourceError(
@@ -475,13 +450,7 @@ def _only_index(layout: Layout, version: int) -> bytes | None:
 
 
 class RowLocations:
-    """Where the rows of a set lie in their shards, and their lengths, by position in the set.
-
-    Args:
-        catalog: The catalog of the set.
-        streams: Streams that are read.
-        fmt: Format that is read.
-    """
+    """Where the rows of a set lie in their shards, and their lengths, by position in the set."""
 
     def __init__(self, catalog: Catalog, streams: Sequence[str], fmt: Format) -> None:
         self._table = catalog.table
@@ -511,28 +480,17 @@ class RowLocations:
         names, numbers = self._columns["shard"]
         return str(names[numbers[position]])
 
-    def frames(
-        self, position: int, span_s: Span | None, names: Iterable[str] | None = None
-    ) -> dict[str, tuple[int, int]]:
-        """Return the frames [first, last) of each stream in a span of a row; None is the whole row.
-
-        Args:
-            names: Streams; None for all that are read.
-        """
-        lengths = {k: int(self.lengths[k][position]) for k in names or self.lengths}
+    def frames(self, position: int, span_s: Span | None) -> dict[str, tuple[int, int]]:
+        """Return the frames [first, last) of each stream in a span of a row; None is the row."""
+        lengths = {name: int(values[position]) for name, values in self.lengths.items()}
         if span_s is None:
             return {name: (0, length) for name, length in lengths.items()}
         return {k: self.layouts[k].frame_range(length, *span_s) for k, length in lengths.items()}
 
-    def stored(
-        self, position: int, row_id: str, frames: Mapping[str, tuple[int, int]]
-    ) -> dict[str, FrameSpan]:
-        """Return where stored rows [first, last) of each stream of a row lie in the shard."""
-        row = int(self.rows[position])
-        return {
-            name: FrameSpan(row_id, row, int(self.starts[name][position]), first, last)
-            for name, (first, last) in frames.items()
-        }
+    def stored(self, position: int, name: str, first: int, last: int) -> FrameSpan:
+        """Return where stored rows [first, last) of a stream of a row lie in the shard."""
+        row_id, row = self.cell("row_id", position), int(self.rows[position])
+        return FrameSpan(row_id, row, int(self.starts[name][position]), first, last)
 
     def known_ahead(self, wanted: Wanted) -> dict[str, FrameSpan]:
         """Return where the stored rows of a span of a row lie, as far as the index knows it.
@@ -541,12 +499,11 @@ class RowLocations:
         these streams are left out of spans.
         """
         position, span_s = wanted
-        if span_s is None:
-            frames = {name: (0, int(sizes[position])) for name, sizes in self.sizes.items()}
-        else:
-            plain = [name for name, layout in self.layouts.items() if not layout.row_counts]
-            frames = self.frames(position, span_s, plain) if plain else {}
-        return self.stored(position, self.cell("row_id", position), frames)
+        frames = {name: (0, int(sizes[position])) for name, sizes in self.sizes.items()}
+        if span_s is not None:
+            spans = self.frames(position, span_s)
+            frames = {k: spans[k] for k, layout in self.layouts.items() if not layout.row_counts}
+        return {name: self.stored(position, name, *span) for name, span in frames.items()}
 
     def nbytes(self, rows: Sequence[int], spans_s: Spans | None) -> np.ndarray:
         """Estimate the decoded size in bytes of each row, or of a span of it."""

@@ -1,19 +1,26 @@
 """A feature set: rows by number and by id, and slices in seconds.
 
-Only the frames that are asked for are fetched. Decoded blocks are cached in each process, within a
-bound in bytes. A set can be pickled into workers and used after a fork: each process opens the
+Only the frames that are asked for are fetched. Zarr fetches the inner chunks that hold these
+frames; Parquet fetches one column of the row group that holds the row. Decoded blocks are cached in
+each process, within a bound in bytes; they are read-only, and rows are copies, so a caller cannot
+edit the cache. A set can be pickled into workers and used after a fork: each process opens the
 files anew.
+
+The index gives the start and length of each row. A reader checks the row id as well: an index of
+other files causes an error and never the features of another row.
 """
 
 from __future__ import annotations
 
-import hashlib
-import operator
+import math
 import os
+import threading
 import weakref
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
@@ -24,19 +31,18 @@ import pyarrow as pa
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.missing_modules import needed_modules
 from earmill.pipeline.formats.block_cache import (
-    FrameSpan,
+    BlockCache,
     GivesPieces,
     IoCounts,
     Piece,
+    ReadsAhead,
     ShardReader,
 )
-from earmill.pipeline.formats.format import explain_damage, is_as_committed
+from earmill.pipeline.formats.format import Format, Promise, explain_damage, is_as_committed
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
-from earmill.pipeline.loader import epoch_order as order
-from earmill.pipeline.loader.epoch_order import Rows
-from earmill.pipeline.loader.rows import Row, Span, set_table
+from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 from earmill.pipeline.loader.statistics import framed
 from earmill.pipeline.reader.catalog import (
     Catalog,
@@ -45,8 +51,7 @@ from earmill.pipeline.reader.catalog import (
     is_extra,
     read_quarantine,
 )
-from earmill.pipeline.reader.open_shards import OpenShards, ProcessHandles
-from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead
+from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, Needed, ReadAhead, Wanted
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_cache import LocalCache
@@ -55,7 +60,6 @@ from earmill.pipeline.storage.paths import rows_path
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.dataset.description import DatasetFile
-    from earmill.pipeline.loader.rows import FeatureRows
     from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
 
 
@@ -66,109 +70,155 @@ CachePlace = tuple[Path, int]
 READ_AHEAD_ROWS = 512
 
 
-class FeatureSet:
-    """Base class of feature sets, which are `FeatureRows` and sequences of `Row`.
+class OpenShards:
+    """The open shards of a process; the least recently used shard is closed first.
 
-    torch is imported when a torch dataset is made.
+    Safe in several threads, which open different shards at the same time.
 
-    Attributes:
-        mixture: Rows of each set in an epoch, if sets are mixed by weight; else None.
+    Args:
+        max_open: Maximum number of open shards.
+        max_bytes: Maximum bytes of their common block cache.
+        reads: Streams that are read.
     """
 
-    mixture: tuple[int, ...] | None = None
+    def __init__(self, *, max_open: int, max_bytes: int, reads: Sequence[str] = ()) -> None:
+        self.counts = IoCounts()
+        self.cache = BlockCache(max_bytes, self.counts)
+        self._max_open, self._reads = max_open, reads
+        self._changed = threading.Condition()
+        self._being_opened: set[str] = set()
+        self._open: OrderedDict[str, ShardReader] = OrderedDict()
+        # Shards from which a row was read; the most recent one is last.
+        self._read: OrderedDict[str, None] = OrderedDict()
 
-    @property
-    def dtype(self: FeatureRows) -> np.dtype:
-        """The type of frames; the widest if streams differ, as `dtype="stored"` allows."""
-        return np.result_type(*self.dtypes.values())
-
-    def __iter__(self: FeatureRows) -> Iterator[Row]:
-        return (self[number] for number in range(len(self)))
-
-    def _repr_html_(self: FeatureRows) -> str:
-        return set_table(f"{type(self).__name__}: {len(self)} rows", self.streams)
-
-    def block_order(
-        self: FeatureRows, *, shuffle: bool, seed: int, epoch: int
-    ) -> tuple[Rows, Rows]:
-        """Return the rows of an epoch in the order of shuffled blocks, and the epoch for each."""
-        rows = order.block_order(self.block_rows(), shuffle=shuffle, seed=seed, epoch=epoch)
-        return rows, np.full(len(rows), epoch, np.int64)
-
-    def read_row(
-        self: FeatureRows, index: int, span_s: Span | None = None, *, copy: bool = True
-    ) -> Row:
-        """Read a row, or a span of it, for a collate.
+    def get(
+        self, layout: Layout, rel: str, fmt: Format, promise: Promise, *, ahead: bool = False
+    ) -> ShardReader:
+        """Return the reader of a feature file; open it if it is not open.
 
         Args:
-            index: The row's number, from 0.
-            span_s: Start and end of the span, s; None for the whole row.
-            copy: Return fresh arrays. If False, frames may be views of cached blocks (`FrameView`).
+            ahead: True if no row is read from it yet. If too many shards are open, it replaces a
+                shard that rows were read from, except the last of these and shards that cannot read
+                ahead.
+        Raises:
+            LookupError: With `ahead`, no shard can be closed.
         """
-        return self[index] if span_s is None else self.slice(index, *span_s)
+        with self._changed:
+            if not ahead:
+                self._read[rel] = None
+                self._read.move_to_end(rel)
+            while rel in self._being_opened:
+                self._changed.wait()
+            if rel in self._open:
+                self._open.move_to_end(rel)
+                return self._open[rel]
+            if ahead and len(self._open) + len(self._being_opened) >= self._max_open:
+                done = [key for key in [*self._read][:-1] if can_read_ahead(self._open.get(key))]
+                if not done:
+                    raise LookupError(f"{self._max_open} shards are open")
+                self._close(done[0])
+            self._being_opened.add(rel)
+        try:
+            reader = fmt.open(layout, rel, replace(promise, reads=self._reads), self.cache)
+            with self._changed:
+                self._open[rel] = reader
+                self.counts.shards_opened += 1
+                while len(self._open) > self._max_open:
+                    self._close(next(iter(self._open)))
+            return reader
+        finally:
+            with self._changed:
+                self._being_opened.discard(rel)
+                self._changed.notify_all()
 
-    def torch(self: FeatureRows, *, label: str | None = None) -> FeatureDataset:
+    def close(self) -> None:
+        """Close all shards and clear the cache."""
+        while self._open:
+            self._close(next(iter(self._open)))
+        self._read.clear()
+        self.cache.clear()
+
+    def _close(self, rel: str) -> None:
+        self._read.pop(rel, None)
+        self._open.pop(rel).close()
+
+
+def can_read_ahead(reader: ShardReader | None) -> bool:
+    """Return True if the reader is a `ReadsAhead`."""
+    # isinstance would look up every method of the protocol on each call.
+    return hasattr(reader, "requests")
+
+
+@dataclass
+class ProcessHandles:
+    """Connections, open shards and cached blocks of a set in one process; never pickled.
+
+    It does not refer to the set: threads that read ahead must not keep the set alive.
+    """
+
+    catalog: Catalog
+    places: RowLocations
+    fmt: Format
+    format: str
+    layout: Layout
+    shards: OpenShards
+    # By shard: path of the feature file, and what its commit states.
+    files: dict[str, tuple[str, Promise]] = field(default_factory=dict)
+    pid: int = field(default_factory=os.getpid)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    # Path and content of the table of rows that was read last.
+    rows: tuple[str, pa.Table] = ("", pa.table({}))
+    # Made when rows are named.
+    ahead: ReadAhead | None = None
+
+    def file(self, shard: str) -> tuple[str, Promise]:
+        """Return the path of the feature file of a shard, and what its commit states."""
+        if shard not in self.files:
+            self.files[shard] = self.catalog.shard_file(self.layout, shard, self.format, self.fmt)
+        return self.files[shard]
+
+    def reader(self, shard: str, *, ahead: bool = False) -> ShardReader:
+        """Return the reader of a shard; see `OpenShards.get`."""
+        rel, promise = self.file(shard)
+        return self.shards.get(self.layout, rel, self.fmt, promise, ahead=ahead)
+
+    def needed(self, wanted: Wanted) -> Iterator[Needed]:
+        """Yield the blocks that hold a row; none if the format does not read ahead."""
+        reader = self.reader(self.places.shard(wanted[0]), ahead=True)
+        if can_read_ahead(reader):
+            ahead = cast(ReadsAhead, reader)
+            for name, span in self.places.known_ahead(wanted).items():
+                yield ahead, name, ahead.blocks(name, span)
+
+    def prepare(self, position: int, pool: Executor) -> None:
+        """Open the shard of a row that is read soon, and fetch what locates its blocks."""
+        reader = self.reader(self.places.shard(position), ahead=True)
+        if can_read_ahead(reader):
+            cast(ReadsAhead, reader).prepare(self.places.layouts, pool)
+
+    def close(self) -> None:
+        """Stop reading ahead, close all shards and clear the cache."""
+        if self.ahead is not None:
+            self.ahead.close()
+        self.shards.close()
+
+
+class FeatureSet(FeatureRows):
+    """Base class of feature sets; torch is imported when a torch dataset is made."""
+
+    def torch(self, *, label: str | None = None) -> FeatureDataset:
         """Return a map-style torch dataset of rows; `label` names a column of the source."""
         with needed_modules("torch datasets"):
             from earmill.pipeline.loader.stream import FeatureDataset
 
         return FeatureDataset(self, label=label)
 
-    def iterable(self: FeatureRows, **settings: Any) -> FeatureStream:
-        """Return a torch IterableDataset; see `loader.stream.FeatureStream` for the settings."""
+    def iterable(self, **settings: Any) -> FeatureStream:
+        """Return a torch IterableDataset; see `FeatureStream` for the settings."""
         with needed_modules("torch datasets"):
             from earmill.pipeline.loader.stream import FeatureStream
 
         return FeatureStream(self, **settings)
-
-    def index_of(self, row_id: str) -> int:
-        """Return the position of a row id."""
-        raise NotImplementedError
-
-    def by_id(self: Any, row_id: str) -> Row:
-        """Return the row of an id; raises as `index_of`."""
-        row: Row = self[self.index_of(row_id)]
-        return row
-
-    def _position(self: FeatureRows, index: SupportsIndex) -> int:
-        """Return a row number from 0; negative numbers count from the end."""
-        if isinstance(index, str):
-            raise TypeError(f"rows are numbered from 0, got {index!r}; use ds.by_id for row ids")
-        number = operator.index(index)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"row {number} of a feature set with {len(self)} rows")
-        return number % len(self)
-
-
-class CombinedFeatures(FeatureSet):
-    """Base class of several sets as one.
-
-    Attributes:
-        sets: The sets, in order.
-    """
-
-    sets: tuple[Features, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all features as stored, uncompressed."""
-        return sum(each.nbytes for each in self.sets)
-
-    @property
-    def is_local(self) -> bool:
-        """True if all sets lie on this machine or in a mounted file system."""
-        return all(each.is_local for each in self.sets)
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes when a set changes, or the order of sets; resumed positions depend on it."""
-        names = ",".join(each.fingerprint for each in self.sets)
-        return hashlib.sha256(names.encode()).hexdigest()[:16]
-
-    def close(self) -> None:
-        """Close the open files of this process; reading opens them again."""
-        for each in self.sets:
-            each.close()
 
 
 class Features(FeatureSet):
@@ -287,10 +337,6 @@ class Features(FeatureSet):
     def __repr__(self) -> str:
         return f"Features({self._url()!r}, rows={len(self)}, streams={list(self._names)})"
 
-    def __getitem__(self, index: SupportsIndex) -> Row:
-        """Return a row by number; negative numbers count from the end."""
-        return self._row(self._position(index), None)
-
     def __iter__(self) -> Iterator[Row]:
         due = 0
         for position in range(len(self)):
@@ -315,15 +361,16 @@ class Features(FeatureSet):
 
     def _ahead(self) -> ReadAhead:
         """Return the read-ahead of this process."""
-        process = self._here()
+        process, places = self._here(), self._places
         if process.ahead is None:
+            pace = LOCAL if process.layout.is_local else REMOTE
             process.ahead = ReadAhead(
                 process.needed,
                 process.prepare,
-                self._places.shard,
-                self._places.nbytes,
+                places.shard,
+                places.nbytes,
                 process.shards.cache,
-                LOCAL if process.layout.is_local else REMOTE,
+                pace,
             )
         return process.ahead
 
@@ -345,25 +392,64 @@ class Features(FeatureSet):
             )
         return int(sorted_rows[at])
 
-    def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
-        """Return the frames of a row that overlap [start_s, stop_s); only these are fetched.
-
-        Frame k stands for the time from k / frame_rate to (k + 1) / frame_rate, so neighbouring
-        slices cut at frame times share no frame. `stop_s` past the end, or None, means the end.
-        """
-        position = self._position(index)
-        seconds = float(self._places.seconds[position])
-        end_s = seconds if stop_s is None else stop_s
-        if not 0 <= start_s < seconds or not end_s > start_s:
-            raise ValueError(
-                f"expected 0 <= start_s < stop_s inside the clip of {seconds:g} s "
-                f"(row {self._places.cell('row_id', position)!r}), got {start_s} to {stop_s}"
-            )
-        return self._row(position, (start_s, end_s))
-
     def read_row(self, index: int, span_s: Span | None = None, *, copy: bool = True) -> Row:
-        """Read a row, or a span of it; see `FeatureSet.read_row`."""
-        return self._row(index, span_s, copy=copy)
+        """Read a row, or a span of it; see `FeatureRows.read_row`."""
+        process, places = self._here(), self._places
+        row_id, seconds = places.cell("row_id", index), float(places.seconds[index])
+        if span_s is not None:
+            start_s, stop_s = span_s
+            if not 0 <= start_s < seconds or not stop_s > start_s:
+                raise ValueError(
+                    f"expected 0 <= start_s < stop_s inside the clip of {seconds:g} s (row "
+                    f"{row_id!r}), got {start_s} to {stop_s}"
+                )
+            span_s = start_s, seconds if stop_s == math.inf else stop_s
+        if process.ahead is not None:
+            process.ahead.settle(index)
+        frames, features = places.frames(index, span_s), {}
+        with process.lock:
+            shard = places.shard(index)
+            rel, promise = process.file(shard)
+            for name, (first, last) in frames.items():
+                try:
+                    reader = process.reader(shard)
+                    features[name] = self._read(reader, name, index, (first, last), copy=copy)
+                except Exception:
+                    where = f"row {row_id!r}, stream {name}"
+                    file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
+                    is_whole = partial(is_as_committed, process.layout, rel, promise)
+                    with explain_damage(where, file, is_whole):
+                        raise
+        return Row(
+            index=index,
+            row_id=row_id,
+            seconds=seconds,
+            extra={k.removeprefix(EXTRA_PREFIX): places.cell(k, index) for k in self._extras},
+            features=features,
+            first_frame={name: first for name, (first, _) in frames.items()},
+        )
+
+    def _read(
+        self, reader: ShardReader, name: str, position: int, span: tuple[int, int], *, copy: bool
+    ) -> Any:
+        """Return frames [first, last) of a stream of a row, or the events of these steps."""
+        places = self._places
+
+        def read(first: int, last: int) -> Iterable[Piece]:
+            stored = places.stored(position, name, first, last)
+            # isinstance would look up every method of the protocol on each call.
+            if hasattr(reader, "pieces"):
+                return cast(GivesPieces, reader).pieces(name, stored)
+            return [(0, reader.read(name, stored))]
+
+        return places.layouts[name].read(
+            read,
+            n_stored=int(places.sizes[name][position]),
+            n_frames=int(places.lengths[name][position]),
+            span=span,
+            dtype=self._dtypes[name],
+            copy=copy,
+        )
 
     def provenance(self, index: SupportsIndex) -> dict[str, Any]:
         """Return the origin of a row: uri, hashes, decoder, rates, gain, shard."""
@@ -417,55 +503,3 @@ class Features(FeatureSet):
     def _url(self) -> str:
         """Return the URL for messages; unlike the given URI, it holds no credentials."""
         return self._here().layout.url()
-
-    def _row(self, position: int, span_s: Span | None, *, copy: bool = True) -> Row:
-        """Read a row, or a span of it."""
-        process, places = self._here(), self._places
-        if process.ahead is not None:
-            process.ahead.settle(position)
-        row_id, frames = places.cell("row_id", position), places.frames(position, span_s)
-        features = {}
-        with process.lock:
-            shard = places.shard(position)
-            rel, promise = process.file(shard)
-            for name, span in places.stored(position, row_id, frames).items():
-                try:
-                    reader = process.reader(shard)
-                    features[name] = self._read(reader, name, span, position, copy=copy)
-                except Exception:
-                    where = f"row {row_id!r}, stream {name}"
-                    file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
-                    is_whole = partial(is_as_committed, process.layout, rel, promise)
-                    with explain_damage(where, file, is_whole):
-                        raise
-        extras = {k.removeprefix(EXTRA_PREFIX): places.cell(k, position) for k in self._extras}
-        return Row(
-            index=position,
-            row_id=row_id,
-            seconds=float(places.seconds[position]),
-            extra=extras,
-            features=features,
-            first_frame={name: first for name, (first, _) in frames.items()},
-        )
-
-    def _read(
-        self, reader: ShardReader, name: str, frames: FrameSpan, position: int, *, copy: bool
-    ) -> Any:
-        """Return frames of a stream of a row, or the events of these steps."""
-
-        def read(first: int, last: int) -> Iterable[Piece]:
-            whole = first == frames.first and last == frames.last
-            span = frames if whole else replace(frames, first=first, last=last)
-            # isinstance would look up every method of the protocol on each call.
-            if hasattr(reader, "pieces"):
-                return cast(GivesPieces, reader).pieces(name, span)
-            return [(0, reader.read(name, span))]
-
-        return self._places.layouts[name].read(
-            read,
-            n_stored=int(self._places.sizes[name][position]),
-            n_frames=int(self._places.lengths[name][position]),
-            span=(frames.first, frames.last),
-            dtype=self._dtypes[name],
-            copy=copy,
-        )

@@ -10,15 +10,14 @@ import numbers
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
 from earmill.pipeline.dataset.history import Which
 from earmill.pipeline.reader.catalog import load_catalog
-from earmill.pipeline.reader.concat import ConcatenatedFeatures
-from earmill.pipeline.reader.features import CachePlace, Features
-from earmill.pipeline.reader.joined import JoinedFeatures, open_joined
+from earmill.pipeline.reader.combined import ConcatenatedFeatures, JoinedFeatures, open_joined
+from earmill.pipeline.reader.features import Features
 from earmill.pipeline.storage.layout import Layout
 
 Uri = str | os.PathLike[str]
@@ -26,46 +25,28 @@ CACHE_BYTES = 256 * 2**20
 LOCAL_CACHE_BYTES, NO_LIMIT = 50 * 2**30, 2**62
 
 
+class _Options(TypedDict, total=False):
+    snapshot: Which | None
+    format: str | None
+    streams: Sequence[str] | None
+    dtype: str | None
+    storage_options: Mapping[str, Any] | None
+    cache_bytes: int
+    local_cache: Uri | None
+    local_cache_bytes: int
+
+
 @overload
 def open_features(
-    uri: Uri,
-    *,
-    additions: Literal[False] = ...,
-    snapshot: Which | None = ...,
-    format: str | None = ...,
-    streams: Sequence[str] | None = ...,
-    dtype: str | None = ...,
-    storage_options: Mapping[str, Any] | None = ...,
-    cache_bytes: int = ...,
-    local_cache: Uri | None = ...,
-    local_cache_bytes: int = ...,
+    uri: Uri, *, additions: Literal[False] = ..., **options: Unpack[_Options]
 ) -> Features: ...
 @overload
 def open_features(
-    uri: Uri,
-    *,
-    additions: Literal[True],
-    snapshot: Which | None = ...,
-    format: str | None = ...,
-    streams: Sequence[str] | None = ...,
-    dtype: str | None = ...,
-    storage_options: Mapping[str, Any] | None = ...,
-    cache_bytes: int = ...,
-    local_cache: Uri | None = ...,
-    local_cache_bytes: int = ...,
+    uri: Uri, *, additions: Literal[True], **options: Unpack[_Options]
 ) -> JoinedFeatures: ...
 @overload
 def open_features(
-    uri: list[Any] | tuple[Any, ...],
-    *,
-    snapshot: Which | None = ...,
-    format: str | None = ...,
-    streams: Sequence[str] | None = ...,
-    dtype: str | None = ...,
-    storage_options: Mapping[str, Any] | None = ...,
-    cache_bytes: int = ...,
-    local_cache: Uri | None = ...,
-    local_cache_bytes: int = ...,
+    uri: list[Any] | tuple[Any, ...], **options: Unpack[_Options]
 ) -> ConcatenatedFeatures: ...
 
 
@@ -120,21 +101,45 @@ def open_features(
         both = open_features(["s3://bucket/features", "more"])
         before = open_features("s3://bucket/features", snapshot="2026-05-01")
     """
-    kept = _cache_place(local_cache, local_cache_bytes)
+    options = dict(storage_options or {})
+    _check_bytes("local_cache_bytes", local_cache_bytes)
+    cache_place = None
+    if local_cache is not None:
+        text = os.fspath(local_cache) if isinstance(local_cache, str | os.PathLike) else ""
+        if not text or "://" in text:
+            raise TypeError(
+                f"local_cache is a folder on this machine, or None, got {local_cache!r}"
+            )
+        # Absolute, here and for local sets: a worker may start in another folder.
+        cache_place = Path(text).expanduser().absolute(), int(min(local_cache_bytes, NO_LIMIT))
 
     def open_set(
-        at: Uri,
+        place: Uri,
         which: Which | None,
         names: Sequence[str] | None,
-        wanted: Mapping[str, np.dtype] | str | None = dtype,
+        dtypes: Mapping[str, np.dtype] | str | None = dtype,
     ) -> Features:
-        options = dict(storage_options or {})
-        return _open(at, which, format, names, wanted, options, cache_bytes, kept)
+        _check_bytes("cache_bytes", cache_bytes)
+        if not isinstance(place, str | os.PathLike) or not os.fspath(place):
+            raise TypeError(f"expected a path or a URI of a feature set, got {place!r}")
+        layout = Layout.open(os.fspath(place), options)
+        catalog = load_catalog(layout, which)
+        chosen = catalog.choose_streams(names)
+        return Features(
+            layout.url() if layout.is_local else os.fspath(place),
+            catalog,
+            format=catalog.choose_format(format),
+            streams=chosen,
+            dtypes=catalog.choose_dtypes(dtypes, chosen),
+            storage_options=options,
+            cache_bytes=cache_bytes,
+            local_cache=cache_place,
+        )
 
     if additions:
         if isinstance(uri, list | tuple):
             raise ValueError("expected one place to read with its additions, got a list of places")
-        return open_joined(uri, snapshot, streams, storage_options or {}, open_set)
+        return open_joined(os.fspath(uri), snapshot, streams, options, open_set)
     if isinstance(uri, str | os.PathLike):
         return open_set(uri, snapshot, streams)
     if not isinstance(uri, list | tuple):
@@ -149,45 +154,6 @@ def open_features(
         widest = {k: np.result_type(*(of[k] for of in of_sets if k in of)) for k in of_sets[0]}
         sets = [open_set(place, snapshot, streams, widest) for place in uri]
     return ConcatenatedFeatures(sets)
-
-
-def _open(
-    uri: Uri,
-    snapshot: Which | None,
-    format: str | None,
-    streams: Sequence[str] | None,
-    dtype: Mapping[str, np.dtype] | str | None,
-    storage_options: Mapping[str, Any],
-    cache_bytes: int,
-    local_cache: CachePlace | None,
-) -> Features:
-    _check_bytes("cache_bytes", cache_bytes)
-    if not isinstance(uri, str | os.PathLike) or not os.fspath(uri):
-        raise TypeError(f"expected a path or a URI of a feature set, got {uri!r}")
-    layout = Layout.open(os.fspath(uri), storage_options)
-    catalog = load_catalog(layout, snapshot)
-    chosen = catalog.choose_streams(streams)
-    return Features(
-        # Absolute: a worker may start in another folder.
-        layout.url() if layout.is_local else os.fspath(uri),
-        catalog,
-        format=catalog.choose_format(format),
-        streams=chosen,
-        dtypes=catalog.choose_dtypes(dtype, chosen),
-        storage_options=storage_options,
-        cache_bytes=cache_bytes,
-        local_cache=local_cache,
-    )
-
-
-def _cache_place(folder: Uri | None, nbytes: int) -> CachePlace | None:
-    """Return folder and bytes of the local cache; absolute, as a worker may start elsewhere."""
-    _check_bytes("local_cache_bytes", nbytes)
-    if folder is None:
-        return None
-    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder) or "://" in str(folder):
-        raise TypeError(f"local_cache is a folder on this machine, or None, got {folder!r}")
-    return Path(folder).expanduser().absolute(), int(min(nbytes, NO_LIMIT))
 
 
 def _check_bytes(name: str, value: Any) -> None:

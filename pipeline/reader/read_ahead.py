@@ -37,24 +37,21 @@ Needed = tuple[ReadsAhead, str, Sequence[int]]
 
 @dataclass(frozen=True)
 class ReadAheadPolicy:
-    """How far and how hard to read ahead.
+    """How far and how hard to read ahead."""
 
-    Args:
-        threads: Threads that fetch and decode.
-        planners: Threads that turn rows into requests; 0 uses the threads that fetch.
-        max_bytes: Maximum decoded bytes of the window; the cache of a set bounds it further.
-        rows_at_once: Rows whose blocks are requested together; None for all rows of a shard.
-        requests_at_once: Requests that a thread takes together.
-        share: New rows are requested if less than this share of the window is in flight.
-        shards_ahead: Shards after the window that are opened.
-    """
-
+    # Threads that fetch and decode.
     threads: int
+    # Threads that turn rows into requests; 0 uses the threads that fetch.
     planners: int
+    # Decoded bytes of the window; the cache of a set bounds it further.
     max_bytes: int
+    # Rows whose blocks are requested together; None for all rows of a shard.
     rows_at_once: int | None
+    # Requests that a thread takes together.
     requests_at_once: int
+    # New rows are requested if less than this share of the window is in flight.
     share: float
+    # Shards after the window that are opened.
     shards_ahead: int
 
 
@@ -146,15 +143,20 @@ class ReadAhead:
         with self._lock:
             if self._pace.rows_at_once is None:
                 count = self._whole_shards(rows, ends, count, most)
-            stretches = [None] * count if spans is None else spans[:count]
-            window: list[Wanted] = [*zip(rows[:count], stretches, strict=True)]
+            chosen = [None] * count if spans is None else spans[:count]
+            window: list[Wanted] = [*zip(rows[:count], chosen, strict=True)]
             there = [row in self._asked for row in window]
             under_way = int(nbytes[:count][np.array(there, bool)].sum())
             self._asked &= {*window}
             room = under_way <= self._pace.share * most
             new = [row for row in window if row not in self._asked] if room else []
             self._asked.update(new)
-        for part in self._parts(new):
+        # Shards are opened concurrently if each is requested as a whole.
+        parts: dict[Any, list[Wanted]] = {}
+        for row in new:
+            shard = None if self._pace.rows_at_once else self._shard_of(row[0])
+            parts.setdefault(shard, []).append(row)
+        for part in parts.values():
             self._submit_plan(part)
         if self._pace.shards_ahead:
             self._prepare_next(rows[count:])
@@ -210,35 +212,25 @@ class ReadAhead:
             for row in new:
                 self._planners.submit(self._prepare, row, self._first)
 
-    def _parts(self, rows: Sequence[Wanted]) -> list[list[Wanted]]:
-        """Split rows by shard, if the policy opens shards concurrently."""
-        if self._pace.rows_at_once is not None:
-            return [[*rows]] if rows else []
-        parts: dict[Any, list[Wanted]] = {}
-        for row in rows:
-            parts.setdefault(self._shard_of(row[0]), []).append(row)
-        return [*parts.values()]
-
     def _submit_plan(self, rows: Sequence[Wanted]) -> None:
-        self._count_plans(1)
+        def done(future: Future[None]) -> None:
+            for row, _ in rows:
+                if self._plans.get(row) is future:
+                    del self._plans[row]
+            with self._lock:
+                self._planning -= 1
+
+        with self._lock:
+            self._planning += 1
         try:
             future = self._planners.submit(self._plan, rows)
         except RuntimeError:  # closed
-            self._count_plans(-1)
+            with self._lock:
+                self._planning -= 1
             return
         if self._pace.planners:
             self._plans.update((row, future) for row, _ in rows)
-        future.add_done_callback(partial(self._planned, rows))
-
-    def _planned(self, rows: Sequence[Wanted], future: Future[None]) -> None:
-        for row, _ in rows:
-            if self._plans.get(row) is future:
-                del self._plans[row]
-        self._count_plans(-1)
-
-    def _count_plans(self, step: int) -> None:
-        with self._lock:
-            self._planning += step
+        future.add_done_callback(done)
 
     def _plan(self, rows: Sequence[Wanted]) -> None:
         """Make requests for the first rows, and queue the other rows after these requests."""

@@ -47,8 +47,7 @@ class Recordings:
     def __init__(self, features: FeatureRows) -> None:
         self._features = features
         rows, self._missing = _grouped(features)
-        self._rows = list(rows.values())
-        self._sets = [number for number, _ in rows]
+        self._names, self._rows = list(rows), list(rows.values())
         self._ids = [row_id for _, row_id in rows]
         self._places: dict[str, list[int]] = {}
         for number, row_id in enumerate(self._ids):
@@ -68,11 +67,11 @@ class Recordings:
         sequence. A recording without any row is known only if it is in quarantine, which is read at
         the first access.
         """
-        known = {(number, self._ids[k]) for k, number in enumerate(self._sets)} | {*self._missing}
-        found: dict[str, list[int]] = {}
+        known = {*self._names, *self._missing}
+        missing: dict[str, list[int]] = {}
         for (_, row_id), spans in (self._missing | _without_rows(self._features, known)).items():
-            found[row_id] = sorted({*found.get(row_id, ()), *spans})
-        return found
+            missing[row_id] = sorted({*missing.get(row_id, ()), *spans})
+        return missing
 
     @property
     def row_ids(self) -> list[str]:
@@ -134,31 +133,32 @@ class Recordings:
                 f"({self._ids[number]!r}), got {start_s} to {stop_s}"
             )
         ends_s = self._ends_s(number)
-        found = list[Row]()
-        before: dict[str, int] = {}
-        for row, begin_s, last_s in zip(
-            self._rows[number], [0.0, *ends_s[:-1]], ends_s, strict=True
-        ):
-            if last_s <= start_s or begin_s >= end_s:
-                continue
-            part = self._features.slice(
-                row, max(0.0, start_s - begin_s), min(end_s, last_s) - begin_s
+        # Row, begin and end of each span that overlaps the slice.
+        spans = [
+            (row, begin_s, last_s)
+            for row, begin_s, last_s in zip(
+                self._rows[number], [0.0, *ends_s[:-1]], ends_s, strict=True
             )
-            if not found:
-                before = self._frames_before(begin_s)
-            found.append(part)
-        whole = self._joined(number, found)
-        first = {name: before[name] + at for name, at in found[0].first_frame.items()}
-        features = {name: _moved(values, before[name]) for name, values in whole.features.items()}
-        return replace(whole, features=features, first_frame=first)
+            if last_s > start_s and begin_s < end_s
+        ]
+        parts = [
+            self._features.slice(row, max(0.0, start_s - begin_s), min(end_s, last_s) - begin_s)
+            for row, begin_s, last_s in spans
+        ]
+        # A span begins at a whole frame.
+        before = {k: round(spans[0][1] * info.frame_rate_hz) for k, info in self.streams.items()}
+        whole = self._joined(number, parts)
+        return replace(
+            whole,
+            features={
+                name: _moved(values, before[name]) for name, values in whole.features.items()
+            },
+            first_frame={name: before[name] + at for name, at in parts[0].first_frame.items()},
+        )
 
     def _ends_s(self, number: int) -> list[float]:
         """Return the end of each span of a recording, s."""
         return list(accumulate(float(self._seconds[row]) for row in self._rows[number]))
-
-    def _frames_before(self, begin_s: float) -> dict[str, int]:
-        """Return the frames of each stream before a span, which begins at a whole frame."""
-        return {name: round(begin_s * info.frame_rate_hz) for name, info in self.streams.items()}
 
     def _joined(self, number: int, rows: Sequence[Row]) -> Row:
         return replace(
@@ -188,42 +188,43 @@ def _grouped(features: FeatureRows) -> tuple[dict[Name, list[int]], dict[Name, l
     spans: dict[Name, dict[int, int]] = {}
     counts: dict[Name, int] = {}
     for row, (row_id, plan_row_id, number) in enumerate(zip(ids, planned, numbers, strict=True)):
-        found = SPAN_ID.fullmatch(plan_row_id) if has_spans[number] else None
+        match = SPAN_ID.fullmatch(plan_row_id) if has_spans[number] else None
         name, span, count = row_id, 1, 1
-        if found is not None:
+        if match is not None:
             channel = row_id.removeprefix(plan_row_id)  # `#ch0` where channels are rows
-            name, span, count = found[1] + channel, int(found[2]), int(found[3])
+            name, span, count = match[1] + channel, int(match[2]), int(match[3])
         spans.setdefault((number, name), {})[span] = row
         counts[number, name] = count
-    missing = {
-        name: [span for span in range(1, counts[name] + 1) if span not in of]
-        for name, of in spans.items()
-    }
-    whole = {
-        name: [of[span] for span in sorted(of)] for name, of in spans.items() if not missing[name]
-    }
-    return whole, {name: spans for name, spans in missing.items() if spans}
+    rows: dict[Name, list[int]] = {}
+    missing: dict[Name, list[int]] = {}
+    for recording, by_span in spans.items():
+        absent = [span for span in range(1, counts[recording] + 1) if span not in by_span]
+        if absent:
+            missing[recording] = absent
+        else:
+            rows[recording] = [by_span[span] for span in sorted(by_span)]
+    return rows, missing
 
 
 def _without_rows(features: FeatureRows, known: Collection[Name]) -> dict[Name, list[int]]:
     """Return the recordings that only quarantine knows, and the numbers of their spans."""
     sets_have_numbers = "set" in features.table.column_names
     recordings = {*known, *((number, CHANNEL.sub("", name)) for number, name in known)}
-    found: dict[Name, list[int]] = {}
+    unknown: dict[Name, list[int]] = {}
     for place, each in enumerate(_sets_of(features)):
         if not _has_spans(each):
             continue
+        number = place if sets_have_numbers else 0
         for row_id in each.quarantine.column("row_id").to_pylist():
             channel = CHANNEL.search(row_id)
-            span = SPAN_ID.fullmatch(CHANNEL.sub("", row_id))
-            if span is None:
+            match = SPAN_ID.fullmatch(CHANNEL.sub("", row_id))
+            if match is None:
                 continue
-            number = place if sets_have_numbers else 0
-            name = span[1] + (channel[0] if channel else "")
+            name = match[1] + (channel[0] if channel else "")
             # A row that failed before its channels were split is missing in each known channel.
             if (number, name) not in (known if channel else recordings):
-                found[number, name] = list(range(1, int(span[3]) + 1))
-    return found
+                unknown[number, name] = list(range(1, int(match[3]) + 1))
+    return unknown
 
 
 def _sets_of(features: FeatureRows) -> Sequence[Any]:

@@ -77,11 +77,11 @@ if TYPE_CHECKING:
     from earmill.pipeline.loader.stream import FeatureStream as FeatureStream
     from earmill.pipeline.operations.deep_verify import DeepReport as DeepReport
     from earmill.pipeline.planning.estimate import JobCost as JobCost
-    from earmill.pipeline.reader.concat import ConcatenatedFeatures as ConcatenatedFeatures
-    from earmill.pipeline.reader.concat import MixedFeatures as MixedFeatures
-    from earmill.pipeline.reader.concat import mix as mix
+    from earmill.pipeline.reader.combined import ConcatenatedFeatures as ConcatenatedFeatures
+    from earmill.pipeline.reader.combined import JoinedFeatures as JoinedFeatures
+    from earmill.pipeline.reader.combined import MixedFeatures as MixedFeatures
+    from earmill.pipeline.reader.combined import mix as mix
     from earmill.pipeline.reader.features import Features as Features
-    from earmill.pipeline.reader.joined import JoinedFeatures as JoinedFeatures
     from earmill.pipeline.reader.open import open_features as open_features
     from earmill.pipeline.reader.recordings import Recordings as Recordings
     from earmill.pipeline.spec.job import JobSpec as JobSpec
@@ -128,9 +128,8 @@ for _module, _names in {
     "earmill.pipeline.loader.stream": "FeatureDataset FeatureStream",
     "earmill.pipeline.planning.estimate": "JobCost",
     "earmill.pipeline.operations.deep_verify": "DeepReport",
-    "earmill.pipeline.reader.concat": "ConcatenatedFeatures MixedFeatures mix",
+    "earmill.pipeline.reader.combined": "ConcatenatedFeatures JoinedFeatures MixedFeatures mix",
     "earmill.pipeline.reader.features": "Features",
-    "earmill.pipeline.reader.joined": "JoinedFeatures",
     "earmill.pipeline.reader.open": "open_features",
     "earmill.pipeline.reader.recordings": "Recordings",
     "earmill.pipeline.spec.job": "JobSpec",

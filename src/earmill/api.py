@@ -22,7 +22,6 @@ from earmill.pipeline.spec.job import JobSpec
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.garbage import Collected
     from earmill.pipeline.dataset.history import SnapshotDiff, Which
-    from earmill.pipeline.dataset.recompute import Chooser
     from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.dataset.verify import Report
     from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
@@ -91,20 +90,28 @@ def extract(
         end = earmill.extract("job.yaml", overrides=["run.workers=2"], progress=True)
         print(end.rows_ok, end.rows_bad, end.output)
     """
-    from earmill.pipeline.dataset.recompute import damaged
-
     if repair and not resume:
         raise ValueError("repair needs resume=True: it continues an output")
     if repair and update:
         raise ValueError("expected repair or update, got both: repair first")
-    job = _loaded(spec, _with_address(overrides, ray_address))
-    again = damaged if repair else None
-    if update:
-        from earmill.pipeline.operations.update import start_update
+    job = JobSpec.load(_job(spec), _listed(overrides, ray_address))
+    # After the job, so that a wrong job file is reported before torch is imported.
+    from earmill.pipeline.dataset.recompute import damaged
+    from earmill.pipeline.operations.run_job import run_job
+    from earmill.pipeline.operations.update import start_update
 
-        with _sink(progress) as sink:
+    with _sink(progress) as sink:
+        if update:
             start_update(job, sink)
-    return _run(job, resume or update, again, progress, stop, check, join)
+        end = run_job(
+            job,
+            resume=resume or update,
+            again=damaged if repair else None,
+            sink=sink,
+            stop=stop,
+            join=join,
+        )
+    return _checked(end, check)
 
 
 def plan(
@@ -131,7 +138,7 @@ def plan(
     """
     from earmill.pipeline.planning.estimate import job_cost
 
-    job = _loaded(spec, overrides)
+    job = JobSpec.load(_job(spec), _listed(overrides))
     if sample < 0 or (not sample and seed is not None):
         raise ValueError(f"expected sample above 0 with a seed, else 0 or more, got {sample}")
     if not sample:
@@ -233,22 +240,24 @@ def retry(
     """
     from earmill.pipeline.dataset.recompute import RowFilter
     from earmill.pipeline.operations.retry import find_retry
+    from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error, stage=stage, uri=uri)
-    found = find_retry(
+    job_and_rows = find_retry(
         os.fspath(dataset),
         dict(storage_options or {}),
         rows=rows,
         job=None if job is None else _job(job),
-        overrides=_with_address(overrides, ray_address),
+        overrides=_listed(overrides, ray_address),
     )
-    if found is None:
+    if job_and_rows is None:
         return None
-    spec, choose = found
+    spec, choose = job_and_rows
     with _sink(progress) as sink:
         start_retry(spec, rows, sink)
-    return _run(spec, True, choose, progress, stop, check)
+        end = run_job(spec, resume=True, again=choose, sink=sink, stop=stop)
+    return _checked(end, check)
 
 
 def add_features(
@@ -290,13 +299,11 @@ def add_features(
             os.fspath(uri),
             additions,
             storage_options=dict(storage_options or {}),
-            overrides=_with_address(overrides, ray_address),
+            overrides=_listed(overrides, ray_address),
             sink=sink,
             stop=stop,
         )
-    if check and end.exit_code:
-        raise JobFailedError(end)
-    return end
+    return _checked(end, check)
 
 
 def log(uri: Uri, *, storage_options: Mapping[str, Any] | None = None) -> list[LogEntry]:
@@ -452,7 +459,7 @@ def report(
     row_ids: Sequence[str] = (),
     seconds: float = 10.0,
     audio: bool = True,
-    job: JobSpec | Mapping[str, Any] | str | Path | None = None,
+    job: Spec | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> Path:
@@ -487,7 +494,7 @@ def report(
         Path(out),
         options=options,
         storage_options=storage_options or {},
-        job=None if job is None else JobSpec.load(job),
+        job=None if job is None else JobSpec.load(_job(job)),
         on_begin=logged_text(on_begin),
     )
 
@@ -503,11 +510,6 @@ def _opened_layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Itera
         yield layout
 
 
-def _loaded(spec: Spec, overrides: Iterable[str]) -> JobSpec:
-    """Load a spec with its overrides; SpecError if it is not valid."""
-    return JobSpec.load(_job(spec), _listed(overrides))
-
-
 def _job(spec: Spec) -> JobSpec | Mapping[str, Any] | str:
     """Return a job as an argument of `JobSpec.load`; SpecError for other types."""
     if isinstance(spec, JobSpec | Mapping):
@@ -520,41 +522,19 @@ def _job(spec: Spec) -> JobSpec | Mapping[str, Any] | str:
     )
 
 
-def _listed(overrides: Iterable[str]) -> list[str]:
+def _listed(overrides: Iterable[str], ray_address: str | None = None) -> list[str]:
+    """Return the overrides of a job file, with the address of a cluster."""
     if isinstance(overrides, str):
         raise SpecError(f"overrides: expected a list of strings, got the string {overrides!r}")
     listed = list(overrides)
     for override in listed:
         if not isinstance(override, str):
             raise SpecError(f"overrides: expected strings such as 'a.b=c', got {override!r}")
-    return listed
-
-
-def _with_address(overrides: Iterable[str], ray_address: str | None) -> list[str]:
     address = [] if ray_address is None else [f"run.ray_address={json.dumps(ray_address)}"]
-    return [*_listed(overrides), *address]
+    return listed + address
 
 
-def _run(
-    spec: JobSpec,
-    resume: bool,
-    again: Chooser | None,
-    progress: Progress,
-    stop: StopRequest | None,
-    check: bool,
-    join: bool = False,
-) -> JobFinished:
-    from earmill.pipeline.operations.run_job import run_job
-
-    with _sink(progress) as sink:
-        end = run_job(
-            spec,
-            resume=resume,
-            again=again,
-            sink=sink,
-            stop=stop,
-            join=join,
-        )
+def _checked(end: JobFinished, check: bool) -> JobFinished:
     if check and end.exit_code:
         raise JobFailedError(end)
     return end

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts, other_row, outside
 from earmill.pipeline.formats.format import Promise
-from earmill.pipeline.reader.open_shards import OpenShards
+from earmill.pipeline.reader.features import OpenShards
 from earmill.pipeline.storage.layout import Layout
 from tests.waiting import DEADLINE_S
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from earmill.pipeline.loader.batches import FixedBatches
 from earmill.pipeline.loader.epoch_order import (
     Settings,
+    block_order,
     choose_window,
-    epoch_order,
+    deal,
     keys,
     rank_share,
 )
@@ -30,6 +31,12 @@ settings_st = st.builds(
 )
 bad_even: Any = "maybe"
 quick = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def epoch_order(block_rows: np.ndarray, chosen: Settings, *, seed: int, epoch: int) -> np.ndarray:
+    """The rows of shuffled blocks, dealt out as a stream of fixed batches does."""
+    rows = block_order(block_rows, shuffle=chosen.shuffle, seed=seed, epoch=epoch)
+    return rows[deal(len(rows), chosen, seed=seed, epoch=epoch)]
 
 
 def order_of(n_blocks: int, rows: int, **changes: int) -> np.ndarray:
