@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
@@ -70,137 +70,122 @@ CachePlace = tuple[Path, int]
 READ_AHEAD_ROWS = 512
 
 
-class OpenShards:
-    """The open shards of a process; the least recently used shard is closed first.
+class ProcessHandles:
+    """Connections, open shards and cached blocks of a set in one process; never pickled.
 
-    Safe in several threads, which open different shards at the same time.
-
-    Args:
-        max_open: Maximum number of open shards.
-        max_bytes: Maximum bytes of their common block cache.
-        reads: Streams that are read.
+    Safe in several threads, which open different shards at the same time. If more than `max_open`
+    shards are open, the least recently used shard is closed. The set is not referred to: threads
+    that read ahead must not keep it alive.
     """
 
-    def __init__(self, *, max_open: int, max_bytes: int, reads: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        places: RowLocations,
+        layout: Layout,
+        fmt: Format,
+        format: str,
+        *,
+        cache_bytes: int,
+        max_open: int,
+    ) -> None:
+        self.pid, self.lock, self.layout = os.getpid(), threading.Lock(), layout
         self.counts = IoCounts()
-        self.cache = BlockCache(max_bytes, self.counts)
-        self._max_open, self._reads = max_open, reads
+        self.cache = BlockCache(cache_bytes, self.counts)
+        # Path and content of the table of rows that was read last.
+        self.rows: tuple[str, pa.Table] = ("", pa.table({}))
+        # Made when rows are named.
+        self.ahead: ReadAhead | None = None
+        self._catalog, self._places, self._fmt, self._format = catalog, places, fmt, format
+        self._max_open = max_open
+        # By shard: path of the feature file, and what its commit states.
+        self._files: dict[str, tuple[str, Promise]] = {}
         self._changed = threading.Condition()
         self._being_opened: set[str] = set()
         self._open: OrderedDict[str, ShardReader] = OrderedDict()
         # Shards from which a row was read; the most recent one is last.
         self._read: OrderedDict[str, None] = OrderedDict()
 
-    def get(
-        self, layout: Layout, rel: str, fmt: Format, promise: Promise, *, ahead: bool = False
-    ) -> ShardReader:
-        """Return the reader of a feature file; open it if it is not open.
+    def file(self, shard: str) -> tuple[str, Promise]:
+        """Return the path of the feature file of a shard, and what its commit states."""
+        if shard not in self._files:
+            named = self._catalog.shard_file(self.layout, shard, self._format, self._fmt)
+            self._files[shard] = named
+        return self._files[shard]
+
+    def reader(self, shard: str, *, ahead: bool = False) -> ShardReader:
+        """Return the reader of a shard; open it if it is not open.
 
         Args:
+            shard: Id of the shard.
             ahead: True if no row is read from it yet. If too many shards are open, it replaces a
                 shard that rows were read from, except the last of these and shards that cannot read
                 ahead.
         Raises:
             LookupError: With `ahead`, no shard can be closed.
         """
+        rel, promise = self.file(shard)
         with self._changed:
             if not ahead:
-                self._read[rel] = None
-                self._read.move_to_end(rel)
-            while rel in self._being_opened:
+                self._read[shard] = None
+                self._read.move_to_end(shard)
+            while shard in self._being_opened:
                 self._changed.wait()
-            if rel in self._open:
-                self._open.move_to_end(rel)
-                return self._open[rel]
+            if shard in self._open:
+                self._open.move_to_end(shard)
+                return self._open[shard]
             if ahead and len(self._open) + len(self._being_opened) >= self._max_open:
                 done = [key for key in [*self._read][:-1] if can_read_ahead(self._open.get(key))]
                 if not done:
                     raise LookupError(f"{self._max_open} shards are open")
                 self._close(done[0])
-            self._being_opened.add(rel)
+            self._being_opened.add(shard)
         try:
-            reader = fmt.open(layout, rel, replace(promise, reads=self._reads), self.cache)
+            promise = replace(promise, reads=tuple(self._places.layouts))
+            reader = self._fmt.open(self.layout, rel, promise, self.cache)
             with self._changed:
-                self._open[rel] = reader
+                self._open[shard] = reader
                 self.counts.shards_opened += 1
                 while len(self._open) > self._max_open:
                     self._close(next(iter(self._open)))
             return reader
         finally:
             with self._changed:
-                self._being_opened.discard(rel)
+                self._being_opened.discard(shard)
                 self._changed.notify_all()
 
+    def needed(self, wanted: Wanted) -> Iterator[Needed]:
+        """Yield the blocks that hold a row; none if the format does not read ahead."""
+        reader = self.reader(self._places.shard(wanted[0]), ahead=True)
+        if can_read_ahead(reader):
+            ahead = cast(ReadsAhead, reader)
+            for name, span in self._places.known_ahead(wanted).items():
+                yield ahead, name, ahead.blocks(name, span)
+
+    def prepare(self, position: int, pool: Executor) -> None:
+        """Open the shard of a row that is read soon, and fetch what locates its blocks."""
+        reader = self.reader(self._places.shard(position), ahead=True)
+        if can_read_ahead(reader):
+            cast(ReadsAhead, reader).prepare(self._places.layouts, pool)
+
     def close(self) -> None:
-        """Close all shards and clear the cache."""
+        """Stop reading ahead, close all shards and clear the cache."""
+        if self.ahead is not None:
+            self.ahead.close()
         while self._open:
             self._close(next(iter(self._open)))
         self._read.clear()
         self.cache.clear()
 
-    def _close(self, rel: str) -> None:
-        self._read.pop(rel, None)
-        self._open.pop(rel).close()
+    def _close(self, shard: str) -> None:
+        self._read.pop(shard, None)
+        self._open.pop(shard).close()
 
 
 def can_read_ahead(reader: ShardReader | None) -> bool:
     """Return True if the reader is a `ReadsAhead`."""
     # isinstance would look up every method of the protocol on each call.
     return hasattr(reader, "requests")
-
-
-@dataclass
-class ProcessHandles:
-    """Connections, open shards and cached blocks of a set in one process; never pickled.
-
-    It does not refer to the set: threads that read ahead must not keep the set alive.
-    """
-
-    catalog: Catalog
-    places: RowLocations
-    fmt: Format
-    format: str
-    layout: Layout
-    shards: OpenShards
-    # By shard: path of the feature file, and what its commit states.
-    files: dict[str, tuple[str, Promise]] = field(default_factory=dict)
-    pid: int = field(default_factory=os.getpid)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    # Path and content of the table of rows that was read last.
-    rows: tuple[str, pa.Table] = ("", pa.table({}))
-    # Made when rows are named.
-    ahead: ReadAhead | None = None
-
-    def file(self, shard: str) -> tuple[str, Promise]:
-        """Return the path of the feature file of a shard, and what its commit states."""
-        if shard not in self.files:
-            self.files[shard] = self.catalog.shard_file(self.layout, shard, self.format, self.fmt)
-        return self.files[shard]
-
-    def reader(self, shard: str, *, ahead: bool = False) -> ShardReader:
-        """Return the reader of a shard; see `OpenShards.get`."""
-        rel, promise = self.file(shard)
-        return self.shards.get(self.layout, rel, self.fmt, promise, ahead=ahead)
-
-    def needed(self, wanted: Wanted) -> Iterator[Needed]:
-        """Yield the blocks that hold a row; none if the format does not read ahead."""
-        reader = self.reader(self.places.shard(wanted[0]), ahead=True)
-        if can_read_ahead(reader):
-            ahead = cast(ReadsAhead, reader)
-            for name, span in self.places.known_ahead(wanted).items():
-                yield ahead, name, ahead.blocks(name, span)
-
-    def prepare(self, position: int, pool: Executor) -> None:
-        """Open the shard of a row that is read soon, and fetch what locates its blocks."""
-        reader = self.reader(self.places.shard(position), ahead=True)
-        if can_read_ahead(reader):
-            cast(ReadsAhead, reader).prepare(self.places.layouts, pool)
-
-    def close(self) -> None:
-        """Stop reading ahead, close all shards and clear the cache."""
-        if self.ahead is not None:
-            self.ahead.close()
-        self.shards.close()
 
 
 class FeatureSet(FeatureRows):
@@ -320,7 +305,7 @@ class Features(FeatureSet):
     @property
     def io(self) -> IoCounts:
         """The counts of shards, blocks and bytes that this process has read."""
-        return self._here().shards.counts
+        return self._here().counts
 
     @property
     def is_local(self) -> bool:
@@ -369,7 +354,7 @@ class Features(FeatureSet):
                 process.prepare,
                 places.shard,
                 places.nbytes,
-                process.shards.cache,
+                process.cache,
                 pace,
             )
         return process.ahead
@@ -410,16 +395,17 @@ class Features(FeatureSet):
         with process.lock:
             shard = places.shard(index)
             rel, promise = process.file(shard)
-            for name, (first, last) in frames.items():
-                try:
-                    reader = process.reader(shard)
+            name = next(iter(frames))
+            try:
+                reader = process.reader(shard)
+                for name, (first, last) in frames.items():
                     features[name] = self._read(reader, name, index, (first, last), copy=copy)
-                except Exception:
-                    where = f"row {row_id!r}, stream {name}"
-                    file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
-                    is_whole = partial(is_as_committed, process.layout, rel, promise)
-                    with explain_damage(where, file, is_whole):
-                        raise
+            except Exception:
+                where = f"row {row_id!r}, stream {name}"
+                file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
+                is_whole = partial(is_as_committed, process.layout, rel, promise)
+                with explain_damage(where, file, is_whole):
+                    raise
         return Row(
             index=index,
             row_id=row_id,
@@ -492,11 +478,15 @@ class Features(FeatureSet):
             layout = Layout.open(self._uri, self._storage_options)
             if self._local_cache is not None and not layout.is_local:
                 layout = replace(layout, cache=LocalCache(*self._local_cache))
-            shards = OpenShards(
-                max_open=MAX_OPEN_SHARDS, max_bytes=self._cache_bytes, reads=self._names
+            self._process = ProcessHandles(
+                self._catalog,
+                self._places,
+                layout,
+                self._fmt,
+                self.format,
+                cache_bytes=self._cache_bytes,
+                max_open=MAX_OPEN_SHARDS,
             )
-            place = self._catalog, self._places, self._fmt, self.format
-            self._process = ProcessHandles(*place, layout, shards)
             weakref.finalize(self, self._process.close)
         return self._process
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts, other_row, outside
 from earmill.pipeline.formats.format import Promise
-from earmill.pipeline.reader.features import OpenShards
+from earmill.pipeline.reader.features import ProcessHandles
 from earmill.pipeline.storage.layout import Layout
 from tests.waiting import DEADLINE_S
 
@@ -225,11 +225,16 @@ class TestOpenShards:
     @pytest.fixture(autouse=True)
     def _fake(self) -> None:
         self.opener: Any = SimpleNamespace(open=Opened)
-        self.shards = OpenShards(max_open=2, max_bytes=100)
-
-    def get(self, rel: str) -> Any:
+        promise = Promise(0, {}, {}, {})
+        catalog: Any = SimpleNamespace(shard_file=lambda layout, shard, *_: (shard, promise))
+        places: Any = SimpleNamespace(layouts={})
         layout = Layout.open("memory://nowhere")
-        return self.shards.get(layout, rel, self.opener, Promise(0, {}, {}, {}))
+        self.shards = ProcessHandles(
+            catalog, places, layout, self.opener, "none", cache_bytes=100, max_open=2
+        )
+
+    def get(self, shard: str) -> Any:
+        return self.shards.reader(shard)
 
     def test_the_least_recently_used_is_closed(self) -> None:
         a, b = self.get("a"), self.get("b")

@@ -88,7 +88,7 @@ def test_a_pickle_holds_no_handle_and_reads_anew(small: Path) -> None:
     ds[0]
     ds.slice(0, 0.0)
     text = pickle.dumps(ds)
-    assert b"OpenShards" not in text
+    assert b"ProcessHandles" not in text
     copy = pickle.loads(text)
     assert copy.io.shards_opened == 0
     check_row(copy[9], 9, "float32")
