@@ -124,6 +124,8 @@ class Row:
 class FeatureRows(ABC):
     """The interface of a feature set: a sequence of `Row`, and the blocks of a shuffled order.
 
+    `Features` describes the abstract properties and methods.
+
     Attributes:
         mixture: Rows of each set in an epoch, if sets are mixed by weight; else None.
     """
@@ -132,56 +134,35 @@ class FeatureRows(ABC):
 
     @property
     @abstractmethod
-    def streams(self) -> dict[str, StreamInfo]:
-        """Descriptions of the streams that are read, by name."""
-
+    def streams(self) -> dict[str, StreamInfo]: ...
     @property
     @abstractmethod
-    def dtypes(self) -> dict[str, np.dtype]:
-        """The type of the frames of each stream; events are whole numbers in any case."""
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The type of frames; the widest if streams differ, as `dtype="stored"` allows."""
-        return np.result_type(*self.dtypes.values())
-
+    def dtypes(self) -> dict[str, np.dtype]: ...
     @property
     @abstractmethod
-    def nbytes(self) -> int:
-        """Size of all features as stored, uncompressed."""
-
+    def nbytes(self) -> int: ...
     @property
     @abstractmethod
-    def fingerprint(self) -> str:
-        """Changes when rows are added or the spec changes; resumed positions depend on it."""
-
+    def fingerprint(self) -> str: ...
     @property
     @abstractmethod
-    def table(self) -> pa.Table:
-        """One line for each row, in the order of `ds[i]`."""
-
+    def table(self) -> pa.Table: ...
     @property
     @abstractmethod
-    def statistics(self) -> dict[str, StreamStatistics]:
-        """Mean, variance and range of every stream of frames, by column."""
-
+    def statistics(self) -> dict[str, StreamStatistics]: ...
     @property
     @abstractmethod
-    def is_local(self) -> bool:
-        """True if the set lies on this machine or in a mounted file system."""
-
+    def is_local(self) -> bool: ...
     @abstractmethod
-    def block_rows(self) -> np.ndarray:
-        """Return the rows per row group, in order; rows of a group are cheap to read together."""
-
-    def block_order(self, *, shuffle: bool, seed: int, epoch: int) -> tuple[Rows, Rows]:
-        """Return the rows of an epoch in the order of shuffled blocks, and each row's pass."""
-        rows = order.block_order(self.block_rows(), shuffle=shuffle, seed=seed, epoch=epoch)
-        return rows, np.full(len(rows), epoch, np.int64)
-
+    def block_rows(self) -> np.ndarray: ...
     @abstractmethod
-    def prefetch(self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None) -> None:
-        """Name the rows, or spans of rows, that are read next, in order; this changes no result."""
+    def prefetch(
+        self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None
+    ) -> None: ...
+    @abstractmethod
+    def index_of(self, row_id: str) -> int: ...
+    @abstractmethod
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def read_row(self, index: int, span_s: Span | None = None, *, copy: bool = True) -> Row:
@@ -193,12 +174,15 @@ class FeatureRows(ABC):
             copy: Return fresh arrays. If False, frames may be views of cached blocks (`FrameView`).
         """
 
-    @abstractmethod
-    def index_of(self, row_id: str) -> int:
-        """Return the position of a row id."""
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of frames; the widest if streams differ, as `dtype="stored"` allows."""
+        return np.result_type(*self.dtypes.values())
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def block_order(self, *, shuffle: bool, seed: int, epoch: int) -> tuple[Rows, Rows]:
+        """Return the rows of an epoch in the order of shuffled blocks, and each row's pass."""
+        rows = order.block_order(self.block_rows(), shuffle=shuffle, seed=seed, epoch=epoch)
+        return rows, np.full(len(rows), epoch, np.int64)
 
     def __getitem__(self, index: SupportsIndex) -> Row:
         """Return a row by number; negative numbers count from the end."""

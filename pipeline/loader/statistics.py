@@ -35,10 +35,12 @@ def compute_statistics(features: FeatureRows) -> dict[str, StreamStatistics]:
         features: One set, or several sets as one. If it is opened in its stored dtype or a wider
             one, the numbers equal those that a job stores.
     """
-    sets = getattr(features, "sets", None)
-    if sets is not None:
-        return together([compute_statistics(each) for each in sets])
-    shards = features.table.column("shard").to_pylist()
+    table = features.table
+    # Sets end to end have numbers and the same streams. Sets side by side have streams of their own.
+    if "set" in table.column_names:
+        sets: Any = features
+        return together([compute_statistics(each) for each in sets.sets])
+    shards = table.column("shard").to_pylist()
     by_shard = groupby(range(len(shards)), shards.__getitem__)
     return together([_summed(features, rows) for _, rows in by_shard] or [_summed(features, [])])
 

@@ -22,6 +22,7 @@ from earmill import (
     Crop,
     FeatureLoader,
     Features,
+    JoinedFeatures,
     compute_statistics,
     mix,
     open_features,
@@ -181,6 +182,15 @@ def test_several_sets_count_every_frame_once(closed: Path, tmp_path: Path) -> No
     assert same(compute_statistics(both), both.statistics)
     mixed = mix(list(both.sets), [1, 9])
     assert same(mixed.statistics, both.statistics)
+
+
+def test_sets_side_by_side_have_the_statistics_of_each(closed: Path) -> None:
+    names = [{"modulation": "modulation"}, {"loudness": "low.loudness"}]
+    sets = [open_features(closed, streams=list(of_set)) for of_set in names]
+    computed = compute_statistics(JoinedFeatures(sets, names))
+    stored = open_features(closed).statistics
+    wanted = {"modulation": stored["modulation"], "low.loudness": stored["loudness"]}
+    assert same(computed, wanted)
 
 
 def test_events_have_none_and_stay_counts(tmp_path: Path) -> None:
