@@ -174,7 +174,7 @@ def check_within(name: str, value: Any, limit: int) -> int:
 class BucketedBatches:
     """Batches of at most `budget` frames (or microseconds) when padded; positions count batches.
 
-    The methods are those of `FixedBatches`.
+    `FixedBatches` describes the methods.
     """
 
     # `batch_rows` is not used.
@@ -321,8 +321,8 @@ def bucketed(
 ) -> BucketedBatches:
     """Return batches under one of the two budgets, checked against the rows.
 
-    With `lanes_chosen` (the caller did not set lanes and windows) there are fewer lanes with larger
-    windows if a window would hold too few batches to join rows of similar length.
+    `lanes_chosen` says that the caller did not set lanes and windows. If a window would hold too
+    few batches to join rows of similar length, there are then fewer lanes with larger windows.
     """
     if batch_frames is not None and batch_seconds is not None:
         raise ValueError("expected one budget, got batch_frames and batch_seconds; drop one")

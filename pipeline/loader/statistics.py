@@ -36,7 +36,7 @@ def compute_statistics(features: FeatureRows) -> dict[str, StreamStatistics]:
             one, the numbers equal those that a job stores.
     """
     table = features.table
-    # Sets end to end have numbers and the same streams. Sets side by side have streams of their own.
+    # Sets end to end have numbers and the same streams. Sets side by side have other streams each.
     if "set" in table.column_names:
         sets: Any = features
         return together([compute_statistics(each) for each in sets.sets])
@@ -68,8 +68,9 @@ def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStati
 class Normaliser:
     """Scales frames to mean 0 and variance 1 in every column, in the dtype that is read.
 
-    `wanted` is True for the statistics of the set, or holds the statistics of each stream to
-    normalise, for example of a training set. Constant columns become 0, with one warning.
+    Constant columns become 0, with one warning. If `wanted` is True, the set's statistics are
+    taken. Else `wanted` holds the statistics of each stream to normalise, for example of a
+    training set.
     """
 
     def __init__(self, features: FeatureRows, wanted: bool | Of) -> None:
