@@ -52,7 +52,7 @@ def test_any_order_with_a_moving_window_gives_the_right_rows(small: Path, fmt: s
     for at, number in enumerate(order):
         ds.prefetch(order[at : at + 5])
         check_row(ds[number], number)
-    assert ds._here().shards.cache.nbytes <= 4000
+    assert ds._here().cache.nbytes <= 4000
     ds.close()
 
 

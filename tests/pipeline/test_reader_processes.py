@@ -44,7 +44,7 @@ def test_the_cache_is_bounded_and_spares_reads(chunked: Path, fmt: str) -> None:
         np.testing.assert_array_equal(
             tight[number].features["modulation"], row.features["modulation"]
         )
-    cache = tight._here().shards.cache
+    cache = tight._here().cache
     assert tight.io.blocks_read > blocks
     assert 0 < cache.nbytes <= 10_000
 
