@@ -120,7 +120,8 @@ def kernels(
     processor, features, sources and versions agree; otherwise they compile as usual.
     """
     from earmill.pipeline.spec.job import JobSpec
-    from earmill.pipeline.worker.models import compile_into, entries_of, entries_of_all
+    from earmill.pipeline.spec.models import entries_of
+    from earmill.pipeline.worker.models import compile_into, entries_of_all
 
     check_local(folder)
     if features is not None and cpu is None:

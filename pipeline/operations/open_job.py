@@ -50,7 +50,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch, sweep
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor
+    from earmill.pipeline.spec.models import BuiltModel
 
 WHAT_TO_DO = "this output keeps to its plan: `earmill extract` with --update takes them in"
 
@@ -210,7 +210,7 @@ def open_job(
     spec: JobSpec,
     layout: Layout,
     plan: Plan,
-    extractors: Sequence[Extractor],
+    models: Sequence[BuiltModel],
     source: Source,
     *,
     resume: bool,
@@ -236,7 +236,7 @@ def open_job(
             fence.check(layout)
 
     opening, fence = fences
-    wanted = _describe(spec, plan, extractors)
+    wanted = _describe(spec, plan, models)
     if stored is None:
         may_write(layout)
         plan.write(layout)
@@ -271,22 +271,22 @@ def open_job(
     return OpenJob(spec, layout, plan, dataset, before, pending, again_, copies, fence)
 
 
-def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> DatasetFile:
-    described = [extractor.describe() for extractor in extractors]
-    models = [entry.model for entry in spec.extract]
+def _describe(spec: JobSpec, plan: Plan, models: Sequence[BuiltModel]) -> DatasetFile:
+    records, descriptions = [m.record for m in models], [m.description for m in models]
+    names = [entry.model for entry in spec.extract]
     buffers = {}
-    for index, extractor in enumerate(extractors):
-        earlier = models[:index].count(models[index])  # a second entry of a model has a number
-        name = f"{models[index]}#{earlier}" if earlier else models[index]
-        buffers[name] = extractor.buffers_sha256()
-    provenance = run_provenance(described, device=spec.run.device, dtype=spec.output.dtype)
+    for index, record in enumerate(records):
+        earlier = names[:index].count(names[index])  # a second entry of a model has a number
+        name = f"{names[index]}#{earlier}" if earlier else names[index]
+        buffers[name] = record["buffers_sha256"]
+    provenance = run_provenance(records, device=spec.run.device, dtype=spec.output.dtype)
     # Distributions of the job's source and formats, which a reader may need.
     provenance["extensions"] = {
         "source": SOURCES.owner(spec.source.kind),
         "formats": {name: FORMATS.owner(name) for name in spec.output.formats},
     }
     if spec.audio.spans is not None:
-        warm_s = warm_up_s(spec.audio.spans, extractors, models)
+        warm_s = warm_up_s(spec.audio.spans, descriptions, names)
         provenance["spans"] = {"seconds": spec.audio.spans.seconds, "warm_up_s": warm_s}
     return DatasetFile(
         name=spec.name,
@@ -295,7 +295,7 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
         plan_id=plan.plan_id,
         streams=tuple(
             info.to_dict()
-            for model in extractors
+            for model in descriptions
             for info in stored_streams(model.streams, spec.output.dtype, spec.output.formats)
         ),
         buffers_sha256=buffers,

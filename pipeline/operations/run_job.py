@@ -56,7 +56,7 @@ from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.planning.speeds import keep_job
 from earmill.pipeline.sources.listing_cache import ListingCache
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.spec.models import validate_models
+from earmill.pipeline.spec.models import built_models
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
@@ -238,8 +238,8 @@ class _Run:
         check_formats(spec.output.formats)
         self.source = planned_source(spec)
         self.stored = stored_dataset(spec, self.layout)
-        self.extractors = validate_models(spec)
-        check_stream_names(stream for model in self.extractors for stream in model.streams)
+        self.models = built_models(spec)
+        check_stream_names(stream for model in self.models for stream in model.description.streams)
         # A driver alone makes its plan before it takes the lock, so a mistake leaves the output
         # empty.
         self.plan = plan if self.stored is None else None
@@ -293,7 +293,7 @@ class _Run:
                 self.spec,
                 layout,
                 plan,
-                self.extractors,
+                self.models,
                 self.source,
                 resume=self.resume,
                 again=self.again,
@@ -328,7 +328,7 @@ class _Run:
         # A run that replaces commits shares no shards.
         supply = None if self.again is not None else self._supply(stack, job, lease)
         if executor.is_private and run.device != "cuda":
-            stack.enter_context(compiling(self.extractors))
+            stack.enter_context(compiling(self.spec))
         stack.callback(_clear, job)
         session = stack.enter_context(executor.session(run, self.tell))
         scheduler = scheduler_of(

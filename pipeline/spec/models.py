@@ -1,14 +1,18 @@
 """The models of a job: built once to check the job, or described from the user's cache.
 
-Building models imports torch and numba, which takes seconds. A model's description depends only on
-its sources, its versions and its entry in the job, so it is cached under these. A model whose
-parameters name code of the user is built every time.
+Building models imports torch and numba, which takes seconds and half a gigabyte. A driver therefore
+has them built in a process of its own, which ends at once (`built_models`). A model's description
+depends only on its sources, its versions and its entry in the job, so it is cached under these. A
+model whose parameters name code of the user is built every time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -54,25 +58,95 @@ class Description:
         return cls(values["fs_hz"], channels, streams, memory, values["grid_s"])
 
 
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model that was built in another process.
+
+    Args:
+        description: Its input and output.
+        record: What provenance records of it, see `Extractor.describe`.
+    """
+
+    description: Description
+    record: Mapping[str, Any]
+
+
+def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
+    """Return the arguments of `build_extractor` for a job's models."""
+    return [
+        {"model": each.model, "fs_hz": each.fs_hz, "params": each.params, "streams": each.streams}
+        for each in spec.extract
+    ]
+
+
 def validate_models(spec: JobSpec) -> list[Extractor]:
     """Build every model of the job once; SpecError if an entry cannot be built."""
-    from amtcore.features.build import build_extractor
     from amtcore.features.registry import get_model
 
-    extractors = []
-    for index, entry in enumerate(spec.extract):
-        try:
-            extractor = build_extractor(
-                entry.model, fs_hz=entry.fs_hz, params=entry.params, streams=entry.streams
-            )
-        except ValueError as error:
-            raise SpecError(f"extract.{index}: {error}") from error
-        extractors.append(extractor)
+    extractors = _build(entries_of(spec))
     described = [Description.of(extractor) for extractor in extractors]
     _check_together(spec, described)
     for key, entry, description in zip(_keys(spec), spec.extract, described, strict=True):
         if key is not None and not get_model(entry.model).names_code and _kept(key) is None:
             keep(_KIND, key, description.to_dict())
+    return extractors
+
+
+def built_models(spec: JobSpec) -> list[BuiltModel]:
+    """Build every model of the job in a process of its own, with the checks of `validate_models`.
+
+    Raises:
+        SpecError: An entry cannot be built.
+        ChildProcessError: The process ended without an answer.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = sys.argv[1:]; {_ANSWER}", *sys.path],
+        input=json.dumps(entries_of(spec)),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ChildProcessError(
+            f"the process that builds the models ended with {done.returncode}; what it wrote to "
+            "standard error says why"
+        )
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise SpecError(answer["error"])
+    models = [BuiltModel(Description.from_dict(one), record) for one, record in answer["models"]]
+    _check_together(spec, [model.description for model in models])
+    return models
+
+
+_ANSWER = "from earmill.pipeline.spec.models import answer; answer()"
+
+
+def answer() -> None:
+    """Answer `built_models`: entries on standard input, descriptions on standard output."""
+    # What a model prints goes to standard error.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        extractors = _build(json.load(sys.stdin))
+    except SpecError as error:
+        answer: dict[str, Any] = {"error": str(error)}
+    else:
+        made = [(Description.of(one).to_dict(), one.describe()) for one in extractors]
+        answer = {"models": made}
+    with out:
+        json.dump(answer, out)
+
+
+def _build(entries: Sequence[Mapping[str, Any]]) -> list[Extractor]:
+    from amtcore.features.build import build_extractor
+
+    extractors = []
+    for index, entry in enumerate(entries):
+        try:
+            extractors.append(build_extractor(**entry))
+        except ValueError as error:
+            raise SpecError(f"extract.{index}: {error}") from error
     return extractors
 
 

@@ -27,6 +27,7 @@ from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.provenance import device_info
 from earmill.pipeline.formats.moments import RunningMoments
 from earmill.pipeline.formats.values import halved
+from earmill.pipeline.spec.models import entries_of
 from earmill.pipeline.worker.device import (
     DeviceInput,
     Gpu,
@@ -102,8 +103,9 @@ def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -
     """Build the job's models, without warming them up."""
     from amtcore.features.build import build_extractor
 
-    entries = entries_of(spec)
-    return [build_extractor(**entry, threads=threads, backend=backend) for entry in entries]
+    return [
+        build_extractor(**entry, threads=threads, backend=backend) for entry in entries_of(spec)
+    ]
 
 
 def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
@@ -131,24 +133,30 @@ def exercise_casts() -> None:
 
 
 @contextmanager
-def compiling(extractors: Sequence[Extractor]) -> Iterator[None]:
-    """Compile the models' kernels in a thread beside the block.
+def compiling(spec: JobSpec) -> Iterator[None]:
+    """Compile the models' kernels in other processes beside the block.
 
     A worker that starts in the block finds them on disk, or waits for them. An error is ignored
     here, because the worker meets and reports it.
     """
-
     with Threads(1, "kernels") as thread:
-        thread.submit(exercised, extractors)
+        thread.submit(lambda: [_compile(entry, os.environ) for entry in entries_of(spec)])
         yield
 
 
-def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return the arguments of `build_extractor` for a job's models."""
-    return [
-        {"model": each.model, "fs_hz": each.fs_hz, "params": each.params, "streams": each.streams}
-        for each in spec.extract
-    ]
+def _compile(entry: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """Compile the kernels of a model in a process of its own; return why that failed, or ""."""
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, json.dumps(entry)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not done.returncode:
+        return ""
+    why = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
+    return f"{entry['model']}: {one_line(why[0])}"
 
 
 def entries_of_all() -> list[dict[str, Any]]:
@@ -184,21 +192,9 @@ def compile_into(
     if cpu is not None:
         environment |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features or ""}
 
-    def run(entry: Mapping[str, Any]) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__, json.dumps(entry)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if not done.returncode:
-            return ""
-        why = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
-        return f"{entry['model']}: {one_line(why[0])}"
-
     with Threads(cores()) as threads:
-        return [line for line in threads.map(run, entries) if line]
+        lines = threads.map(lambda entry: _compile(entry, environment), entries)
+        return [line for line in lines if line]
 
 
 if __name__ == "__main__":

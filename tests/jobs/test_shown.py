@@ -72,6 +72,7 @@ if sys.argv[2] == "logs":
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s:%(message)s")
 overrides = ["run.executor=local", "run.workers=1", "run.max_bad_fraction=0"]
 end = earmill.extract(sys.argv[1], overrides=overrides, check=False)
+assert "torch" not in sys.modules, "a driver needs no torch, which takes half a gigabyte"
 """
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.worker.models import compile_into, entries_of, entries_of_all
+from earmill.pipeline.spec.models import entries_of
+from earmill.pipeline.worker.models import compile_into, entries_of_all
 
 
 def test_a_model_that_fails_is_told_in_a_line(tmp_path: Path) -> None:

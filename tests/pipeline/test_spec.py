@@ -15,7 +15,7 @@ import earmill.pipeline.spec.job as spec_module
 from earmill.pipeline.audio.decode import Limits
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.spec.models import validate_models
+from earmill.pipeline.spec.models import Description, built_models, validate_models
 from earmill.pipeline.spec.source import (
     AUDIO_EXTENSIONS,
     FIRST_EXTENSIONS,
@@ -422,6 +422,35 @@ class TestModels:
     def test_what_cannot_be_built_is_named(self, override: str, expected: str) -> None:
         with pytest.raises(SpecError, match=expected):
             validate_models(JobSpec.load(JOB, [override]))
+
+    def test_another_process_describes_and_refuses_them_alike(self) -> None:
+        spec = JobSpec.load(JOB, ["extract.0.fs_hz=16000"])
+        (here,), (there,) = validate_models(spec), built_models(spec)
+        assert there.description == Description.of(here)
+        assert there.record == json.loads(json.dumps(here.describe()))
+        with pytest.raises(SpecError) as refused:
+            built_models(JobSpec.load(JOB, ["extract.0.params={no_such_parameter: 1}"]))
+        assert str(refused.value).startswith("extract.0: model 'dau1997' has no parameter")
+
+    def test_a_module_may_print_and_may_end_the_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        layer = "import torch\nclass Same(torch.nn.Identity): ...\n"
+        (tmp_path / "loud_module.py").write_text(f"print('hello')\n{layer}")
+        (tmp_path / "deadly_module.py").write_text("import os; os._exit(7)")
+
+        def spec(module: str) -> JobSpec:
+            params = {"module": module, "channel_axis": True, "compile": False}
+            same = {"same": {"width": 1, "hop_length": 1, "frames_axis": 2}}
+            return JobSpec.load(
+                job(extract=[{"model": "torch_module", "params": params, "streams": same}])
+            )
+
+        (made,) = built_models(spec("loud_module:Same"))
+        assert made.record["model"] == "torch_module" and "hello" in capfd.readouterr().err
+        with pytest.raises(ChildProcessError, match="builds the models ended with 7"):
+            built_models(spec("deadly_module:Same"))
 
     def test_power_does_not_fit_half_precision(self) -> None:
         mel = {"model": "melspectrogram", "params": {"log": None}}
