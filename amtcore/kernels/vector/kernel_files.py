@@ -103,7 +103,7 @@ class KernelFiles:
             str(sig),
             repr(constants),
             hashlib.sha256(code.co_code).hexdigest(),
-            sources_digest(),
+            sources_digest(Path(code.co_filename).parent),
             codegen.magic_tuple(),
             platform.python_version_tuple()[:2],
             numba.__version__,
