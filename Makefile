@@ -10,10 +10,10 @@ help:  ## Show this
 
 setup: $(STAMP)  ## Make the virtual environment in .venv
 
-# Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
+# Every package by its hash: uv itself through pip, the rest through uv, earmill and the interpreter from here.
 # Without the links in src/ the last step fails, see setup.py: better at once than after minutes.
 LINKS := src/amtcore src/earmill/jobs src/earmill/pipeline
-$(STAMP): pyproject.toml setup.py requirements.lock requirements-uv.lock
+$(STAMP): pyproject.toml interpreter/pyproject.toml setup.py requirements.lock requirements-uv.lock
 	@for link in $(LINKS); do test -d $$link || { echo "expected a symbolic link to a folder at \
 	$$link, got a checkout without links; run: git config core.symlinks true && git checkout HEAD \
 	-- src (on Windows, switch on Developer Mode first)" >&2; exit 1; }; done
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml setup.py requirements.lock requirements-uv.lock
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
 	  --require-hashes -r requirements.lock
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
-	  --build-constraints requirements.lock --no-deps -e .
+	  --build-constraints requirements.lock --no-deps -e . -e interpreter
 	touch $(STAMP)
 
 # The hashes of what constraints.txt pins; run it after every change of a pin.

@@ -1,6 +1,6 @@
 """Auditory models: exact numerics, no file access, importable alone.
 
-It may import nothing of `earmill`; see the contracts in pyproject.toml for the order of its rooms.
+It imports no other package of this repository; pyproject.toml has the order of its rooms.
 Names are loaded when they are first used, so that a room without models costs no import of torch.
 
 >>> import torch

@@ -1,7 +1,7 @@
 """Start-up times: import of `amtcore`, short commands, a worker's first features.
 
 Each figure comes from a fresh process. The first worker starts with an empty kernel cache, the
-second with the kernels of the first, the third with kernels compiled before (EARMILL_KERNELS).
+second with the kernels of the first, the third with kernels compiled before (AMTCORE_KERNELS).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ output: {{uri: {folder}/out}}
 
 
 def _run(code: str, cache: str, prebuilt: str = "") -> float:
-    environment = os.environ | {"NUMBA_CACHE_DIR": cache, "EARMILL_KERNELS": prebuilt}
+    environment = os.environ | {"NUMBA_CACHE_DIR": cache, "AMTCORE_KERNELS": prebuilt}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
     )

@@ -1,7 +1,7 @@
 """The contract of a model that a job can run: what it says of itself, and how it is built.
 
 A model is one object of a subclass of `FeatureModel`. Other distributions register theirs by an
-entry point of the group `earmill.models`, whose name is the model's (see `registry`); one that
+entry point of the group `amtcore.models`, whose name is the model's (see `registry`); one that
 makes frames of whole clips is written in a few lines on `frame_model.FrameModel`.
 """
 

@@ -16,8 +16,8 @@
             hop = round(params.hop_s * fs_hz)
             return FrameDesign({"level": FrameGrid(1, hop)}, lambda signal: ...)
 
-Register it by an entry point of the group `earmill.models` and test it with
-`earmill.testing.ModelConformance`.
+Register it by an entry point of the group `amtcore.models` and test it with
+`ModelConformance`.
 """
 
 from __future__ import annotations

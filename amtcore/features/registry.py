@@ -1,9 +1,9 @@
 """Models by name: those of this package, and those that other distributions bring.
 
-A distribution brings a model by an entry point of the group `earmill.models`: its name is the
+A distribution brings a model by an entry point of the group `amtcore.models`: its name is the
 model's, and it resolves to a `FeatureModel`, or to a class of one that needs no arguments:
 
-    [project.entry-points."earmill.models"]
+    [project.entry-points."amtcore.models"]
     mymodel = "mypackage.models:MyModel"
 
 Nothing of it is imported until the model is asked for, so one that is broken hurts no other.
@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from amtcore.errors import ModelLoadError, UnknownModelError, nearest_hint
 from amtcore.features.feature_model import FeatureModel
 
-GROUP = "earmill.models"
+GROUP = "amtcore.models"
 #: The models of this package, in the order they are listed.
 BUILT_IN = {
     "dau1997": "amtcore.features.builtin:DAU1997",

@@ -101,7 +101,7 @@ def _describe_models() -> list[dict[str, Any]]:
 
 
 def kernels(
-    folder: Annotated[Path, typer.Argument(help="Output folder; name it in EARMILL_KERNELS.")],
+    folder: Annotated[Path, typer.Argument(help="Output folder; name it in AMTCORE_KERNELS.")],
     job: Annotated[
         str | None,
         typer.Option(metavar="JOB.yaml", help="Compile the kernels of this job alone."),
@@ -116,7 +116,7 @@ def kernels(
 ) -> None:
     """Compile kernels into a folder that machines of one kind can share.
 
-    Jobs on machines with EARMILL_KERNELS=FOLDER load these kernels instead of compiling, if
+    Jobs on machines with AMTCORE_KERNELS=FOLDER load these kernels instead of compiling, if
     processor, features, sources and versions agree; otherwise they compile as usual.
     """
     from earmill.pipeline.spec.job import JobSpec

@@ -163,14 +163,14 @@ def _facts(backend: str) -> str:
 
 
 def _probe(backend: str) -> str:
-    from amtcore.kernels.warp.driver import CudaLauncher
+    from amtcore.kernels.backends.chosen import get_backend
+    from amtcore.kernels.backends.warp import WarpBackend
     from amtcore.kernels.warp.driver.probe import probe
-    from amtcore.kernels.warp.interpreter import InterpretedLauncher
-    from amtcore.kernels.warp.launching import Launcher
 
-    launcher: Launcher = InterpretedLauncher() if backend == "interpreted" else CudaLauncher()
-    probe(launcher)
-    return f"loaded and launched: {launcher.name} adds two vectors"
+    found = get_backend(backend)
+    assert isinstance(found, WarpBackend)
+    probe(found.launcher)
+    return f"loaded and launched: {found.name} adds two vectors"
 
 
 def _against_cpu(name: str, here: Extractor, there: Extractor) -> str:

@@ -53,7 +53,7 @@ def models_key() -> str | None:
 
     The result is None if another distribution registers models, because its sources may change.
     """
-    points = sorted(entry_points(group="earmill.models"), key=lambda point: point.name)
+    points = sorted(entry_points(group="amtcore.models"), key=lambda point: point.name)
     if any(point.dist is None or point.dist.name != "earmill" for point in points):
         return None
     spec = find_spec("amtcore")

@@ -179,7 +179,7 @@ def compile_into(
     process of its own.
 
     Args:
-        folder: For EARMILL_KERNELS; made where it is missing.
+        folder: For AMTCORE_KERNELS; made where it is missing.
         entries: Arguments of `build_extractor`, one mapping a model.
         cpu: LLVM's name of a processor, this one's if None.
         features: As LLVM writes them: "+avx2,+fma,-avx512f".
@@ -188,7 +188,7 @@ def compile_into(
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder.absolute())}
-    environment.pop("EARMILL_KERNELS", None)
+    environment.pop("AMTCORE_KERNELS", None)
     if cpu is not None:
         environment |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features or ""}
 

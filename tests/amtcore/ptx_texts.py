@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from amtcore_interpreter import InterpretedLauncher
 from numpy.typing import NDArray
 
-from amtcore.kernels.warp.interpreter import InterpretedLauncher
 from amtcore.kernels.warp.launching import THREADS, Kernel
 
 REGISTERS = """

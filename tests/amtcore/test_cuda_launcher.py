@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from amtcore_interpreter import InterpretedLauncher
 
 from amtcore.errors import (
     BackendError,
@@ -21,7 +22,6 @@ from amtcore.kernels.warp.driver.failures import LOST, device_error, device_erro
 from amtcore.kernels.warp.driver.launcher import CudaLauncher, pack
 from amtcore.kernels.warp.driver.modules import count_parameters
 from amtcore.kernels.warp.driver.probe import probe
-from amtcore.kernels.warp.interpreter import InterpretedLauncher
 from amtcore.kernels.warp.launching import Kernel
 from tests.amtcore.fake_driver import (
     ADD,

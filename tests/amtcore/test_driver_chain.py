@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from amtcore_interpreter import InterpretedLauncher
 from torch import Tensor
 
 from amtcore.features.build import build_extractor
 from amtcore.kernels.backends.warp import WarpBackend
-from amtcore.kernels.warp.interpreter import InterpretedLauncher
 from amtcore.kernels.warp.launching import Kernel
 from tests.amtcore.fake_driver import FUNCTION, MULTIPROCESSORS, FakeDriver, Launch, open_launcher
 

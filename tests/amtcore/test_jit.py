@@ -62,7 +62,7 @@ def test_code_on_disk_is_of_these_sources(made: list[str], monkeypatch: pytest.M
     assert [_loaded(_sum), _loaded(_sum)] == [False, True]
     with pytest.raises(ValueError, match="a step of 10 or more"):
         kernel(_sum)(np.array([5.0]), 10)
-    monkeypatch.setattr(kernel_files, "sources_digest", lambda: "another")
+    monkeypatch.setattr(kernel_files, "sources_digest", lambda *_: "another")
     assert not _loaded(_sum)
 
 
@@ -97,11 +97,11 @@ def test_prebuilt_kernels_are_found_or_passed_over_with_one_line(
     path.write_bytes(path.read_bytes()[:-1])
     assert not _loaded(_sum) and _loaded(_sum)
     (line,) = caplog.messages
-    assert str(shipped) in line and "`earmill kernels" in line
+    assert str(shipped) in line and "fill it again" in line
     monkeypatch.setenv(kernel_files.PREBUILT, str(tmp_path / "nowhere"))
     assert _loaded(_sum)
     assert caplog.messages[1:] == [
-        f"EARMILL_KERNELS={tmp_path / 'nowhere'} holds no kernels: they are compiled here"
+        f"AMTCORE_KERNELS={tmp_path / 'nowhere'} holds no kernels: they are compiled here"
     ]
 
 

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """NUMBA_CACHE_DIR of this test."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
     kernel_cache.made_private.cache_clear()
-    yield tmp_path / "cache" / "earmill_ptx"
+    yield tmp_path / "cache" / "amtcore_ptx"
     kernel_cache.made_private.cache_clear()
 
 
@@ -127,7 +127,7 @@ def test_without_numba_cache_dir_it_lies_where_numba_goes(
     monkeypatch.setattr("os.access", lambda *_: writable)
     cached_ptx("dau1997", Compiler())
     (path,) = tmp_path.rglob("*.ptx")
-    beside, at_home = tmp_path / "warp" / "__pycache__", tmp_path / "home" / "numba" / "earmill_ptx"
+    beside, at_home = tmp_path / "warp" / "__pycache__", tmp_path / "home" / "numba" / "amtcore_ptx"
     assert path.parent == (beside if writable else at_home)
 
 

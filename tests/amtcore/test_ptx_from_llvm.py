@@ -13,9 +13,9 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 import torch
+from amtcore_interpreter import InterpretedLauncher
 from numba.core.compiler_lock import global_compiler_lock
 
-from amtcore.kernels.warp.interpreter import InterpretedLauncher
 from amtcore.kernels.warp.launching import Kernel
 
 RESULTS, COUNT = 40, 256

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 import torch
+from amtcore_interpreter import InterpretedLauncher
 
 from amtcore.errors import KernelError, ParameterError
-from amtcore.kernels.warp.interpreter import InterpretedLauncher
 from tests.amtcore.ptx_texts import LANES, PLACES, kernel, launch, per_thread, words
 
 FULL = np.tile(LANES, 2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from amtcore_interpreter import InterpretedLauncher
 
 from amtcore.errors import KernelError
-from amtcore.kernels.warp.interpreter import InterpretedLauncher
 from tests.amtcore.ptx_texts import LANES, PLACES, kernel, launch, per_thread, words
 
 # -------------------------------------------------------------------- atomics

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from amtcore_interpreter import InterpretedLauncher
 from torch import Tensor
 
 from amtcore import Dau1997, King2019, Osses2021, Paulick2024
@@ -22,7 +23,6 @@ from amtcore.kernels.fused.filters import BANK_TWO_SECTIONS, FILTERS
 from amtcore.kernels.fused.operations import ADD, DECIMATE, OPERATIONS, SQUARE, SWAP
 from amtcore.kernels.fused.program import Bank, BlockOp, compile_chain, identity_bank, lay_out
 from amtcore.kernels.fused.runner import filter_states
-from amtcore.kernels.warp.interpreter import InterpretedLauncher
 from amtcore.kernels.warp.launching import Kernel
 
 FS = 16000

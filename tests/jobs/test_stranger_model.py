@@ -54,7 +54,7 @@ def _earmill(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of installed distributions."""
-    points = {"earmill.models": {"level": "loud_things:Level", "lost": "nowhere:Model"}}
+    points = {"amtcore.models": {"level": "loud_things:Level", "lost": "nowhere:Model"}}
     folder = tmp_path_factory.mktemp("site")
     return install(folder, "loud-things", points, {"loud_things": FILE.read_text()})
 

@@ -9,6 +9,7 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from amtcore.kernels.backends.warp import WarpBackend
 DEVICES = ("cpu", "cuda")
 #: What `get_backend` knows.
 BACKENDS = ("cpu", "cuda", "interpreted")
+#: Entry points of what runs kernels in the place of a GPU's driver: a `Launcher` without arguments.
+LAUNCHERS = "amtcore.launchers"
 _VARIABLE = "AMTCORE_GPU"
 
 _cpu = CpuBackend()
@@ -77,9 +80,13 @@ def computing_with(name: str) -> Iterator[Backend]:
 
 @functools.cache
 def _interpreted() -> Backend:
-    from amtcore.kernels.warp.interpreter import InterpretedLauncher
-
-    return WarpBackend(InterpretedLauncher())
+    found = entry_points(group=LAUNCHERS, name="interpreted")
+    if not found:
+        raise BackendError(
+            "the backend 'interpreted' is a distribution of its own: pip install "
+            "amtcore-interpreter, or leave AMTCORE_GPU unset"
+        )
+    return WarpBackend(next(iter(found)).load()())
 
 
 @functools.cache

@@ -48,12 +48,12 @@ class WarpBackend(Backend):
     """
 
     def __init__(self, launcher: Launcher) -> None:
-        self._launcher, self._own = launcher, threading.local()
+        self.launcher, self._own = launcher, threading.local()
         self.name, self.device = launcher.name, launcher.device
 
     def place(self, chain: PooledChain) -> Chain:
         """The chain with its constants on the device."""
-        return WarpChain(self._launcher, chain)
+        return WarpChain(self.launcher, chain)
 
     def stream(self) -> AbstractContextManager[Any]:
         """A stream of this thread's own, where there are streams; it goes on from where the
@@ -102,7 +102,7 @@ class WarpBackend(Backend):
         out, packed = x.new_empty(batch, channels, samples), pack_tensor(state)
         clips = Clips.equal(batch, rows * samples, samples, channels * samples, x.device)
         given = x.detach().contiguous(), pack_tensor(coef), packed, _no_columns(x.device), out
-        run_forward(self._launcher, program, channels, clips, *given)
+        run_forward(self.launcher, program, channels, clips, *given)
         return out, unpack_tensor(packed, channels)
 
     def run_bank(
@@ -116,7 +116,7 @@ class WarpBackend(Backend):
         )
         clips = Clips.equal(batch, channels * samples, samples, offsets[-1] * samples, x.device)
         given = x.detach().contiguous(), pack_tensor(spread(coef, offsets, most)), packed
-        run_forward(self._launcher, program, channels, clips, *given, columns, out)
+        run_forward(self.launcher, program, channels, clips, *given, columns, out)
         return out, gather(unpack_tensor(packed, channels), offsets, most)
 
     def run_op_adjoint(
@@ -166,52 +166,52 @@ class WarpBackend(Backend):
             )
             size = adjoint.work_size(program, samples)
             most = max(_WORK_BYTES // (size * x.element_size()), 1)
-            warps = min(self._launcher.resident_warps(kernel), items, most)
+            warps = min(self.launcher.resident_warps(kernel), items, most)
             start(
-                self._launcher, kernel, warps, batch, groups_of(channels), channels, samples,
+                self.launcher, kernel, warps, batch, groups_of(channels), channels, samples,
                 gy.shape[1], x.detach().contiguous(), gy.detach().contiguous(), gx, coef, gcoef,
                 state, gstate, columns, x.new_empty(warps * size), size, rows,
             )  # fmt: skip
         return gx, unpack_tensor(gcoef, channels).sum(0)
 
     def fir(self, x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> Tensor:
-        return warp_families.fir(self._launcher, x, taps, stride, first, count)
+        return warp_families.fir(self.launcher, x, taps, stride, first, count)
 
     def hilbert_envelope(self, rows: Tensor) -> Tensor:
         """By torch's transforms: two passes over memory are no recurrence."""
         return envelope.hilbert_envelope(rows)
 
     def attack_release(self, x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        return warp_families.attack_release(self._launcher, x, coef, state)
+        return warp_families.attack_release(self.launcher, x, coef, state)
 
     def attack_release_adjoint(
         self, x: Tensor, coef: Tensor, state: Tensor, y: Tensor, gy: Tensor, gstate: Tensor
     ) -> Gradients:
-        return warp_families.attack_release_adjoint(self._launcher, x, coef, state, y, gy, gstate)
+        return warp_families.attack_release_adjoint(self.launcher, x, coef, state, y, gy, gstate)
 
     def lower_skirt(
         self, intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor
     ) -> Tensor:
-        return warp_families.lower_skirt(self._launcher, intensity, slope, rate, fc_hz, f_hz)
+        return warp_families.lower_skirt(self.launcher, intensity, slope, rate, fc_hz, f_hz)
 
     def lower_skirt_adjoint(
         self, intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor,
         gout: Tensor,
     ) -> Gradients:  # fmt: skip
         given = intensity, slope, rate, fc_hz, f_hz, gout
-        return warp_families.lower_skirt_adjoint(self._launcher, *given)
+        return warp_families.lower_skirt_adjoint(self.launcher, *given)
 
     def lif(
         self, x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return warp_families.lif(self._launcher, x, coef, state, max_spikes, record, keep)
+        return warp_families.lif(self.launcher, x, coef, state, max_spikes, record, keep)
 
     def lif_adjoint(
         self, x: Tensor, coef: Tensor, starts: Tensor, max_spikes: float, record: bool,
         gspikes: Tensor, gvmem: Tensor, gisyn: Tensor, gstate: Tensor,
     ) -> Gradients:  # fmt: skip
         given = x, coef, starts, max_spikes, record, gspikes, gvmem, gisyn, gstate
-        return warp_families.lif_adjoint(self._launcher, *given)
+        return warp_families.lif_adjoint(self.launcher, *given)
 
 
 @functools.lru_cache

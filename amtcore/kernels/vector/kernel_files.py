@@ -8,8 +8,8 @@ processor has another name and is never opened; one that is damaged counts as no
 
 Folders, in this order; the code in them is run, so one that others can write to is refused:
 
-    earmill_kernels in NUMBA_CACHE_DIR, else __pycache__ beside the sources, else the user's cache
-    earmill_kernels in EARMILL_KERNELS, which `earmill kernels` filled; only read
+    amtcore_kernels in NUMBA_CACHE_DIR, else __pycache__ beside the sources, else the user's cache
+    amtcore_kernels in AMTCORE_KERNELS, which was filled on another machine; only read
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from amtcore.kernels.vector.kernel_cache import folder_for, made_private
 from amtcore.kernels.vector.source_digest import sources_digest
 
 #: Names a folder of kernels that were compiled before.
-PREBUILT = "EARMILL_KERNELS"
-FOLDER = "earmill_kernels"
-_MARK = "earmill kernel"
+PREBUILT = "AMTCORE_KERNELS"
+FOLDER = "amtcore_kernels"
+_MARK = "amtcore kernel"
 
 
 class KernelFiles:
@@ -103,7 +103,7 @@ class KernelFiles:
             str(sig),
             repr(constants),
             hashlib.sha256(code.co_code).hexdigest(),
-            sources_digest(),
+            sources_digest(Path(code.co_filename).parent),
             codegen.magic_tuple(),
             platform.python_version_tuple()[:2],
             numba.__version__,
@@ -118,7 +118,7 @@ def own_folder() -> Path:
 
 
 def prebuilt_folder() -> Path | None:
-    """The folder that `earmill kernels` filled, if one is named.
+    """The folder of kernels that were compiled before, if one is named.
 
     Raises:
         KernelCacheError: Others can write to it.
@@ -136,7 +136,7 @@ def prebuilt_folder() -> Path | None:
 def _say_none(folder: Path, processor: str) -> None:
     _say(
         f"{folder.parent} lacks kernels for this processor ({processor}) and these sources and "
-        f"versions, or they are damaged: compiling; `earmill kernels {folder.parent}` adds them"
+        f"versions, or they are damaged: they are compiled here; fill it again on such a machine"
     )
 
 

@@ -13,17 +13,20 @@ from amtcore.kernels.vector.kernel_cache import check_kernel_cache
 
 #: What is in a file that holds compiled functions: one of these.
 _COMPILED = (b"from numba", b"kernels.vector.jit import")
+KERNELS = Path(__file__).parents[1]
 
 
 @functools.cache
-def sources_digest() -> str:
-    """Hash of every source that holds compiled functions.
+def sources_digest(folder: Path = KERNELS) -> str:
+    """Hash of the sources with compiled functions: of all kernels here, and beside another one.
 
+    Args:
+        folder: Of the kernel's source, which may be another distribution's.
     Raises:
         KernelCacheError: Others can write to the folder from which kernels would be loaded.
     """
     check_kernel_cache()
-    kernels = Path(__file__).parents[1]
-    sources = [path.read_bytes() for path in sorted(kernels.rglob("*.py"))]
+    found = {*KERNELS.rglob("*.py"), *folder.glob("*.py")}
+    sources = [path.read_bytes() for path in sorted(found)]
     compiled = (text for text in sources if any(mark in text for mark in _COMPILED))
     return hashlib.sha256(b"".join(compiled)).hexdigest()

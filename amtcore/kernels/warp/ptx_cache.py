@@ -1,10 +1,10 @@
 """PTX on disk, beside numba's cache of the CPU's kernels, so that it is compiled once a machine.
 
     <folder>/<hash of the kernel's key>.ptx:
-        // earmill ptx <hash of sources and compilers> <sha256 of what follows>
+        // amtcore ptx <hash of sources and compilers> <sha256 of what follows>
         the PTX, which takes the first line for a comment
 
-The folder is `earmill_ptx` in NUMBA_CACHE_DIR if that is set, else `__pycache__` beside this file,
+The folder is `amtcore_ptx` in NUMBA_CACHE_DIR if that is set, else `__pycache__` beside this file,
 else numba's user-wide folder. PTX is code: who can write there is checked as for numba's files. A
 file of other sources or compilers, and one that is damaged, is written anew; where nothing can be
 written every process compiles for itself.
@@ -25,8 +25,8 @@ from amtcore.kernels.vector import whole_files
 from amtcore.kernels.vector.kernel_cache import folder_for, made_private
 from amtcore.kernels.vector.source_digest import sources_digest
 
-_FOLDER = "earmill_ptx"
-_MARK = "// earmill ptx"
+_FOLDER = "amtcore_ptx"
+_MARK = "// amtcore ptx"
 
 
 def cached_ptx(key: str, compile: Callable[[], str]) -> str:

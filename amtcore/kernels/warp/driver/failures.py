@@ -85,8 +85,8 @@ class Driver:
             return device_error(code, doing)
         said = self._text("cuGetErrorString", code) or "no description"
         return BackendError(
-            f"{doing}: the driver says {self.name_of(code)} ({said}); please report it with the "
-            "output of `earmill doctor`"
+            f"{doing}: the driver says {self.name_of(code)} ({said}); please report it with "
+            "the versions of driver and torch"
         )
 
     def name_of(self, code: int) -> str:

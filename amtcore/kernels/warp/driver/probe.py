@@ -67,5 +67,5 @@ def probe(launcher: Launcher) -> None:
     if not torch.equal(out[:-1], x + y) or out[-1] != -1.0:
         raise BackendError(
             f"the {launcher.name} launcher adds wrongly: expected {_SIZE} sums as torch has them; "
-            "please report it with the output of `earmill doctor`"
+            "please report it with the versions of driver and torch"
         )

@@ -16,7 +16,8 @@ from numba.core.typing import signature
 from numba.extending import intrinsic
 
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.warp.interpreter.body import (
+from amtcore.kernels.warp.launching import THREADS
+from amtcore_interpreter.body import (
     BACKWARDS,
     COUNTERS,
     INSTRUCTION,
@@ -29,8 +30,8 @@ from amtcore.kernels.warp.interpreter.body import (
     WAITING,
     WOKEN,
 )
-from amtcore.kernels.warp.interpreter.program import ENDED
-from amtcore.kernels.warp.interpreter.warp_wide import (
+from amtcore_interpreter.program import ENDED
+from amtcore_interpreter.warp_wide import (
     ACTIVE,
     CLAMP,
     LANE,
@@ -49,7 +50,6 @@ from amtcore.kernels.warp.interpreter.warp_wide import (
     VOTE_UNI,
     WHAT,
 )
-from amtcore.kernels.warp.launching import THREADS
 
 #: How a warp's turn ended.
 RUNNING, FINISHED, STOPPED = range(3)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import KernelError, ParameterError
-from amtcore.kernels.warp.interpreter import body
-from amtcore.kernels.warp.interpreter.compiled import Compiled, compile_ptx
-from amtcore.kernels.warp.interpreter.machine import run_warps
-from amtcore.kernels.warp.interpreter.program import zeros
 from amtcore.kernels.warp.launching import THREADS, Kernel, Launcher
+from amtcore_interpreter import body
+from amtcore_interpreter.compiled import Compiled, compile_ptx
+from amtcore_interpreter.machine import run_warps
+from amtcore_interpreter.program import zeros
 
 #: Turns of every warp before Python gets to look at signals, and at how much there is to do.
 _ROUNDS = 500

@@ -6,6 +6,6 @@ each, which `compiled` compiles; `warp_wide` describes what a warp does together
 grid; `launcher` is what the models see.
 """
 
-from amtcore.kernels.warp.interpreter.launcher import InterpretedLauncher, Profile
+from amtcore_interpreter.launcher import InterpretedLauncher, Profile
 
 __all__ = ["InterpretedLauncher", "Profile"]

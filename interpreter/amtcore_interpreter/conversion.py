@@ -7,15 +7,15 @@ source is float64 or the result has 64 bits.
 
 from __future__ import annotations
 
-from amtcore.kernels.warp.interpreter.arithmetic import (
+from amtcore_interpreter.arithmetic import (
     arithmetic_flushes,
     flushed,
     intrinsic,
     is_float,
     kind_of,
 )
-from amtcore.kernels.warp.interpreter.body import Body, Translations, llvm_type
-from amtcore.kernels.warp.interpreter.ptx import Group, Instruction, Operand, Pair, width_of
+from amtcore_interpreter.body import Body, Translations, llvm_type
+from amtcore_interpreter.ptx import Group, Instruction, Operand, Pair, width_of
 
 #: How the instructions of this file are translated, by the first part of their names.
 CONVERSIONS = Translations()

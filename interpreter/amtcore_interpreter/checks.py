@@ -7,7 +7,7 @@ shared or local memory.
 
 from __future__ import annotations
 
-from amtcore.kernels.warp.interpreter.body import (
+from amtcore_interpreter.body import (
     ADDRESS,
     INSTRUCTION,
     LOCAL,
@@ -19,7 +19,7 @@ from amtcore.kernels.warp.interpreter.body import (
     WINDOW_COUNT,
     WINDOWS,
 )
-from amtcore.kernels.warp.interpreter.program import Program
+from amtcore_interpreter.program import Program
 
 
 def checks(program: Program) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from amtcore.errors import KernelError
-from amtcore.kernels.warp.interpreter.ptx import (
+from amtcore_interpreter.ptx import (
     Address,
     Group,
     Instruction,

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from amtcore.errors import KernelError
-from amtcore.kernels.warp.interpreter.program import Piece, Program
-from amtcore.kernels.warp.interpreter.ptx import (
+from amtcore.kernels.warp.launching import THREADS
+from amtcore_interpreter.program import Piece, Program
+from amtcore_interpreter.ptx import (
     Instruction,
     Name,
     Number,
     Operand,
     width_of,
 )
-from amtcore.kernels.warp.launching import THREADS
 
 #: Words of a frame: where a warp's memory lies, which warp it is, why it stopped, whether all
 #: wait, whether the last thread goes first; then one word per thread: the threads that a piece is

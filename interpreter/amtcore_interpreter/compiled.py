@@ -15,10 +15,10 @@ import numpy as np
 from numba.core.compiler_lock import global_compiler_lock
 from numpy.typing import NDArray
 
-from amtcore.kernels.warp.interpreter.parser import parse
-from amtcore.kernels.warp.interpreter.program import Program, cut
-from amtcore.kernels.warp.interpreter.translate import Translation, piece_name, translate
-from amtcore.kernels.warp.interpreter.warp_wide import describe
+from amtcore_interpreter.parser import parse
+from amtcore_interpreter.program import Program, cut
+from amtcore_interpreter.translate import Translation, piece_name, translate
+from amtcore_interpreter.warp_wide import describe
 
 
 @dataclass

@@ -8,8 +8,8 @@ bits or comparisons here flushes by itself. What is not a number has the bits th
 
 from __future__ import annotations
 
-from amtcore.kernels.warp.interpreter.body import Body, Translations, llvm_type
-from amtcore.kernels.warp.interpreter.ptx import Instruction, Number, Operand, width_of
+from amtcore_interpreter.body import Body, Translations, llvm_type
+from amtcore_interpreter.ptx import Instruction, Number, Operand, width_of
 
 #: How the instructions of this file are translated, by the first part of their names.
 ARITHMETIC = Translations()

@@ -8,8 +8,8 @@ access remembers the window that it found last, so that the next check is one co
 
 from __future__ import annotations
 
-from amtcore.kernels.warp.interpreter.arithmetic import is_float
-from amtcore.kernels.warp.interpreter.body import (
+from amtcore_interpreter.arithmetic import is_float
+from amtcore_interpreter.body import (
     LOCAL,
     PARAMETERS,
     SHARED,
@@ -18,7 +18,7 @@ from amtcore.kernels.warp.interpreter.body import (
     Translations,
     llvm_type,
 )
-from amtcore.kernels.warp.interpreter.ptx import (
+from amtcore_interpreter.ptx import (
     Address,
     Group,
     Instruction,

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amtcore.errors import KernelError
-from amtcore.kernels.warp.interpreter.ptx import (
+from amtcore.kernels.warp.launching import THREADS
+from amtcore_interpreter.ptx import (
     Address,
     Group,
     Instruction,
@@ -24,7 +25,6 @@ from amtcore.kernels.warp.interpreter.ptx import (
     Pair,
     Variable,
 )
-from amtcore.kernels.warp.launching import THREADS
 
 #: Instructions of the whole warp: threads meet here.
 WARP_WIDE = {"shfl", "vote", "bar", "barrier", "activemask"}

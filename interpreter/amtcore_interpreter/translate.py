@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from amtcore.errors import KernelError
-from amtcore.kernels.warp.interpreter.arithmetic import ARITHMETIC
-from amtcore.kernels.warp.interpreter.body import (
+from amtcore_interpreter.arithmetic import ARITHMETIC
+from amtcore_interpreter.body import (
     BAD_BRANCH,
     COUNTERS,
     THREADS_AT,
     TRAP,
     Body,
 )
-from amtcore.kernels.warp.interpreter.checks import checks
-from amtcore.kernels.warp.interpreter.conversion import CONVERSIONS
-from amtcore.kernels.warp.interpreter.memory import ACCESSES
-from amtcore.kernels.warp.interpreter.program import JUMPS, Piece, Program, effects
-from amtcore.kernels.warp.interpreter.ptx import Instruction
+from amtcore_interpreter.checks import checks
+from amtcore_interpreter.conversion import CONVERSIONS
+from amtcore_interpreter.memory import ACCESSES
+from amtcore_interpreter.program import JUMPS, Piece, Program, effects
+from amtcore_interpreter.ptx import Instruction
 
 #: How each instruction is translated, by the first part of its name.
 TRANSLATIONS = {**ARITHMETIC, **CONVERSIONS, **ACCESSES}

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amtcore.errors import KernelError
-from amtcore.kernels.warp.interpreter.program import Program
-from amtcore.kernels.warp.interpreter.ptx import Instruction, Name, Number, Operand, Pair
 from amtcore.kernels.warp.launching import THREADS
+from amtcore_interpreter.program import Program
+from amtcore_interpreter.ptx import Instruction, Name, Number, Operand, Pair
 
 #: What a row asks for.
 (
