@@ -242,21 +242,20 @@ class Layout:
         """Remove a file or a folder; fine where it is already gone."""
         self._store.delete(self.path(rel))
 
-    @store_call("written", 1)
     def upload_file(self, local: str | Path, rel: str) -> None:
         """Publish one local file. It may be moved: do not use it afterwards. Durable at once on a
         store, on a local disk after `settle`."""
-        self._store.upload(str(local), self.path(rel))
+        self._upload(local, rel)
 
     def upload_dir(self, local: str | Path, rel: str) -> None:
         """Publish a local folder with everything in it, as `upload_file` does a file: locally in
         one visible step, elsewhere file by file."""
         if self.is_local:
-            self.upload_file(local, rel)
+            self._upload(local, rel)
             return
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             uploads = [
-                pool.submit(self.upload_file, f"{local}/{name}", f"{rel}/{name}")
+                pool.submit(self._upload, f"{local}/{name}", f"{rel}/{name}")
                 for name in files_below(local)
             ]
             try:
@@ -264,6 +263,10 @@ class Layout:
                     upload.result()
             finally:
                 pool.shutdown(cancel_futures=True)
+
+    @store_call("written", 1)
+    def _upload(self, local: str | Path, rel: str) -> None:
+        self._store.upload(str(local), self.path(rel))
 
     @store_call("written", None)
     def settle(self, names: Sequence[str]) -> None:
