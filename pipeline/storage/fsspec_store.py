@@ -54,13 +54,6 @@ GCSFS_KINDS_OF_BUCKET = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
 # A multiple of 256 KiB, as Google asks; S3's limit of 10,000 parts is reached at 160 GiB.
 PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
-# Arguments of `put_file` by protocol. Google's parts are sent one after the other; Azure's client
-# has parts of 4 MiB.
-UPLOADS: Mapping[str, Mapping[str, int]] = {
-    "gs": {"chunksize": PART_BYTES},
-    "abfs": {"max_concurrency": PARTS_AT_ONCE},
-    "s3": {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE},
-}
 # Clients that turn `mode="create"` into a condition that their store checks.
 CREATES = frozenset({"s3", "gs", "abfs"})
 # adlfs also raises FileExistsError for a container that is being deleted; s3fs and gcsfs have no
@@ -221,7 +214,12 @@ class FsspecBackend(Backend):
                 self.fs.rm_file(name)
 
     def upload(self, local: str, path: str) -> None:
-        parts = next((UPLOADS[name] for name in UPLOADS if name in self.protocols), {})
+        by_protocol: dict[str, dict[str, int]] = {
+            "gs": {"chunksize": PART_BYTES},  # sent one after the other
+            "abfs": {"max_concurrency": PARTS_AT_ONCE},  # the client has parts of 4 MiB
+            "s3": {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE},
+        }
+        parts = next((by_protocol[name] for name in by_protocol if name in self.protocols), {})
         self.fs.put_file(local, path, **parts)
 
 
