@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import earmill
-from earmill import api, open_features
+from earmill import open_features
 from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.description import read_dataset
@@ -169,9 +169,13 @@ def test_a_retry_takes_the_files_of_its_rows_as_they_are_now(
     assert changing.values()[first] == before[first]
     assert [entry.why for entry in earmill.log(changing.out)] == ["extract", "update", "retry"]
     assert earmill.diff(changing.out).changed == (first,)
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
     # Killed between plan and work, the same command goes on; rows as they were are tried as well.
-    with monkeypatch.context() as patch:
-        patch.setattr(api, "_run", lambda *_: None)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("earmill.pipeline.operations.run_job.run_job", killed)
         earmill.retry(changing.out, overrides=ALL_BAD)
     assert len(earmill.log(changing.out)) == 3
     again = earmill.retry(changing.out, overrides=ALL_BAD)
