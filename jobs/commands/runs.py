@@ -119,7 +119,7 @@ def extract(
         raise typer.BadParameter("--repair and --update need the output for themselves")
     if repair and update:
         raise typer.BadParameter("--repair and --update are two runs: repair first")
-    # A wrong job file is reported before torch and the rest are imported.
+    # A wrong job file is reported before the rest is imported.
     spec = JobSpec.load(
         job, overrides=options.run_overrides(set_, log_format, metrics, ray_address)
     )

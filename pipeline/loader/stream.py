@@ -456,7 +456,7 @@ class FeatureStream(IterableDataset[Any]):
 
         Worker j % workers reads batch j, and the loader takes batches from its workers in the same
         order, so it hands out the plan in order. With `views`, frames come as views into the cache
-        if they need no arithmetic (`formats.frames`), and arrays stay arrays.
+        if they need no arithmetic (`FrameView`), and arrays stay arrays.
         """
         plan = self.left()
         return self._read(plan, range(worker, plan.n_batches, workers), workers, views=views)

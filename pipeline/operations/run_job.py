@@ -230,7 +230,7 @@ class _Run:
     def check(self, plan: Plan | None) -> None:
         """Check everything that a user can get wrong; nothing is written."""
         spec = self.spec
-        # The cheap checks come first: the models take seconds to import.
+        # The cheap checks come first: the models take seconds to build.
         self.tell("checking source, output and models")
         self.executor = executor_of(spec.run)
         self.executor.check(spec.run)
