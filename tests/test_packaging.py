@@ -80,6 +80,7 @@ def test_a_checkout_without_links_is_refused_at_once(link: str, tmp_path: Path) 
     """Half a package was installed without a word."""
     for name in ("Makefile", "pyproject.toml", "setup.py", "README.md", "LICENSE", *LOCKS):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "interpreter", tmp_path / "interpreter")
     for each in LINKS:
         (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
         if each == link:  # as git writes it where core.symlinks is false

@@ -1,7 +1,7 @@
 """The models of a job: built once to check the job, or described from the user's cache.
 
 Building models imports torch and numba, which takes seconds and half a gigabyte. A driver therefore
-has them built in a process of its own, which ends at once (`built_models`). A model's description
+has them built in a process that ends at once (`built_models`). A model's description
 depends only on its sources, its versions and its entry in the job, so it is cached under these. A
 model whose parameters name code of the user is built every time.
 """
@@ -93,15 +93,29 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
 
 
 def built_models(spec: JobSpec) -> list[BuiltModel]:
-    """Build every model of the job in a process of its own, with the checks of `validate_models`.
+    """Build every model of the job, with the checks of `validate_models`.
+
+    A process without torch has another process do it; one that has torch already saves nothing by
+    that.
 
     Raises:
         SpecError: An entry cannot be built.
-        ChildProcessError: The process ended without an answer.
+        ChildProcessError: The other process ended without an answer.
     """
+    entries = entries_of(spec)
+    answer = _answer(entries) if "torch" in sys.modules else _answer_of_child(entries)
+    if "error" in answer:
+        raise SpecError(answer["error"])
+    models = [BuiltModel(Description.from_dict(one), record) for one, record in answer["models"]]
+    _check_together(spec, [model.description for model in models])
+    return models
+
+
+def _answer_of_child(entries: Sequence[Mapping[str, Any]]) -> Any:
+    code = "import sys; sys.path[:] = sys.argv[1:]"
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = sys.argv[1:]; {_ANSWER}", *sys.path],
-        input=json.dumps(entries_of(spec)),
+        [sys.executable, "-c", f"{code}; from {__name__} import serve; serve()", *sys.path],
+        input=json.dumps(entries),
         stdout=subprocess.PIPE,
         text=True,
         check=False,
@@ -111,31 +125,23 @@ def built_models(spec: JobSpec) -> list[BuiltModel]:
             f"the process that builds the models ended with {done.returncode}; what it wrote to "
             "standard error says why"
         )
-    answer = json.loads(done.stdout)
-    if "error" in answer:
-        raise SpecError(answer["error"])
-    models = [BuiltModel(Description.from_dict(one), record) for one, record in answer["models"]]
-    _check_together(spec, [model.description for model in models])
-    return models
+    return json.loads(done.stdout)
 
 
-_ANSWER = "from earmill.pipeline.spec.models import answer; answer()"
-
-
-def answer() -> None:
-    """Answer `built_models`: entries on standard input, descriptions on standard output."""
+def serve() -> None:
+    """Answer one request: entries on standard input, descriptions on standard output."""
     # What a model prints goes to standard error.
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)
+        json.dump(_answer(json.load(sys.stdin)), out)
+
+
+def _answer(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     try:
-        extractors = _build(json.load(sys.stdin))
+        extractors = _build(entries)
     except SpecError as error:
-        answer: dict[str, Any] = {"error": str(error)}
-    else:
-        made = [(Description.of(one).to_dict(), one.describe()) for one in extractors]
-        answer = {"models": made}
-    with out:
-        json.dump(answer, out)
+        return {"error": str(error)}
+    return {"models": [(Description.of(one).to_dict(), one.describe()) for one in extractors]}
 
 
 def _build(entries: Sequence[Mapping[str, Any]]) -> list[Extractor]:

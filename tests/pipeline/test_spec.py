@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import doctest
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -423,10 +424,14 @@ class TestModels:
         with pytest.raises(SpecError, match=expected):
             validate_models(JobSpec.load(JOB, [override]))
 
-    def test_another_process_describes_and_refuses_them_alike(self) -> None:
+    def test_another_process_describes_and_refuses_them_alike(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         spec = JobSpec.load(JOB, ["extract.0.fs_hz=16000"])
-        (here,), (there,) = validate_models(spec), built_models(spec)
-        assert there.description == Description.of(here)
+        (here,), (same,) = validate_models(spec), built_models(spec)
+        monkeypatch.delitem(sys.modules, "torch")
+        (there,) = built_models(spec)
+        assert there.description == same.description == Description.of(here)
         assert there.record == json.loads(json.dumps(here.describe()))
         with pytest.raises(SpecError) as refused:
             built_models(JobSpec.load(JOB, ["extract.0.params={no_such_parameter: 1}"]))
@@ -436,6 +441,7 @@ class TestModels:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
         layer = "import torch\nclass Same(torch.nn.Identity): ...\n"
         (tmp_path / "loud_module.py").write_text(f"print('hello')\n{layer}")
         (tmp_path / "deadly_module.py").write_text("import os; os._exit(7)")
