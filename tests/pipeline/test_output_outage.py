@@ -113,13 +113,12 @@ def prepare(job: Path) -> None:
     spec = JobSpec.load(job)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     from earmill.pipeline.operations.open_job import open_job
-    from earmill.pipeline.spec.models import validate_models
+    from earmill.pipeline.spec.models import built_models
 
     source = open_source(spec.source)
     plan = make_plan(source, spec)
-    extractors = validate_models(spec)
     open_job(
-        *(spec, layout, plan, extractors, source),
+        *(spec, layout, plan, built_models(spec), source),
         resume=False,
         again=None,
         beside=False,
