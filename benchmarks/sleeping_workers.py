@@ -149,7 +149,7 @@ class Crowd(LocalWorkers):
 class CrowdExecutor:
     """An executor and its session: one machine with all workers."""
 
-    is_private, is_here = True, True
+    is_here = True
 
     def __init__(self, workers: int, sleep_s: float) -> None:
         self._workers, self._sleep_s = workers, sleep_s

@@ -60,7 +60,6 @@ from earmill.pipeline.spec.models import built_models
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
-from earmill.pipeline.worker.models import compiling
 
 EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
 
@@ -327,8 +326,6 @@ class _Run:
         self.tell("starting the workers")
         # A run that replaces commits shares no shards.
         supply = None if self.again is not None else self._supply(stack, job, lease)
-        if executor.is_private and run.device != "cuda":
-            stack.enter_context(compiling(self.spec))
         stack.callback(_clear, job)
         session = stack.enter_context(executor.session(run, self.tell))
         scheduler = scheduler_of(

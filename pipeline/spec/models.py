@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import BINAURAL, EARS
 from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.common.machine import run_python
 from earmill.pipeline.common.user_cache import keep, models_key, read_kept
 from earmill.pipeline.spec.job import JobSpec, check_unique_streams
 from earmill.pipeline.spec.spans import warm_up_s
@@ -81,9 +82,15 @@ def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
 
 def validate_models(spec: JobSpec) -> list[Extractor]:
     """Build every model of the job once; SpecError if an entry cannot be built."""
+    from amtcore.features.build import build_extractor
     from amtcore.features.registry import get_model
 
-    extractors = _build(entries_of(spec))
+    extractors = []
+    for index, arguments in enumerate(entries_of(spec)):
+        try:
+            extractors.append(build_extractor(**arguments))
+        except ValueError as error:
+            raise SpecError(f"extract.{index}: {error}") from error
     described = [Description.of(extractor) for extractor in extractors]
     _check_together(spec, described)
     for key, entry, description in zip(_keys(spec), spec.extract, described, strict=True):
@@ -102,58 +109,30 @@ def built_models(spec: JobSpec) -> list[BuiltModel]:
         SpecError: An entry cannot be built.
         ChildProcessError: The other process ended without an answer.
     """
-    entries = entries_of(spec)
-    answer = _answer(entries) if "torch" in sys.modules else _answer_of_child(entries)
+    if "torch" in sys.modules:
+        answer = _answer(spec)
+    else:
+        code = f"from {__name__} import serve; serve()"
+        answer = json.loads(run_python("builds the models", code, pickle.dumps(spec)))
     if "error" in answer:
         raise SpecError(answer["error"])
-    models = [BuiltModel(Description.from_dict(one), record) for one, record in answer["models"]]
-    _check_together(spec, [model.description for model in models])
-    return models
-
-
-def _answer_of_child(entries: Sequence[Mapping[str, Any]]) -> Any:
-    code = "import sys; sys.path[:] = sys.argv[1:]"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; from {__name__} import serve; serve()", *sys.path],
-        input=json.dumps(entries),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise ChildProcessError(
-            f"the process that builds the models ended with {done.returncode}; what it wrote to "
-            "standard error says why"
-        )
-    return json.loads(done.stdout)
+    return [BuiltModel(Description.from_dict(one), record) for one, record in answer["models"]]
 
 
 def serve() -> None:
-    """Answer one request: entries on standard input, descriptions on standard output."""
+    """Answer `built_models`: a pickled job on standard input, JSON on standard output."""
     # What a model prints goes to standard error.
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
-        json.dump(_answer(json.load(sys.stdin)), out)
+        json.dump(_answer(pickle.load(sys.stdin.buffer)), out)
 
 
-def _answer(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _answer(spec: JobSpec) -> dict[str, Any]:
     try:
-        extractors = _build(entries)
+        extractors = validate_models(spec)
     except SpecError as error:
         return {"error": str(error)}
     return {"models": [(Description.of(one).to_dict(), one.describe()) for one in extractors]}
-
-
-def _build(entries: Sequence[Mapping[str, Any]]) -> list[Extractor]:
-    from amtcore.features.build import build_extractor
-
-    extractors = []
-    for index, entry in enumerate(entries):
-        try:
-            extractors.append(build_extractor(**entry))
-        except ValueError as error:
-            raise SpecError(f"extract.{index}: {error}") from error
-    return extractors
 
 
 def describe_models(spec: JobSpec) -> list[Description]:

@@ -1,6 +1,6 @@
 """A job's models: built and run once, on the GPU where the job wants one; kernels compiled ahead.
 
-Kernels are compiled beside the start of Ray, or into a folder that jobs are given:
+Kernels are compiled into a folder that jobs are given:
 
 python -m earmill.pipeline.worker.models '{"model": "dau1997", ...}'    those of one model
 """
@@ -12,8 +12,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +65,6 @@ def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
         DeviceLost: The GPU failed during warm-up.
     """
     gpu, note = choose_gpu(wanted)
-    # The driver compiles the models' kernels at the same time, see `compiling`.
     exercise_casts()
     if gpu is not None:
         try:
@@ -132,33 +130,6 @@ def exercise_casts() -> None:
     RunningMoments(halves.shape[1]).add(halves)
 
 
-@contextmanager
-def compiling(spec: JobSpec) -> Iterator[None]:
-    """Compile the models' kernels in other processes beside the block.
-
-    A worker that starts in the block finds them on disk, or waits for them. An error is ignored
-    here, because the worker meets and reports it.
-    """
-    with Threads(1, "kernels") as thread:
-        thread.submit(lambda: [_compile(entry, os.environ) for entry in entries_of(spec)])
-        yield
-
-
-def _compile(entry: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """Compile the kernels of a model in a process of its own; return why that failed, or ""."""
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(entry)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if not done.returncode:
-        return ""
-    why = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
-    return f"{entry['model']}: {one_line(why[0])}"
-
-
 def entries_of_all() -> list[dict[str, Any]]:
     """Return `build_extractor`'s arguments for every model of this package, with all streams."""
     from amtcore.features.registry import BUILT_IN, get_model
@@ -192,9 +163,21 @@ def compile_into(
     if cpu is not None:
         environment |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features or ""}
 
+    def run(entry: Mapping[str, Any]) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, json.dumps(entry)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not done.returncode:
+            return ""
+        why = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
+        return f"{entry['model']}: {one_line(why[0])}"
+
     with Threads(cores()) as threads:
-        lines = threads.map(lambda entry: _compile(entry, environment), entries)
-        return [line for line in lines if line]
+        return [line for line in threads.map(run, entries) if line]
 
 
 if __name__ == "__main__":

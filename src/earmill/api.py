@@ -94,7 +94,7 @@ def extract(
     if repair and update:
         raise ValueError("expected repair or update, got both: repair first")
     job = JobSpec.load(_job(spec), _listed(overrides, ray_address))
-    # After the job, so that a wrong job file is reported before torch is imported.
+    # After the job, so that a wrong job file is reported before the rest is imported.
     from earmill.pipeline.operations.retry import damaged
     from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.operations.update import start_update

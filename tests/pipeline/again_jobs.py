@@ -49,7 +49,7 @@ class Killed(BaseException):
 class NoWorkers:
     """An executor of jobs whose shards are run otherwise."""
 
-    is_private = is_here = False
+    is_here = False
 
     def check(self, run: Any) -> None:
         pass

@@ -90,10 +90,6 @@ class Session(Protocol):
 class Executor(Protocol):
     """The kind of processes that the workers of a job run in."""
 
-    @property
-    def is_private(self) -> bool:
-        """True if the workers run on this machine alone, in processes of this run."""
-
     def check(self, run: RunSpec) -> None:
         """Refuse at once an address that nobody listens at, or a GPU that is missing."""
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import TOO_LITTLE, speaks_of_memory
-from earmill.pipeline.common.machine import cores, is_interpreted
+from earmill.pipeline.common.machine import cores, is_interpreted, run_python
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.driver.executors import KEPT_MEMORY
 from earmill.pipeline.driver.placement import Node
@@ -55,8 +55,6 @@ ENDS_WITHIN_S = 5.0
 
 class LocalExecutor:
     """Runs workers as processes of this machine."""
-
-    is_private = True
 
     def check(self, run: RunSpec) -> None:
         if run.device == "cuda":
@@ -241,7 +239,5 @@ def visible_gpus() -> list[str]:
     if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):
         return []
     # Not in this process: torch takes half a gigabyte.
-    count = "import torch; print(torch.cuda.device_count())"
-    done = subprocess.run([sys.executable, "-c", count], stdout=subprocess.PIPE, check=True)
-    found = int(done.stdout)
+    found = int(run_python("counts GPUs", "import torch; print(torch.cuda.device_count())"))
     return named.split(",")[:found] if named else [str(index) for index in range(found)]
