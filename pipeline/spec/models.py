@@ -106,14 +106,16 @@ def built_models(spec: JobSpec) -> list[BuiltModel]:
     that.
 
     Raises:
-        SpecError: An entry cannot be built.
-        ChildProcessError: The other process ended without an answer.
+        SpecError: An entry cannot be built, or building it ended the other process.
     """
     if "torch" in sys.modules:
         answer = _answer(spec)
     else:
         code = f"from {__name__} import serve; serve()"
-        answer = json.loads(run_python("builds the models", code, pickle.dumps(spec)))
+        try:
+            answer = json.loads(run_python("builds the models", code, pickle.dumps(spec)))
+        except ChildProcessError as error:  # no outage of a store, though an OSError
+            raise SpecError(f"extract: {error}") from error
     if "error" in answer:
         raise SpecError(answer["error"])
     return [BuiltModel(Description.from_dict(one), record) for one, record in answer["models"]]

@@ -455,7 +455,7 @@ class TestModels:
 
         (made,) = built_models(spec("loud_module:Same"))
         assert made.record["model"] == "torch_module" and "hello" in capfd.readouterr().err
-        with pytest.raises(ChildProcessError, match="builds the models ended with 7"):
+        with pytest.raises(SpecError, match=r"extract: .* builds the models ended with 7"):
             built_models(spec("deadly_module:Same"))
 
     def test_power_does_not_fit_half_precision(self) -> None:
