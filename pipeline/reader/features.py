@@ -110,6 +110,7 @@ class ProcessHandles:
         self._open: OrderedDict[str, ShardReader] = OrderedDict()
         # Shards from which a row was read; the most recent one is last.
         self._read: OrderedDict[str, None] = OrderedDict()
+        self._closed = False
 
     def file(self, shard: str) -> tuple[str, Promise]:
         """Return the path of the feature file of a shard, and what its commit states."""
@@ -128,6 +129,7 @@ class ProcessHandles:
                 ahead.
         Raises:
             LookupError: With `ahead`, no shard can be closed.
+            ValueError: `close` was called while the shard was being opened.
         """
         rel, promise = self.file(shard)
         with self._changed:
@@ -153,6 +155,10 @@ class ProcessHandles:
                 self.counts.shards_opened += 1
                 while len(self._open) > self._max_open:
                     self._close(next(iter(self._open)))
+                # A thread that reads ahead may open a shard while another thread closes them all.
+                if self._closed:
+                    self._close(shard)
+                    raise ValueError(f"{rel}: the feature set was closed; read the row again")
             return reader
         finally:
             with self._changed:
@@ -177,14 +183,17 @@ class ProcessHandles:
         """Stop reading ahead, close all shards and clear the cache."""
         if self.ahead is not None:
             self.ahead.close()
-        while self._open:
-            self._close(next(iter(self._open)))
+        # No lock is taken: after a fork, another process may hold it for ever.
+        self._closed = True
+        for shard in [*self._open]:
+            self._close(shard)
         self._read.clear()
         self.cache.clear()
 
     def _close(self, shard: str) -> None:
         self._read.pop(shard, None)
-        self._open.pop(shard).close()
+        if (reader := self._open.pop(shard, None)) is not None:
+            reader.close()
 
 
 def can_read_ahead(reader: ShardReader | None) -> bool:
@@ -483,7 +492,7 @@ class Features(FeatureSet):
             layout = Layout.open(self._uri, self._storage_options)
             if self._local_cache is not None and not layout.is_local:
                 layout = replace(layout, cache=LocalCache(*self._local_cache))
-            self._process = ProcessHandles(
+            process = ProcessHandles(
                 self._catalog,
                 self._places,
                 layout,
@@ -492,7 +501,8 @@ class Features(FeatureSet):
                 cache_bytes=self._cache_bytes,
                 max_open=MAX_OPEN_SHARDS,
             )
-            weakref.finalize(self, self._process.close)
+            weakref.finalize(self, process.close)
+            self._process = process
         return self._process
 
     def _url(self) -> str:

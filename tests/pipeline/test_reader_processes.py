@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,6 +55,31 @@ def test_changing_a_row_changes_no_later_read(small: Path, fmt: str) -> None:
     ds = open_features(small, format=fmt)
     ds[4].features["modulation"][:] = -1
     check_row(ds[4], 4)
+
+
+def test_a_shard_that_is_opened_while_the_set_is_closed_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = open_features(write_set(tmp_path, formats=["webdataset"]).layout.root)
+    begun, go_on = threading.Event(), threading.Event()
+    real_open = type(ds._fmt).open
+
+    def slow_open(*arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(DEADLINE_S)
+        return real_open(*arguments)
+
+    monkeypatch.setattr(type(ds._fmt), "open", slow_open)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(ds._here().reader, "00000", ahead=True)
+        assert begun.wait(DEADLINE_S)
+        ds.close()
+        go_on.set()
+        with pytest.raises(ValueError, match="the feature set was closed; read the row again"):
+            reading.result(DEADLINE_S)
+    assert not [file for file in psutil.Process().open_files() if str(tmp_path) in file.path]
+    check_row(ds[1], 1)
+    ds.close()
 
 
 def test_open_files_are_bounded_and_closed(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
