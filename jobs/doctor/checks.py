@@ -68,16 +68,16 @@ def machine_checks() -> Iterator[Check]:
     yield checked("kernel cache", _kernel_cache, names_a_place=True)
 
 
-def _processor_and_load() -> str:
-    # Other programs slow down every speed that is measured below.
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{_processor()}{load}"
-
-
 def machine_line() -> str:
     """Return processor, cores, and the versions that decide speed, for a benchmark's section."""
     python = platform.python_version()
     return f"{_processor()}; Python {python}, torch {_version('torch')}, numba {_version('numba')}"
+
+
+def _processor_and_load() -> str:
+    # Other programs slow down every speed that is measured below.
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{_processor()}{load}"
 
 
 def _processor() -> str:
@@ -87,10 +87,8 @@ def _processor() -> str:
     from earmill.pipeline.common.machine import cores, processor_name
 
     has = binding.get_host_cpu_features()
-    features = [name for name in _FEATURES if has.get(name)]
-    cpu = binding.get_host_cpu_name()
-    vectors = ", ".join(features) or "no vectors"
-    return f"{processor_name()} ({cpu}; {vectors}), {cores()} cores"
+    vectors = ", ".join(name for name in _FEATURES if has.get(name)) or "no vectors"
+    return f"{processor_name()} ({binding.get_host_cpu_name()}; {vectors}), {cores()} cores"
 
 
 def _memory() -> str:
@@ -169,6 +167,13 @@ def _use_storage(uri: str, options: Mapping[str, Any]) -> str:
     from earmill.pipeline.storage.layout import Layout
     from earmill.pipeline.storage.retrying import store_errors
 
+    def expect(step: str, good: bool) -> None:
+        if not good:
+            raise OutputError(
+                f"this store does not {step} a file that was just written; use a local folder, "
+                "s3:// or gs://"
+            )
+
     with store_errors(redact(uri)):
         layout = Layout.open(uri, options)
         layout.check_writable()
@@ -176,18 +181,10 @@ def _use_storage(uri: str, options: Mapping[str, Any]) -> str:
         file, content = f"{folder}/probe", secrets.token_bytes(1024)
         try:
             layout.create_own(file, content)
-            _expect("read back", layout.read_bytes(file) == content)
-            _expect("refuse to overwrite", not layout.put_if_absent(file, b"second"))
-            _expect("list", layout.list(folder) == [file])
+            expect("read back", layout.read_bytes(file) == content)
+            expect("refuse to overwrite", not layout.put_if_absent(file, b"second"))
+            expect("list", layout.list(folder) == [file])
         finally:
             layout.delete(folder)
-        _expect("delete", layout.list(folder) == [])
+        expect("delete", layout.list(folder) == [])
     return "created, read back, not overwritten, listed, deleted"
-
-
-def _expect(step: str, good: bool) -> None:
-    if not good:
-        raise OutputError(
-            f"this store does not {step} a file that was just written; use a local folder, s3:// "
-            "or gs://"
-        )
