@@ -7,6 +7,7 @@ quarantine. The dataset is verified byte by byte, and read back in both formats 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +42,7 @@ output:
 run:
   max_bad_fraction: 0.2             # two of the fifteen files are damaged on purpose
 """
-SHOWN = {"speech": "speech/02.flac", "music": "music/02.flac"}
+SHOWN = ("speech/02.flac", "music/02.flac")
 BATCH_ROWS = 4
 
 
@@ -93,7 +94,7 @@ def _clean_folder(out: Path) -> Path:
 
 def _check(folder: Path, end: JobFinished, files: int) -> None:
     """Verify the dataset, read it back and draw it; raise or exit if something is wrong."""
-    from earmill.jobs.demo_report import Example, draw
+    from earmill.jobs.stream_plots import draw_rows
     from earmill.pipeline.dataset.verify import verify
     from earmill.pipeline.reader.open import open_features
     from earmill.pipeline.storage.layout import Layout
@@ -109,11 +110,7 @@ def _check(folder: Path, end: JobFinished, files: int) -> None:
         f"{fmt} {_batch_shapes(open_features(uri, format=fmt))}" for fmt in ("zarr", "parquet")
     )
     features = open_features(uri)
-    examples = [
-        Example(title, folder / "audio" / row_id, features.by_id(row_id))
-        for title, row_id in SHOWN.items()
-    ]
-    draw(folder / "report.png", examples, features.streams)
+    draw_rows(folder / "report.png", [*map(features.by_id, SHOWN)], features.streams)
     table = _summary(uri, end, batches)
     (folder / "summary.md").write_text(table + "\n")
     out.print(table)
@@ -133,16 +130,13 @@ def _batch_shapes(features: Features) -> str:
 
     from earmill.pipeline.loader.collate import collate_padded
 
-    loader = DataLoader(
-        features.torch(), batch_size=BATCH_ROWS, collate_fn=collate_padded, shuffle=False
-    )
+    loader = DataLoader(features.torch(), batch_size=BATCH_ROWS, collate_fn=collate_padded)
     batch: Any = next(iter(loader))
     return ", ".join(f"{name} {tuple(p.values.shape)}" for name, p in batch.features.items())
 
 
 def _summary(uri: str, end: JobFinished, batches: str) -> str:
     """Return a table of the files, and one of the whole job."""
-    from earmill.jobs.demo_report import markdown_table
     from earmill.pipeline.dataset.snapshot import current_index
     from earmill.pipeline.storage.documents import read_table
     from earmill.pipeline.storage.layout import Layout
@@ -154,14 +148,25 @@ def _summary(uri: str, end: JobFinished, batches: str) -> str:
         if row["status"] == "ok":
             cells = [f"{row['seconds']:.1f}", str(row["modulation_n_frames"]), "ok"]
         rows.append([row["row_id"], *cells])
-    per_file = markdown_table(["file", "seconds", "frames", "status"], rows)
-    whole = markdown_table(
-        ["what", "value"],
-        [
-            ["audio", f"{end.seconds:.0f} s"],
-            ["speed", f"{end.times_real_time:.0f} x real time, decode to commit"],
-            ["rows", f"{end.rows_ok} ok, {end.rows_bad} quarantined"],
-            [f"batch of {BATCH_ROWS}", batches],
-        ],
-    )
-    return f"{per_file}\n\n{whole}"
+    whole = [
+        ["audio", f"{end.seconds:.0f} s"],
+        ["speed", f"{end.times_real_time:.0f} x real time, decode to commit"],
+        ["rows", f"{end.rows_ok} ok, {end.rows_bad} quarantined"],
+        [f"batch of {BATCH_ROWS}", batches],
+    ]
+    files = markdown_table(["file", "seconds", "frames", "status"], rows)
+    return f"{files}\n\n{markdown_table(['what', 'value'], whole)}"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with aligned columns, for terminals too."""
+    from rich.box import MARKDOWN
+    from rich.table import Table
+
+    table = Table(*header, box=MARKDOWN)
+    for row in rows:
+        table.add_row(*row)
+    out = console(width=10_000)
+    with out.capture() as shown:
+        out.print(table)
+    return shown.get().strip(" \n")

@@ -25,7 +25,7 @@ def plot(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Draw every feature stream of one row over time."""
-    from earmill.jobs.stream_plots import draw_row
+    from earmill.jobs.stream_plots import draw_rows
     from earmill.pipeline.common.errors import OutputError, SourceError
     from earmill.pipeline.reader.open import open_features
     from earmill.pipeline.storage.retrying import is_store_error, store_errors
@@ -42,7 +42,7 @@ def plot(
                 raise
             raise SourceError(str(error.args[0])) from error
     try:
-        draw_row(out, shown, features.streams)
+        draw_rows(out, [shown], features.streams)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error}; choose another --out") from error
     say(f"{out}: {shown.row_id}")

@@ -7,7 +7,7 @@ spread evenly over this time. Long pauses are cut out of the time axis and marke
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -48,10 +48,6 @@ GROUPS = {
     "model": (monitoring.MODEL,),
     "write": (monitoring.ENCODE, monitoring.CHECK, monitoring.HASH, monitoring.COMMIT),
     "other": (monitoring.OTHER,),
-}
-GROUP_TEXT = {
-    group: f"{group}: {', '.join(parts)}" if len(parts) > 1 else group
-    for group, parts in GROUPS.items()
 }
 GROUP_OF = {part: group for group, parts in GROUPS.items() for part in parts}
 
@@ -129,9 +125,8 @@ class _Clock:
     @property
     def note(self) -> str:
         """Begin and end of the work, and the number of pauses, in words."""
-        pauses = len(self.begins) - 1
         text = f"From {stamp(float(self.begins[0]))} to {stamp(float(self.ends[-1]))}"
-        if pauses:
+        if pauses := len(self.begins) - 1:
             times = "one pause" if pauses == 1 else f"{pauses:,} pauses"
             text += f", without {times} of more than {seconds_text(LONGEST_PAUSE_S)}"
         return text + "."
@@ -168,14 +163,11 @@ def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
     amounts = np.array([[one.audio_s, one.rows_ok + one.rows_bad] for one in facts])
     rates = clock.spread(facts, amounts) / np.diff(clock.edges)[:, None]
     mean = number_text(float(amounts[:, 0].sum() / clock.length_s))
-    cells = [(number_text(speed), number_text(rows)) for speed, rows in rates.tolist()]
     return _time_plot(
         clock,
         rates[:, :1],
-        ("one",),
-        [(f"{speed} times real time, {rows} rows/s",) for speed, rows in cells],
-        ("times real time", "rows a second"),
-        cells,
+        {"one": "{} times real time, {} rows/s"},
+        {"times real time": rates[:, 0], "rows a second": rates[:, 1]},
         title="Throughput",
         alt=f"Audio seconds processed a second over {seconds_text(clock.length_s)} of work: "
         f"{mean} on average, up to {number_text(float(rates[:, 0].max()) or 1.0)}.",
@@ -190,45 +182,48 @@ def _cpu(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
     indices = [[monitoring.PARTS.index(part) for part in parts] for parts in GROUPS.values()]
     groups = np.stack([cpu_s[:, parts].sum(axis=1) for parts in indices], axis=1)
     cores = clock.spread(facts, groups) / np.diff(clock.edges)[:, None]
-    cells = [tuple(map(number_text, busy)) for busy in cores.tolist()]
     totals = groups.sum(axis=0)
     shares = zip(GROUPS, (totals / (totals.sum() or 1.0)).tolist(), strict=True)
     return _time_plot(
         clock,
         cores,
-        tuple(GROUPS),
-        [[f"{group} {n} cores" for group, n in zip(GROUPS, busy, strict=True)] for busy in cells],
-        [f"{group} (cores)" for group in GROUPS],
-        cells,
+        {group: f"{group} {{{k}}} cores" for k, group in enumerate(GROUPS)},
+        {f"{group} (cores)": busy for group, busy in zip(GROUPS, cores.T, strict=True)},
         title="CPU time of the workers",
         alt=f"Cores busy over {seconds_text(clock.length_s)} of work, by what for: "
         f"{', '.join(f'{group} {percent(share)}' for group, share in shares)}.",
         y_label="cores busy",
-        legend=tuple(GROUP_TEXT.items()),
+        legend=tuple(
+            (group, f"{group}: {', '.join(parts)}" if len(parts) > 1 else group)
+            for group, parts in GROUPS.items()
+        ),
     )
 
 
 def _time_plot(
     clock: _Clock,
     values: Values,
-    kinds: Sequence[str],
-    titles: Sequence[Sequence[str]],
-    columns: Sequence[str],
-    cells: Sequence[tuple[str, ...]],
+    titles: Mapping[str, str],
+    columns: Mapping[str, Values],
     **fields: Any,
 ) -> Plot:
-    """Plot (bin, kind) values over working time, stacked; `columns` and `cells` are the table."""
+    """Plot (bin, kind) values over working time, stacked.
+
+    `titles` has a title of the boxes for each kind; its braces are numbers of the table's columns.
+    """
     top = float(values.sum(axis=1).max()) or 1.0
     spans = list(pairwise(clock.edges.tolist()))
     times = [f"{seconds_text(first)} to {seconds_text(last)}" for first, last in spans]
+    cells = [tuple(map(number_text, bin)) for bin in np.stack([*columns.values()], 1).tolist()]
     boxes = []
-    for k, (first, last) in enumerate(spans):
+    for (first, last), time, numbers, bin in zip(spans, times, cells, values.tolist(), strict=True):
         left, right = 100 * first / clock.length_s, 100 * last / clock.length_s
         base = 0.0
-        for kind, value, title in zip(kinds, values[k].tolist(), titles[k], strict=True):
+        for (kind, title), value in zip(titles.items(), bin, strict=True):
             y, height = 100 * (1 - base / top - value / top), 100 * value / top
             if height:
-                boxes.append(Box(left, y, right - left, height, kind, f"{times[k]}: {title}"))
+                text = f"{time}: {title.format(*numbers)}"
+                boxes.append(Box(left, y, right - left, height, kind, text))
             base += value
     length, unit = in_units(clock.length_s)
     pauses = (clock.begins[1:] - clock.ends[:-1]).tolist()
@@ -260,10 +255,8 @@ def _parts(facts: Sequence[ShardFacts]) -> list[dict[str, Any]]:
     whole, audio_s = sum(sums) or 1.0, sum(one.audio_s for one in facts)
     per_audio = aligned([1000 * seconds / audio_s for seconds in sums]) if audio_s else []
     parts, left = [], 0.0
-    for k, (part, seconds, text) in enumerate(
-        zip(monitoring.PARTS, sums, aligned(sums), strict=False)
-    ):
-        width = 100 * seconds / whole
+    for k, (seconds, text) in enumerate(zip(sums, aligned(sums), strict=True)):
+        part, width = monitoring.PARTS[k], 100 * seconds / whole
         parts.append(
             {
                 "part": part,

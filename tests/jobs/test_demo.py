@@ -10,9 +10,8 @@ import soundfile
 
 from earmill.jobs import demo_audio
 from earmill.jobs.cli import run
-from earmill.jobs.commands.demo import NAME
+from earmill.jobs.commands.demo import NAME, markdown_table
 from earmill.jobs.demo_audio import CLIPS, DAMAGED, RMS, _filtered, music, speech, write_corpus
-from earmill.jobs.demo_report import markdown_table
 from earmill.pipeline.dataset.description import DatasetFile
 
 SPEC = {"extract": [], "output": {"formats": ["zarr"], "dtype": "float16"}}
