@@ -102,7 +102,7 @@ class Player:
 
     def _beginning(
         self, stream: BinaryIO, item: Item, channel: int, *, is_noisy: bool
-    ) -> tuple[NDArray[np.float32], float]:
+    ) -> tuple[NDArray[np.float32], int]:
         """Decode (time, ear) and its rate."""
         from earmill.pipeline.audio.channels import clips_of_channels
         from earmill.pipeline.audio.decode import BlockReader
