@@ -68,7 +68,6 @@ def draw_rows(path: Path, rows: Sequence[Row], streams: Mapping[str, StreamInfo]
 
 
 def _title(row: Row, streams: Mapping[str, StreamInfo]) -> str:
-    """Return the row id, and the values of whole clips."""
     lines = [visible(row.row_id)]
     for name, info in streams.items():
         if info.frame_rate_hz == 0:
@@ -116,7 +115,6 @@ def _draw_streams(panel: Axes, row: Row, infos: Sequence[StreamInfo]) -> None:
 
 
 def _times_s(row: Row, info: StreamInfo, frames: int) -> NDArray[np.float64]:
-    """Return the middle of each frame."""
     first = row.first_frame[info.name] + 0.5
     return np.arange(first, first + frames) / info.frame_rate_hz
 

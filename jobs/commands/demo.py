@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from earmill.jobs.commands.options import Quiet
+from earmill.jobs.console.progress import reported_run
 from earmill.jobs.console.terminal import check_local, console, teller
+from earmill.pipeline.common.errors import OutputError
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.events import JobFinished
@@ -53,7 +55,6 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Generate two minutes of audio and run the whole job on it."""
-    from earmill.jobs.console.progress import reported_run
     from earmill.jobs.demo_audio import write_corpus
     from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.spec.job import JobSpec
@@ -74,7 +75,6 @@ def demo(
 
 def _clean_folder(out: Path) -> Path:
     """Return the folder after deleting the features of an earlier demo; other files stay."""
-    from earmill.pipeline.common.errors import OutputError
     from earmill.pipeline.dataset.description import read_dataset
     from earmill.pipeline.storage.layout import Layout
 
@@ -125,7 +125,6 @@ def _check(folder: Path, end: JobFinished, files: int) -> None:
 
 
 def _batch_shapes(features: Features) -> str:
-    """Return the shapes of one padded batch from a DataLoader."""
     from torch.utils.data import DataLoader
 
     from earmill.pipeline.loader.collate import collate_padded
@@ -136,7 +135,6 @@ def _batch_shapes(features: Features) -> str:
 
 
 def _summary(uri: str, end: JobFinished, batches: str) -> str:
-    """Return a table of the files, and one of the whole job."""
     from earmill.pipeline.dataset.snapshot import current_index
     from earmill.pipeline.storage.documents import read_table
     from earmill.pipeline.storage.layout import Layout

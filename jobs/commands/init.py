@@ -395,6 +395,5 @@ def _note(place: str) -> str:
 
 
 def _scalar(text: str) -> str:
-    """Return a text as a YAML scalar on one line."""
     dumped: str = yaml.safe_dump(text, allow_unicode=True, width=10**9, default_flow_style=True)
     return dumped.removesuffix("\n").removesuffix("\n...")

@@ -13,7 +13,7 @@ import typer
 
 from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import console, print_facts, say, say_json, teller
-from earmill.pipeline.common.text import one_line
+from earmill.pipeline.common.text import audio, bytes_text, one_line
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.verify import Report
@@ -43,7 +43,6 @@ def inspect(
 
 
 def _contents(layout: Layout) -> dict[str, Any]:
-    """Return everything that `inspect` shows, as plain values."""
     from earmill.pipeline.dataset.commit_record import bad_rows, commits
     from earmill.pipeline.dataset.description import require_dataset
     from earmill.pipeline.dataset.snapshot import current_index
@@ -103,7 +102,6 @@ def _print_quarantined(rows: list[dict[str, Any]]) -> None:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from earmill.pipeline.common.text import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
     facts = [("models", ", ".join(result["models"]))]
@@ -187,8 +185,6 @@ def verify(
 
 
 def _print_report(uri: str, report: Report, removed: list[str]) -> None:
-    from earmill.pipeline.common.text import audio, bytes_text
-
     out = console(soft_wrap=True)
     for problem in report.problems:
         out.print(f"problem: {problem}", style="red")

@@ -73,7 +73,6 @@ def _table(model: Mapping[str, Any]) -> Table:
 
 
 def _meaning(parameter: Mapping[str, Any]) -> str:
-    """Return default, type and meaning of a parameter in one line."""
     default = json.dumps(parameter["default"]) if "default" in parameter else "required"
     return f"{default} ({parameter['type']}): {parameter['doc']}".removesuffix(": ")
 

@@ -14,6 +14,7 @@ import typer
 from earmill.jobs.commands import options
 from earmill.jobs.console.process import OutputLost
 from earmill.jobs.console.terminal import say, say_json
+from earmill.pipeline.common.text import audio, bytes_text
 
 if TYPE_CHECKING:
     from earmill.pipeline.hub.push import Progress
@@ -55,7 +56,6 @@ def push(
     The token comes from HF_TOKEN or `hf auth login`. After an interruption run the command again:
     files that the hub has are not sent again.
     """
-    from earmill.pipeline.common.text import audio, bytes_text
     from earmill.pipeline.hub.push import contents_of
 
     with options.open_output(uri, storage_options) as layout:
@@ -119,8 +119,6 @@ def _teller(as_json: bool) -> Callable[[Progress], None]:
 
     The upload goes on if standard output is lost.
     """
-    from earmill.pipeline.common.text import bytes_text
-
     printed_s = 0.0
 
     def tell(progress: Progress) -> None:

@@ -10,7 +10,10 @@ import typer
 
 from earmill.jobs.commands import options
 from earmill.jobs.console.estimate import print_estimate
+from earmill.jobs.console.progress import reported_run
 from earmill.jobs.console.terminal import console, say_json, teller
+from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.storage.backend import is_local
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
@@ -124,7 +127,6 @@ def extract(
         job, overrides=options.run_overrides(set_, log_format, metrics, ray_address)
     )
     _check_submitted(spec)
-    from earmill.jobs.console.progress import reported_run
     from earmill.pipeline.operations.retry import damaged
     from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.operations.update import start_update
@@ -150,9 +152,6 @@ def _check_submitted(spec: JobSpec) -> None:
     Ray runs such a job in a copy of the submitted folder and deletes the copy afterwards, features
     included.
     """
-    from earmill.pipeline.common.errors import SpecError
-    from earmill.pipeline.storage.backend import is_local
-
     uri = spec.output.uri
     if SUBMITTED in os.environ and is_local(uri) and not os.path.isabs(uri):
         raise SpecError(
@@ -184,7 +183,6 @@ def add_features(
 
     Run it again after an update to compute the new rows. `extract` has the same exit codes.
     """
-    from earmill.jobs.console.progress import reported_run
     from earmill.pipeline.operations.add_features import add_features as add
 
     log_lines = log_format or "text"
@@ -238,7 +236,6 @@ def retry(
         raise typer.BadParameter(
             "--where is gone: use --error CLASS, --stage STAGE and --uri GLOB, each repeatable"
         )
-    from earmill.jobs.console.progress import reported_run
     from earmill.pipeline.operations.retry import RowFilter, find_retry
     from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.operations.update import start_retry

@@ -17,8 +17,11 @@ import typer
 
 from earmill.jobs.commands import options
 from earmill.jobs.console import process
+from earmill.jobs.console.job_texts import progress_line, progress_remarks
 from earmill.jobs.console.terminal import console, say, say_json
 from earmill.pipeline.common.errors import EarmillError
+from earmill.pipeline.common.retries import patient
+from earmill.pipeline.storage.retrying import store_errors
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress, JobWatch
@@ -56,7 +59,6 @@ def watch(
 
     Exit codes: 0 finished, or any state with --once; 2 no job there.
     """
-    from earmill.pipeline.common.retries import patient
     from earmill.pipeline.dataset.watch import JobWatch
     from earmill.pipeline.storage.layout import Layout
 
@@ -117,7 +119,6 @@ def _looks(
 ) -> Iterator[tuple[JobProgress, str]]:
     """Yield the progress at every look, and why a look failed, where watching `goes_on` then."""
     from earmill.pipeline.dataset.watch import wait_for_job
-    from earmill.pipeline.storage.retrying import store_errors
 
     with store_errors(layout.url()):
         progress = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
@@ -149,8 +150,6 @@ class _Lines:
         self._shown_s = 0.0
 
     def __call__(self, progress: JobProgress, last: bool) -> None:
-        from earmill.jobs.console.job_texts import progress_line, progress_remarks
-
         if self._as_json:
             values = {"event": "watch", **asdict(progress)}
             values["audio_hours_per_s"] = progress.audio_hours_per_s
@@ -182,8 +181,6 @@ class _Bar(_Lines):
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
-
-        from earmill.jobs.console.job_texts import progress_line, progress_remarks
 
         shown = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=1.0, completed=progress.share_done, width=BAR_WIDTH)

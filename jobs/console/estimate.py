@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from earmill.jobs.console.terminal import print_facts
+from earmill.pipeline.common.text import audio, bytes_text, duration, quantity
 
 
 def rounded_up(seconds: float) -> str:
@@ -21,7 +22,6 @@ def rounded_up(seconds: float) -> str:
 
 def print_estimate(result: dict[str, Any]) -> None:
     """Print `JobCost.to_dict()` as a table."""
-    from earmill.pipeline.common.text import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
     bytes_out = ", ".join(f"{bytes_text(n)} {fmt}" for fmt, n in result["bytes_out"].items())
@@ -53,8 +53,6 @@ def print_estimate(result: dict[str, Any]) -> None:
 
 
 def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
-    """Return the rows of the table that describe a sample."""
-    from earmill.pipeline.common.text import bytes_text, duration, quantity
 
     def text(name: str, unit: Callable[[float], str]) -> str:
         low, expected, high = (unit(sample[name][end]) for end in ("low", "expected", "high"))

@@ -22,7 +22,6 @@ LOG_WARNINGS = (
 
 
 def totals(tally: RunTotals) -> str:
-    """Return the totals in one line."""
     done_audio = audio(tally.audio_s)
     if tally.left_audio_s > 0:
         done_audio += f" of about {audio(tally.audio_s + tally.left_audio_s)}"
@@ -105,7 +104,6 @@ def text_of(event: events.Event) -> str:
 
 
 def level_of(event: events.Event) -> str:
-    """Return `info`, `warning` or `error`."""
     failed = isinstance(event, events.JobFinished) and event.exit_code
     if failed or event.kind == "shard_failed":
         return ERROR
@@ -122,7 +120,6 @@ def cost(event: events.Event) -> str | None:
 
 
 def progress_line(progress: JobProgress) -> str:
-    """Return the progress of a job in one line."""
     reasons = ", ".join(f"{name} {count:,}" for name, count in progress.bad_by_class.items())
     parts = [
         f"{100 * progress.share_done:.1f} %",

@@ -97,8 +97,6 @@ def interruption() -> str:
 
 
 class OutputLost(Exception):
-    """Standard output cannot be written."""
-
     def __init__(self, error: Exception) -> None:
         is_closed = isinstance(error, OSError) and error.errno == errno.EBADF
         cause = "it is closed" if is_closed else getattr(error, "strerror", None) or error

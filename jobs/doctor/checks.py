@@ -16,11 +16,10 @@ from typing import Any
 from earmill.pipeline.common.errors import EarmillError, OutputError, RunStopped
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.common.text import named_line, one_line
+from earmill.pipeline.storage.retrying import store_errors
 
 
 class State(StrEnum):
-    """Result of a check."""
-
     OK = "ok"
     #: Missing, and not asked for.
     NO = "no"
@@ -61,7 +60,6 @@ _PACKAGES = (
 
 
 def machine_checks() -> Iterator[Check]:
-    """Yield facts about the machine."""
     yield checked("processor", _processor_and_load)
     yield checked("memory", _memory)
     yield checked("versions", _versions)
@@ -165,7 +163,6 @@ def storage_check(uri: str, options: Mapping[str, Any]) -> Check:
 
 def _use_storage(uri: str, options: Mapping[str, Any]) -> str:
     from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.retrying import store_errors
 
     def expect(step: str, good: bool) -> None:
         if not good:

@@ -85,7 +85,6 @@ def _against_plain_loops(shape: tuple[int, ...], build: Callable[..., Any]) -> s
 
 
 def _outputs(result: Any) -> list[Tensor]:
-    """Return all tensors of a model's output."""
     from torch import Tensor
 
     if isinstance(result, Tensor):
@@ -292,7 +291,6 @@ def markdown(command: str, checks: Sequence[Check], speeds: Sequence[Speed]) -> 
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -92,7 +92,6 @@ def row_facts(stored: Stored) -> pa.Table:
 
 
 def _spread_over(items: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` items at even distances."""
     if len(items) <= most:
         return list(items)
     return [items[int(k)] for k in np.linspace(0, len(items) - 1, most).round()]
@@ -237,7 +236,6 @@ def rows_of(
 
 
 def _file(facts: Mapping[str, Any]) -> str:
-    """Return the format of a row's file."""
     rate = facts["rate_hz"] and rate_text(facts["rate_hz"])
     channels = facts["channels"] and f"{facts['channels']} ch"
     return ", ".join(part for part in (facts["codec"], rate, channels) if part)

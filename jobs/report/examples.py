@@ -130,7 +130,6 @@ class Player:
                 return np.concatenate(blocks, axis=1)[:, :wanted].T, reader.rate_hz
 
     def _level(self, samples: NDArray[np.float32]) -> str:
-        """Return the level by the job's calibration."""
         rms = float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))
         calibration = self._spec.audio.calibration.to_dict()
         if rms == 0:
@@ -240,7 +239,6 @@ class _Sounds:
                 self._why = f"the source cannot be opened: {error}"
 
     def of(self, row: Mapping[str, Any], facts: Mapping[str, Any]) -> Sound:
-        """Return the sound of a row of the table."""
         if self._player is None:
             return Sound(why=self._why)
         wanted = row["plan_row_id"]

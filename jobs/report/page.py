@@ -150,5 +150,4 @@ def _shown(value: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def _part(name: str) -> str:
-    """Read a template, style or script of this package."""
     return (files("earmill.jobs.report") / "templates" / name).read_text("utf-8")

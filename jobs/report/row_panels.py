@@ -122,7 +122,6 @@ def _slowest(values: Values, info: StreamInfo, seconds: float) -> Plot:
 
 
 def _image(values: Values, info: StreamInfo, seconds: float, unit: str) -> Plot:
-    """Plot (time, column) as a picture over time."""
     low, high = float(values.min()), float(values.max())
     means, columns = values.mean(axis=0), values.shape[1]
     if len(info.fc_hz) == columns:

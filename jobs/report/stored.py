@@ -36,7 +36,6 @@ class StoredShard:
 
     @classmethod
     def of(cls, layout: Layout, record: CommitRecord) -> StoredShard:
-        """Return the shard of a record."""
         facts = None
         with suppress(KeyError, TypeError, ValueError, AttributeError):
             facts = shard_facts(layout, record)
@@ -63,7 +62,6 @@ class Stored:
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, Any]) -> Stored:
-        """Read index and commit records."""
         from earmill.pipeline.reader.open import open_features
 
         layout = Layout.open(uri, storage_options)
@@ -103,10 +101,8 @@ class Stored:
 
     @property
     def facts(self) -> list[ShardFacts]:
-        """Facts of the shards whose records hold them."""
         return [shard.facts for shard in self.shards.values() if shard.facts is not None]
 
     @property
     def rows_bad(self) -> int:
-        """Number of quarantined rows."""
         return sum(shard.rows_bad for shard in self.shards.values())

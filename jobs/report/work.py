@@ -77,7 +77,6 @@ def mean_speed(facts: Sequence[ShardFacts]) -> float:
 
 
 def stamp(seconds: float) -> str:
-    """Return a time in UTC."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, OSError, ValueError):
@@ -118,7 +117,6 @@ class _Clock:
 
     @property
     def edges(self) -> Values:
-        """Edges of the bins; the last one may be narrower."""
         inner = np.arange(0.0, self.length_s * (1 - 1e-9), self.width_s)
         return np.append(inner, self.length_s)
 
@@ -132,7 +130,6 @@ class _Clock:
         return text + "."
 
     def place(self, moment: Values) -> Values:
-        """Return the places of times on the axis."""
         period = np.clip(np.searchsorted(self.begins, moment, "right") - 1, 0, None)
         along = np.clip(moment - self.begins[period], 0, (self.ends - self.begins)[period])
         return self.places[period] + along
@@ -159,7 +156,6 @@ def _took(one: ShardFacts) -> float:
 
 
 def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
-    """Plot seconds of audio per second in each bin."""
     amounts = np.array([[one.audio_s, one.rows_ok + one.rows_bad] for one in facts])
     rates = clock.spread(facts, amounts) / np.diff(clock.edges)[:, None]
     mean = number_text(float(amounts[:, 0].sum() / clock.length_s))
@@ -177,7 +173,6 @@ def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
 
 
 def _cpu(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
-    """Plot the busy cores in each bin by group."""
     cpu_s = np.array([one.cpu_s for one in facts])
     indices = [[monitoring.PARTS.index(part) for part in parts] for parts in GROUPS.values()]
     groups = np.stack([cpu_s[:, parts].sum(axis=1) for parts in indices], axis=1)

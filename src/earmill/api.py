@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from earmill.jobs.console.progress import logged, logged_text, make_reporter, notebook_reporter
 from earmill.pipeline.common.errors import EarmillError, SpecError
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.retrying import store_errors
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.garbage import Collected
@@ -142,7 +144,6 @@ def plan(
         raise ValueError(f"expected sample above 0 with a seed, else 0 or more, got {sample}")
     if not sample:
         return job_cost(job, measure=measure)
-    from earmill.jobs.console.progress import logged_text
     from earmill.pipeline.operations.sample import sample as process
 
     sampler = partial(process, spec=job, rows=sample, seed=seed, on_begin=logged_text())
@@ -192,7 +193,6 @@ def verify_deep(
         OutputError: There is no closed dataset.
         SourceError, SourceOutage: The source cannot be read.
     """
-    from earmill.jobs.console.progress import logged_text
     from earmill.pipeline.operations.deep_verify import verify_deep as check
     from earmill.pipeline.operations.retry import stored_job
 
@@ -365,7 +365,6 @@ def compact(
         OutputError: There is no finished dataset.
         LockedError: A driver works on the output.
     """
-    from earmill.jobs.console.progress import logged_text
     from earmill.pipeline.dataset.revision import compact as merge
 
     with _opened_layout(uri, storage_options) as layout:
@@ -483,7 +482,6 @@ def report(
         ValueError: A number is out of its range.
         SpecError: `job` is not valid.
     """
-    from earmill.jobs.console.progress import logged_text
     from earmill.jobs.report.build import Options, write_report
 
     options = Options(rows, examples, row_ids, seconds, audio)
@@ -501,7 +499,6 @@ def report(
 def _opened_layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Iterator[Layout]:
     """Open an output; errors of its store become errors of earmill."""
     from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.retrying import store_errors
 
     layout = Layout.open(os.fspath(uri), storage_options or {})
     with store_errors(layout.url()):
@@ -541,7 +538,6 @@ def _checked(end: JobFinished, check: bool) -> JobFinished:
 @contextmanager
 def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
     """Yield the function that receives the events of a run, and logs them."""
-    from earmill.jobs.console.progress import logged, make_reporter, notebook_reporter
     from earmill.pipeline.driver import events
 
     if callable(progress):
