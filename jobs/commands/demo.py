@@ -94,7 +94,7 @@ def _clean_folder(out: Path) -> Path:
 
 def _check(folder: Path, end: JobFinished, files: int) -> None:
     """Verify the dataset, read it back and draw it; raise or exit if something is wrong."""
-    from earmill.jobs.stream_plots import draw_rows
+    from earmill.jobs.report.row_picture import draw_rows
     from earmill.pipeline.dataset.verify import verify
     from earmill.pipeline.reader.open import open_features
     from earmill.pipeline.storage.layout import Layout

@@ -28,7 +28,7 @@ def plot(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Draw every feature stream of one row over time."""
-    from earmill.jobs.stream_plots import draw_rows
+    from earmill.jobs.report.row_picture import draw_rows
     from earmill.pipeline.reader.open import open_features
 
     check_local(out)
@@ -43,7 +43,7 @@ def plot(
                 raise
             raise SourceError(str(error.args[0])) from error
     try:
-        draw_rows(out, [shown], features.streams)
+        draw_rows(out, [shown], features.streams, start, stop)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error}; choose another --out") from error
     say(f"{out}: {shown.row_id}")

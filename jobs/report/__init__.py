@@ -2,6 +2,7 @@
 
     stored, corpus, work, examples    facts as plain values
     plots, row_panels                 figures as plain values
+    row_picture                       the same figures as a PNG, for `earmill plot`
     page, server                      HTML, and the server of the live page
     build, live                       the two pages
 

@@ -34,7 +34,6 @@ from earmill.jobs.report.plots import (
     signed,
     ticks,
 )
-from earmill.jobs.stream_plots import decibels
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[
         else:
             values, unit = _values(row, info), info.unit
             if name == "envelope":
-                values, unit = decibels(values), "dB re maximum"
+                values, unit = _decibels(values), "dB re maximum"
                 values = np.maximum(values - float(values.max()), -ENVELOPE_RANGE_DB)
             spectrograms.append(_image(values, info, seconds, unit))
     plots = [_traces(row, infos, seconds) for infos in traces.values()]
@@ -109,6 +108,12 @@ def _title(info: StreamInfo, what: str) -> str:
 
 def _seconds_ticks(seconds: float) -> tuple[Tick, ...]:
     return ticks(nice_steps(0, seconds, 5), 0, seconds)
+
+
+def _decibels(values: Values) -> Values:
+    """Return the level of a magnitude, at least -180 dB."""
+    level: Values = 20 * np.log10(np.maximum(np.abs(values), 1e-9))
+    return level
 
 
 def _slowest(values: Values, info: StreamInfo, seconds: float) -> Plot:
@@ -196,7 +201,7 @@ def _modulation_rms(values: Values, info: StreamInfo) -> tuple[list[float], Valu
 def _modulation(values: Values, info: StreamInfo) -> Plot:
     """Plot the RMS over time of each modulation filter of each channel, in dB."""
     rates, rms = _modulation_rms(values, info)
-    levels_db = decibels(rms)
+    levels_db = _decibels(rms)
     levels_db -= np.nanmax(levels_db)
     low_db = max(-MODULATION_RANGE_DB, float(np.floor(np.nanmin(levels_db))))
     names, filters = [hertz_text(fc) for fc in info.fc_hz], [hertz_text(rate) for rate in rates]
