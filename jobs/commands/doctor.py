@@ -12,7 +12,6 @@ from earmill.jobs.console.terminal import console, say_json
 
 if TYPE_CHECKING:
     from earmill.jobs.doctor.checks import Check
-    from earmill.jobs.doctor.models import Speed
 
 
 def doctor(
@@ -28,24 +27,14 @@ def doctor(
     as_json: options.AsJson = False,
     storage_options: options.StorageOptions = None,
 ) -> None:
-    """Check this machine: kernels, GPU, Ray, storage, speed. Exit code 1 if a check fails.
-
-    The output ends with a block of Markdown for benchmarks/RESULTS.md.
-    """
+    """Check this machine: kernels, GPU, Ray, storage, speed. Exit code 1 if a check fails."""
     from rich.text import Text
 
     from earmill.jobs.doctor.checks import State, machine_checks, ray_check, storage_check
-    from earmill.jobs.doctor.models import (
-        gpu_answers,
-        gpu_checks,
-        kernel_checks,
-        markdown,
-        speed_checks,
-    )
+    from earmill.jobs.doctor.models import gpu_answers, gpu_checks, kernel_checks, speed_checks
 
     store_options = options.parse_storage_options(storage_options)
     checks: list[Check] = []
-    speeds: list[Speed] = []
 
     def all_checks() -> Iterator[Check]:
         yield from machine_checks()
@@ -54,7 +43,7 @@ def doctor(
             yield from gpu_checks(wanted=device == "cuda")
         yield ray_check()
         if not quick:
-            yield from speed_checks(speeds, gpu=gpu_answers(checks))
+            yield from speed_checks(gpu=gpu_answers(checks))
         if uri is not None:
             yield storage_check(uri, store_options)
 
@@ -66,12 +55,9 @@ def doctor(
             state = (f"{check.state:<7}", colors[check.state])
             out.print(Text.assemble(state, f"{check.what}: {check.text}"))
     failed = sum(check.state is State.FAILED for check in checks)
-    flags = ([f"--device {device}"] if device != "auto" else []) + ["--quick"] * quick
-    block = markdown(" ".join(["earmill doctor", *flags]), checks, speeds)
     if as_json:
-        say_json({"ok": not failed, "checks": [vars(c) for c in checks], "markdown": block})
+        say_json({"ok": not failed, "checks": [vars(c) for c in checks]})
     else:
         verdict = f"{failed} of {len(checks)} checks failed" if failed else "all that is here works"
         out.print(verdict, style="bold red" if failed else "bold green")
-        out.print(f"\n{block}")
     raise typer.Exit(1 if failed else 0)

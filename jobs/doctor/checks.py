@@ -28,27 +28,23 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, its result and a text.
-
-    `names_a_place` marks a text with folders of this machine, which nobody else should see.
-    """
+    """One check: its name, its result and a text."""
 
     what: str
     state: State
     text: str
-    names_a_place: bool = False
 
 
-def checked(what: str, look: Callable[[], str], *, names_a_place: bool = False) -> Check:
+def checked(what: str, look: Callable[[], str]) -> Check:
     """Run a check; an exception becomes a failed check, so that the next check follows."""
     from amtcore.errors import AmtError
 
     try:
-        return Check(what, State.OK, look(), names_a_place)
+        return Check(what, State.OK, look())
     except (EarmillError, AmtError) as error:
-        return Check(what, State.FAILED, one_line(error), names_a_place)
+        return Check(what, State.FAILED, one_line(error))
     except Exception as error:
-        return Check(what, State.FAILED, named_line(error, where=True), names_a_place)
+        return Check(what, State.FAILED, named_line(error, where=True))
 
 
 #: Features that make the kernels' vectors fast, on x86 and Arm.
@@ -63,22 +59,16 @@ def machine_checks() -> Iterator[Check]:
     yield checked("processor", _processor_and_load)
     yield checked("memory", _memory)
     yield checked("versions", _versions)
-    yield checked("kernel cache", _kernel_cache, names_a_place=True)
-
-
-def machine_line() -> str:
-    """Return processor, cores, and the versions that decide speed, for a benchmark's section."""
-    python = platform.python_version()
-    return f"{_processor()}; Python {python}, torch {_version('torch')}, numba {_version('numba')}"
+    yield checked("kernel cache", _kernel_cache)
 
 
 def _processor_and_load() -> str:
     # Other programs slow down every speed that is measured below.
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{_processor()}{load}"
+    return f"{processor()}{load}"
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor with its vectors: a cloud's name may stand for several generations."""
     from llvmlite import binding
 
@@ -158,7 +148,7 @@ def _run_task() -> str:
 
 def storage_check(uri: str, options: Mapping[str, Any]) -> Check:
     """Create, read back, create again, list and delete a small file below a URI."""
-    return checked(f"storage {redact(uri)}", lambda: _use_storage(uri, options), names_a_place=True)
+    return checked(f"storage {redact(uri)}", lambda: _use_storage(uri, options))
 
 
 def _use_storage(uri: str, options: Mapping[str, Any]) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earmill.jobs.doctor.checks import Check, State, checked, machine_line
+from earmill.jobs.doctor.checks import Check, State, checked
 from earmill.pipeline.common.errors import EarmillError
-from earmill.pipeline.common.machine import processor_name
 from earmill.pipeline.common.text import named_line
 
 if TYPE_CHECKING:
@@ -199,22 +197,11 @@ CLIP_S = 4.0
 _REPEATS = 2
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Speed of a model in seconds of audio per second."""
+def speed_checks(*, gpu: bool) -> Iterator[Check]:
+    """Measure seconds of audio per second of each model, on all cores and on the GPU.
 
-    model: str
-    cpu: float  # on all cores
-    gpu: float | None = None  # with samples and features copied; None without a GPU
-    clips: int = 0  # of a launch on the GPU
-
-    def __str__(self) -> str:
-        on_gpu = f", {self.gpu:,.0f} on the GPU ({self.clips} clips)" if self.gpu else ""
-        return f"{self.cpu:,.0f} x real time on the CPU{on_gpu}"
-
-
-def speed_checks(speeds: list[Speed], *, gpu: bool) -> Iterator[Check]:
-    """Measure each model and append its speed to `speeds`."""
+    Samples and features are copied to and from the GPU.
+    """
     from amtcore.features.build import build_extractor
     from amtcore.features.registry import BUILT_IN
     from earmill.pipeline.planning.speeds import seconds_of_a_second, warm_up
@@ -222,11 +209,11 @@ def speed_checks(speeds: list[Speed], *, gpu: bool) -> Iterator[Check]:
     def measure(name: str) -> str:
         extractor = build_extractor(name)
         warm_up([extractor])
-        speed = Speed(name, 1.0 / seconds_of_a_second([extractor])[0])
+        text = f"{1.0 / seconds_of_a_second([extractor])[0]:,.0f} x real time on the CPU"
         if gpu and (there := build_extractor(name, backend="cuda")).backend.name != "cpu":
-            speed = Speed(name, speed.cpu, *gpu_rate(there))
-        speeds.append(speed)
-        return str(speed)
+            rate, clips = gpu_rate(there)
+            text += f", {rate:,.0f} on the GPU ({clips} clips)"
+        return text
 
     for name in BUILT_IN:
         yield checked(f"speed of {name}", partial(measure, name))
@@ -266,31 +253,3 @@ def best_of(run: Callable[[], object], repeats: int) -> float:
     """Return the seconds of the fastest run, after a run that loads the kernels."""
     run()
     return min(timeit.repeat(run, number=1, repeat=repeats))
-
-
-def markdown(command: str, checks: Sequence[Check], speeds: Sequence[Speed]) -> str:
-    """Return heading, machine, checks, and speeds if they were measured, as Markdown."""
-    measured = {f"speed of {speed.model}" for speed in speeds}
-    shown = [c for c in checks if not c.names_a_place and c.what not in measured]
-    gpu = next((c.text for c in shown if c.what == "GPU" and c.state is State.OK), None)
-    parts = [
-        f"## Doctor: {(gpu or processor_name()).partition(',')[0]}",
-        f"`{command}` on {machine_line()}",
-        table(("check", "", "found"), [(c.what, c.state, c.text) for c in shown]),
-    ]
-    if speeds:
-        cells = [
-            (s.model, f"{s.cpu:.0f}", f"{s.gpu:.0f}" if s.gpu else "", f"{s.clips or ''}")
-            for s in speeds
-        ]
-        parts += [
-            "Seconds of audio per second, pooled to default streams, samples and features copied.",
-            table(("model", "CPU", "GPU", "clips in a launch"), cells),
-        ]
-    return "\n\n".join(parts)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
