@@ -22,7 +22,7 @@ import typer
 import yaml
 
 from earmill.jobs.commands import options
-from earmill.jobs.console.estimate import print_estimate
+from earmill.jobs.console.job_texts import print_estimate
 from earmill.jobs.console.terminal import say, say_json
 from earmill.pipeline.common.errors import EarmillError, OutputError, SourceError, SpecError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES

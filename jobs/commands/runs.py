@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from earmill.jobs.commands import options
-from earmill.jobs.console.estimate import print_estimate
+from earmill.jobs.console.job_texts import print_estimate
 from earmill.jobs.console.progress import reported_run
 from earmill.jobs.console.terminal import console, say_json, teller
 from earmill.pipeline.common.errors import SpecError

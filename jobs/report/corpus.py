@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,11 +33,10 @@ from earmill.pipeline.common.text import bytes_text
 from earmill.pipeline.dataset.commit_record import READ_THREADS
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX, FACT_TYPES
 from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.reader.combined import JoinedFeatures
+from earmill.pipeline.reader.features import Features
+from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.storage.documents import read_table
-
-if TYPE_CHECKING:
-    from earmill.pipeline.reader.combined import JoinedFeatures
-    from earmill.pipeline.reader.features import Features
 
 T = TypeVar("T")
 
@@ -135,8 +134,6 @@ def _levels_db(stored: Stored, facts: pa.Table) -> Values:
 
 def _summaries(stored: Stored) -> list[Plot | None]:
     """Return histograms of values of whole clips, such as loudness, over rows at even distances."""
-    from earmill.pipeline.reader.open import open_features
-
     clips = {k: v for k, v in stored.features.streams.items() if v.frame_rate_hz == 0}
     if not clips or not len(stored.features):
         return []

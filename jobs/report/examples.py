@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 from earmill.jobs.report.page import data_uri
 from earmill.jobs.report.plots import Plot, cell_text, signed
 from earmill.jobs.report.row_panels import clip_values, panels
+from earmill.jobs.report.stored import Stored
+from earmill.pipeline.audio.channels import clips_of_channels
+from earmill.pipeline.audio.decode import BlockReader
+from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import (
     CommitError,
@@ -31,13 +35,11 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.text import named_line, one_line
 from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.reader.features import Features
+from earmill.pipeline.sources import open_source
+from earmill.pipeline.sources.base import Item, Source
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.retrying import is_store_error
-
-if TYPE_CHECKING:
-    from earmill.jobs.report.stored import Stored
-    from earmill.pipeline.reader.features import Features
-    from earmill.pipeline.sources.base import Item, Source
-    from earmill.pipeline.spec.job import JobSpec
 
 # Sample rates of MP3.
 RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
@@ -71,8 +73,6 @@ class Player:
     """Fetches the first seconds of rows, by the source and the channel policy of the job."""
 
     def __init__(self, spec: JobSpec, seconds: float) -> None:
-        from earmill.pipeline.sources import open_source
-
         self._spec, self._seconds = spec, seconds
         self._source: Source = open_source(spec.source, spec.audio.array_rate_hz)
 
@@ -104,10 +104,6 @@ class Player:
         self, stream: BinaryIO, item: Item, channel: int, *, is_noisy: bool
     ) -> tuple[NDArray[np.float32], int]:
         """Decode (time, ear) and its rate."""
-        from earmill.pipeline.audio.channels import clips_of_channels
-        from earmill.pipeline.audio.decode import BlockReader
-        from earmill.pipeline.audio.decoder_pool import DecoderPool
-
         audio = self._spec.audio
         with closing(DecoderPool()) as children:
             opened = children.open if is_noisy else BlockReader

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.jobs.report.page import MOST_COLUMNS, MOST_ROWS, picture, pooled
 from earmill.jobs.report.plots import (
     Line,
@@ -35,10 +36,7 @@ from earmill.jobs.report.plots import (
     ticks,
 )
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.loader.rows import Row
+from earmill.pipeline.loader.rows import Row
 
 ENVELOPE_RANGE_DB, MODULATION_RANGE_DB = 50.0, 30.0
 FREQUENCIES_HZ = (50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.jobs.report.plots import Plot
 from earmill.jobs.report.row_panels import clip_values, panels
 from earmill.pipeline.common.text import visible
+from earmill.pipeline.loader.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.loader.rows import Row
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,

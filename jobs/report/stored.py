@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import (
@@ -17,11 +17,10 @@ from earmill.pipeline.dataset.commit_record import (
 )
 from earmill.pipeline.dataset.snapshot import LogEntry, read_current, read_snapshot
 from earmill.pipeline.dataset.watch import ShardFacts, shard_facts
+from earmill.pipeline.reader.combined import JoinedFeatures
+from earmill.pipeline.reader.features import Features
+from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.storage.layout import Layout
-
-if TYPE_CHECKING:
-    from earmill.pipeline.reader.combined import JoinedFeatures
-    from earmill.pipeline.reader.features import Features
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,6 @@ class Stored:
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, Any]) -> Stored:
-        from earmill.pipeline.reader.open import open_features
-
         layout = Layout.open(uri, storage_options)
         features = open_features(uri, storage_options=storage_options)
         current = read_current(layout)

@@ -18,22 +18,27 @@ from typing import TYPE_CHECKING, Any
 
 from earmill.jobs.console.progress import logged, logged_text, make_reporter, notebook_reporter
 from earmill.pipeline.common.errors import EarmillError, SpecError
+from earmill.pipeline.dataset.garbage import Collected, collect_garbage
+from earmill.pipeline.dataset.revision import compact as merge
+from earmill.pipeline.dataset.snapshot import LogEntry, SnapshotDiff, Which
+from earmill.pipeline.dataset.snapshot import diff as compare
+from earmill.pipeline.dataset.snapshot import log as read_log
+from earmill.pipeline.dataset.verify import Report
+from earmill.pipeline.dataset.verify import verify as check_dataset
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.retrying import store_errors
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.garbage import Collected
-    from earmill.pipeline.dataset.snapshot import LogEntry, SnapshotDiff, Which
-    from earmill.pipeline.dataset.verify import Report
-    from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
     from earmill.pipeline.hub.push import Pushed
     from earmill.pipeline.operations.deep_verify import DeepReport
     from earmill.pipeline.planning.estimate import JobCost
-    from earmill.pipeline.storage.layout import Layout
 
 Uri = str | os.PathLike[str]
 Spec = JobSpec | str | os.PathLike[str] | Mapping[str, Any]
-Progress = bool | Callable[["Event"], None]
+Progress = bool | Callable[[Event], None]
 
 
 class JobFailedError(EarmillError, RuntimeError):
@@ -164,10 +169,8 @@ def verify(
     Raises:
         OutputError: There is no dataset.
     """
-    from earmill.pipeline.dataset.verify import verify as check
-
     with _opened_layout(uri, storage_options) as layout:
-        return check(layout, hashes=hashes)
+        return check_dataset(layout, hashes=hashes)
 
 
 def verify_deep(
@@ -313,8 +316,6 @@ def log(uri: Uri, *, storage_options: Mapping[str, Any] | None = None) -> list[L
     Raises:
         OutputError: There is no snapshot yet.
     """
-    from earmill.pipeline.dataset.snapshot import log as read_log
-
     with _opened_layout(uri, storage_options) as layout:
         return read_log(layout)
 
@@ -339,8 +340,6 @@ def diff(
         changes = earmill.diff("features", 1, 2)
         print(changes.added, changes.changed, changes.removed)
     """
-    from earmill.pipeline.dataset.snapshot import diff as compare
-
     with _opened_layout(uri, storage_options) as layout:
         return compare(layout, before, after)
 
@@ -365,8 +364,6 @@ def compact(
         OutputError: There is no finished dataset.
         LockedError: A driver works on the output.
     """
-    from earmill.pipeline.dataset.revision import compact as merge
-
     with _opened_layout(uri, storage_options) as layout:
         return merge(
             layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=logged_text()
@@ -398,8 +395,6 @@ def gc(
         OutputError: There is no closed dataset.
         LockedError: A driver works on the output.
     """
-    from earmill.pipeline.dataset.garbage import collect_garbage
-
     with _opened_layout(uri, storage_options) as layout:
         return collect_garbage(
             layout,
@@ -498,7 +493,6 @@ def report(
 @contextmanager
 def _opened_layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Iterator[Layout]:
     """Open an output; errors of its store become errors of earmill."""
-    from earmill.pipeline.storage.layout import Layout
 
     layout = Layout.open(os.fspath(uri), storage_options or {})
     with store_errors(layout.url()):
@@ -538,8 +532,6 @@ def _checked(end: JobFinished, check: bool) -> JobFinished:
 @contextmanager
 def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
     """Yield the function that receives the events of a run, and logs them."""
-    from earmill.pipeline.driver import events
-
     if callable(progress):
         yield logged(progress)
     elif progress:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from earmill.jobs.cli import run
-from earmill.jobs.console.estimate import rounded_up
+from earmill.jobs.console.job_texts import rounded_up
 from earmill.pipeline.dataset.driver_lock import DriverLock
 from earmill.pipeline.planning.estimate import START_S
 from earmill.pipeline.spec.job import JobSpec
