@@ -46,7 +46,7 @@ def inspect(
             return
         bad = [(record.shard, bad_rows(layout, record).to_pylist()) for record in records]
     found = [{"shard": shard, **row} for shard, table in bad for row in table]
-    rows = [{name: row.get(name) for name in QUARANTINE_COLUMNS} for row in found]
+    rows: list[dict[str, Any]] = [{k: row.get(k) for k in QUARANTINE_COLUMNS} for row in found]
     if as_json:
         say_json(rows)
         return

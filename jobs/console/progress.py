@@ -1,14 +1,10 @@
 """Report the progress of a run, and stop the run on a signal.
 
-Reporters: a bar on a terminal, plain lines elsewhere, JSON or log lines on request. Progress goes
-to standard error as text, and the result to standard output. Planned figures are estimates and
-begin with `about`.
+A bar on a terminal, plain lines elsewhere, JSON or log lines on request. Progress goes to standard
+error as text, and the result to standard output. Planned figures are estimates: `about`.
 
 SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to finish the shards in flight; a second signal ends
 the process at once. Only work in flight is lost, and `--resume` continues from the commits.
-
-`logged` sends the messages of a job to Python's `logging`, under the logger `earmill`. Nothing
-is printed unless the script sets a handler.
 """
 
 from __future__ import annotations
@@ -234,11 +230,7 @@ def make_reporter(
     output: IO[str] | None = None,
     errors: IO[str] | None = None,
 ) -> Reporter:
-    """Return the reporter of a run.
-
-    JSON, log lines and the result go to `output`. Events as text and the bar go to `errors`. The
-    defaults are standard output and standard error.
-    """
+    """Return the reporter of a run, which writes to the standard streams or to these."""
     output, errors = output or sys.stdout, errors or sys.stderr
     reporter: Reporter = PlainLines(errors, output)
     if as_json:
@@ -307,10 +299,7 @@ LOGGER.addHandler(logging.NullHandler())
 
 
 def logged(sink: Sink) -> Sink:
-    """Return a sink that logs every event with a text, and passes all events on.
-
-    A log record has the event as its attribute `event`.
-    """
+    """Return a sink that logs an event with a text, as `event` of the record, and passes it on."""
 
     def take(event: Event) -> None:
         level = getattr(logging, level_of(event).upper())

@@ -94,7 +94,7 @@ class _Clock:
     ends: Values
     places: Values
     length_s: float
-    width_s: float
+    edges: Values  # of the bins; the last bin may be narrower
 
     @classmethod
     def of(cls, facts: Sequence[ShardFacts]) -> _Clock | None:
@@ -113,12 +113,8 @@ class _Clock:
         width = next((w for w in WIDTHS_S if length_s / w <= MOST_BINS), length_s / MOST_BINS)
         begins, ends = np.array(periods).T
         places = np.cumsum([0.0, *lengths[:-1]])
-        return cls(begins, ends, places, length_s, float(min(width, length_s)))
-
-    @property
-    def edges(self) -> Values:
-        inner = np.arange(0.0, self.length_s * (1 - 1e-9), self.width_s)
-        return np.append(inner, self.length_s)
+        edges = np.append(np.arange(0.0, length_s * (1 - 1e-9), float(width)), length_s)
+        return cls(begins, ends, places, length_s, edges)
 
     @property
     def note(self) -> str:
