@@ -81,7 +81,6 @@ def run_overrides(
     metrics: str | None,
     ray_address: str | None,
 ) -> list[str]:
-    """Return the overrides of `--set`, `--log-format`, `--metrics` and `--ray-address`."""
     named = {"log_format": log_format, "metrics": metrics, "ray_address": ray_address}
     stated = [f"run.{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
     return [*(set_ or ()), *stated]

@@ -180,7 +180,6 @@ def rounded_up(seconds: float) -> str:
 
 
 def print_estimate(result: dict[str, Any]) -> None:
-    """Print `JobCost.to_dict()` as a table."""
     from earmill.pipeline.formats.stream_layout import layout_of
 
     bytes_out = ", ".join(f"{bytes_text(n)} {fmt}" for fmt, n in result["bytes_out"].items())

@@ -85,7 +85,6 @@ def release_signals() -> None:
 
 
 def exit_code() -> int:
-    """Return the exit code of a command that was interrupted."""
     return 128 + (_State.first or signal.SIGINT)
 
 

@@ -28,8 +28,6 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, its result and a text."""
-
     what: str
     state: State
     text: str

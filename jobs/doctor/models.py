@@ -92,7 +92,6 @@ def _outputs(result: Any) -> list[Tensor]:
 
 
 def as_array(values: Any) -> NDArray[Any]:
-    """Return frames of any device as an array."""
     from torch import Tensor
 
     return values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

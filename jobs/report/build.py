@@ -132,7 +132,6 @@ def _source_job(stored: Stored, job: JobSpec | None) -> JobSpec | str:
 
 
 def _about(stored: Stored) -> dict[str, Any]:
-    """Return the provenance of a dataset as names and values, and the job as YAML."""
     dataset, entry = stored.features.dataset, stored.entry
     provenance = dataset.provenance
     versions = provenance.get("versions", {})
@@ -171,7 +170,6 @@ def _about(stored: Stored) -> dict[str, Any]:
 
 
 def _models(dataset: DatasetFile) -> list[tuple[str, str]]:
-    """Return each model with its parameters, rate and unit, and the hash of its coefficients."""
     models = []
     for model in dataset.provenance.get("models", []):
         name, rate, unit = model.get("model"), model.get("fs_hz"), model.get("input_unit")

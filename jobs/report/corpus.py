@@ -97,7 +97,6 @@ def _spread_over(items: Sequence[T], most: int) -> list[T]:
 
 
 def _figures(stored: Stored, total_s: float) -> list[tuple[str, str, str]]:
-    """Return the numbers of the overview: name, value and a remark."""
     good, bad = len(stored.features), stored.rows_bad
     nbytes, speed = sum(one.nbytes for one in stored.facts), mean_speed(stored.facts)
     return [

@@ -103,7 +103,6 @@ class Player:
     def _beginning(
         self, stream: BinaryIO, item: Item, channel: int, *, is_noisy: bool
     ) -> tuple[NDArray[np.float32], int]:
-        """Decode (time, ear) and its rate."""
         audio = self._spec.audio
         with closing(DecoderPool()) as children:
             opened = children.open if is_noisy else BlockReader

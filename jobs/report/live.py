@@ -36,7 +36,6 @@ class LivePage:
         self._read: set[str] = set()
 
     def waiting(self) -> str:
-        """Return the page before a job has begun."""
         values = {
             "name": "waiting for a job",
             "state": "waiting",

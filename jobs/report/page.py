@@ -61,7 +61,6 @@ def picture(values: Values, low: float, high: float) -> str:
 
 
 def data_uri(kind: str, content: bytes) -> str:
-    """Return a file as a URI that holds its content."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 

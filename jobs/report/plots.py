@@ -102,7 +102,6 @@ def number_text(value: float) -> str:
 
 
 def cell_text(value: object) -> str:
-    """Return a value of a table; nothing for None."""
     if value is None:
         return ""
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -109,7 +109,6 @@ def _seconds_ticks(seconds: float) -> tuple[Tick, ...]:
 
 
 def _decibels(values: Values) -> Values:
-    """Return the level of a magnitude, at least -180 dB."""
     level: Values = 20 * np.log10(np.maximum(np.abs(values), 1e-9))
     return level
 
@@ -164,7 +163,6 @@ def _per_channel(names: Sequence[str], what: str, columns: Mapping[str, Values])
 
 
 def _frequency_ticks(info: StreamInfo) -> tuple[Tick, ...]:
-    """Return ticks at round frequencies between the channels."""
     fc_hz, channels = info.fc_hz, len(info.fc_hz)
     if channels < 2 or np.any(np.diff(fc_hz) <= 0):
         middles = [Tick(100 * (k + 0.5) / channels, hertz_text(f)) for k, f in enumerate(fc_hz)]
