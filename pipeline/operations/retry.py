@@ -8,6 +8,7 @@ closes it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -31,7 +32,7 @@ from earmill.pipeline.storage.retrying import store_errors
 # Shards to commit again, with the rows that stay in quarantine.
 Choice = Mapping[str, tuple[QuarantineRow, ...]]
 Chooser = Callable[[Layout], Choice]
-Job = str | Mapping[str, Any] | JobSpec
+Job = str | os.PathLike[str] | Mapping[str, Any] | JobSpec
 
 _EXAMPLES = {"error": "unreadable", "stage": "fetch", "uri": "*/2019/*"}
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -405,7 +405,9 @@ class JobSpec(SpecModel):
 
     @classmethod
     def load(
-        cls, source: str | Path | Mapping[str, Any] | JobSpec, overrides: Iterable[str] = ()
+        cls,
+        source: str | os.PathLike[str] | Mapping[str, Any] | JobSpec,
+        overrides: Iterable[str] = (),
     ) -> JobSpec:
         """Read a job, apply overrides, and validate it.
 
@@ -417,7 +419,14 @@ class JobSpec(SpecModel):
         """
         if isinstance(source, JobSpec):
             source = source.model_dump(mode="json")
-        name, data = ("job", source) if isinstance(source, Mapping) else read_mapping(str(source))
+        if not isinstance(source, str | os.PathLike | Mapping):
+            raise SpecError(
+                f"expected a job file, a mapping or a JobSpec, got {type(source).__name__}; "
+                'earmill.extract("job.yaml")'
+            )
+        name, data = "job", source
+        if not isinstance(source, Mapping):
+            name, data = read_mapping(os.fspath(source))
         if not isinstance(data, Mapping):
             raise SpecError(f"{name}: expected a mapping with source, extract and output")
         merged = apply_overrides(data, overrides)

@@ -100,7 +100,7 @@ def extract(
         raise ValueError("repair needs resume=True: it continues an output")
     if repair and update:
         raise ValueError("expected repair or update, got both: repair first")
-    job = JobSpec.load(_job(spec), _listed(overrides, ray_address))
+    job = JobSpec.load(spec, _listed(overrides, ray_address))
     # After the job, so that a wrong job file is reported before the rest is imported.
     from earmill.pipeline.operations.retry import damaged
     from earmill.pipeline.operations.run_job import run_job
@@ -144,7 +144,7 @@ def plan(
     """
     from earmill.pipeline.planning.estimate import job_cost
 
-    job = JobSpec.load(_job(spec), _listed(overrides))
+    job = JobSpec.load(spec, _listed(overrides))
     if sample < 0 or (not sample and seed is not None):
         raise ValueError(f"expected sample above 0 with a seed, else 0 or more, got {sample}")
     if not sample:
@@ -201,8 +201,7 @@ def verify_deep(
 
     options = dict(storage_options or {})
     with _opened_layout(uri, options) as layout:
-        known = None if job is None else _job(job)
-        spec = stored_job(layout, os.fspath(uri), options, job=known)
+        spec = stored_job(layout, os.fspath(uri), options, job=job)
         return check(layout, spec, rows, seed=seed, on_begin=logged_text())
 
 
@@ -249,7 +248,7 @@ def retry(
         os.fspath(dataset),
         dict(storage_options or {}),
         rows=rows,
-        job=None if job is None else _job(job),
+        job=job,
         overrides=_listed(overrides, ray_address),
     )
     if job_and_rows is None:
@@ -485,7 +484,7 @@ def report(
         Path(out),
         options=options,
         storage_options=storage_options or {},
-        job=None if job is None else JobSpec.load(_job(job)),
+        job=None if job is None else JobSpec.load(job),
         on_begin=logged_text(on_begin),
     )
 
@@ -497,18 +496,6 @@ def _opened_layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Itera
     layout = Layout.open(os.fspath(uri), storage_options or {})
     with store_errors(layout.url()):
         yield layout
-
-
-def _job(spec: Spec) -> JobSpec | Mapping[str, Any] | str:
-    """Return a job as an argument of `JobSpec.load`; SpecError for other types."""
-    if isinstance(spec, JobSpec | Mapping):
-        return spec
-    if isinstance(spec, str | os.PathLike):
-        return os.fspath(spec)
-    raise SpecError(
-        f"expected a job file, a mapping or a JobSpec, got {type(spec).__name__}; "
-        'earmill.extract("job.yaml")'
-    )
 
 
 def _listed(overrides: Iterable[str], ray_address: str | None = None) -> list[str]:
