@@ -2,9 +2,9 @@
 
     stored, corpus, work, examples    facts as plain values
     plots, row_panels                 figures as plain values
-    row_picture                       the same figures as a PNG, for `earmill plot`
     page, server                      HTML, and the server of the live page
     build, live                       the two pages
 
-Only `page` and its templates know HTML; they escape every text.
+Only `page` and its templates know HTML; they escape every text. `row_picture` draws the figures of
+rows as a PNG.
 """
