@@ -131,12 +131,13 @@ def stored_job(
         OutputError: There is no dataset.
         SpecError: The job is wrong, or dataset.json names code to import.
     """
-    dataset = require_dataset(layout)
     known: Mapping[str, Any] = {}
-    if job is not None:
+    if job is not None:  # a wrong job file is reported before the dataset is looked at
         spec = JobSpec.load(job, overrides=overrides)
         known = spec.output.storage_options
+        require_dataset(layout)
     else:
+        dataset = require_dataset(layout)
         output = {**dataset.spec["output"], "uri": uri}
         stored = {**dataset.spec, "name": dataset.name, "output": output}
         spec = JobSpec.load(stored, overrides=overrides)
