@@ -29,7 +29,6 @@ _HOMES: dict[str, tuple[str, str]] = {
         re.MULTILINE,
     )
 }
-_HOMES["collate"] = _HOMES["collate_padded"]
 __all__ = sorted({*_HOMES, "__version__"})
 
 

@@ -49,6 +49,7 @@ from earmill.pipeline.hub.push import Pushed as Pushed
 from earmill.pipeline.loader.collate import Batch as Batch
 from earmill.pipeline.loader.collate import collate_jagged as collate_jagged
 from earmill.pipeline.loader.collate import collate_packed as collate_packed
+from earmill.pipeline.loader.collate import collate_padded as collate
 from earmill.pipeline.loader.collate import collate_padded as collate_padded
 from earmill.pipeline.loader.collate import per_channel as per_channel
 from earmill.pipeline.loader.crops import Crop as Crop
@@ -68,5 +69,6 @@ from earmill.pipeline.reader.open import open_features as open_features
 from earmill.pipeline.reader.recordings import Recordings as Recordings
 from earmill.pipeline.spec.job import JobSpec as JobSpec
 
+# Type checkers need this for a name that is imported as another.
+__all__ = ["collate"]
 __version__: str
-collate = collate_padded
