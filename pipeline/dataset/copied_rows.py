@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError, UnreadableError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.dataset.commit_record import (
@@ -162,8 +163,6 @@ def _copy(
     fence: Fence,
 ) -> None:
     """Publish one shard of copies, its sources in the order of their ids."""
-    from amtcore.features.base import StreamInfo
-
     items = {item.row_id: item for item in shard.items}
     good: list[FeatureRow] = []
     bad: list[QuarantineRow] = []

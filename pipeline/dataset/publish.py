@@ -27,10 +27,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
 from earmill.pipeline.common.monitoring import (
@@ -67,9 +68,6 @@ from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_store import files_below, remove
 from earmill.pipeline.storage.scratch import private_scratch
-
-if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
 
 T = TypeVar("T")
 

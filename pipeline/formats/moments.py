@@ -19,19 +19,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import FrameLayout, layout_of
 from earmill.pipeline.formats.values import Int8Frames, Values, converted
 from earmill.pipeline.storage.documents import Strict
-
-if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
 
 BLOCK_FRAMES = 1024
 Columns = NDArray[np.float64]

@@ -22,10 +22,11 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import FrameView, Piece, join_frames, whole
 from earmill.pipeline.formats.rows import FeatureRow
@@ -40,10 +41,6 @@ from earmill.pipeline.formats.values import (
     read_frames,
     stored_rows,
 )
-
-if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
-    from amtcore.features.spike_events import SpikeEvents
 
 EVENT_COLUMNS = ("frame", "channel", "count")
 EVENT_DTYPE = "int32"
@@ -382,7 +379,7 @@ class EventLayout(StreamLayout):
 
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
-    ) -> SpikeEvents:
+    ) -> Any:
         # Here, so that the reader costs nothing more where no stream holds events.
         from amtcore.features.spike_events import SpikeEvents
 

@@ -30,12 +30,13 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import (
     CommitError,
     DtypeRangeError,
@@ -43,9 +44,6 @@ from earmill.pipeline.common.errors import (
     SpillError,
 )
 from earmill.pipeline.common.missing_modules import missing_package
-
-if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
 
 # Bytes that are read from a file of values or written to it at a time.
 PIECE_BYTES = 4 * 2**20

@@ -26,17 +26,15 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader.crops import Cropper
 from earmill.pipeline.loader.epoch_order import Even, Rows, Settings, unit
-
-if TYPE_CHECKING:
-    from earmill.pipeline.loader.crops import Cropper
-    from earmill.pipeline.loader.rows import FeatureRows
+from earmill.pipeline.loader.rows import FeatureRows
 
 BUCKET_SALT, TURN_SALT, PHASE_SALT = 3, 4, 6
 STEPS_PER_OCTAVE = 16

@@ -11,16 +11,13 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.formats.stream_layout import FRAME_EPSILON, layout_of
 from earmill.pipeline.loader.epoch_order import Rows, unit
-
-if TYPE_CHECKING:
-    from earmill.pipeline.loader.rows import FeatureRows, Span
+from earmill.pipeline.loader.rows import FeatureRows, Span
 
 _GOLDEN = 0x9E3779B97F4A7C15
 

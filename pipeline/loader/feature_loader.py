@@ -22,19 +22,17 @@ from contextlib import contextmanager
 from io import BytesIO
 from multiprocessing import reduction
 from pickle import Unpickler
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from earmill.pipeline.loader.batches import EpochPlan
 from earmill.pipeline.loader.collate import Batch, allocating, takes_views
 from earmill.pipeline.loader.epoch_order import check_whole
+from earmill.pipeline.loader.rows import Row
 from earmill.pipeline.loader.stream import FeatureStream
-
-if TYPE_CHECKING:
-    from earmill.pipeline.loader.batches import EpochPlan
-    from earmill.pipeline.loader.rows import Row
 
 FREE, TAKEN = 0, 1
 ALIGNED_BYTES = 64

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from earmill.pipeline.formats.moments import (
     combined,
     has_statistics,
 )
-
-if TYPE_CHECKING:
-    from earmill.pipeline.loader.rows import FeatureRows
+from earmill.pipeline.loader.rows import FeatureRows
 
 Of = Mapping[str, StreamStatistics]
 NAMED_COLUMNS = 8

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
@@ -53,10 +53,8 @@ from earmill.pipeline.loader.ranks import (
     check_dealt,
     of_torch,
 )
+from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 from earmill.pipeline.loader.statistics import Normaliser, Of
-
-if TYPE_CHECKING:
-    from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 
 WINDOW_BYTES = 128 * 2**20
 # Batches whose rows are named to the set before they are read.

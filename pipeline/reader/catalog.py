@@ -17,12 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, SourceError
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
@@ -66,10 +67,6 @@ from earmill.pipeline.storage.paths import (
     parse_revision_path,
     rows_path,
 )
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
@@ -316,8 +313,6 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         OutputError: dataset.json is damaged, or its layout version is unknown.
         CommitError: Shards have different specs, or an index or table of rows is damaged.
     """
-    from amtcore.features.stream_info import StreamInfo
-
     named = read_current(layout) if which is None else find_snapshot(layout, which)
     snapshot = None if named is None else read_snapshot(layout, named)
     refs = {} if snapshot is None else snapshot.commits

@@ -25,27 +25,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.snapshot import Which, find_snapshot
+from earmill.pipeline.formats.moments import StreamStatistics
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
 from earmill.pipeline.formats.values import INT8
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
+from earmill.pipeline.loader.rows import Row, Span
 from earmill.pipeline.loader.statistics import together
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.reader.features import Features, FeatureSet
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
-
-if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
-    from earmill.pipeline.formats.moments import StreamStatistics
-    from earmill.pipeline.loader.rows import Row, Span
 
 SPREAD_SALT = 5
 

@@ -14,12 +14,12 @@ from concurrent.futures import Executor
 from itertools import accumulate, chain
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.byte_streams import SeekableFile
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import (
@@ -52,9 +52,6 @@ from earmill.pipeline.formats.parquet.write import (
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
-
-if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
 
 # First byte of a range in a file, and the byte after the last.
 Span = tuple[int, int]

@@ -15,11 +15,12 @@ from contextlib import suppress
 from itertools import count, groupby, islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import (
     Block,
@@ -44,9 +45,6 @@ from earmill.pipeline.formats.zarr.arrays import (
 )
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
-
-if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
 
 # Bytes of one request. A local file gives a few chunks as fast as many, and a few stay in the
 # processor's cache until they are decoded.

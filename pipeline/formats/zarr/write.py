@@ -21,13 +21,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.digest import ShardDigest, StreamDigest, digest_blocks, same_bits
 from earmill.pipeline.formats.format import Promise
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
@@ -42,9 +43,6 @@ from earmill.pipeline.formats.zarr.arrays import (
     read_vector,
 )
 from earmill.pipeline.storage.layout import Layout
-
-if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
 
 # Chosen by measurement on features of all models, see the section on codecs of
 # benchmarks/RESULTS.md.
