@@ -1,12 +1,10 @@
 """Copies of committed rows in other shards: rows carried over by a revision, and equal rows.
 
 A copy costs reading and writing, and no computing. Values are the stored ones, bit for bit. A row
-whose features would fill memory is held in files, as it was when it was computed. A shard of copies
-is published put-if-absent, like any shard. After a kill, the next run goes on with the shards that
-have no commit, and each comes out the same.
-
-A table, stored with the revision, names for every carried row of a new shard the commit that has
-its features.
+whose features would fill memory is held in files. A shard of copies is published put-if-absent,
+like any shard. After a kill, the next run goes on with the shards that have no commit. A table,
+stored with the revision, names for every carried row of a new shard the commit that has its
+features.
 """
 
 from __future__ import annotations
@@ -85,7 +83,6 @@ class CarriedRow:
 
 
 def write_carried(layout: Layout, rows: Iterable[CarriedRow]) -> OutFile | None:
-    """Store the table; None where no row is copied."""
     listed = [asdict(row) for row in rows]
     if not listed:
         return None
@@ -107,10 +104,8 @@ def carried_rows(layout: Layout, dataset: DatasetFile) -> dict[str, list[Carried
 def carry_over(
     layout: Layout, dataset: DatasetFile, plan: Plan, on_step: Tell, fence: Fence
 ) -> int:
-    """Publish the copied shards of a revision that have no commit; return how many.
-
-    CommitError where a commit or file that is copied from is gone or damaged.
-    """
+    """Publish the copied shards of a revision that have no commit; return how many. CommitError if
+    a commit or file that is copied from is gone or damaged."""
     carried = carried_rows(layout, dataset)
     done = newest_generations(layout) if carried else {}
     shards = [s for s in plan.shards if s.shard_id in carried and s.shard_id not in done]
@@ -125,10 +120,8 @@ def carry_over(
 def copy_equal(
     layout: Layout, dataset: DatasetFile, shards: Sequence[Shard], on_step: Tell, fence: Fence
 ) -> None:
-    """Publish shards of rows that are equal to others, which are all committed.
-
-    A row is in quarantine where the other one is, and where that had other bytes than planned.
-    """
+    """Publish shards of rows that are equal to others, which are all committed. A row is in
+    quarantine if the other one is, or if that had other bytes than planned."""
     newest = newest_generations(layout)
 
     def copy(shard: Shard) -> None:
@@ -232,10 +225,8 @@ def _new_id(row_id: str, plan_row_id: str, item: Item) -> str:
 
 
 def _is_as_planned(row: FeatureRow, shard: str, item: Item) -> bool:
-    """Return False if an item was planned as a copy of a stored row that has other bytes.
-
-    Any other stored row is the item's own, carried over by a later revision.
-    """
+    """Return False if an item was planned as a copy of a stored row that has other bytes. Any other
+    stored row is the item's own, carried over by a later revision."""
     one = item.equal_to
     if one is None or (one.shard, one.row_id) != (shard, row.plan_row_id):
         return True
@@ -273,10 +264,8 @@ def _info(records: Sequence[CommitRecord], rows: int) -> dict[str, Any]:
 def stored_rows(
     layout: Layout, dataset: DatasetFile, record: CommitRecord, plan_rows: Collection[str]
 ) -> Iterator[FeatureRow]:
-    """The good rows of a shard that came of these rows of the plan, in the order of the shard.
-
-    CommitError where a file is damaged, ExtensionError where no format of it is installed.
-    """
+    """Yield the good rows of a shard that came of these rows of the plan, in the order of the
+    shard. CommitError if a file is damaged, ExtensionError if no format of it is installed."""
     streams = {info["name"]: layout_of(info) for info in dataset.streams}
     name = chosen(record.formats, None, {})
     fmt, rel = format_of(name), str(record.path(name))

@@ -232,10 +232,8 @@ def has_bytes(dataset: DatasetFile, fmt: str) -> bool:
 def _stream_field(
     dataset: DatasetFile, table: str, stream: Mapping[str, Any], source: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Describe a column of arrays, or a column of bytes as text.
-
-    Croissant has no type for bytes, and its readers leave the bytes of a text unchanged.
-    """
+    """Describe a column of arrays, or a column of bytes as text: Croissant has no type for bytes,
+    and its readers leave the bytes of a text unchanged."""
     layout = layout_of(stream)
     text = (
         f"{stream['model']} in {stream['unit']}, {stream['frame_rate_hz']:g} frames/s, "

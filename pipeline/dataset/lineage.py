@@ -51,8 +51,8 @@ def lineage_of(
     past: Sequence[EarlierSnapshot],
     now: EarlierSnapshot,
 ) -> Node:
-    """Return the whole document, with the snapshots `past`, the oldest first, and with `now`,
-    the snapshot of these commits that becomes current."""
+    """Return the whole document, given the earlier snapshots, the oldest first, and the snapshot
+    that becomes current."""
     known = _known_software(layout)
     software = {now.snapshot.path: _software(records)}
     for one in past:
@@ -77,13 +77,9 @@ def provenance(
     software: Mapping[str, Sequence[str]],
     begun: Mapping[int, str | None],
 ) -> Node:
-    """Build the document.
-
-    Args:
-        snapshots: The oldest first; the last one counts.
-        software: Path of each to the releases of earmill that computed its rows.
-        begun: Number of each revision, 0 for dataset.json, to when it was begun, if that is known.
-    """
+    """Build the document, given the snapshots, the oldest first; the releases of earmill that
+    computed the rows of each; and when each revision was begun (0 is dataset.json), if that is
+    known."""
     versions, git = dataset.provenance.get("versions") or {}, dataset.provenance.get("git") or {}
     nodes = _things(dataset)
     for version in sorted({version for found in software.values() for version in found}):
@@ -109,7 +105,6 @@ def provenance(
 
 
 def _things(dataset: DatasetFile) -> list[Node]:
-    """The dataset, its source and its job, which are the same for all snapshots."""
     licenses = stored_licenses(dataset.licenses)
     source = dataset.spec.get("source", {})
     models = [entry["model"] for entry in dataset.spec["extract"]]
@@ -198,9 +193,7 @@ def _software(records: Iterable[CommitRecord]) -> list[str]:
 
 
 def _known_software(layout: Layout) -> dict[str, list[str]]:
-    """Return the releases of each snapshot in the stored file.
-
-    They are empty where the file is damaged or of an older release."""
+    """Return the releases of each snapshot in the stored file; none if it is damaged or older."""
     try:
         current = read_current(layout)
         cards = current.cards if current else ()

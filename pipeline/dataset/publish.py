@@ -139,22 +139,20 @@ def publish_shard(
     stages: StageTimes | None = None,
     fence: Fence = UNFENCED,
 ) -> bool:
-    """Write one shard and commit it; True where this attempt won, False where another one had.
+    """Write one shard and commit it; False if another attempt has won.
 
     Args:
         attrs: Stored in the data files: spec_sha256, and nothing that differs between attempts.
         info: Stored in the commit record: device, versions, worker, timings_s. The CPU seconds of
             what this thread counts for join them.
-        plan_rows: The shard's row ids as planned. Every one must be covered; the rows are put in
-            that order, then in that of their channels, whatever order the batches came in.
-        dtype: Of the job: float16, float32 or int8; the stream arrays in `rows` are so already.
+        plan_rows: The shard's row ids as planned. Every one must be covered; rows are put in that
+            order, then in that of their channels.
+        dtype: Of the job; the stream arrays in `rows` are so already.
         extra_types: Types of the carried-through columns over the whole plan.
         generation: 1 or more to replace the record of the generation before.
-        folder: Where the parts are written before they are published, on the output's own disk;
-            None for one of their own.
+        folder: Where the parts are written first, on the output's own disk; None for a new folder.
         stages: Told when the steps began and ended.
-        fence: The run's right to write here; checked before the first byte and around the record.
-
+        fence: Checked before the first byte and around the record.
     Raises:
         OvertakenError: Another command has taken the output over.
         CommitError: Rows do not add up, a row that was good before is lost or has other audio, the
@@ -246,11 +244,8 @@ def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
 
 
 class _Shard:
-    """One attempt to publish: the parts that it has written, and how long each step took.
-
-    The other cores idle while the last shard of a job is published. So steps that need only the
-    rows or a finished part run in one thread beside the encoding.
-    """
+    """One attempt to publish. The other cores idle while the last shard of a job is published, so
+    steps that need only the rows or a finished part run in one thread beside the encoding."""
 
     def __init__(
         self, layout: Layout, shard_id: str, attempt: str, stages: StageTimes, fence: Fence
@@ -263,7 +258,6 @@ class _Shard:
 
     @contextmanager
     def room(self, folder: Path | None) -> Iterator[None]:
-        """Inside, parts can be written; what was not published is gone afterwards."""
         with ExitStack() as stack:
             name = f"{self.shard_id}-{self.attempt}"
             self.folder = folder or stack.enter_context(private_scratch(self.layout, name))
@@ -276,7 +270,6 @@ class _Shard:
                     remove(path)
 
     def beside(self, part: str, work: Callable[[], T]) -> Future[T]:
-        """Begin work in the thread beside this one, after the work that was begun there before."""
         return self._side.submit(carried(part, self.stages.stage(part)(work)))
 
     @contextmanager
@@ -329,7 +322,6 @@ class _Shard:
         self._hashed.append(self.beside(HASH, lambda: _files_of(name, path)))
 
     def hashed_files(self) -> tuple[OutFile, ...]:
-        """Size and sha256 of every file that was written, in the order of paths."""
         with self._timed("hash", HASH):
             found = [file for files in self._hashed for file in files.result()]
             return tuple(sorted(found, key=lambda file: file.path.split("/")))
@@ -393,10 +385,7 @@ class _Shard:
 
     def _take_back(self, record: CommitRecord) -> None:
         """Delete the record of an overtaken run, if its files are missing or the dataset is another
-        one now.
-
-        A record whose files are whole stays: it is as good as any, and another command may have
-        counted it already.
+        one now. A record whose files are whole stays: another command may have counted it already.
         """
         dataset = read_dataset(self.layout)
         if dataset is not None and record.plan_id in dataset.plan_ids:
@@ -417,7 +406,6 @@ class _Shard:
 
 
 def _files_of(name: str, path: Path) -> list[OutFile]:
-    """Return the files of one part with their sizes and checksums."""
     files = {name: path}
     if path.is_dir():
         files = {f"{name}/{rel}": path / rel for rel in files_below(path)}
@@ -430,10 +418,8 @@ def _files_of(name: str, path: Path) -> list[OutFile]:
 
 @contextmanager
 def _explained(shard_id: str, layout: Layout, fence: Fence) -> Iterator[None]:
-    """Turn whatever a disk, an encoder or a store raises into one CommitError that says why.
-
-    Where the run was overtaken, every error is a consequence of that.
-    """
+    """Turn whatever a disk, an encoder or a store raises into one CommitError that says why, or
+    into an OvertakenError, of which every other error is a consequence."""
     try:
         with fence.says_why(layout):
             yield

@@ -108,11 +108,11 @@ class Snapshot(Strict):
     """Files that belong together.
 
     Args:
-        commits: Commit records by shard.
-        moments: Statistics of the dataset, of each stream that every commit has them of.
+        commits: By shard.
+        moments: Statistics of each stream that every commit has them of.
         additions: Name of each set of features beside these rows, in `additions/<name>`, to its
             snapshot there; the path is relative to this root.
-        entry: How it came about; closing again what has not changed keeps the one of before.
+        entry: How it came about; closing again what has not changed keeps the earlier entry.
     """
 
     index: OutFile
@@ -125,16 +125,14 @@ class Snapshot(Strict):
     layout_version: int = paths.LAYOUT_VERSION
 
     def to_json(self) -> str:
-        """Return the JSON text, one commit a line; `from_json` gives an equal object."""
+        """Return the JSON text; `from_json` gives an equal object."""
         return _canonical(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Snapshot:
-        """Parse a snapshot; CommitError where it is none."""
         return parsed_json(cls, text, "a snapshot")
 
     def is_of(self, records: Mapping[str, Attempt]) -> bool:
-        """Return True if the snapshot was made of these commits."""
         made_of = {shard: (ref.generation, ref.attempt) for shard, ref in self.commits.items()}
         return made_of == {shard: (r.generation, r.attempt) for shard, r in records.items()}
 
@@ -149,16 +147,9 @@ class EarlierSnapshot(Strict):
 
 @dataclass(frozen=True)
 class Current(Strict):
-    """The content of current.json.
-
-    Args:
-        snapshot: The snapshot that counts.
-        cards: README.md, croissant.json and, but in datasets of earlier releases,
-            provenance.jsonld, made from the snapshot.
-        entry: Log entry of the snapshot.
-        history: Earlier snapshots, the oldest first.
-        sha256: Hash of the other fields, where they were read from a file.
-    """
+    """The content of current.json: the snapshot that counts and the cards made from it (without
+    provenance.jsonld in older datasets), its log entry, and the earlier snapshots, the oldest
+    first. `sha256` is the hash of the other fields, if they were read from a file."""
 
     snapshot: OutFile
     cards: tuple[OutFile, ...]
@@ -215,7 +206,6 @@ def moments_of(
 
 
 def described(path: str, content: bytes) -> OutFile:
-    """A small file with its hash."""
     return OutFile(path, len(content), _sha256(content))
 
 
@@ -233,8 +223,7 @@ def put_named(layout: Layout, path_of: Callable[[str], str], content: bytes) -> 
 
 
 def read_checked(layout: Layout, file: OutFile) -> bytes:
-    """The content of a file that something else names with its hash; CommitError where the file is
-    missing or holds something else."""
+    """Return a file that something names with its hash; CommitError if it is missing or another."""
     try:
         content = layout.read_bytes(file.path)
     except (OSError, ValueError) as err:  # a ValueError: the path leads out of the dataset
@@ -250,8 +239,8 @@ def read_checked(layout: Layout, file: OutFile) -> bytes:
 
 
 def read_current(layout: Layout) -> Current | None:
-    """Return `current.json`, or None where the dataset was never closed or is of layout version 1;
-    CommitError where it is damaged."""
+    """Return `current.json`, or None before the first closing and in layout version 1; CommitError
+    if it is damaged."""
     try:
         return Current.from_json(layout.read_bytes(paths.CURRENT_FILE))
     except FileNotFoundError:
@@ -261,15 +250,13 @@ def read_current(layout: Layout) -> Current | None:
 
 
 def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:
-    """The snapshot that counts, or one of before; CommitError where it is missing or damaged."""
+    """Return a snapshot; CommitError if it is missing or damaged."""
     return Snapshot.from_json(read_checked(layout, named.snapshot))
 
 
 def current_index(layout: Layout) -> str | None:
-    """Path of the index that counts; None before the dataset is closed.
-
-    A dataset of layout version 1 names none: there the only index counts, and of several none.
-    """
+    """Return the path of the index that counts, or None. A dataset of layout version 1 names none:
+    there the only index counts, and of several none."""
     current = read_current(layout)
     if current is not None:
         return read_snapshot(layout, current).index.path
@@ -332,19 +319,15 @@ class SnapshotDiff(Shown):
 
 
 def log(layout: Layout) -> list[LogEntry]:
-    """One entry a snapshot, the oldest first; the last one counts."""
     return [past.entry for past in require_current(layout).all_snapshots]
 
 
 def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
-    """One snapshot of a dataset.
+    """Return one snapshot of a dataset; OutputError, which lists the snapshots, if there is none.
 
-    Args:
-        which: Its number in the log; "current" or "previous"; the start of its name (at least four
-            characters); or a date or time, also as ISO 8601 text: the last one closed by then
-            (a date means its end; a time without zone is UTC).
-    Raises:
-        OutputError: There is none; the line lists the snapshots that there are.
+    `which` is its number in the log; "current" or "previous"; the start of its name (at least four
+    characters); or a date or time, also as ISO 8601 text: the last one closed by then (a date means
+    its end; a time without zone is UTC).
     """
     known = require_current(layout).all_snapshots
     found = _chosen(known, which)
@@ -384,9 +367,8 @@ def next_entry(
 
 
 def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:
-    """Return all snapshots that were current, the oldest first.
-
-    They are found by their files where `current.json` is damaged or lost."""
+    """Return all snapshots that were current, the oldest first; by their files if `current.json` is
+    damaged or lost."""
     try:
         current = read_current(layout)
         if current is not None:
@@ -403,7 +385,6 @@ def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:
 
 
 def compare_snapshots(layout: Layout, old: Snapshot, new: Snapshot) -> SnapshotDiff:
-    """Rows by which two snapshots differ."""
     before, after = _states(layout, old), _states(layout, new)
     added, removed = after.keys() - before.keys(), before.keys() - after.keys()
     changed, suspects = set[str](), set[str]()

@@ -105,8 +105,6 @@ class Report(Shown):
 
 @dataclass(frozen=True)
 class ShardTables:
-    """The small tables of one committed shard."""
-
     record: CommitRecord
     rows: pa.Table
     bad: pa.Table | None
@@ -183,19 +181,14 @@ def _foreign(dataset: DatasetFile, shard: str, record: CommitRecord) -> list[str
 
 
 def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> Report:
-    """Check a whole dataset.
-
-    Args:
-        hashes: Read every file and compare its sha256; else sizes and small files only.
-        threads: Files read at the same time.
-    """
+    """Check a whole dataset; without `hashes` sizes and small files only."""
     dataset = require_dataset(layout)
     with Threads(max(1, threads)) as pool:
         return _Check(layout, dataset, hashes, pool).report()
 
 
 def published(layout: Layout) -> dict[str, int]:
-    """Every file in the folders that commits name files of, with its bytes."""
+    """Return every file in the folders that commits name files of, with its bytes."""
     return {name: size for folder in PUBLISHED for name, size in layout.sizes(folder).items()}
 
 
@@ -208,7 +201,6 @@ class _Check:
         self.damaged: set[str] = set()
 
     def report(self) -> Report:
-        """Look at everything."""
         plan_id = self._dataset.plan_id
         is_readable, plan = True, dict[str, list[str]]()
         try:
