@@ -226,7 +226,7 @@ def _read_newest(
 
 
 def reading_pool(layout: Layout, files: int) -> Threads:
-    """Return threads that read many small files: a store makes each of them wait, a disk does not."""
+    """Return threads that read many small files: a store makes each wait, a disk does not."""
     few = min(READ_THREADS, 2 + files // FILES_A_THREAD)
     return Threads(few if layout.is_local else READ_THREADS)
 

@@ -43,8 +43,7 @@ class ShardDigest:
 
 
 class StreamHasher:
-    """Builds a `StreamDigest` from blocks of frames, in row order. Width and dtype are those on
-    disk."""
+    """Builds a `StreamDigest` from blocks of frames, in row order, as they are on disk."""
 
     def __init__(self, width: int, dtype: str) -> None:
         self._width = width
@@ -53,7 +52,6 @@ class StreamHasher:
         self._frames = 0
 
     def update(self, frames: np.ndarray) -> None:
-        """Add (n, width) values."""
         block = np.ascontiguousarray(frames, dtype=self._dtype)
         self._frames += len(block)
         with doing(HASH):

@@ -92,9 +92,8 @@ def explain_damage(
     """Turn errors of decoders on damaged bytes into one line that names row and file.
 
     Errors of the system (no right, no network) pass unchanged, but not a missing file. Too little
-    memory, a module that is not installed and a fault of a program are not damage. Where a decoder
-    fails in a way that a fault of a program may cause as well, `is_whole` tells whether the file
-    holds the bytes that were committed.
+    memory, a module that is not installed and a fault of a program are not damage: `is_whole` tells
+    whether the file holds the bytes that were committed.
     """
     try:
         yield
@@ -265,16 +264,14 @@ class Format(ABC):
 
 
 def format_name(name: str) -> str:
-    """Return a name as it may stand in a dataset, whether the format is installed here or not; a
-    ValueError if it is no name of a format."""
+    """Return the name of a format, installed here or not; a ValueError for any other text."""
     if not _NAME.fullmatch(name) or name in OTHER_PARTS:
         raise ValueError(f"expected the name of a format, as zarr, got {name!r}")
     return name
 
 
 def format_of(name: str) -> Format:
-    """Return the format of a name; an ExtensionError if none is installed under it, or if its entry
-    point leads to something else."""
+    """Return the format of a name; an ExtensionError if no `Format` is installed under it."""
     found = FORMATS.load(name)
     if not isinstance(found, Format):
         raise ExtensionError(
@@ -291,7 +288,6 @@ def format_of(name: str) -> Format:
 
 
 def installed(names: Iterable[str]) -> dict[str, Format]:
-    """Return the formats that can be loaded here."""
     found = {}
     for name in names:
         with suppress(ExtensionError):
@@ -302,8 +298,8 @@ def installed(names: Iterable[str]) -> dict[str, Format]:
 def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str]) -> str:
     """Choose the format in which a dataset is read: the wanted one, else the best that works here.
 
-    Raises a ValueError if the dataset is not stored in the wanted format, and an ExtensionError if
-    nothing here reads it. `writers` names the distributions that wrote formats, where known.
+    ValueError if the dataset is not stored in the wanted format, ExtensionError if nothing here
+    reads it. `writers` names the distributions that wrote formats, if known.
     """
     if wanted is not None and wanted not in names:
         raise ValueError(
@@ -327,8 +323,8 @@ def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str])
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse formats that one dataset cannot have, before any work. Raises an ExtensionError for an
-    unusable format, and a SpecError for two formats that would write the same file."""
+    """Refuse formats that one dataset cannot have: unusable ones (ExtensionError), and two formats
+    that would write the same file (SpecError)."""
     owners: dict[str, str] = {}
     for name in names:
         suffix = format_of(name).suffix
@@ -347,10 +343,7 @@ def stored_streams(
     streams: Iterable[StreamInfo], dtype: str, formats: Iterable[str]
 ) -> list[StreamInfo]:
     """Return the descriptions of a model's streams as a new dataset of these formats stores them.
-
-    Where one of the formats has no scales, streams with a scale have the layout `scaled`, which
-    releases that do not know it refuse.
-    """
+    If one of the formats has no scales, streams with a scale have the layout `scaled`."""
     known = as_stored(streams, dtype)
     if all(format_of(name).has_scales for name in formats):
         return known

@@ -106,8 +106,6 @@ class StreamStatistics:
 
 
 class RunningMoments:
-    """Running statistics of rows of `width` columns that are added one after another."""
-
     def __init__(self, width: int) -> None:
         self._count = 0
         self._sums, self._squares = [np.zeros(width)], [np.zeros(width)]
@@ -138,7 +136,6 @@ class RunningMoments:
 
 
 def combined(parts: Sequence[StreamStatistics]) -> StreamStatistics:
-    """Combine statistics of several parts."""
     filled = [part for part in parts if part.count] or list(parts[:1])
     return StreamStatistics(
         sum(part.count for part in filled),
@@ -168,7 +165,7 @@ def dataset_moments(
     shards: Iterable[Mapping[str, StoredMoments]], streams: Sequence[StreamInfo | Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
     """Combine the statistics of a dataset's shards, in order. A stream that a shard lacks is left
-    out; releases before layout version 3 stored no statistics."""
+    out: releases before layout version 3 stored no statistics."""
     known, found = list(shards), {}
     for info in streams:
         layout = layout_of(info)

@@ -61,8 +61,7 @@ Span = tuple[int, int]
 class StreamLayout(ABC):
     """The stored form of a stream, and how it is read; get one from `layout_of`.
 
-    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip. Fields as
-    in `StreamInfo`.
+    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip.
     """
 
     name: str
@@ -87,7 +86,7 @@ class StreamLayout(ABC):
     @property
     @abstractmethod
     def stored_width(self) -> int:
-        """Columns on disk."""
+        """Return the columns on disk."""
 
     @abstractmethod
     def stored_dtype(self, dtype: str) -> str:
@@ -101,15 +100,11 @@ class StreamLayout(ABC):
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> Any:
-        """Read frames [first, last) of a clip.
+        """Read the frames of a span of a clip.
 
-        Args:
-            read: Reads pieces of stored rows [first, last) of the clip.
-            n_stored: Stored rows of the clip.
-            n_frames: Frames of the clip, see `length_column`.
-            span: First frame, and the frame after the last.
-            dtype: Type of frames that are returned.
-            copy: Return fresh arrays. If False, frames may be a `FrameView`.
+        `read` reads pieces of stored rows [first, last) of the clip. `n_frames` counts as
+        `length_column` does. `dtype` is that of the result. Without `copy` frames may be a
+        `FrameView`.
         """
 
     @abstractmethod
@@ -166,7 +161,7 @@ class StreamLayout(ABC):
 
     @property
     def field_text(self) -> str:
-        """Return a description of a stored row, if unit and rate do not describe it."""
+        """A description of a stored row, if unit and rate do not describe it."""
         return ""
 
     @property
@@ -199,7 +194,7 @@ class StreamLayout(ABC):
 
 
 class FrameLayout(StreamLayout):
-    """Frames: one stored row for each, wherever nothing happens too."""
+    """Frames: one stored row for each."""
 
     stored_rows, columns_are, axis = "frames", "columns", "column"
 
@@ -242,10 +237,8 @@ class FrameLayout(StreamLayout):
 
 
 class ScaledLayout(FrameLayout):
-    """Frames in float16, divided by a scale; in a format without scales their values in float32.
-
-    The scale is a power of two, so that a value is the same number either way.
-    """
+    """Frames in float16, divided by a power of two; in a format without scales their values in
+    float32."""
 
     def in_values(self) -> StreamLayout:
         return ValueLayout(**vars(self) | {"scale_factor": 1.0})

@@ -67,8 +67,8 @@ class TarRow:
 
 @dataclass(frozen=True, slots=True)
 class Npy:
-    """The npy member of a row's stream: the bytes of its header, the first byte of its values in
-    the tar, and the hash of header and values."""
+    """The npy member of a row's stream: its header, the first byte of its values in the tar, and
+    the hash of header and values."""
 
     name: str
     head: bytes
@@ -85,7 +85,6 @@ def key_of(row_id: str) -> str:
 
 
 def row_id_of(key: str) -> str:
-    """Return the row id of a key."""
     return "" if key == EMPTY_KEY else unquote(key)
 
 
@@ -189,7 +188,6 @@ class TarContents:
         self.about = self._json(*described)
 
     def facts(self, row: TarRow) -> dict[str, Any]:
-        """Return the content of the row's json."""
         return self._json(*row.members["json"])
 
     def _json(self, start: int, size: int) -> dict[str, Any]:
@@ -198,8 +196,7 @@ class TarContents:
         return found
 
     def npy(self, row: TarRow, stream: str, width: int, dtype: str) -> Npy:
-        """Read the header of a row's values; a CommitError if they are not of this width and type,
-        or not as many as there are bytes."""
+        """Read the header of a row's values; a CommitError if it is not as committed."""
         name = f"{stream}.npy"
         start, size = row.members[name]
         self._file.seek(start)
@@ -220,8 +217,8 @@ class TarContents:
         return Npy(f"{row.key}.{name}", head, behind, shape[0], width, wanted, sha256)
 
     def pieces(self, npy: Npy) -> Iterator[np.ndarray]:
-        """Yield the values in blocks of about `PIECE_BYTES`; after the last block a CommitError if
-        the hash is wrong."""
+        """Yield the values in blocks of about `PIECE_BYTES`; at the end a CommitError for a wrong
+        hash."""
         digest, row_bytes = hashlib.sha256(npy.head), npy.width * npy.dtype.itemsize
         step = max(1, PIECE_BYTES // row_bytes)
         for first in range(0, npy.frames, step):

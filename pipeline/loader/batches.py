@@ -58,7 +58,6 @@ class EpochPlan:
 
     @property
     def n_batches(self) -> int:
-        """Number of batches."""
         return len(self.offsets) - 1
 
     def after(self, skip: int) -> EpochPlan:
@@ -69,16 +68,12 @@ class EpochPlan:
         return EpochPlan(self.rows[skip:], self.passes[skip:], offsets)
 
     def batch(self, number: int) -> tuple[Rows, Rows]:
-        """Return the rows and passes of a batch."""
         cut = slice(self.offsets[number], self.offsets[number + 1])
         return self.rows[cut], self.passes[cut]
 
     def padding_share(self, lengths: Rows) -> float:
-        """Return the share of padding in the padded length of all batches, from 0 to 1.
-
-        Args:
-            lengths: Length of every row of the set.
-        """
+        """Return the share of padding in the padded length of all batches, 0 to 1, given all
+        lengths."""
         if not len(self.rows):
             return 0.0
         held = lengths[self.rows]
@@ -101,10 +96,8 @@ class FixedBatches:
     def share(
         self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
     ) -> EpochPlan:
-        """Return the plan of one rank from `start` on, the position of all ranks together.
-
-        Ranks differ by one row at most; see `epoch_order.rank_share`.
-        """
+        """Return the plan of one rank from `start` on, the position of all ranks together; see
+        `epoch_order.rank_share`."""
         taken = order.rank_share(
             np.arange(len(plan.rows), dtype=np.int64),
             rank=rank,
@@ -116,7 +109,7 @@ class FixedBatches:
         return self._cut(plan.rows[taken], plan.passes[taken])
 
     def size(self, plan: EpochPlan) -> int:
-        """Return the size of a plan in the unit of `start`: rows."""
+        """Return the size of a plan in the unit of `start`."""
         return len(plan.rows)
 
     def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
@@ -128,11 +121,8 @@ class FixedBatches:
         return check_within("position", state["position"], len(plan.rows))
 
     def start_after(self, plan: EpochPlan, state: Any) -> int:
-        """Return the position of all ranks together when each is at this position of the plan.
-
-        Raises:
-            ValueError: The position is not between whole steps.
-        """
+        """Return the position of all ranks together when each is at this position of the plan;
+        ValueError if it is not between whole steps."""
         batch_rows, position = self.settings.batch_rows, state["position"]
         world = state["world_size"]
         n_full = (len(plan.rows) - state["start"]) // (world * batch_rows)
@@ -171,9 +161,7 @@ def check_within(name: str, value: Any, limit: int) -> int:
 @dataclass(frozen=True, eq=False)
 class BucketedBatches:
     """Batches of at most `budget` frames (or microseconds) when padded; positions count batches.
-
-    `FixedBatches` describes the methods.
-    """
+    `FixedBatches` describes the methods."""
 
     # `batch_rows` is not used.
     settings: Settings
@@ -207,11 +195,8 @@ class BucketedBatches:
     def share(
         self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
     ) -> EpochPlan:
-        """Return every `world_size`-th batch from batch number `start` on.
-
-        With `even`, every rank gets the same number of batches. "pad" and None repeat up to
-        `world_size - 1` batches from the front; "drop" leaves out as many at the end.
-        """
+        """Return every `world_size`-th batch from batch number `start` on. "pad" and None repeat up
+        to `world_size - 1` batches from the front; "drop" leaves out as many at the end."""
         order.check_split(rank, world_size)
         batches = np.arange(start, plan.n_batches, dtype=np.int64)
         excess = len(batches) % world_size
@@ -260,11 +245,8 @@ class BucketedBatches:
         return {"batch_size": self.max_rows, self.name: self.budget}
 
     def _cut_sorted(self, lengths: Rows, group: np.ndarray) -> Rows:
-        """Return the offsets of batches of rows that are sorted by window and falling bucket.
-
-        The longest row of the first row's bucket limits a batch, as no later row of the window is
-        longer.
-        """
+        """Return the offsets of batches of rows that are sorted by window and falling bucket. The
+        longest row of the first row's bucket limits a batch."""
         first = np.flatnonzero(np.append(True, (np.diff(group) != 0).any(axis=0)))
         longest = np.repeat(
             np.maximum.reduceat(lengths, first), np.diff(np.append(first, len(lengths)))
@@ -317,11 +299,8 @@ def bucketed(
     max_rows: int | None,
     lanes_chosen: bool,
 ) -> BucketedBatches:
-    """Return batches under one of the two budgets, checked against the rows.
-
-    `lanes_chosen` says that the caller did not set lanes and windows. If a window would hold too
-    few batches to join rows of similar length, there are then fewer lanes with larger windows.
-    """
+    """Return batches under one of the two budgets, checked against the rows. With `lanes_chosen`,
+    there are fewer lanes with larger windows if a window would hold too few batches."""
     if batch_frames is not None and batch_seconds is not None:
         raise ValueError("expected one budget, got batch_frames and batch_seconds; drop one")
     given: Any = batch_seconds if batch_frames is None else batch_frames
@@ -375,10 +354,8 @@ def frames_of(features: FeatureRows, cropper: Cropper | None) -> dict[str, Rows]
 
 
 def _buckets(lengths: Rows, phase: float) -> Rows:
-    """Return the step of an octave in which each length lies; exact on every machine.
-
-    Each epoch shifts the steps by its phase (0 to 1). Otherwise the longest rows of a small set
-    would share a batch in every epoch.
+    """Return the step of an octave in which each length lies; exact on every machine. Each epoch
+    shifts the steps by its phase (0 to 1): the longest rows of a small set would share every batch.
     """
     fraction, octave = np.frexp(lengths.astype(np.float64))
     within = (fraction * 2 - 1) * STEPS_PER_OCTAVE + phase

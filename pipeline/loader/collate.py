@@ -227,9 +227,7 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def as_tensor(features: Any) -> torch.Tensor:
     """Return a tensor of the same dtype; it shares a writable array and copies a read-only one.
-
-    Events (objects with `dense()`) become counts in float32.
-    """
+    Events (objects with `dense()`) become counts in float32."""
     if is_sparse(features):
         return torch.from_numpy(features.dense().astype(np.float32))
     if isinstance(features, torch.Tensor):
@@ -329,7 +327,6 @@ def _dtype(part: Part) -> torch.dtype:
 
 
 def _copy(part: Part, into: torch.Tensor) -> None:
-    """Copy the frames of a row into a batch."""
     if tuple(part.shape) != tuple(into.shape):
         raise ValueError(
             f"all rows of a batch need as many columns: expected {into.shape[1]}, got "

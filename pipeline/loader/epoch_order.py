@@ -71,11 +71,8 @@ def check_whole(name: str, value: Any) -> int:
 
 
 def keys(n: int, *, seed: int, epoch: int, salt: int, part: int = 0) -> NDArray[np.uint64]:
-    """Return n sort keys for one purpose (salt), epoch, and set (part) of a mixture.
-
-    Counters begin 2^192 blocks apart for each purpose and 2^128 for each part, so no number is used
-    twice.
-    """
+    """Return n sort keys for one purpose (salt), epoch, and set (part) of a mixture. Counters begin
+    2^192 blocks apart for each purpose and 2^128 for each part, so no number is used twice."""
     words = {"key": (seed, epoch), "counter": (0, 0, part, salt)}
     return Philox(**{name: np.array(word, np.uint64) for name, word in words.items()}).random_raw(n)
 
@@ -191,10 +188,8 @@ def rank_share(
 
 def choose_window(block_rows: Rows, *, total_bytes: int, window_bytes: int) -> dict[str, Any]:
     """Choose `lanes` and `window_rows`, so that all open windows together fit into `window_bytes`.
-
     A set within the budget is one window. Else there are as many lanes (8, 4, 2, 1) as leave each
-    window two blocks.
-    """
+    window two blocks."""
     if isinstance(window_bytes, bool) or not isinstance(window_bytes, numbers.Real):
         raise TypeError(f"window_bytes must be a number of bytes, got {window_bytes!r}")
     if not 0 < float(window_bytes) < math.inf:

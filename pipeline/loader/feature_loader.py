@@ -98,12 +98,10 @@ class BatchRing:
             yield found
 
     def bytes_of(self, number: int) -> np.ndarray:
-        """Return the memory of a slot."""
         begin = self._head_bytes + number * self.slot_bytes
         return self._memory[begin : begin + self.slot_bytes]
 
     def take(self, number: int) -> None:
-        """Mark a slot as full, in a worker."""
         self._memory[number] = TAKEN
 
     def opened(self, number: int) -> torch.Tensor:
@@ -137,11 +135,8 @@ class Slot:
         return self._bytes[begin : begin + size].view(dtype).view(tuple(shape))
 
     def sent(self, batch: Any) -> _Sent | None:
-        """Return the message for a batch in this slot; None if the batch does not fit.
-
-        Without a message, the batch must be collated again without a slot: parts of it may lie in
-        this slot, and the next batch overwrites them.
-        """
+        """Return the message for a batch in this slot. None: it does not fit, and must be collated
+        again without a slot, because parts of it may lie in the slot."""
         content = BytesIO()
         try:
             _Pickler(self, content).dump(batch)

@@ -43,11 +43,8 @@ _WAYS = (
 class Ranks:
     """The rank and world size of a process, given or looked up.
 
-    Args:
-        rank: From 0 to `world_size - 1`; None looks it up.
-        world_size: Number of processes that share an epoch; None looks it up.
-        distributed: False asks neither torch.distributed nor the environment: without `rank` and
-            `world_size`, this process reads all rows.
+    With `distributed=False` neither torch.distributed nor the environment is asked: without `rank`
+    and `world_size`, this process reads all rows.
     """
 
     rank: int | None = None
@@ -72,12 +69,8 @@ class Ranks:
         return self.rank is None and self.distributed
 
     def find(self) -> tuple[int, int]:
-        """Return rank and world size.
-
-        Raises:
-            ValueError: The given values differ from those found, or the environment has only one of
-                them.
-        """
+        """Return rank and world size; ValueError if given values differ from those found, or the
+        environment has only one of them."""
         if self.rank is None or self.world_size is None:
             return (of_torch() or _of_launcher() or WHOLE) if self.distributed else WHOLE
         check_split(self.rank, self.world_size)
@@ -153,18 +146,16 @@ def _number(name: str) -> int | None:
 def accelerate_deals(stream: Any) -> bool | None:
     """Return True if accelerate reads this stream through a DataLoader that it has prepared.
 
-    None means that no `Accelerator` shares work among processes. False means that an `Accelerator`
-    does, but no DataLoader that it has prepared reads the stream now.
+    None: no `Accelerator` shares work among processes. False: one does, but no DataLoader that it
+    has prepared reads the stream now.
     """
     processes, loader = _accelerate(stream)
     return None if processes == 1 else loader is not None
 
 
 def check_accelerate(stream: Any, ranks: Ranks, *, collates: bool) -> None:
-    """Refuse a way of reading through accelerate that does not give each row once.
-
-    With `collates`, the stream gives batches, which accelerate can neither join nor cut.
-    """
+    """Refuse a way of reading through accelerate that does not give each row once. With `collates`,
+    the stream gives batches, which accelerate can neither join nor cut."""
     processes, loader = _accelerate(stream)
     if loader is None:
         check_dealt(None if processes == 1 or not ranks.are_found else False)
@@ -195,8 +186,7 @@ def check_dealt(deals: bool | None) -> None:
 
 
 def _accelerate(stream: Any) -> tuple[int, Any]:
-    """Return accelerate's number of processes, and its prepared DataLoader that is being iterated
-    if that reads the stream."""
+    """Return accelerate's number of processes, and its prepared DataLoader if it reads the stream."""
     module = sys.modules.get("accelerate.state")
     if module is None or not module.is_initialized():
         return 1, None

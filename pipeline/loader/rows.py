@@ -121,12 +121,8 @@ class Row:
 
 class FeatureRows(ABC):
     """The interface of a feature set: a sequence of `Row`, and the blocks of a shuffled order.
-
-    `Features` describes the abstract properties and methods.
-
-    Attributes:
-        mixture: Rows of each set in an epoch, if sets are mixed by weight; else None.
-    """
+    `Features` describes the abstract properties and methods. `mixture` has the rows of each set in
+    an epoch, if sets are mixed by weight."""
 
     mixture: tuple[int, ...] | None = None
 
@@ -164,13 +160,7 @@ class FeatureRows(ABC):
 
     @abstractmethod
     def read_row(self, index: int, span_s: Span | None = None, *, copy: bool = True) -> Row:
-        """Read a row, or a span of it, for a collate.
-
-        Args:
-            index: The row's number, from 0.
-            span_s: Start and end of the span, s; None for the whole row.
-            copy: Return fresh arrays. If False, frames may be views of cached blocks (`FrameView`).
-        """
+        """Read a row, or a span of it in s. Without `copy`, frames may be views of cached blocks."""
 
     @property
     def dtype(self) -> np.dtype:

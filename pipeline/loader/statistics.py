@@ -64,12 +64,8 @@ def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStati
 
 
 class Normaliser:
-    """Scales frames to mean 0 and variance 1 in every column, in the dtype that is read.
-
-    Constant columns become 0, with one warning. If `wanted` is True, the set's statistics are
-    taken. Else `wanted` holds the statistics of each stream to normalise, for example of a
-    training set.
-    """
+    """Scales frames to mean 0 and variance 1 in every column, in the dtype that is read. Constant
+    columns become 0, with one warning. `wanted` is True for the set's own statistics."""
 
     def __init__(self, features: FeatureRows, wanted: bool | Of) -> None:
         if wanted is not True and not isinstance(wanted, Mapping):

@@ -79,7 +79,6 @@ MASK = 2**62 - 1
 
 
 def check_label(features: FeatureRows, label: str | None) -> str | None:
-    """Refuse a label that is no column of the source."""
     columns = [each for each in features.table.column_names if each.startswith(EXTRA_PREFIX)]
     names = [each.removeprefix(EXTRA_PREFIX) for each in columns]
     if label is not None and label not in names:
@@ -173,7 +172,6 @@ class EpochPlace:
         self.set(epoch, 0, 0)
 
     def now(self) -> Place:
-        """Return the current place."""
         return Place(*self._table[0].tolist())
 
     def set(self, epoch: int, start: int, skip: int) -> None:
@@ -193,10 +191,8 @@ class EpochPlace:
         self._table[0, TAKEN] += 1
 
     def join(self, worker: int, seed: int, workers: int) -> Begun:
-        """In a worker: begin an iteration, the same as the other workers do.
-
-        `seed` is the `WorkerInfo.seed` of the worker.
-        """
+        """In a worker: begin an iteration, the same as the other workers do, given
+        `WorkerInfo.seed`."""
         if workers > MAX_WORKERS:
             raise ValueError(f"expected at most {MAX_WORKERS} workers, got {workers}")
         token = ((seed - worker + self._iterations) & MASK) + 1
@@ -414,10 +410,8 @@ class FeatureStream(IterableDataset[Any]):
         return self._of_worker(begun, info.id, info.num_workers)
 
     def tracked(self, batches: Callable[[EpochPlan], Iterable[Any]]) -> Iterator[Any]:
-        """Iterate an epoch in this process, and count the rows that are handed out.
-
-        `batches` makes the rows or batches of a plan, in its order.
-        """
+        """Iterate an epoch in this process, and count the rows that are handed out. `batches` makes
+        the rows or batches of a plan, in its order."""
         self._check_accelerate()
         self._iterating += 1
         try:
@@ -452,9 +446,8 @@ class FeatureStream(IterableDataset[Any]):
     ) -> Iterator[Iterator[Row]]:
         """Yield the rows of each batch of one worker of a loader; nothing is counted.
 
-        Worker j % workers reads batch j, and the loader takes batches from its workers in the same
-        order, so it hands out the plan in order. With `views`, frames come as views into the cache
-        if they need no arithmetic (`FrameView`), and arrays stay arrays.
+        Worker j % workers reads batch j, and the loader takes batches in the same order. With
+        `views`, frames come as `FrameView` if they need no arithmetic.
         """
         plan = self.left()
         return self._read(plan, range(worker, plan.n_batches, workers), workers, views=views)
@@ -556,7 +549,7 @@ class FeatureStream(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out plans, which a spawned worker makes faster than it receives them, and add the
-        rank, which a spawned worker cannot get from torch.distributed."""
+        rank."""
         is_rank = self._ranks.are_found and of_torch() is not None
         carried = (self._split(), accelerate_deals(self)) if is_rank else None
         return {**self.__dict__, "_plans": {}, "_iterating": 0, "_carried": carried}
@@ -592,7 +585,6 @@ class FeatureStream(IterableDataset[Any]):
         return self._plans[key]
 
     def _share(self, epoch: int, start: int) -> EpochPlan:
-        """Return the plan of this rank."""
         rank, world_size = self._split()
         key = epoch, start, rank, world_size
         if key not in self._plans:

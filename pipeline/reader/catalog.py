@@ -1,10 +1,9 @@
 """The catalog of a dataset: its rows, where they lie, and the files that hold them.
 
-Only what commits name counts. A closed dataset has an index, and `current.json` names the index and
-the commits it was made from. The record of a shard is read when the shard is first needed, and is
-refused if its attempt differs from the index. A dataset that is not closed has no index: every
-commit and its table of rows is read, so a running job can be looked at. Rows come in the same order
-in both cases: by shard, then by position in the shard.
+A closed dataset has an index, and `current.json` names the index and the commits it was made from.
+The record of a shard is read when the shard is first needed, and is refused if its attempt differs
+from the index. A dataset that is not closed has no index: every commit and its table of rows is
+read. Rows come in the same order in both cases: by shard, then by position in the shard.
 """
 
 from __future__ import annotations
@@ -72,10 +71,8 @@ SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
 
 def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
-    """Refuse a table in which a row has no name, no valid shard or no place.
-
-    The ends of rows are checked when the rows are read.
-    """
+    """Refuse a table in which a row has no name, no valid shard or no place. The ends of rows are
+    checked when the rows are read."""
     places = ("row", *_place_names(streams))
     kinds = {name: pa.types.is_integer for name in places}
     kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
@@ -98,10 +95,7 @@ def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo
 
 
 def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
-    """Return the good rows of an index, in the order of shards.
-
-    Columns are copied only if rows are left out or change places.
-    """
+    """Return the good rows of an index, in the order of shards; copied only if they change."""
     good, shown = pc.equal(table.column("status"), "ok"), shown_columns(table, streams)
     del table
     if not pc.all(good, min_count=0, skip_nulls=False).as_py():
@@ -129,7 +123,6 @@ def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
 
 
 def is_extra(name: str) -> bool:
-    """Return True if a column was carried through from the source."""
     return name.startswith(EXTRA_PREFIX)
 
 
@@ -206,7 +199,6 @@ class Catalog:
         return dict(zip(names, zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
 
     def column(self, name: str) -> np.ndarray:
-        """Return a numeric column as an array."""
         return np.asarray(self.table.column(name).to_numpy())
 
     @cached_property
@@ -225,11 +217,8 @@ class Catalog:
 
     @cached_property
     def block_rows(self) -> np.ndarray:
-        """Rows per row group, in table order, by the rule of the Parquet writer.
-
-        The rule applies to every format and counts all streams, so the shuffle order depends on
-        neither the format nor the streams that are read.
-        """
+        """Rows per row group, in table order, by the rule of the Parquet writer for all streams. So
+        the shuffle order depends on neither the format nor the streams that are read."""
         profile = self.dataset.spec["output"]["row_group_profile"]
         blocks, start = [], 0
         for n_rows in self.shards[1].tolist():
@@ -252,11 +241,8 @@ class Catalog:
         return np.asarray(pc.sort_indices(self.table.column("row_id")))
 
     def choose_format(self, wanted: str | None) -> str:
-        """Check the wanted format; None chooses a format that reads parts of rows, if there is one.
-
-        Zarr fetches chunks of 1 MB and Parquet row groups of 2 to 128 MB, and Zarr decodes float16
-        twice as fast. Parquet needs fewer requests if whole row groups are read.
-        """
+        """Check the wanted format; None chooses one that reads parts of rows, if there is one: Zarr
+        fetches chunks of 1 MB, Parquet row groups of 2 to 128 MB."""
         writers = self.dataset.provenance.get("extensions", {}).get("formats", {})
         return chosen(self.formats, wanted, writers)
 
@@ -303,11 +289,8 @@ def _dtype_of(wanted: object) -> np.dtype | None:
 
 
 def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
-    """Read a dataset's catalog, from its index or else its commits.
+    """Read a dataset's catalog, from its index or else its commits; `which` is a snapshot.
 
-    Args:
-        layout: Where the dataset lies.
-        which: A snapshot, see `find_snapshot`; None takes the current snapshot.
     Raises:
         SourceError: There is no dataset, or no shard is committed yet.
         OutputError: dataset.json is damaged, or its layout version is unknown.
@@ -361,11 +344,8 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
 
 
 def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, CommitRecord]:
-    """Return the record of the first shard of a remote dataset.
-
-    Most readers need it, and fetching it now saves a round trip. If it cannot be read, the error is
-    raised when the shard is opened.
-    """
+    """Return the record of the first shard of a remote dataset, which saves most readers a round
+    trip. If it cannot be read, the error is raised when the shard is opened."""
     if layout.is_local or not refs:
         return {}
     shard = min(refs)
@@ -429,10 +409,8 @@ def _rows_of(
 
 
 def _only_index(layout: Layout, version: int) -> bytes | None:
-    """Return the index of a closed dataset of layout version 1; None if the commits must be read.
-
-    With several indexes, nothing says which one is current.
-    """
+    """Return the index of a closed dataset of layout version 1. Of several nothing says which is
+    current, so the commits must be read."""
     found = layout.list("index") if version == 1 else []
     if len(found) != 1:
         return None
@@ -461,14 +439,12 @@ class RowLocations:
         self._columns: dict[str, Any] = {}
 
     def cell(self, column: str, position: int) -> Any:
-        """Return one cell of the table of rows."""
         # Looking up a column by name, in chunks, takes ten times as long as indexing one array.
         if column not in self._columns:
             self._columns[column] = self._table.column(column).combine_chunks()
         return self._columns[column][position].as_py()
 
     def shard(self, position: int) -> str:
-        """Return the shard of a row."""
         if "shard" not in self._columns:
             column = self._table.column("shard").combine_chunks().dictionary_encode()
             self._columns["shard"] = column.dictionary.to_pylist(), column.indices.to_numpy()
@@ -488,11 +464,8 @@ class RowLocations:
         return FrameSpan(row_id, row, int(self.starts[name][position]), first, last)
 
     def known_ahead(self, wanted: Wanted) -> dict[str, FrameSpan]:
-        """Return where the stored rows of a span of a row lie, as far as the index knows it.
-
-        The places of events and int8 frames inside a row are known only when the row is read, so
-        these streams are left out of spans.
-        """
+        """Return where the stored rows of a span of a row lie. The places of events and int8 frames
+        inside a row are known only when it is read, so these streams are left out of spans."""
         position, span_s = wanted
         frames = {name: (0, int(sizes[position])) for name, sizes in self.sizes.items()}
         if span_s is not None:

@@ -49,11 +49,7 @@ SPREAD_SALT = 5
 
 
 class CombinedFeatures(FeatureSet):
-    """Base class of several sets as one.
-
-    Attributes:
-        sets: The sets, in order.
-    """
+    """Base class of several sets as one; `sets` has them in order."""
 
     sets: tuple[Features, ...]
 
@@ -447,18 +443,11 @@ def open_joined(
     storage_options: Mapping[str, Any],
     open_set: Callable[[str, Which | None, list[str]], Features],
 ) -> JoinedFeatures:
-    """Open a set with its additions, as a snapshot of the set names them.
+    """Open a set with its additions, as a snapshot of the set names them; `open_set` opens a set by
+    place, snapshot and streams.
 
-    Args:
-        uri: Where the set lies.
-        which: The snapshot.
-        streams: Names of streams here; None reads all.
-        storage_options: Options of the filesystem.
-        open_set: Opens a set by place, snapshot and streams.
-    Raises:
-        OutputError: An addition lacks the snapshot that is named.
-        CommitError: The snapshot of an addition has other bytes than the one that was added.
-        ValueError: A stream is unknown.
+    OutputError if an addition lacks the snapshot that is named, CommitError if the snapshot has
+    other bytes than the one that was added, ValueError for an unknown stream.
     """
     catalog = load_catalog(Layout.open(uri, storage_options), which)
     places: dict[str, tuple[str, Which | None]] = {"": (uri, which)}
@@ -484,7 +473,7 @@ def open_joined(
 
 
 def stream_names(sets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Return the name here of each stream of each set, given the streams by set."""
+    """Return the name here of each stream of each set."""
     taken = set[str]()
     names = {}
     for key, streams in sets.items():

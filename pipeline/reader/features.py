@@ -77,9 +77,8 @@ READ_AHEAD_ROWS = 512
 class ProcessHandles:
     """Connections, open shards and cached blocks of a set in one process; never pickled.
 
-    Safe in several threads, which open different shards at the same time. If more than `max_open`
-    shards are open, the least recently used shard is closed. The set is not referred to: threads
-    that read ahead must not keep it alive.
+    Safe in several threads. If more than `max_open` shards are open, the least recently used one is
+    closed. The set is not referred to: threads that read ahead must not keep it alive.
     """
 
     def __init__(
@@ -112,7 +111,6 @@ class ProcessHandles:
         self._closed = False
 
     def file(self, shard: str) -> tuple[str, Promise]:
-        """Return the path of the feature file of a shard, and what its commit states."""
         if shard not in self._files:
             named = self._catalog.shard_file(self.layout, shard, self._format, self._fmt)
             self._files[shard] = named
@@ -121,14 +119,9 @@ class ProcessHandles:
     def reader(self, shard: str, *, ahead: bool = False) -> ShardReader:
         """Return the reader of a shard; open it if it is not open.
 
-        Args:
-            shard: Id of the shard.
-            ahead: True if no row is read from it yet. If too many shards are open, it replaces a
-                shard that rows were read from, except the last of these and shards that cannot read
-                ahead.
-        Raises:
-            LookupError: With `ahead`, no shard can be closed.
-            ValueError: `close` was called while the shard was being opened.
+        With `ahead` no row is read from it yet. If too many shards are open, it replaces a shard
+        that rows were read from, except the last of these and shards that cannot read ahead.
+        LookupError if there is none, ValueError if `close` was called meanwhile.
         """
         rel, promise = self.file(shard)
         with self._changed:
@@ -358,7 +351,6 @@ class Features(FeatureSet):
         self._ahead().want([self._position(row) for row in rows], spans_s)
 
     def _ahead(self) -> ReadAhead:
-        """Return the read-ahead of this process."""
         process, places = self._here(), self._places
         if process.ahead is None:
             pace = LOCAL if process.layout.is_local else REMOTE

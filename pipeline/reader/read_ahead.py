@@ -85,16 +85,8 @@ STEP_SHARE, MAX_STEP = 0.125, 64
 
 
 class ReadAhead:
-    """Prefetch of blocks for one consumer.
-
-    Args:
-        needed: Yields the blocks of a row.
-        prepare: Opens the shard of a row that is read soon; makes small requests in the pool.
-        shard_of: Returns the shard of a row.
-        nbytes: Returns the decoded bytes of rows or spans.
-        cache: The cache for blocks.
-        pace: The policy.
-    """
+    """Prefetch of blocks for one consumer. `needed` yields the blocks of a row, `prepare` opens the
+    shard of a row that is read soon, `nbytes` returns the decoded bytes of rows or spans."""
 
     def __init__(
         self,
@@ -127,13 +119,9 @@ class ReadAhead:
     ) -> int:
         """Name the rows that come next, in order; this replaces the rows of earlier calls.
 
-        Args:
-            rows: Numbers of rows.
-            spans: The span of each row; None for whole rows.
-            in_order: True if no block is needed again after its rows were read. The window may then
-                take a larger share of the cache.
-        Returns:
-            The number of rows after which the next call is due, if they are read one by one.
+        `in_order` says that no block is needed again after its rows were read; the window may then
+        take a larger share of the cache. Return the number of rows after which the next call is
+        due.
         """
         share = IN_ORDER_SHARE if in_order else SHARE
         most = min(self._pace.max_bytes, int(share * self._cache.max_bytes))
@@ -164,10 +152,8 @@ class ReadAhead:
         return min(max(1, step), MAX_STEP)
 
     def settle(self, position: int) -> None:
-        """Wait until the requests for a row are made, if they are being made.
-
-        Otherwise the reader would request the same bytes a second time.
-        """
+        """Wait until the requests for a row are made; the reader would request the bytes a second
+        time."""
         plan = self._plans.get(position)
         if plan is not None:
             with suppress(Exception, CancelledError):
@@ -181,11 +167,8 @@ class ReadAhead:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _whole_shards(self, rows: Sequence[int], ends: np.ndarray, count: int, most: int) -> int:
-        """Return the rows of the window without a last shard that does not fit as a whole.
-
-        Such a shard is left for a later window, if it fits into a window by itself and none of its
-        rows is requested yet.
-        """
+        """Return the rows of the window without a last shard that does not fit as a whole, if it
+        fits into a window by itself and none of its rows is requested yet."""
         if count == len(rows):
             return count
         shard, begin, end = self._shard_of(rows[count]), count, count

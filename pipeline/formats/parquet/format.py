@@ -102,16 +102,14 @@ def joined(spans: Iterable[Span], gap_bytes: int) -> Iterator[Span]:
 
 
 class FetchedRanges(SeekableFile):
-    """A file of `nbytes` bytes of which the ranges `held` were fetched; Arrow takes parts of them
-    without a copy."""
+    """A file of which some ranges were fetched; Arrow takes parts of them without a copy."""
 
     def __init__(self, nbytes: int, held: Sequence[Held] = ()) -> None:
         super().__init__(nbytes)
         self.held = held
 
     def part(self, start: int, nbytes: int) -> Bytes:
-        """Return bytes [start, start + nbytes) of the file; a ValueError if they were not
-        fetched."""
+        """Return bytes of the file; a ValueError if they were not fetched."""
         for begin, content in self.held:
             if begin <= start and 0 <= nbytes <= begin + len(content) - start:
                 return content[start - begin : start - begin + nbytes]
@@ -128,8 +126,8 @@ class FetchedRanges(SeekableFile):
 
 
 class ParquetShard:
-    """A shard's Parquet file; reads streams' columns of the row groups of rows. Safe in several
-    threads. See `ShardReader`, `ReadsAhead` and `GivesPieces` for the methods without a text."""
+    """A shard's Parquet file, safe in several threads: a `ShardReader`, `ReadsAhead` and
+    `GivesPieces`."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
         self.rel, self._promise, self._cache = rel, promise, cache
@@ -251,10 +249,8 @@ class ParquetShard:
         """Do nothing: no handle is open between reads."""
 
     def _load(self, blocks: Sequence[Block]) -> Iterator[tuple[str, int, DecodedBlock]]:
-        """Yield columns of row groups as (frames, places of cells); row ids are kept.
-
-        The sizes that the footer claims are checked before anything is read.
-        """
+        """Yield columns of row groups as (frames, places of cells). The sizes that the footer
+        claims are checked before anything is read."""
         columns: dict[int, list[str]] = {}
         for stream, group in sorted(blocks, key=itemgetter(1)):
             (width, dtype), frames = self._promise.columns[stream], self._promise.frames[stream]
@@ -296,8 +292,8 @@ class ParquetShard:
     def _decoded(
         self, held: Sequence[Held], group: int, columns: Sequence[str]
     ) -> list[tuple[str, DecodedBlock]]:
-        """Decode columns of a row group: all frames of each stream in it, and where each row's
-        frames start. Row ids are kept where they are one of the columns."""
+        """Return the frames of each stream in a row group, and where each row's frames start. Row
+        ids are kept."""
         with self._cache.decoding:
             try:
                 ranges, file = self._idle.pop()

@@ -161,21 +161,19 @@ def _offsets(sizes: Sequence[int]) -> np.ndarray:
 
 class BinaryCells:
     """A cell is the bytes of its frames. lz4 finds what repeats, as in events, and costs nothing
-    where nothing does."""
+    elsewhere."""
 
     #: Codec of the column, and its level if it has levels.
     compression: str = "lz4"
     level: int | None = None
 
     def field(self, column: str, width: int, dtype: str, attrs: Mapping[str, str]) -> pa.Field:
-        """Return name and type of a stream's column, given width and type of its stored rows, and
-        metadata on how numbers become values."""
+        """Return a stream's column, with metadata on how numbers become values."""
         facts = {COLUMNS_KEY.decode(): str(width), DTYPE_KEY.decode(): dtype}
         return pa.field(column, pa.binary(), metadata={**facts, **attrs})
 
     def stored(self, field: pa.Field) -> tuple[int, str]:
-        """Return columns and dtype of the frames as the file states them; a CommitError if it does
-        not."""
+        """Return columns and dtype of the frames as the file states them, or raise a CommitError."""
         try:
             found = field.metadata
             return int(found[COLUMNS_KEY]), np.dtype(found[DTYPE_KEY].decode()).name
@@ -198,8 +196,8 @@ class BinaryCells:
         return pa.Array.from_buffers(pa.binary(), len(frames), buffers)
 
     def frames(self, cells: Any, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-        """Decode all frames of some cells, (frames, width), and the bounds of cells in them, int64.
-        A cell that holds no whole frames, or nothing, is a CommitError."""
+        """Decode the frames of some cells, (frames, width), and the bounds of cells in them, int64;
+        a CommitError for a cell without whole frames."""
         stored = np.dtype(dtype).newbyteorder("<")
         frame_bytes = width * stored.itemsize
         _, places, content = cells.buffers()
@@ -370,7 +368,7 @@ def row_groups(row_bytes: Sequence[float], profile: str) -> Iterator[tuple[int, 
     """Cut rows into (start, stop) groups of the profile's size; a row is never divided here.
 
     A group is closed once it reaches the lower size, or when the next row would take it beyond the
-    upper one. A row above the upper size is hence alone in its group.
+    upper one.
     """
     if profile not in ROW_GROUP_BYTES:
         raise ValueError(f"row_group_profile is one of {sorted(ROW_GROUP_BYTES)}, got {profile!r}")

@@ -64,8 +64,8 @@ class FrameObject(NamedTuple):
 
 
 class ZarrShard:
-    """A shard's Zarr store; reads only the inner chunks a span touches. Safe in several threads.
-    See `ShardReader`, `ReadsAhead` and `GivesPieces` for the methods without a text."""
+    """A shard's Zarr store, safe in several threads: a `ShardReader`, `ReadsAhead` and
+    `GivesPieces`."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
         self._layout, self._promise, self._cache = layout, promise, cache
@@ -80,8 +80,8 @@ class ZarrShard:
         self._asking = Lock()
 
     def _metadata(self) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
-        """Read the store's metadata. From a remote store the ends of large objects are read in the
-        same round trip, because they hold the index of chunks."""
+        """Read the store's metadata, and of a remote store in the same round trip the ends of large
+        objects, which hold the index of chunks."""
         large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
         if not large:
             return read_metadata(self._layout, self.rel, self._promise)
@@ -108,8 +108,8 @@ class ZarrShard:
         return join_frames(self.pieces(stream, span), shape, values.dtype)
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
-        """Yield parts of chunks. A row that is missing, lies elsewhere in the store or ends before
-        is refused: the length in the index could reach into another row."""
+        """Yield parts of chunks. A row that lies elsewhere in the store or ends before is refused:
+        the length in the index could reach into another row."""
         ids, starts = (self._vector(stream, name) for name in VECTORS)
         if span.row >= len(ids) or ids[span.row] != span.row_id:
             raise other_row(self.rel, span, ids[span.row] if span.row < len(ids) else None)
@@ -131,10 +131,8 @@ class ZarrShard:
         return range((span.start + span.first) // step, -(-(span.start + span.last) // step))
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
-        """Group contiguous chunks of an object, bounded in bytes.
-
-        From a remote store a small object that is wanted whole is one request, index included.
-        """
+        """Group contiguous chunks of an object, bounded in bytes. A small remote object that is
+        wanted whole is one request, index included."""
         wanted = {stream: sorted(numbers) for stream, numbers in _by_stream(blocks)}
         objects = [
             (stream, number, places)
@@ -162,8 +160,7 @@ class ZarrShard:
     def _ask_first(
         self, streams: Iterable[str], objects: Iterable[tuple[str, int]], pool: Executor
     ) -> None:
-        """Fetch row ids, starts and indexes of objects in concurrent requests. One after the other
-        each would take a round trip."""
+        """Fetch row ids, starts and indexes of objects in concurrent requests."""
         with self._asking:
             vectors = {self._vector_key(s, name): (s, name) for s in streams for name in VECTORS}
             left = [place for key, place in vectors.items() if key not in self._vectors]
@@ -174,15 +171,14 @@ class ZarrShard:
                 each.result()
 
     def _comes_whole(self, stream: str, number: int, n_chunks: int) -> bool:
-        """Return True if an object is fetched in one request: all its chunks are wanted, and its
-        index was not read yet."""
+        """Return True if an object is fetched in one request: all chunks are wanted, and its index
+        too."""
         if self._layout.is_local or (stream, number) in self._objects:
             return False
         whole = n_chunks == self._values[stream].chunks_in(number)
         return whole and self._file(stream, number).nbytes <= self._request_bytes
 
     def _by_object(self, stream: str, chunks: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-        """Group sorted chunks by object."""
         object_chunks = self._values[stream].object_chunks
         for number, places in groupby(chunks, lambda chunk: chunk // object_chunks):
             yield number, [*places]
@@ -196,8 +192,7 @@ class ZarrShard:
         """Do nothing: no handle is open between reads."""
 
     def _vector_key(self, stream: str, name: str) -> str:
-        """Return a key for a vector. Vectors of several streams often have equal bytes; these have
-        one key and are read once."""
+        """Return one key for vectors of several streams that have equal bytes."""
         rel = f"{self.rel}/{stream}/{name}"
         committed = self._promise.files.get(f"{rel}/c/0")
         return rel if committed is None else f"{name} {committed.sha256}"
@@ -215,8 +210,8 @@ class ZarrShard:
         return self._vectors[key]
 
     def _blocks(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield decoded chunks with their numbers, in any order: cached chunks, then chunks that
-        are loaded here, then chunks that other threads load."""
+        """Yield decoded chunks with their numbers: cached chunks, then chunks that are loaded here,
+        then chunks that other threads load."""
         keys = [(self.rel, stream, chunk) for chunk in chunks]
         missing = []
         for key, block in zip(keys, self._cache.held(keys), strict=True):
@@ -317,8 +312,7 @@ class ZarrShard:
         )
 
     def _object(self, stream: str, number: int, content: Bytes | None = None) -> FrameObject:
-        """Return an object of a stream; its index is read once, from the object's content if that
-        is there."""
+        """Return an object of a stream; its index is read once, or taken from the object's content."""
         if (stream, number) not in self._objects:
             file = self._file(stream, number)
             end = self._ends.pop(file.rel, None) if content is None else content
@@ -341,8 +335,7 @@ def _by_stream(blocks: Iterable[Block]) -> Iterable[tuple[str, list[int]]]:
 
 
 class ZarrFormat(Format):
-    """A shard as one Zarr v3 store; see `earmill.pipeline.formats.zarr.write`. zarr-python is
-    imported when a store is written."""
+    """A shard as one Zarr v3 store. zarr-python is imported when a store is written."""
 
     suffix = ".zarr"
     media_type = "application/vnd+zarr"

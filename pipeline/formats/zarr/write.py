@@ -140,7 +140,6 @@ def _write_values(
 def _write_vector(
     group: zarr.Group, name: str, values: NDArray[Any], axis: str, attrs: Mapping[str, Any]
 ) -> None:
-    """Write a short array as one chunk."""
     texts = values.dtype == object
     array = group.create_array(
         name,
@@ -200,7 +199,6 @@ def blocks_of(frames: Sequence[Values], size: int) -> Iterator[NDArray[Any]]:
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Join consecutive parts to one array; a single part is not copied."""
     return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=0)
 
 
@@ -210,11 +208,9 @@ def digest_zarr(
     rows: Sequence[FeatureRow] = (),
     expected: ShardDigest | None = None,
 ) -> ShardDigest:
-    """Return the digest of a written store, read chunk by chunk.
-
-    Given the rows that were written and their digest, a stream that equals the rows bit by bit is
-    not hashed; its hash is the expected one.
-    """
+    """Return the digest of a written store, read chunk by chunk. Given the rows that were written
+    and their digest, a stream that equals the rows bit by bit is not hashed; its hash is the
+    expected one."""
     store = _WrittenStore(path)
     digests = {}
     for info in streams:
