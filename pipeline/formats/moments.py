@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.stream_layout import FrameLayout, layout_of
+from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 from earmill.pipeline.formats.values import Int8Frames, Values, converted
 from earmill.pipeline.storage.documents import Strict
 
@@ -153,7 +153,7 @@ def shard_moments(
     found = {}
     for info in streams:
         layout = layout_of(info)
-        if isinstance(layout, FrameLayout):
+        if has_statistics(info):
             summing = RunningMoments(info.width)
             for row in rows:
                 summing.add(layout.frames_of(row))
@@ -178,7 +178,7 @@ def dataset_moments(
 
 def has_statistics(info: StreamInfo | Mapping[str, Any]) -> bool:
     """Return True if a stream has frames, not events."""
-    return isinstance(layout_of(info), FrameLayout)
+    return not isinstance(layout_of(info), EventLayout)
 
 
 def _exact_sum(parts: Sequence[Columns]) -> Columns:

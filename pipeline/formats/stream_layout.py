@@ -18,7 +18,6 @@ and the blocks of the span.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -58,8 +57,8 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class StreamLayout(ABC):
-    """The stored form of a stream, and how it is read; get one from `layout_of`.
+class StreamLayout:
+    """The stored form of a stream of frames, and how it is read; get one from `layout_of`.
 
     A stored row is a frame or an event; (n, `stored_width`) of them make up a clip.
     """
@@ -72,10 +71,10 @@ class StreamLayout(ABC):
     scale_factor: float = 1.0
 
     #: Names of the stored rows and of the columns.
-    stored_rows: ClassVar[str]
-    columns_are: ClassVar[str]
+    stored_rows: ClassVar[str] = "frames"
+    columns_are: ClassVar[str] = "columns"
     #: The dimension along which the centre frequencies of a store lie.
-    axis: ClassVar[str]
+    axis: ClassVar[str] = "column"
     #: Numbers of each clip that are stored beside the start and number of its stored rows.
     row_counts: ClassVar[tuple[str, ...]] = ()
     #: Type of its values in croissant.json.
@@ -84,36 +83,49 @@ class StreamLayout(ABC):
     card_note: ClassVar[str] = ""
 
     @property
-    @abstractmethod
     def stored_width(self) -> int:
-        """Return the columns on disk."""
+        """Columns on disk."""
+        return int(self.width)
 
-    @abstractmethod
     def stored_dtype(self, dtype: str) -> str:
         """Return the type on disk, given the job's dtype."""
+        # A frame by itself, as of a whole clip, is smaller in float32 than with a scale.
+        return "float32" if dtype == INT8 else dtype
 
-    @abstractmethod
     def stored_rows_in(self, seconds: float) -> int:
         """Estimate how many stored rows a clip will have."""
+        return math.floor(seconds * self.frame_rate_hz) if self.frame_rate_hz else 1
 
-    @abstractmethod
+    def frames_of(self, row: FeatureRow) -> Values | Int8Frames:
+        """Return the frames of a row, without the stream's scale; slices of it are arrays."""
+        return row.streams[self.name]
+
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> Any:
-        """Read the frames of a span of a clip.
+        """Read the frames of a span of a clip, in their unit; exact in float32.
 
         `read` reads pieces of stored rows [first, last) of the clip. `n_frames` counts as
-        `length_column` does. `dtype` is that of the result. Without `copy` frames may be a
-        `FrameView`.
+        `length_column` does. Without `copy` frames may be a `FrameView`.
         """
+        shape = span[1] - span[0], self.stored_width
+        return (join_frames if copy else FrameView)(read(*span), shape, dtype, self.scale_factor)
 
-    @abstractmethod
     def value_attrs(self) -> dict[str, Any]:
         """Return the attributes of a store's array of stored numbers."""
+        attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}
+        if self.scale_factor != 1.0:
+            attrs["scale_factor"] = self.scale_factor
+        return attrs
 
     def time_attrs(self) -> dict[str, Any]:
-        """Return attributes that tell the time of a stored row, if its place tells it."""
-        return {}
+        """Return attributes that tell the time of a frame: xarray has no axis that starts anew."""
+        if not self.frame_rate_hz:
+            return {}
+        return {
+            "frame_rate_hz": self.frame_rate_hz,
+            "time": "the k-th frame of a row begins k / frame_rate_hz seconds after the clip does",
+        }
 
     def problem(self, row: FeatureRow) -> str | None:
         """Describe a fault of a clip's stored rows beyond their shape, or return None."""
@@ -193,50 +205,7 @@ class StreamLayout(ABC):
         return min(first, n_frames), max(min(first, n_frames), last)
 
 
-class FrameLayout(StreamLayout):
-    """Frames: one stored row for each."""
-
-    stored_rows, columns_are, axis = "frames", "columns", "column"
-
-    @property
-    def stored_width(self) -> int:
-        return int(self.width)
-
-    def stored_dtype(self, dtype: str) -> str:
-        # A frame by itself, as of a whole clip, is smaller in float32 than with a scale.
-        return "float32" if dtype == INT8 else dtype
-
-    def stored_rows_in(self, seconds: float) -> int:
-        return math.floor(seconds * self.frame_rate_hz) if self.frame_rate_hz else 1
-
-    def frames_of(self, row: FeatureRow) -> Values | Int8Frames:
-        """The frames of a row, without the stream's scale; slices of it are arrays."""
-        return row.streams[self.name]
-
-    def read(
-        self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
-    ) -> np.ndarray | FrameView:
-        """Values in their unit; exact in float32, as scales are powers of two."""
-        shape = span[1] - span[0], self.stored_width
-        return (join_frames if copy else FrameView)(read(*span), shape, dtype, self.scale_factor)
-
-    def value_attrs(self) -> dict[str, Any]:
-        attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}
-        if self.scale_factor != 1.0:
-            attrs["scale_factor"] = self.scale_factor
-        return attrs
-
-    def time_attrs(self) -> dict[str, Any]:
-        """xarray has no axis that starts anew in each row."""
-        if not self.frame_rate_hz:
-            return {}
-        return {
-            "frame_rate_hz": self.frame_rate_hz,
-            "time": "the k-th frame of a row begins k / frame_rate_hz seconds after the clip does",
-        }
-
-
-class ScaledLayout(FrameLayout):
+class ScaledLayout(StreamLayout):
     """Frames in float16, divided by a power of two; in a format without scales their values in
     float32."""
 
@@ -252,14 +221,14 @@ class ScaledLayout(FrameLayout):
             return (values * np.float32(1.0 / self.scale_factor)).astype(np.float16)
 
 
-class ValueLayout(FrameLayout):
+class ValueLayout(StreamLayout):
     """The values of scaled frames, in float32."""
 
     def stored_dtype(self, dtype: str) -> str:
         return "float32"
 
 
-class Int8Layout(FrameLayout):
+class Int8Layout(StreamLayout):
     """Frames in int8: stored rows are numbers and scales, and the frames of each clip are known."""
 
     stored_rows = "int8 rows"
@@ -404,13 +373,16 @@ class EventLayout(StreamLayout):
             )
         return SpikeEvents(frame, channel, count, span[0], span[1] - span[0], self.width)
 
+    def time_attrs(self) -> dict[str, Any]:
+        return {}
+
     def value_attrs(self) -> dict[str, Any]:
         """Columns of different quantities have no unit in common."""
         return {"long_name": f"{self.model} {self.name} events", "columns": list(EVENT_COLUMNS)}
 
 
 LAYOUTS: dict[str, type[StreamLayout]] = {
-    "frames": FrameLayout,
+    "frames": StreamLayout,
     SCALED: ScaledLayout,
     INT8: Int8Layout,
     "events": EventLayout,

@@ -303,7 +303,7 @@ def quantised(frames: Frames) -> NDArray[np.int8]:
 
 
 def dequantised(rows: Frames) -> Float32Frames:
-    """Decode the frames of rows in int8 that begin with a block; a CommitError for a damaged scale."""
+    """Decode the frames of rows in int8 that begin with a block; a CommitError for bad scales."""
     blocks = -(-len(rows) // BLOCK_ROWS)
     frames = np.empty((max(0, len(rows) - SCALE_ROWS * blocks), rows.shape[1]), np.float32)
     for some, into in _equal_blocks(rows, BLOCK_ROWS, frames, BLOCK_FRAMES):

@@ -186,7 +186,7 @@ def check_dealt(deals: bool | None) -> None:
 
 
 def _accelerate(stream: Any) -> tuple[int, Any]:
-    """Return accelerate's number of processes, and its prepared DataLoader if it reads the stream."""
+    """Return accelerate's number of processes, and its DataLoader if it reads the stream."""
     module = sys.modules.get("accelerate.state")
     if module is None or not module.is_initialized():
         return 1, None

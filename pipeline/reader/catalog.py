@@ -45,7 +45,7 @@ from earmill.pipeline.dataset.snapshot import (
 from earmill.pipeline.formats.block_cache import FrameSpan
 from earmill.pipeline.formats.format import CommittedRows, Format, Promise, chosen, explain_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
-from earmill.pipeline.formats.parquet.write import row_groups
+from earmill.pipeline.formats.parquet.format import row_groups
 from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
     EXTRA_PREFIX,

@@ -89,7 +89,7 @@ def read_metadata(
 
 
 def _check_array(path: str, array: Mapping[str, Any], promise: Promise) -> None:
-    """Check the codecs of an array, and the length of a vector: one value for each row, or an axis."""
+    """Check the codecs of an array and the length of a vector: one value a row, or an axis."""
     names = {*_codec_names(array["codecs"])}
     if array["zarr_format"] != 3 or not names <= CODECS or array.get("storage_transformers"):
         raise refused(path, f"expected codecs out of {sorted(CODECS)}, got {sorted(names)}")

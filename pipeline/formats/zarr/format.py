@@ -312,7 +312,7 @@ class ZarrShard:
         )
 
     def _object(self, stream: str, number: int, content: Bytes | None = None) -> FrameObject:
-        """Return an object of a stream; its index is read once, or taken from the object's content."""
+        """Return an object of a stream; its index is read once, or taken from its content."""
         if (stream, number) not in self._objects:
             file = self._file(stream, number)
             end = self._ends.pop(file.rel, None) if content is None else content
