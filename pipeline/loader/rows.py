@@ -160,7 +160,7 @@ class FeatureRows(ABC):
 
     @abstractmethod
     def read_row(self, index: int, span_s: Span | None = None, *, copy: bool = True) -> Row:
-        """Read a row, or a span of it in s. Without `copy`, frames may be views of cached blocks."""
+        """Read a row, or a span in s of it. Without `copy`, frames may be views of blocks."""
 
     @property
     def dtype(self) -> np.dtype:

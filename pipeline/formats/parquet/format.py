@@ -298,6 +298,31 @@ def cell_encoding(kind: pa.DataType | None) -> CellEncoding:
     return CELL_ENCODINGS[BINARY if kind == pa.binary() else NESTED]
 
 
+def _part_table(
+    rows: Sequence[FeatureRow],
+    scalars: pa.Table,
+    streams: Sequence[StreamInfo],
+    schema: pa.Schema,
+    encoding: Encoding,
+    part: int,
+    parts: int,
+) -> pa.Table:
+    """Return some rows, or a part of the one divided row with its own start and frames."""
+    columns = dict(zip(scalars.column_names, scalars.columns, strict=True))
+    for info in streams:
+        frames = []
+        for row in rows:
+            values = row.streams[info.name]
+            first, last = cut(len(values), parts)[part]
+            frames.append(values[first:last])
+        if parts > 1:
+            start, count = layout_of(info).place_columns[:2]
+            columns[start] = pc.add(columns[start], first)
+            columns[count] = pa.array([last - first])
+        columns[info.name] = _cells(frames, info, encoding)
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
 def _schema(
     scalars: pa.Schema,
     streams: Sequence[StreamInfo],
@@ -675,20 +700,9 @@ class ParquetFormat(Format):
                 group = scalars.slice(start, stop - start)
                 parts = long_rows.parts(start)  # a divided row is alone in its group
                 for part in range(parts):
-                    columns = dict(zip(group.column_names, group.columns, strict=True))
-                    for info in streams:
-                        values = [row.streams[info.name] for row in rows[start:stop]]
-                        spans = [cut(len(each), parts)[part] for each in values]
-                        if parts > 1:
-                            ((first, last),) = spans
-                            at, count = layout_of(info).place_columns[:2]
-                            columns[at] = pc.add(columns[at], first)
-                            columns[count] = pa.array([last - first])
-                        frames = [
-                            each[slice(*span)] for each, span in zip(values, spans, strict=True)
-                        ]
-                        columns[info.name] = _cells(frames, info, encoding)
-                    table = pa.table([columns[name] for name in schema.names], schema=schema)
+                    table = _part_table(
+                        rows[start:stop], group, streams, schema, encoding, part, parts
+                    )
                     writer.write_table(table, row_group_size=stop - start)
         # The seal lies before the footer.
         with path.open("r+b") as file:
