@@ -133,7 +133,6 @@ def _numbers(records: Sequence[CommitRecord], index_file: OutFile) -> str:
 
 
 def _labels(dataset: DatasetFile) -> str:
-    """The class names of the carried-through columns, which hold the numbers of the classes."""
     if not dataset.extra_labels:
         return ""
     shown = []
@@ -222,7 +221,6 @@ def _reading(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
 
 
 def _cells(streams: Sequence[Mapping[str, Any]], fmt: str, dtype: str) -> list[str]:
-    """Python that makes numbers of a cell of each stream."""
     lines = ["# A cell is the bytes of its numbers, row after row."]
     # Streams in int8 come last, because their recipe is longer.
     for stream in sorted(streams, key=lambda each: each.get("layout") == INT8):

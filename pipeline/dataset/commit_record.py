@@ -108,7 +108,6 @@ class CommitRecord(Strict):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> CommitRecord:
-        """Parse a record; CommitError if it is damaged or of an unknown version."""
         return parsed_json(cls, text, "a commit record")
 
 
@@ -160,7 +159,6 @@ def all_generations(layout: Layout) -> dict[str, list[int]]:
 
 
 def newest_generations(layout: Layout) -> dict[str, int]:
-    """Every shard of the dataset that has a record, with the generation that counts."""
     return {shard: numbers[-1] for shard, numbers in generations(layout).items()}
 
 
@@ -237,7 +235,6 @@ def promise_of(
     dtype: str,
     fmt: Format,
 ) -> Promise:
-    """Return the contents that a commit states for its shard's files in one format."""
     layouts = {name: fmt.layout_of(info) for name, info in streams.items()}
     return Promise(
         rows=record.rows_ok,
@@ -285,7 +282,6 @@ def row_problems(
 
 
 def some(names: Iterable[str]) -> str:
-    """Return the first few names and the number of the others."""
     names = sorted(names)
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(repr(name) for name in names[:NAMED]) + more

@@ -92,7 +92,6 @@ def write_carried(layout: Layout, rows: Iterable[CarriedRow]) -> OutFile | None:
 
 
 def carried_rows(layout: Layout, dataset: DatasetFile) -> dict[str, list[CarriedRow]]:
-    """The rows that the newest revision copies, by their new shard."""
     if dataset.change is None or dataset.change.carried is None:
         return {}
     found: dict[str, list[CarriedRow]] = {}
@@ -136,7 +135,6 @@ def copy_equal(
 
 
 def _each(shards: Sequence[Shard], copy: Callable[[Shard], None], what: str, on_step: Tell) -> None:
-    """Copy them, a few at a time."""
     if not shards:
         return
     on_step(f"{what} into {len(shards):,} shards")
@@ -246,7 +244,6 @@ def _not_equal(row: FeatureRow, item: Item) -> QuarantineRow:
 
 
 def _info(records: Sequence[CommitRecord], rows: int) -> dict[str, Any]:
-    """How the copy came about; device and rounding where all of it is known."""
     found: dict[str, Any] = {
         "copied_from": [f"{record.shard}-{record.attempt}" for record in records]
     }

@@ -1,8 +1,7 @@
 """`dataset.json`: what this output is, written once and compared ever after; and its revisions.
 
-It fixes the layout version, the canonical spec with its hash, the plan, the streams and the hash of
-the model's buffers. A job that would write something else into the same place is refused before any
-work, because the result would be a mix. Run settings and credentials are never in it.
+A job that would write something else into the same place is refused before any work, because the
+result would be a mix. Run settings and credentials are never in it.
 """
 
 from __future__ import annotations
@@ -155,7 +154,6 @@ def require_dataset(layout: Layout) -> DatasetFile:
 
 
 def read_description(layout: Layout, rel: str) -> DatasetFile | None:
-    """Return one description, or None; raises as `read_dataset`."""
     found = _stored_description(layout, rel)
     return None if found is None else found[0]
 

@@ -91,7 +91,6 @@ class LockHolder(Strict):
         return time.time() - self.heartbeat_unix_s
 
     def may_live(self) -> bool:
-        """Return True if this holder may still be at work."""
         return self.age_s <= STALE_S and not self.is_gone()
 
     def is_gone(self) -> bool:
@@ -167,7 +166,6 @@ UNFENCED = Fence()
 
 
 def overtaken(layout: Layout, holder: LockHolder | None = None) -> OvertakenError:
-    """The error of a run that lost its right to write, to the holder if that one is known."""
     who = f" ({holder})" if holder is not None else ", or the output was removed,"
     return OvertakenError(
         f"another command took {layout.url()} over{who} while this run gave no sign of life; this "
@@ -303,7 +301,6 @@ def held(layout: Layout) -> Iterator[Fence]:
 
 
 def as_seen_now(holder: LockHolder) -> bytes:
-    """Return the stored form of a holder that gives a sign of life."""
     return stored_text(replace(holder, heartbeat_unix_s=time.time()))
 
 
@@ -332,7 +329,6 @@ def stored_holder(layout: Layout, name: str) -> tuple[LockHolder, bytes] | None:
 
 
 def live_crew(layout: Layout) -> dict[str, LockHolder]:
-    """Drivers that share the output now, by run id."""
     found = [read_holder(layout, name) for name in layout.list(CREW)]
     return {one.run_id: one for one in found if one is not None and one.may_live()}
 
@@ -466,7 +462,6 @@ class BlockClaims:
             return ""
 
     def _claimed(self) -> dict[int, int]:
-        """Blocks that have claims, and the number of the claim that counts."""
         found: dict[int, int] = {}
         for name in self._layout.list(f"{CLAIMS}/{self._plan_id}"):
             parsed = _CLAIM.fullmatch(name.rpartition("/")[2])
@@ -477,7 +472,6 @@ class BlockClaims:
 
 
 def start_of(run_id: str) -> float:
-    """A place to begin for a member that nobody gave one."""
     return zlib.crc32(run_id.encode()) / 2**32
 
 

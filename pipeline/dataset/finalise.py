@@ -1,9 +1,8 @@
 """Close a complete dataset: one index over all rows, good and bad, the cards, and current.json.
 
 Refuses unless plan and commits add up row by row. The index is sorted by the plan and named by its
-own content, so that running twice, or finalising a resumed and an undisturbed run, gives the same
-file. `current.json` comes last and names it all with hashes: until it is replaced, what it named
-before still counts. Nothing else is touched: a dataset can be read without being finalised.
+own content, so a resumed and an undisturbed run give the same file. `current.json` comes last and
+names it all with hashes: until it is replaced, what it named before still counts.
 
 Card files (README.md, croissant.json, provenance.jsonld) go with a snapshot. Their names are fixed,
 so a driver that was stopped while it closed a dataset could overwrite the cards of a later
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
@@ -396,17 +396,16 @@ def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
 
 
 def _plan_order(tables: Sequence[pa.Table], plan_rows: Sequence[str]) -> np.ndarray:
-    """Row numbers that sort by plan position, then by channel and name."""
-    position = {row_id: number for number, row_id in enumerate(plan_rows)}
-    keys = []
-    for table in tables:
-        names = table.column("row_id").to_pylist()
-        planned = table.column("plan_row_id").to_pylist()
-        channels: list[int | None] = [None] * len(names)  # a bad row has none
-        if "channel" in table.column_names:
-            channels = table.column("channel").to_pylist()
-        keys += [
-            (position[row], -1 if channel is None else channel, name)
-            for row, channel, name in zip(planned, channels, names, strict=True)
-        ]
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+    """Return row numbers that sort by plan position, then by channel and name."""
+    names = ("row_id", "plan_row_id", "channel")  # a bad row has no channel
+    rows = pa.concat_tables(
+        [table.select([name for name in names if name in table.column_names]) for table in tables],
+        promote_options="default",
+    )
+    keys = {
+        "position": pc.index_in(rows["plan_row_id"], pa.array(plan_rows, pa.string())),
+        "channel": pc.fill_null(rows["channel"], -1),
+        "row_id": rows["row_id"],
+    }
+    by = [(key, "ascending") for key in keys]
+    return np.asarray(pc.sort_indices(pa.table(keys), sort_keys=by)).astype(np.int64)

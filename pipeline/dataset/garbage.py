@@ -142,7 +142,6 @@ def _expired(
 
 
 def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
-    """Every file that something refers to."""
     named = {dataset.path, paths.plan_path(dataset.plan_id)}
     if dataset.change is not None and dataset.change.carried is not None:
         named.add(dataset.change.carried.path)

@@ -3,8 +3,7 @@
 Source: W3C PROV-O (2013-04-30). The dataset is an entity derived from the source; each snapshot is
 a specialisation of it that a run of the job generated and that revises the one before. The job's
 spec is the plan of the run, the releases of earmill that computed its rows are its agents. Ids are
-relative to the dataset's place. Where each row came from is in `rows/`. Croissant has the short
-form of this for the snapshot that counts.
+relative to the dataset's place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Provenance that all rows of a run share: code, packages, machine, device, models, dtype.
 
-Everything is asked from the system that does the work, nothing is configured, and facts that cannot
-be found out are null. A git commit is only reported for a checkout that tracks this very file.
+Everything is asked from the system that does the work; facts that cannot be found out are null.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Revisions: other rows, or the same rows in other shards, with all that can stay as it is.
 
-Plan and table of copied rows are written first, then the description, put-if-absent. From then
-on the dataset is that revision, not closed yet. Shards of new rows are computed by the next run,
-copies (`dataset.copied_rows`) are made before that; a run that is killed goes on with what has no
-commit. Until the dataset is closed again, the snapshot of before counts.
+Plan and table of copied rows are written first, then the description, put-if-absent. From then on
+the dataset is that revision, not closed yet. Copies (`dataset.copied_rows`) are made before the
+next run computes shards of new rows. Until the dataset is closed again, the earlier snapshot
+counts.
 """
 
 from __future__ import annotations
@@ -185,7 +185,6 @@ def _with_equal(shards: Sequence[Shard], equal: Equal) -> tuple[list[Shard], int
 
 
 def _joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Types of the carried-through columns of old and new rows."""
     found = {**before, **now}
     for name in before.keys() & now.keys():
         if before[name] == now[name]:
@@ -262,7 +261,6 @@ def _groups(
     shard_seconds: float,
     shard_rows: int,
 ) -> Iterator[list[Shard]]:
-    """Neighbours that fit into one shard, two or more."""
     layouts = [layout_of(info) for info in dataset.streams]
     group: list[Shard] = []
     seconds, rows, nbytes = 0.0, 0, 0

@@ -2,14 +2,12 @@
 
 A snapshot is immutable and named by its content: one index, its plan and dataset.json, and the
 generation, attempt and hash of every commit record. `current.json` names the current snapshot and
-its cards. The file is written last and replaced whole, so a dataset is closed by the earlier
-snapshot or by the new one. Index files cannot be confused, and an index cannot be read with the
-files of another attempt. Earlier snapshots stay readable: `current.json` lists them with hashes.
+its cards, and lists earlier snapshots with hashes. The file is written last and replaced whole, so
+a dataset is closed by the earlier snapshot or by the new one.
 
 Two snapshots are compared by rows, which are known by their ids. A row is *changed* where both
 snapshots have it and its state differs (good, or the reason of its quarantine), or its audio does:
-samples (their sha256), span or channel. Rows of a shard whose commit is in both are not read. A row
-that only moved to another shard or file is the same row.
+samples (their sha256), span or channel. Rows of a shard whose commit is in both are not read.
 """
 
 from __future__ import annotations
@@ -201,7 +199,6 @@ def require_current(layout: Layout) -> Current:
 def moments_of(
     stored: Mapping[str, StoredCommit], streams: Sequence[Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
-    """Merge the statistics of the commits, in the order of shards."""
     return dataset_moments([one.record.moments for _, one in sorted(stored.items())], streams)
 
 
@@ -250,7 +247,6 @@ def read_current(layout: Layout) -> Current | None:
 
 
 def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:
-    """Return a snapshot; CommitError if it is missing or damaged."""
     return Snapshot.from_json(read_checked(layout, named.snapshot))
 
 
@@ -265,7 +261,6 @@ def current_index(layout: Layout) -> str | None:
 
 
 def good_plan_rows(layout: Layout, snapshot: Snapshot) -> set[str]:
-    """Return the planned rows that have features in a snapshot."""
     table = table_of(read_checked(layout, snapshot.index), ["plan_row_id", "status"])
     columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
     return {row_id for row_id, status in zip(*columns, strict=True) if status == STATUS_OK}
@@ -342,7 +337,6 @@ def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
 
 
 def diff(layout: Layout, before: Which, after: Which = CURRENT) -> SnapshotDiff:
-    """Rows by which two snapshots differ; each as of `find_snapshot`."""
     found = (find_snapshot(layout, before), find_snapshot(layout, after))
     old, new = (replace(read_snapshot(layout, past), entry=past.entry) for past in found)
     return compare_snapshots(layout, old, new)
@@ -414,7 +408,6 @@ def compare_snapshots(layout: Layout, old: Snapshot, new: Snapshot) -> SnapshotD
 
 
 def _states(layout: Layout, snapshot: Snapshot) -> dict[str, tuple[str, str]]:
-    """Return the state and the shard of every row."""
     table = table_of(read_checked(layout, snapshot.index))
     names = ("row_id", "status", "error_class", "shard")
     columns = (table.column(name).to_pylist() for name in names)

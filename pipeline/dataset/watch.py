@@ -1,10 +1,8 @@
 """How far a job is, from its plan and commits alone: no driver is asked, and none needs to run.
 
-    dataset.json --> plan: shards, rows, seconds    commits/: which are done, then each new record
-
-Every look lists the commits and reads the records that it has not read before, so a look at a big
-job costs a listing. Where many are new (the first look), they are read in pieces; until then their
-rows are the plan's. Times are those at which workers committed, by their own clocks.
+Every look lists the commits and reads the records that it has not read before. If many are new (the
+first look), they are read in pieces; until then their rows are the plan's. Times are those at which
+workers committed, by their own clocks.
 """
 
 from __future__ import annotations
@@ -91,7 +89,6 @@ def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
 
 
 def count_reasons(facts: Iterable[ShardFacts]) -> dict[str, int]:
-    """Quarantined rows of all these shards by reason, most frequent first."""
     found = Counter[str]()
     for one in facts:
         found.update(one.bad_by_class)
@@ -153,7 +150,6 @@ class JobProgress:
 
     @property
     def audio_hours_per_s(self) -> float | None:
-        """Hours of audio a second."""
         return None if self.times_real_time is None else self.times_real_time / 3600
 
 
@@ -191,7 +187,6 @@ class JobWatch:
         return {shard: one for shard, one in found if one is not None}
 
     def _one(self, entry: tuple[str, int]) -> ShardFacts | None:
-        """A record, or None where it cannot be read: `verify` says more."""
         try:
             record = read_commit(self._layout, *entry)
             return None if record is None else shard_facts(self._layout, record)
@@ -275,7 +270,6 @@ class _Pace:
 
     @classmethod
     def of(cls, seen: list[ShardFacts], now_s: float) -> _Pace:
-        """From the records that are read."""
         latest: list[ShardFacts] = []
         for one in sorted(seen, key=lambda one: one.created_s, reverse=True):
             if latest and latest[-1].created_s - one.created_s > LONGEST_GAP_S:

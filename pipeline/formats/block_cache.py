@@ -132,7 +132,6 @@ class BlockCache:
         return block
 
     def clear(self) -> None:
-        """Drop every block."""
         with self._changed:
             self._used.clear()
             self._ahead.clear()

@@ -1,15 +1,14 @@
 """The interface of a format of data files, the installed formats by name, and what a commit expects
 of such a file.
 
-A format is registered in the entry points of `earmill.formats`, built-in or not. A format writes a
-shard into a private local folder. Equal rows give equal bytes, because no file holds the time, the
-host or a random value. A format reads its own file back as a `ShardDigest`, which must equal the
-digest of the rows before the shard is published. And a format gives random access to the frames of
-a published file.
+A format is registered in the entry points of `earmill.formats`. It writes a shard into a private
+local folder. Equal rows give equal bytes, because no file holds the time, the host or a random
+value. It reads its own file back as a `ShardDigest`, which must equal the digest of the rows before
+the shard is published, and gives random access to the frames of a published file.
 
-`Promise` holds what a commit states about a file. A reader checks the file against it before it
-takes memory or runs a decoder, because a dataset may be somebody else's. A store or file is refused
-if it claims other sizes, another type or a codec that our writers never use.
+A reader checks a file against its `Promise` before it takes memory or runs a decoder, because a
+dataset may be somebody else's. A store or file is refused if it claims other sizes, another type or
+a codec that our writers never use.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
 Every block of BLOCK_FRAMES frames of a row is summed in float64, frame after frame (pairwise where
 there is one column). The sums of blocks are added without rounding (Shewchuk's sums, `math.fsum`)
-and rounded once. A shard's numbers therefore depend on its rows alone. The number of workers, a
-spilled row and a killed job change nothing. A dataset's numbers are sums over its shards in order.
-Squares of float16 and float32 are exact in float64.
+and rounded once. A shard's numbers therefore depend on its rows alone, and a dataset's on its
+shards in order. Squares of float16 and float32 are exact in float64.
 
-The numbers are stored in commit records and snapshots as `count` and the base64 of little-endian
-float64: sums, sums of squares, smallest and largest of every column. Events have no statistics.
+The numbers are stored as `count` and the base64 of little-endian float64: sums, sums of squares,
+smallest and largest of every column. Events have no statistics.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ class StreamStatistics:
         return StreamStatistics(self.count, self.sums * factor, self.squares * factor**2, *low_high)
 
     def stored(self) -> StoredMoments:
-        """Return the form that is stored in JSON."""
         table = np.stack([self.sums, self.squares, self.minimum, self.maximum]).astype("<f8")
         return StoredMoments(self.count, base64.b64encode(table.tobytes()).decode())
 
@@ -127,7 +125,6 @@ class RunningMoments:
             self._count += len(block)
 
     def result(self) -> StreamStatistics:
-        """Return the statistics of the added rows; zeros if they have no frames."""
         low = self._low if self._count else self._sums[0]
         high = self._high if self._count else self._sums[0]
         sums, squares = _exact_sum(self._sums), _exact_sum(self._squares)
@@ -149,7 +146,6 @@ def combined(parts: Sequence[StreamStatistics]) -> StreamStatistics:
 def shard_moments(
     rows: Sequence[FeatureRow], streams: Sequence[StreamInfo]
 ) -> dict[str, StoredMoments]:
-    """Return the statistics of every stream of frames of a shard, for its commit record."""
     found = {}
     for info in streams:
         layout = layout_of(info)
@@ -177,7 +173,6 @@ def dataset_moments(
 
 
 def has_statistics(info: StreamInfo | Mapping[str, Any]) -> bool:
-    """Return True if a stream has frames, not events."""
     return not isinstance(layout_of(info), EventLayout)
 
 

@@ -1,9 +1,8 @@
 """The scalar columns of a shard: identity, durations, provenance facts, carried-through columns.
 
-Every shard has one such table in `rows/`. A dataset of Zarr alone so has the provenance of rows,
-and the index is built without opening features. The Parquet features repeat the scalars. Known
-facts always have a column of a fixed type, so that shards agree. The source's own columns get the
-prefix `extra_`: a later fact can then never collide with one of them.
+Every shard has one such table in `rows/`, and the index is built without opening features. The
+Parquet features repeat the scalars. Known facts always have a column of a fixed type, so that
+shards agree. The source's own columns get the prefix `extra_`: no later fact collides with them.
 """
 
 from __future__ import annotations

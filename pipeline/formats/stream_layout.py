@@ -5,14 +5,12 @@ scale, as Parquet, has the values of such a stream in float32 instead. Datasets 
 have layout "frames" with a scale: there every format holds the divided numbers.
 
 A stream of events has a row of three integers for each step in which a neuron fired. Rows ascend;
-steps count from the start of the clip. Silence leaves no event, so the number of steps of each clip
-is stored too. Frames in int8 have scales between them, see `formats.values`; the number of frames
-of each clip is stored in the same way. Every writer, reader, card and estimate asks the stream's
-layout, so they cannot disagree, and a new layout is one class here.
+steps count from the start of the clip. The number of steps of each clip is stored too, as is the
+number of frames in int8 (see `formats.values`). Every writer, reader, card and estimate asks the
+stream's layout, so a new layout is one class here.
 
-Rows of events ascend in time, so bisection finds the rows of a span. Each step of it reads one row,
-hence one block. A span in the middle of a long clip fetches about log2(blocks) of the clip's blocks
-and the blocks of the span.
+Bisection finds the rows of a span of events. Each step of it reads one row, hence one block. A span
+in the middle of a long clip fetches about log2(blocks) blocks and the blocks of the span.
 """
 
 from __future__ import annotations
@@ -84,11 +82,9 @@ class StreamLayout:
 
     @property
     def stored_width(self) -> int:
-        """Columns on disk."""
         return int(self.width)
 
     def stored_dtype(self, dtype: str) -> str:
-        """Return the type on disk, given the job's dtype."""
         # A frame by itself, as of a whole clip, is smaller in float32 than with a scale.
         return "float32" if dtype == INT8 else dtype
 
@@ -132,7 +128,6 @@ class StreamLayout:
         return None
 
     def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
-        """Return the `row_counts` of these rows, int64 each."""
         return tuple(
             np.array([row.steps[self.name] for row in rows], np.int64) for _ in self.row_counts
         )
@@ -280,7 +275,6 @@ class Int8Layout(StreamLayout):
         }
 
     def value_attrs(self) -> dict[str, Any]:
-        """No unit, as the numbers have none before they are multiplied."""
         return {"long_name": f"{self.model} {self.name}, {self.field_text}"}
 
     def time_attrs(self) -> dict[str, Any]:
@@ -315,7 +309,6 @@ class EventLayout(StreamLayout):
         return math.floor(seconds * (EVENTS_PER_CHANNEL_S * self.width))
 
     def problem(self, row: FeatureRow) -> str | None:
-        """Check the range of each event, and the order of events across pieces."""
         done, last = 0, np.empty((0, len(EVENT_COLUMNS)), np.int32)
         for events in pieces(row.streams[self.name]):
             for column, limit in ((0, row.steps[self.name]), (1, self.width)):

@@ -263,7 +263,6 @@ def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
 
 
 def cast_error(wanted: Frames, cast: Frames) -> CastError:
-    """Return the error of `cast`, relative to `wanted`."""
     size = np.abs(wanted)
     kept, normal = cast != 0, size >= np.finfo(cast.dtype).smallest_normal
     # Nothing of a zero is lost: any divisor will do.

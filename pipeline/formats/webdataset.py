@@ -1,13 +1,10 @@
 """A shard as a WebDataset tar: `<key>.<stream>.npy` and `<key>.json` for each row.
 
-The key is the row id, escaped as in a URI. Letters, digits, `_`, `-` and `~` stay, so a slash
-makes no folder and a dot no extension. The JSON has the scalars of the row table and the sha256 of
-each of the row's npy files; tar has no checksum of contents of its own. No reader of tars applies a
-scale, so the values of scaled streams stand in the npy files in float32. A member `__earmill__`,
-which WebDataset passes over, describes the streams.
-
-Made for reading in order, by the `webdataset` package. A reader of ours looks through the headers
-once, and fetches a remote shard whole into a temporary file.
+The key is the row id, escaped as in a URI: a slash makes no folder and a dot no extension. The JSON
+has the scalars of the row table and the sha256 of each of the row's npy files; tar has no checksum
+of contents of its own. The values of scaled streams stand in the npy files in float32. A member
+`__earmill__`, which WebDataset passes over, describes the streams. A reader of ours looks through
+the headers once, and fetches a remote shard whole into a temporary file.
 """
 
 from __future__ import annotations
@@ -134,7 +131,6 @@ class WebDatasetFormat(Format):
                 _add_json(tar, f"{key}.json", {**cells, **more, HASHES: hashes})
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-        """Return the digest of a tar, read a piece of a row at a time."""
         with path.open("rb") as file:
             shard = TarContents(file)
             facts = [shard.facts(row) for row in shard.rows]
@@ -159,7 +155,6 @@ class WebDatasetFormat(Format):
         return TarShard(layout, rel, promise, cache)
 
     def reading(self, paths: Sequence[str]) -> Sequence[str]:
-        """With webdataset, one shard."""
         return ("import webdataset", f'ds = webdataset.WebDataset("{paths[0]}").decode()')
 
 
@@ -270,7 +265,6 @@ class TarShard:
         return values[span.first : span.last].copy()
 
     def close(self) -> None:
-        """Close the file; a copy of a remote one goes with it."""
         self._file.close()
 
     def _frames(self, npy: Npy, first: int, last: int) -> np.ndarray:
@@ -326,7 +320,6 @@ def _add_npy(
     kind: str,
     folder: Path,
 ) -> str:
-    """Add a stream of a row as a npy file of this type; return its sha256."""
     values = row.streams[layout.name]
     dtype = np.dtype(kind).newbyteorder("<")
     header = {"descr": dtype.str, "fortran_order": False, "shape": (len(values), values.shape[1])}

@@ -1,17 +1,13 @@
 """The plan of an epoch: which rows come in which batch, for all ranks and for one rank.
 
-A plan is three arrays and needs no reading. It is a function of (seed, epoch) and the settings, so
-every rank and every worker makes the same plan. A position in it is a single number, and resuming
-slices the arrays. There are two kinds of batches.
+A plan is three arrays and a function of (seed, epoch) and the settings, so every rank and every
+worker makes the same plan without reading. A position in it is a number; resuming slices arrays.
 
-`FixedBatches` have the same number of rows.
-
-`BucketedBatches` have rows of similar length under a budget of padded length. They need little
-padding and even memory. Rows are sorted by length inside each window of the shuffle (see
+`FixedBatches` have the same number of rows. `BucketedBatches` have rows of similar length under a
+budget of padded length. Rows are sorted by length inside each window of the shuffle (see
 `loader.epoch_order`), in steps of a sixteenth of an octave, with random order inside a step. A
 batch ends before rows times the longest row would exceed the budget. The batches of a window come
-in random order, so reading stays inside windows. Neither the rows of a batch nor the order of
-batches repeat from epoch to epoch.
+in random order, so reading stays inside windows.
 
     window      9 2 7 3 8 2 3 9   ->  9 9 | 8 7 | 3 3 2 2      budget 18
     batches     shuffled in the window, lanes in turn: batch t of lane 0, of lane 1, ...

@@ -1,9 +1,8 @@
 """Rows of different lengths as one batch: padded, packed or jagged; and the view by channel.
 
-All three keep every frame, the row ids and the extra columns, and can be undone exactly. Padding
-costs memory, packed batches suit kernels that take offsets, and jagged batches suit torch's nested
-operators. Each function is a `collate_fn` of a DataLoader; bind options with `functools.partial`.
-Events are collated as dense counts (step, neuron) in float32, which is exact up to 2^24.
+All three keep every frame, the row ids and the extra columns, and can be undone exactly. Each is a
+`collate_fn` of a DataLoader; bind options with `functools.partial`. Events are collated as dense
+counts (step, neuron) in float32, which is exact up to 2^24.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The order of rows in an epoch, and its split over ranks. Pure arithmetic, nothing is read.
 
-The order is a function of (seed, epoch), the block sizes and the settings. Rank, world size and
-number of workers do not change it. Keys come from Philox4x64-10 (Salmon, Moraes, Dror, Shaw 2011,
-doi:10.1145/2063384.2063405), whose raw numbers are the same in every numpy and on every machine.
-Resuming slices an array.
+The order is a function of (seed, epoch), the block sizes and the settings. Keys come from
+Philox4x64-10 (Salmon, Moraes, Dror, Shaw 2011, doi:10.1145/2063384.2063405), whose raw numbers are
+the same in every numpy and on every machine.
 
 A block shuffle keeps reads cheap. For batches of B rows and S lanes:
 
@@ -13,11 +12,8 @@ A block shuffle keeps reads cheap. For batches of B rows and S lanes:
     batches               batch 0 = B rows of lane 0, batch 1 = B rows of lane 1, ... round robin
 
 Batch g goes to rank g % world, and there to worker (g // world) % workers. If world * workers
-divides S, a lane has one reader, and about every block is read once, by one process. With other
-counts the order is the same, but some blocks are read more than once.
-
-A batch mixes the blocks of one window of one lane, not of the whole set. Larger windows mix better
-and take more memory. `choose_window` shuffles a small set as a whole.
+divides S, a lane has one reader, and about every block is read once, by one process. A batch mixes
+the blocks of one window of one lane. Larger windows mix better and take more memory.
 """
 
 from __future__ import annotations

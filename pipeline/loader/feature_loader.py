@@ -322,7 +322,6 @@ class FeatureLoader:
         return self.stream.tracked(self._loaded)
 
     def _loaded(self, _: EpochPlan) -> Iterator[Any]:
-        """Yield the batches of the DataLoader, on the device."""
         # Slots are made anew in each epoch, unless the workers stay.
         stays = self._loader.persistent_workers and self._batches.ring is not None
         if self._slots and can_share() and not stays:

@@ -1,12 +1,9 @@
 """The share of an epoch that this process reads: its rank, and the number of processes.
 
-The caller gives rank and world size, or they are looked up: in torch.distributed if it is
-initialised, else in the environment of the launcher. They are looked up at every use, because
-Lightning initialises torch.distributed after it gets its loaders. A contradiction is an error:
-a default would train every rank on the same rows, or leave rows out, without a message.
-
-accelerate splits the rows of any IterableDataset in a DataLoader that it has prepared, on top of a
-share. So a stream that accelerate reads through such a DataLoader gives all rows.
+They are looked up at every use, because Lightning initialises torch.distributed after it gets its
+loaders. A contradiction is an error: a default would train every rank on the same rows, or leave
+rows out, without a message. accelerate splits the rows of any IterableDataset in a DataLoader that
+it has prepared, so a stream that accelerate reads in this way gives all rows.
 """
 
 from __future__ import annotations
@@ -65,7 +62,6 @@ class Ranks:
 
     @property
     def are_found(self) -> bool:
-        """True if rank and world size are looked up, not given."""
         return self.rank is None and self.distributed
 
     def find(self) -> tuple[int, int]:
@@ -97,7 +93,6 @@ def of_torch() -> tuple[int, int] | None:
 
 
 def _of_launcher() -> tuple[int, int] | None:
-    """Return rank and world size of the environment; None if it has neither."""
     for names in LAUNCHERS:
         rank, world_size = (_number(name) for name in names)
         if rank is None and world_size is None:

@@ -1,8 +1,7 @@
 """Mean and variance of the streams of a set, and normalised features.
 
-Jobs store the statistics when a dataset is closed (see `formats.moments`). `compute_statistics`
-computes the same numbers for a set without stored statistics, by reading every row once. Events
-have no statistics: their counts are not normalised.
+Jobs store the statistics when a dataset is closed (see `formats.moments`). Events have none: their
+counts are not normalised.
 """
 
 from __future__ import annotations
@@ -49,12 +48,10 @@ def together(parts: list[dict[str, StreamStatistics]]) -> dict[str, StreamStatis
 
 
 def framed(features: FeatureRows) -> list[str]:
-    """Return the names of the streams that have statistics."""
     return [name for name, info in features.streams.items() if has_statistics(info)]
 
 
 def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStatistics]:
-    """Return the statistics of the rows of a shard, as in its commit record."""
     summing = {name: RunningMoments(features.streams[name].width) for name in framed(features)}
     for number in rows:
         row = features[number]
@@ -91,7 +88,6 @@ class Normaliser:
                 )
 
     def __call__(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the features of a row with streams normalised."""
         normal = dict(features)
         for name, (mean, std) in self._of.items():
             values = features[name].astype(mean.dtype)

@@ -1,18 +1,15 @@
 """Torch datasets over a feature set: by index, and as a shuffled stream for ranks and workers.
 
-The order of the stream is a function of (seed, epoch) and its settings, see `loader.batches`. This
-process reads the share of its rank, see `loader.ranks`. Each iteration reads the next epoch.
+Each iteration reads the next epoch, whose order is a function of (seed, epoch) and the settings. A
+state is a few plain numbers: the epoch, a place in it, and the settings that must be equal for the
+place to mean the same row. Resuming slices the order and reads nothing. Behind a bare DataLoader
+with workers the stream refuses to give its state, because workers read ahead. Inside a worker, the
+state is what that worker has handed out, which torchdata's StatefulDataLoader saves.
 
-A state is a few plain numbers: the epoch, a place in it, and the settings that must be equal for
-the place to mean the same row. Resuming slices the order and reads nothing. `FeatureLoader` counts
-the batches that a DataLoader with workers has handed out. Behind a bare DataLoader with workers the
-stream refuses to give its state, because workers read ahead. Inside a worker, the state is what
-that worker has handed out, which torchdata's StatefulDataLoader saves.
-
-`EpochPlace` keeps the place of the stream in memory that the DataLoader's workers share. Every
-iteration is an epoch, even one that is left early. An iteration that took at most one batch is a
-look, and the next iteration repeats its epoch. Workers read ahead, so each of their iterations is
-an epoch. They agree on its number without waiting for each other:
+`EpochPlace` keeps the place of the stream in memory that the DataLoader's workers share. An
+iteration that took at most one batch is a look, and the next iteration repeats its epoch. Workers
+read ahead, so each of their iterations is an epoch. They agree on its number without waiting for
+each other:
 
     record of worker w = its latest iteration: epoch, start, skip, token
     token              = base seed of the DataLoader's workers + earlier iterations of this worker
@@ -157,7 +154,6 @@ class Place(NamedTuple):
 
     @property
     def is_begun(self) -> bool:
-        """True if the iteration took more batches than a look."""
         return self.taken > LOOK
 
 
@@ -175,12 +171,10 @@ class EpochPlace:
         return Place(*self._table[0].tolist())
 
     def set(self, epoch: int, start: int, skip: int) -> None:
-        """Go to a place, with nothing handed out after it."""
         self._table[1:, TOKEN] = NO_TOKEN
         self._table[0] = torch.tensor(Place(epoch, start, skip, done=skip, taken=0, by_workers=0))
 
     def begin(self) -> Place:
-        """Begin an iteration of this process at the resume point."""
         self._table[0, DONE] = self._table[0, SKIP]
         self._table[0, TAKEN] = 0
         return self.now()
@@ -436,7 +430,6 @@ class FeatureStream(IterableDataset[Any]):
             yield item
 
     def _items(self, plan: EpochPlan, mine: Sequence[int], workers: int) -> Iterator[Any]:
-        """Yield rows or batches of the numbered batches of a plan."""
         views = self.gives_batches and takes_views(self.collate_fn)
         for rows in self._read(plan, mine, workers, views=views):
             yield self.collate_fn(list(rows)) if self.gives_batches else next(rows)
@@ -473,7 +466,6 @@ class FeatureStream(IterableDataset[Any]):
             yield self._rows(plan, number, views=views)
 
     def _rows(self, plan: EpochPlan, number: int, *, views: bool) -> Iterator[Row]:
-        """Yield the rows of a batch, each as it is read."""
         rows, passes = plan.batch(number)
         spans: Sequence[Span | None] = [None] * len(rows)
         if self._cropper is not None:
@@ -555,11 +547,9 @@ class FeatureStream(IterableDataset[Any]):
         return {**self.__dict__, "_plans": {}, "_iterating": 0, "_carried": carried}
 
     def _is_over(self, place: Place) -> bool:
-        """Return True if this process has handed out all rows of its share."""
         return 0 < place.done and len(self._share(place.epoch, place.start).rows) <= place.done
 
     def _split(self) -> tuple[int, int]:
-        """Return the rank and world size by which rows are shared out."""
         if not self._ranks.are_found:
             return self._ranks.find()
         if self._carried is not None and get_worker_info() is not None:
@@ -576,7 +566,6 @@ class FeatureStream(IterableDataset[Any]):
             check_accelerate(self, self._ranks, collates=self.gives_batches)
 
     def _whole(self, epoch: int) -> EpochPlan:
-        """Return the plan of all ranks; the latest one is cached."""
         key = "whole", epoch
         if key not in self._plans:
             chosen = {"seed": self.seed, "epoch": epoch}

@@ -56,16 +56,9 @@ from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.loader.rows import Span
 from earmill.pipeline.reader.read_ahead import Spans, Wanted
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import (
-    DATASET_FILE,
-    commit_path,
-    data_path,
-    is_shard_id,
-    parse_revision_path,
-    rows_path,
-)
 
 SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
@@ -85,7 +78,9 @@ def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo
             f"{layout.url()}: expected a name, a shard and places of every row, the index has none "
             f"in its column {(strange or empty)[0]!r}; run `earmill verify`"
         )
-    strange = [name for name in columns["shard"].unique().to_pylist() if not is_shard_id(name)]
+    strange = [
+        name for name in columns["shard"].unique().to_pylist() if not paths.is_shard_id(name)
+    ]
     negative = [name for name in places if (pc.min(columns[name]).as_py() or 0) < 0]
     if strange or negative:
         raise CommitError(
@@ -107,7 +102,6 @@ def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
 
 
 def shown_columns(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
-    """Return the columns of `Catalog.table`, in a fixed order."""
     extras = sorted(filter(is_extra, table.column_names))
     return table.select([*SHOWN, *_place_names(streams), *extras])
 
@@ -161,7 +155,7 @@ class Catalog:
         """Return the commit record of a shard; refuse one of another dataset or index."""
         ref = self.refs.get(shard)
         generation = ref.generation if ref else 0
-        name = commit_path(shard, generation)
+        name = paths.commit_path(shard, generation)
         record = self.records.get(shard) or read_commit(layout, shard, generation)
         if record is None:
             raise CommitError(
@@ -189,11 +183,10 @@ class Catalog:
         promise = promise_of(record, self.streams, self.dtype, fmt)
         if self.refs:
             promise = replace(promise, said=CommittedRows(self.table, *self._rows_at[shard]))
-        return data_path(shard, record.attempt, fmt.suffix), promise
+        return paths.data_path(shard, record.attempt, fmt.suffix), promise
 
     @cached_property
     def _rows_at(self) -> dict[str, tuple[int, int]]:
-        """Return the first row of each shard in the table, and its number of rows."""
         names, counts = self.shards
         firsts = np.cumsum(counts) - counts
         return dict(zip(names, zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
@@ -247,7 +240,6 @@ class Catalog:
         return chosen(self.formats, wanted, writers)
 
     def choose_streams(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
-        """Check the wanted streams; None takes all."""
         if wanted is None:
             return tuple(self.streams)
         if isinstance(wanted, str):
@@ -299,8 +291,8 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     named = read_current(layout) if which is None else find_snapshot(layout, which)
     snapshot = None if named is None else read_snapshot(layout, named)
     refs = {} if snapshot is None else snapshot.commits
-    rel = DATASET_FILE if snapshot is None else snapshot.dataset.path
-    if rel != DATASET_FILE and parse_revision_path(rel) is None:
+    rel = paths.DATASET_FILE if snapshot is None else snapshot.dataset.path
+    if rel != paths.DATASET_FILE and paths.parse_revision_path(rel) is None:
         raise CommitError(f"{layout.url()}: a snapshot names {rel!r} as its description; verify it")
     # Concurrently, as each is a round trip to a bucket.
     with ThreadPoolExecutor(2) as pool:
@@ -309,7 +301,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         dataset = read_description(layout, rel)
     if dataset is None:
         raise SourceError(
-            f"expected a feature set with a {DATASET_FILE}, found none at {layout.url()}; "
+            f"expected a feature set with a {paths.DATASET_FILE}, found none at {layout.url()}; "
             "check the address (it is the job's output.uri) and the credentials"
             f"{datasets_below(layout)}"
         )
@@ -361,9 +353,9 @@ def check_record(
     """Refuse a commit record of another spec, or one that lacks a stream of the dataset."""
     if record.spec_sha256 != spec_sha256:
         raise CommitError(
-            f"{layout.url(commit_path(record.shard))}: expected spec {spec_sha256[:12]} as in "
-            f"{DATASET_FILE}, got {str(record.spec_sha256)[:12]}; features of two specs cannot be "
-            "read as one dataset, write each to its own output"
+            f"{layout.url(paths.commit_path(record.shard))}: expected spec {spec_sha256[:12]} as "
+            f"in {paths.DATASET_FILE}, got {str(record.spec_sha256)[:12]}; features of two specs "
+            "cannot be read as one dataset, write each to its own output"
         )
     missing = [name for name in streams if name not in record.frames]
     if missing:
@@ -374,7 +366,6 @@ def check_record(
 
 
 def read_quarantine(layout: Layout, catalog: Catalog) -> pa.Table:
-    """Return the quarantined rows of a dataset, in the order of its shards."""
     if catalog.refs:
         found = (read_commit(layout, k, ref.generation) for k, ref in catalog.refs.items())
         records = {record.shard: record for record in found if record is not None}
@@ -394,7 +385,7 @@ def _rows_of(
 
     def of_shard(shard: str) -> pa.Table:
         with explain_damage(layout.url(), f"the table of rows of shard {shard}"):
-            table = read_table(layout, rows_path(shard, records[shard].attempt))
+            table = read_table(layout, paths.rows_path(shard, records[shard].attempt))
             names = pa.array([shard] * table.num_rows, pa.string())
             table = table.append_column("shard", names)
             table = table.append_column("row", pa.array(np.arange(table.num_rows)))
@@ -474,7 +465,6 @@ class RowLocations:
         return {name: self.stored(position, name, *span) for name, span in frames.items()}
 
     def nbytes(self, rows: Sequence[int], spans_s: Spans | None) -> np.ndarray:
-        """Estimate the decoded size in bytes of each row, or of a span of it."""
         at = np.asarray(rows, np.int64)
         if spans_s is None:
             return np.asarray(self.decoded_bytes[at])

@@ -1,18 +1,15 @@
 """Several feature sets as one: end to end, mixed by weight, or side by side.
 
-Sets end to end may differ in source, calibration, formats and dtype. Their streams must be the
-same: each column holds the same quantity in every row, made by the same model with the same
-parameters.
+Sets end to end may differ in source, calibration, formats and dtype, but not in their streams.
 
 A mixture draws from each set in passes over the set. Every pass has an order of its own, and each
 epoch continues where the last epoch ended. In an epoch, a set gives as many rows as its weight
-says, spread evenly over the epoch. So no row of a set is drawn twice before all of its rows were
-drawn (except within a shuffle window), and every part of an epoch that is longer than a window
-holds the sets in the wanted shares.
+says, spread evenly. So no row of a set is drawn twice before all of its rows were drawn (except
+within a shuffle window), and every part of an epoch that is longer than a window holds the sets in
+the wanted shares.
 
 Sets side by side are joined by row id, in the order of the first set. A row that is missing in a
-set, because it was quarantined there, is left out. A stream whose name an earlier set has already
-is called `<set>.<stream>`.
+set is left out. A stream whose name an earlier set has already is called `<set>.<stream>`.
 """
 
 from __future__ import annotations

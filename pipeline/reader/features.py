@@ -1,13 +1,9 @@
 """A feature set: rows by number and by id, and slices in seconds.
 
-Only the frames that are asked for are fetched. Zarr fetches the inner chunks that hold these
-frames; Parquet fetches one column of the row group that holds the row. Decoded blocks are cached in
-each process, within a bound in bytes; they are read-only, and rows are copies, so a caller cannot
-edit the cache. A set can be pickled into workers and used after a fork: each process opens the
-files anew.
-
-The index gives the start and length of each row. A reader checks the row id as well: an index of
-other files causes an error and never the features of another row.
+Only the frames that are asked for are fetched: Zarr's inner chunks that hold them, or one column of
+a Parquet row group. Decoded blocks are cached in each process, within a bound in bytes. A set can
+be pickled into workers and used after a fork: each process opens the files anew. A reader checks
+row ids: an index of other files causes an error and never the features of another row.
 """
 
 from __future__ import annotations

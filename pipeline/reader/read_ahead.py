@@ -1,15 +1,13 @@
 """Blocks that are needed soon, fetched and decoded ahead by threads of this process.
 
-The consumer names the next rows; each call moves the window on. Rows become the blocks that hold
-them, and blocks that lie close together become one request. Bytes in flight are bounded. A reader
-that needs a block in flight waits for it and does not fetch it again. Errors are dropped here: the
-row is read in any case, and its own error names it.
+The consumer names the next rows; each call moves the window on. Blocks that lie close together
+become one request, and bytes in flight are bounded. A reader that needs a block in flight waits for
+it. Errors are dropped here: the row is read in any case, and its own error names it.
 
 On a local disk, a block takes as long alone as with others, so rows are taken a few at a time. A
 request to a remote store costs a round trip, and the client as much time as 1 MB. So rows are taken
-by the quarter of a window, and shards as a whole if they fit, which makes few and large requests.
-Shards are opened concurrently. The next shards are opened before their rows are in the window,
-because it takes two to three round trips to learn where rows lie.
+by the quarter of a window, and shards as a whole if they fit. The next shards are opened before
+their rows are in the window, because it takes two to three round trips to learn where rows lie.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The format `parquet`: a shard as one file, a row a clip, scalars beside one column a stream.
 
 No reader of Parquet applies a scale, so the values of scaled streams are stored in float32. Small
-row groups suit random access, large ones scans. A row that is too large for a row group is divided.
-Sizes are counted before scaled streams are widened, so that a row group is the block by which the
-reader shuffles (`reader.catalog`).
+row groups suit random access, large ones scans. Sizes are counted before scaled streams are
+widened, so that a row group is the block by which the reader shuffles (`reader.catalog`).
 
 A cell holds the frames of a row:
 
@@ -12,17 +11,14 @@ A cell holds the frames of a row:
                                                   factor if numbers are not values
     nested   list<fixed_size_list<T>[columns]>    T: halffloat, float, or int32 of events
 
-Bytes decode at the speed of memory; `numpy.frombuffer(cell, "<f2").reshape(-1, columns)` makes
-frames of them anywhere. Nested lists show numbers to SQL, but Parquet keeps a level for every
-number, which costs twenty times the time. Neither is `arrow.fixed_shape_tensor`, which Hugging Face
-datasets refuse. Offsets of 32 bits suffice: a row group has at most 128 MB, or 256 MB if streams
-were scaled and are float32 here. The nested form counts frames, not numbers. A file's schema names
-its form. Layout versions 1 and 2 have the nested form alone.
+Bytes decode at the speed of memory. Nested lists show numbers to SQL, but Parquet keeps a level for
+every number, which costs twenty times the time. Neither is `arrow.fixed_shape_tensor`, which
+Hugging Face datasets refuse. Offsets of 32 bits suffice: a row group has at most 128 MB, or 256 MB
+in float32. Layout versions 1 and 2 have the nested form alone.
 
-`LongRows` divides rows that are too large for one cell over rows of the file that follow each
-other. Arrow needs the memory of a cell several times to write or read it. A row with more than
-`LIMIT_BYTES` of features therefore lies in several rows of the file, each a row group of its own.
-A worker then needs as much memory for three hours as for ten minutes:
+Arrow needs the memory of a cell several times to write or read it. `LongRows` therefore divides a
+row with more than `LIMIT_BYTES` of features over several rows of the file, each a row group of its
+own:
 
     row_id   seconds  modulation_start  modulation_n_frames  modulation
     a.wav    12.5     0                 1250                 ...
@@ -30,17 +26,15 @@ A worker then needs as much memory for three hours as for ten minutes:
     day.flac 86400    136250            135000               frames 135000 to 269999
     ...
 
-Row id and scalars repeat; each part has its own start and number of frames. The parts' frames are
-also in the file's metadata under `PARTS_KEY`, which only such files have.
+The parts' frames are also in the file's metadata under `PARTS_KEY`, which only such files have.
 
     file = PAR1 pages indexes  seal  footer length PAR1        seal: EMFC, CRC-32C of the rest
 
 Pages have checksums; a footer has none, and one with a flipped bit can end the process inside of
-Arrow. So writers put a seal between indexes and footer, where no reader looks: the footer is found
-from the end of the file, the rest from its start. Files of layout versions 1 and 2 have none.
+Arrow. So writers put a seal between indexes and footer, where no reader looks. Files of layout
+versions 1 and 2 have none.
 
 A reader fetches ranges, several columns and row groups in one range if they lie close together.
-Arrow checks the checksums of pages and decodes them, in any number of threads.
 """
 
 from __future__ import annotations
@@ -161,15 +155,12 @@ class LongRows:
         return cls(dict(sorted(frames.items())))
 
     def metadata(self) -> dict[bytes, bytes]:
-        """Return the metadata for a file's schema."""
         return {PARTS_KEY: json.dumps(self.frames).encode()} if self.frames else {}
 
     def parts(self, row: int) -> int:
-        """Return how many rows of the file a row of the shard has."""
         return len(next(iter(self.frames[row].values()))) if row in self.frames else 1
 
     def first(self, row: int) -> int:
-        """Return the row of the file where a row of the shard starts."""
         return row + sum(self.parts(long) - 1 for long in self.frames if long < row)
 
     def spans(self, row: int, stream: str, first: int, last: int) -> Iterator[tuple[int, int, int]]:
@@ -183,7 +174,6 @@ class LongRows:
 
 
 def _flat(frames: Sequence[np.ndarray], dtype: str) -> np.ndarray:
-    """Return all numbers of some rows, one after another."""
     whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
     return np.ascontiguousarray(whole, dtype=np.dtype(dtype).newbyteorder("<")).reshape(-1)
 
@@ -217,7 +207,6 @@ class BinaryCells:
             ) from err
 
     def leaf(self, column: str) -> str:
-        """Return the path of the column's numbers in the footer."""
         return column
 
     def cells(self, frames: Sequence[np.ndarray], width: int, dtype: str) -> pa.Array:
@@ -294,7 +283,6 @@ CELL_ENCODINGS: dict[str, CellEncoding] = {BINARY: BinaryCells(), NESTED: Nested
 
 
 def cell_encoding(kind: pa.DataType | None) -> CellEncoding:
-    """Return the encoding of a column of a file, by its type."""
     return CELL_ENCODINGS[BINARY if kind == pa.binary() else NESTED]
 
 
@@ -366,7 +354,6 @@ def row_groups(row_bytes: Sequence[float], profile: str) -> Iterator[tuple[int, 
 
 
 def _cells(stored: Sequence[np.ndarray], info: StreamInfo, encoding: Encoding) -> pa.Array:
-    """Encode the stored rows of a stream of some clips as cells."""
     layout = layout_of(info)
     values = [layout.to_values(rows) for rows in stored]
     dtype = layout.in_values().stored_dtype(encoding.dtype)
@@ -376,7 +363,6 @@ def _cells(stored: Sequence[np.ndarray], info: StreamInfo, encoding: Encoding) -
 def _options(
     scalars: pa.Table, streams: Sequence[StreamInfo], form: CellEncoding
 ) -> dict[str, Any]:
-    """Return codec, level and dictionary of every column, by its path in the footer."""
     # Ids as they are: no two are alike, a row group has few, and who reads one needs them all.
     found = scalar_options(scalars.drop_columns([ID_COLUMN]))
     leaves = [form.leaf(info.name) for info in streams]
@@ -498,7 +484,6 @@ class ParquetShard:
         return join_frames(self.pieces(stream, span), shape, np.dtype(dtype))
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
-        """Yield cells, or parts of cells."""
         first_row = self._long_rows.first(span.row)
         if first_row >= self._first_row[-1]:
             raise outside(self.rel, "rows", first_row + 1, self._first_row[-1])
@@ -547,7 +532,6 @@ class ParquetShard:
         """Do nothing: the footer has all places."""
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
-        """Group columns of row groups in file order, bounded in bytes."""
         run: list[Block] = []
         begin = end = 0
         for low, high, block in sorted((*self._span_of(*block), block) for block in blocks):
@@ -714,7 +698,6 @@ class ParquetFormat(Format):
             file.write(seal_of(footer) + footer)
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-        """Read a written file back, a row group at a time."""
         layouts = {info.name: layout_of(info) for info in streams}
         sizes: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in layouts}
         # Behind start and number of frames.
@@ -761,7 +744,6 @@ class ParquetFormat(Format):
         return ParquetShard(layout, rel, promise, cache)
 
     def reading(self, paths: Sequence[str]) -> Sequence[str]:
-        """With Hugging Face datasets, all shards."""
         return (
             "from datasets import load_dataset",
             'ds = load_dataset("path/to/this/folder")  # the files listed above, no others',

@@ -6,10 +6,8 @@
     body   = blosc frame | zstd frame | the numbers themselves
 
 A chunk of frames always has its full size: the last chunk of a stream has zeros after its frames.
-
-numcodecs decompresses a chunk straight into the array that stays in the cache. zarr would give the
-same numbers after several copies and a thread change for each chunk. The size that a frame claims
-is compared with the metadata before anything is decoded.
+numcodecs decompresses a chunk straight into the array that stays in the cache, after the size that
+the frame claims was compared with the metadata.
 """
 
 from __future__ import annotations
@@ -110,7 +108,6 @@ def _codec_names(codecs: Any) -> Iterator[str]:
 def _checked_chunks(
     rel: str, stream: str, members: Mapping[str, Any], promise: Promise
 ) -> FrameChunks:
-    """Return the chunks of a stream; refuse another shape or type than was committed."""
     array, place = members[f"{stream}/values"], f"{rel}/{stream}"
     (width, dtype), frames = promise.columns[stream], promise.frames[stream]
     wanted, got = ([frames, width], dtype), (array["shape"], array["data_type"])
@@ -268,7 +265,6 @@ class FrameChunks:
         return -(-self.n_frames // self.chunk_frames)
 
     def chunks_in(self, number: int) -> int:
-        """Return how many chunks an object has; the last object may have fewer."""
         return min(self.object_chunks, self.n_chunks - number * self.object_chunks)
 
     def decode(self, chunk: int, stored: Bytes) -> NDArray[Any]:

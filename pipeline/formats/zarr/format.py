@@ -198,7 +198,6 @@ class ZarrShard:
         return rel if committed is None else f"{name} {committed.sha256}"
 
     def _vector(self, stream: str, name: str) -> Any:
-        """Return the row ids, or the starts of the rows."""
         key = self._vector_key(stream, name)
         if key not in self._vectors:
             column, said = None, self._promise.said
@@ -238,7 +237,6 @@ class ZarrShard:
         yield from self._load(stream, left)
 
     def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Fetch, decode and keep chunks; contiguous chunks are one request."""
         for number, places in self._by_object(stream, chunks):
             if self._comes_whole(stream, number, len(places)):
                 file = self._file(stream, number)
@@ -367,7 +365,6 @@ class ZarrFormat(Format):
         streams: Sequence[StreamInfo],
         expected: ShardDigest,
     ) -> list[str]:
-        """Compare a store with its rows, bit by bit."""
         from earmill.pipeline.formats.zarr.write import digest_zarr
 
         return differences(expected, digest_zarr(path, streams, rows, expected))
@@ -378,7 +375,6 @@ class ZarrFormat(Format):
     def objects(
         self, stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str
     ) -> int:
-        """Count metadata, index arrays, and packed chunks."""
         from earmill.pipeline.formats.zarr import write
 
         count = 1
@@ -392,7 +388,6 @@ class ZarrFormat(Format):
         return count
 
     def reading(self, paths: Sequence[str]) -> Sequence[str]:
-        """With xarray, one stream of one shard."""
         return ("import xarray", f'ds = xarray.open_zarr("{paths[0]}", group="<stream>")')
 
 

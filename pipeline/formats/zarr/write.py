@@ -3,17 +3,13 @@
 Each stream is a group: `values (obs, column)`, `row_start (row)`, `row_size (row)` with
 `sample_dimension`, and `row_id (row)`. The group's attributes hold the stream's description. Its
 centre frequencies are coordinates: `fc_hz (column)` and `mfc_hz (column)`. A stream of events has
-the columns of `formats.stream_layout` and also `n_steps (row)`, the steps of each clip. `row_id` is
-Zarr's own `string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning:
-fixed-length bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by
-the sharding codec into objects of up to 64 MB that are only ever written whole. The folder is
-private to one attempt, so there is no race.
+the columns of `formats.stream_layout` and also `n_steps (row)`. `row_id` is Zarr's own `string`
+type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning. Inner chunks are about
+1 MB, packed by the sharding codec into objects of up to 64 MB that are only ever written whole.
 
-zarr-python writes arrays and metadata. A group's `zarr.json` also holds the metadata of everything
-below it (`consolidated_metadata`). `zarr.consolidate_metadata` would write the same, but warns on
-every v3 store. Each stream's group has its own copy, because xarray opens one group alone.
-
-`digest_zarr` reads a written store back with the functions of the reader.
+A group's `zarr.json` also holds the metadata of everything below it (`consolidated_metadata`), as
+`zarr.consolidate_metadata` would write, which warns on every v3 store. Each stream's group has its
+own copy, because xarray opens one group alone.
 """
 
 from __future__ import annotations
@@ -70,7 +66,6 @@ def write_zarr(
     *,
     dtype: str,
 ) -> None:
-    """Write the rows as a new store."""
     shared = json.loads(json.dumps(dict(attrs), sort_keys=True, allow_nan=False))
     root = zarr.create_group(path, zarr_format=3, attributes=shared)
     for info in streams:
@@ -156,7 +151,6 @@ def _write_vector(
 
 
 def _consolidate(folder: Path) -> None:
-    """Put the metadata of everything below a group into the group's own."""
     members = {
         path.parent.relative_to(folder).as_posix(): json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(folder.rglob(ROOT_METADATA))
@@ -251,7 +245,6 @@ class _WrittenStore:
         self._promise = Promise(rows=0, frames={}, columns={}, files=files)
 
     def frames(self, stream: str, values: FrameChunks) -> Iterator[NDArray[Any]]:
-        """Yield all frames of a stream, chunk by chunk."""
         for chunk in range(values.n_chunks):
             number, place = divmod(chunk, values.object_chunks)
             if place == 0:
@@ -262,6 +255,5 @@ class _WrittenStore:
             yield values.decode(chunk, file.read(low, high - low))
 
     def vector(self, stream: str, name: str) -> Any:
-        """Read numbers or texts, one for each row."""
         key = f"{stream}/{name}"
         return read_vector(self._layout, f"{self._rel}/{key}", self.arrays[key], self._promise)
