@@ -32,6 +32,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader import ranks
 from earmill.pipeline.loader.batches import (
     Batching,
     EpochPlan,
@@ -42,14 +43,6 @@ from earmill.pipeline.loader.batches import (
 )
 from earmill.pipeline.loader.collate import as_tensor, collate_padded, is_sparse, takes_views
 from earmill.pipeline.loader.crops import Crop, Cropper
-from earmill.pipeline.loader.ranks import (
-    WHOLE,
-    Ranks,
-    accelerate_deals,
-    check_accelerate,
-    check_dealt,
-    of_torch,
-)
 from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 from earmill.pipeline.loader.statistics import Normaliser, Of
 
@@ -279,7 +272,7 @@ class FeatureStream(IterableDataset[Any]):
         window_rows: int | None = None,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        self._ranks = Ranks(rank, world_size, distributed)
+        self._ranks = ranks.Ranks(rank, world_size, distributed)
         order.check_counter("seed", seed)
         order.check_counter("epoch", epoch)
         if crop is not None and not isinstance(crop, Crop):
@@ -385,7 +378,7 @@ class FeatureStream(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; a resumed stream stays where it is inside that epoch."""
         order.check_counter("epoch", epoch)
-        if accelerate_deals(self):
+        if ranks.accelerate_deals(self):
             # accelerate's wrapper would fail on batches with another error.
             self._check_accelerate()
         place = self._place.now()
@@ -542,8 +535,8 @@ class FeatureStream(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out plans, which a spawned worker makes faster than it receives them, and add the
         rank."""
-        is_rank = self._ranks.are_found and of_torch() is not None
-        carried = (self._split(), accelerate_deals(self)) if is_rank else None
+        is_rank = self._ranks.are_found and ranks.of_torch() is not None
+        carried = (self._split(), ranks.accelerate_deals(self)) if is_rank else None
         return {**self.__dict__, "_plans": {}, "_iterating": 0, "_carried": carried}
 
     def _is_over(self, place: Place) -> bool:
@@ -555,15 +548,15 @@ class FeatureStream(IterableDataset[Any]):
         if self._carried is not None and get_worker_info() is not None:
             return self._carried[0]
         # accelerate splits the rows of a DataLoader among ranks, but leaves a FeatureLoader alone.
-        is_dealt = not self.is_in_loader and accelerate_deals(self) is not None
-        return WHOLE if is_dealt else self._ranks.find()
+        is_dealt = not self.is_in_loader and ranks.accelerate_deals(self) is not None
+        return ranks.WHOLE if is_dealt else self._ranks.find()
 
     def _check_accelerate(self) -> None:
         """Refuse a DataLoader through which accelerate would lose or repeat rows."""
         if self._carried is not None and get_worker_info() is not None:
-            check_dealt(self._carried[1])
+            ranks.check_dealt(self._carried[1])
         elif not self.is_in_loader:
-            check_accelerate(self, self._ranks, collates=self.gives_batches)
+            ranks.check_accelerate(self, self._ranks, collates=self.gives_batches)
 
     def _whole(self, epoch: int) -> EpochPlan:
         key = "whole", epoch

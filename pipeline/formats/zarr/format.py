@@ -36,13 +36,8 @@ from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.formats.zarr.arrays import (
-    FrameChunks,
-    read_end,
-    read_index,
-    read_metadata,
-    read_vector,
-)
+from earmill.pipeline.formats.zarr import arrays
+from earmill.pipeline.formats.zarr.arrays import FrameChunks
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
@@ -84,10 +79,10 @@ class ZarrShard:
         objects, which hold the index of chunks."""
         large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
         if not large:
-            return read_metadata(self._layout, self.rel, self._promise)
+            return arrays.read_metadata(self._layout, self.rel, self._promise)
         with ThreadPoolExecutor(len(large), "ends") as pool:
-            ends = [pool.submit(read_end, file) for file in large]
-            found = read_metadata(self._layout, self.rel, self._promise)
+            ends = [pool.submit(arrays.read_end, file) for file in large]
+            found = arrays.read_metadata(self._layout, self.rel, self._promise)
         for file, end in zip(large, ends, strict=True):
             with suppress(Exception):  # reading the object tries again, and raises
                 self._ends[file.rel] = end.result()
@@ -205,7 +200,7 @@ class ZarrShard:
             if said is not None and not self._layout.is_local:
                 column = said.column(name if name == "row_id" else f"{stream}_start")
             rel, array = f"{self.rel}/{stream}/{name}", self._arrays[f"{stream}/{name}"]
-            self._vectors[key] = read_vector(self._layout, rel, array, self._promise, column)
+            self._vectors[key] = arrays.read_vector(self._layout, rel, array, self._promise, column)
         return self._vectors[key]
 
     def _blocks(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
@@ -314,7 +309,7 @@ class ZarrShard:
         if (stream, number) not in self._objects:
             file = self._file(stream, number)
             end = self._ends.pop(file.rel, None) if content is None else content
-            spans = read_index(file, self._values[stream].object_chunks, end)
+            spans = arrays.read_index(file, self._values[stream].object_chunks, end)
             self._objects[stream, number] = FrameObject(file, spans)
         return self._objects[stream, number]
 

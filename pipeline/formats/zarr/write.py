@@ -30,20 +30,14 @@ from earmill.pipeline.formats.format import Promise
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.formats.stream_layout import layout_of, with_scales
 from earmill.pipeline.formats.values import Values, pieces
-from earmill.pipeline.formats.zarr.arrays import (
-    ROOT_METADATA,
-    USUAL_CHUNKS_PER_OBJECT,
-    ZSTD_LEVEL,
-    FrameChunks,
-    read_index,
-    read_vector,
-)
+from earmill.pipeline.formats.zarr import arrays
+from earmill.pipeline.formats.zarr.arrays import FrameChunks
 from earmill.pipeline.storage.layout import Layout
 
 # Chosen by measurement on features of all models, see the section on codecs of
 # benchmarks/RESULTS.md.
 VALUE_CODECS = (BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle"), Crc32cCodec())
-VECTOR_CODECS = (ZstdCodec(level=ZSTD_LEVEL), Crc32cCodec())
+VECTOR_CODECS = (ZstdCodec(level=arrays.ZSTD_LEVEL), Crc32cCodec())
 # Otherwise zarr leaves out chunks that equal the fill value, and -0.0 would be read as 0.0.
 KEEP_ALL: Any = {"write_empty_chunks": True}
 # Long names of the counts in `StreamLayout.row_counts`.
@@ -55,7 +49,7 @@ OBJECTS_OF_A_VECTOR = 2
 # Objects of a stream: group, metadata of four arrays, and one chunk of each of three vectors.
 OBJECTS_PER_STREAM = 1 + 4 + 3
 CHUNK_BYTES = 2**20
-CHUNKS_PER_OBJECT = USUAL_CHUNKS_PER_OBJECT
+CHUNKS_PER_OBJECT = arrays.USUAL_CHUNKS_PER_OBJECT
 
 
 def write_zarr(
@@ -153,15 +147,15 @@ def _write_vector(
 def _consolidate(folder: Path) -> None:
     members = {
         path.parent.relative_to(folder).as_posix(): json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.rglob(ROOT_METADATA))
+        for path in sorted(folder.rglob(arrays.ROOT_METADATA))
         if path.parent != folder
     }
     for member in members.values():
         member.pop("consolidated_metadata", None)
     about = {"kind": "inline", "must_understand": False, "metadata": members}
-    root = json.loads((folder / ROOT_METADATA).read_text(encoding="utf-8"))
+    root = json.loads((folder / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
     root["consolidated_metadata"] = about
-    (folder / ROOT_METADATA).write_text(json.dumps(root, indent=1), encoding="utf-8")
+    (folder / arrays.ROOT_METADATA).write_text(json.dumps(root, indent=1), encoding="utf-8")
 
 
 def column_axes(info: StreamInfo) -> dict[str, np.ndarray]:
@@ -234,7 +228,7 @@ class _WrittenStore:
 
     def __init__(self, path: Path) -> None:
         self._layout, self._rel = Layout.open(path.parent), path.name
-        root = json.loads((path / ROOT_METADATA).read_text(encoding="utf-8"))
+        root = json.loads((path / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
         self.arrays = root["consolidated_metadata"]["metadata"]
         sizes = {
             file.relative_to(path.parent).as_posix(): file.stat().st_size
@@ -250,10 +244,12 @@ class _WrittenStore:
             if place == 0:
                 rel = f"{self._rel}/{stream}/values/c/{number}/0"
                 file = self._promise.file(self._layout, rel)
-                spans = read_index(file, values.object_chunks)
+                spans = arrays.read_index(file, values.object_chunks)
             low, high = spans[place].tolist()
             yield values.decode(chunk, file.read(low, high - low))
 
     def vector(self, stream: str, name: str) -> Any:
         key = f"{stream}/{name}"
-        return read_vector(self._layout, f"{self._rel}/{key}", self.arrays[key], self._promise)
+        return arrays.read_vector(
+            self._layout, f"{self._rel}/{key}", self.arrays[key], self._promise
+        )
