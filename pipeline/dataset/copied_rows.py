@@ -67,8 +67,6 @@ SCHEMA = pa.schema(
     ]
 )
 Tell = Callable[[str], None]
-# Reads frames of a stream.
-Read = Callable[[StreamLayout, FrameSpan], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,64 +261,51 @@ def stored_rows(
 ) -> Iterator[FeatureRow]:
     """Yield the good rows of a shard that came of these rows of the plan, in the order of the
     shard. CommitError if a file is damaged, ExtensionError if no format of it is installed."""
-    streams = {info["name"]: layout_of(info) for info in dataset.streams}
+    infos = {info["name"]: info for info in dataset.streams}
+    streams = {name: layout_of(info) for name, info in infos.items()}
     name = chosen(record.formats, None, {})
     fmt, rel = format_of(name), str(record.path(name))
-    infos = {info["name"]: info for info in dataset.streams}
     promise = promise_of(record, infos, record.dtype, fmt)
     where = f"shard {record.shard}"
     with explain_damage(where, str(record.path("rows"))):
-        table = read_table(layout, str(record.path("rows"))).to_pylist()
+        table = read_table(layout, str(record.path("rows")))
+    places = {column for each in streams.values() for column in each.place_columns}
+    extra = [name for name in table.column_names if name.startswith(EXTRA_PREFIX)]
+    facts = [name for name in table.column_names if name not in {*BASE_TYPES, *places, *extra}]
+
+    def values(stream: StreamLayout, number: int, row: Mapping[str, Any]) -> Values:
+        start, length = (int(row[name]) for name in stream.place_columns[:2])
+
+        def frames(first: int, last: int) -> Any:
+            span = FrameSpan(row["row_id"], number, start, first, last)
+            found = reader.read(stream.name, span)
+            return found if fmt.has_scales else stream.from_values(found)
+
+        first = frames(0, min(1, length))
+        row_bytes = max(1, stream.stored_width * first.dtype.itemsize)
+        if first.ndim != 2:
+            raise CommitError(f"row {row['row_id']!r}, stream {stream.name}: expected frames")
+        if length * row_bytes <= SPILL_BYTES:
+            return frames(0, length)
+        whole = Spilled(first.dtype, stream.stored_width, layout.root if layout.is_local else None)
+        step = max(1, PIECE_BYTES // row_bytes)
+        for at in range(0, length, step):
+            whole.append(frames(at, min(length, at + step)))
+        return whole
+
     with explain_damage(where, rel, lambda: is_as_committed(layout, rel, promise)):
         cache = BlockCache(CACHE_BYTES, IoCounts())
         with closing(fmt.open(layout, rel, promise, cache)) as reader:
-
-            def read(stream: StreamLayout, span: FrameSpan) -> Any:
-                found = reader.read(stream.name, span)
-                return found if fmt.has_scales else stream.from_values(found)
-
-            for number, row in enumerate(table):
+            for number, row in enumerate(table.to_pylist()):
                 if row["plan_row_id"] in plan_rows:
-                    yield _row(read, number, row, streams, layout)
-
-
-def _row(
-    read: Read,
-    number: int,
-    row: Mapping[str, Any],
-    streams: Mapping[str, StreamLayout],
-    layout: Layout,
-) -> FeatureRow:
-    places = {column for each in streams.values() for column in each.place_columns}
-    extra = [name for name in row if name.startswith(EXTRA_PREFIX)]
-    known = {*BASE_TYPES, *places, *extra}
-    return FeatureRow(
-        **{name: row[name] for name in BASE_TYPES},
-        facts={name: value for name, value in row.items() if name not in known},
-        extra={name.removeprefix(EXTRA_PREFIX): row[name] for name in extra},
-        streams={name: _values(read, number, row, each, layout) for name, each in streams.items()},
-        steps={
-            name: int(row[each.length_column]) for name, each in streams.items() if each.row_counts
-        },
-    )
-
-
-def _values(
-    read: Read, number: int, row: Mapping[str, Any], stream: StreamLayout, layout: Layout
-) -> Values:
-    start, length = (int(row[name]) for name in stream.place_columns[:2])
-
-    def frames(first: int, last: int) -> Any:
-        return read(stream, FrameSpan(row["row_id"], number, start, first, last))
-
-    first = frames(0, min(1, length))
-    row_bytes = max(1, stream.stored_width * first.dtype.itemsize)
-    if first.ndim != 2:
-        raise CommitError(f"row {row['row_id']!r}, stream {stream.name}: expected frames")
-    if length * row_bytes <= SPILL_BYTES:
-        return frames(0, length)
-    whole = Spilled(first.dtype, stream.stored_width, layout.root if layout.is_local else None)
-    step = max(1, PIECE_BYTES // row_bytes)
-    for at in range(0, length, step):
-        whole.append(frames(at, min(length, at + step)))
-    return whole
+                    yield FeatureRow(
+                        **{name: row[name] for name in BASE_TYPES},
+                        facts={name: row[name] for name in facts},
+                        extra={name.removeprefix(EXTRA_PREFIX): row[name] for name in extra},
+                        streams={k: values(each, number, row) for k, each in streams.items()},
+                        steps={
+                            name: int(row[each.length_column])
+                            for name, each in streams.items()
+                            if each.row_counts
+                        },
+                    )

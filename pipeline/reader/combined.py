@@ -18,18 +18,15 @@ import hashlib
 import math
 import numbers
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import PurePosixPath
 from typing import Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
 from amtcore.features.stream_info import StreamInfo
-from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.dataset.snapshot import Which, find_snapshot
 from earmill.pipeline.formats.moments import StreamStatistics
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
 from earmill.pipeline.formats.values import INT8
@@ -37,10 +34,7 @@ from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
 from earmill.pipeline.loader.rows import Row, Span
 from earmill.pipeline.loader.statistics import together
-from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.reader.features import Features, FeatureSet
-from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import addition_path
 
 SPREAD_SALT = 5
 
@@ -334,7 +328,7 @@ class JoinedFeatures(CombinedFeatures):
 
     Args:
         sets: At least one; the first is the dataset itself.
-        names: For each set, its streams and their names here, see `stream_names`.
+        names: For each set, its streams and their names here, see `reader.open`.
     """
 
     def __init__(self, sets: Sequence[Features], names: Sequence[Mapping[str, str]]) -> None:
@@ -431,49 +425,3 @@ class JoinedFeatures(CombinedFeatures):
     def provenance(self, index: SupportsIndex) -> dict[str, Any]:
         """Return the origin of a row of the first set; see `Features.provenance`."""
         return self.sets[0].provenance(int(self._rows[0][self._position(index)]))
-
-
-def open_joined(
-    uri: str,
-    which: Which | None,
-    streams: Sequence[str] | None,
-    storage_options: Mapping[str, Any],
-    open_set: Callable[[str, Which | None, list[str]], Features],
-) -> JoinedFeatures:
-    """Open a set with its additions, as a snapshot of the set names them; `open_set` opens a set by
-    place, snapshot and streams.
-
-    OutputError if an addition lacks the snapshot that is named, CommitError if the snapshot has
-    other bytes than the one that was added, ValueError for an unknown stream.
-    """
-    catalog = load_catalog(Layout.open(uri, storage_options), which)
-    places: dict[str, tuple[str, Which | None]] = {"": (uri, which)}
-    known: dict[str, Sequence[str]] = {"": tuple(catalog.streams)}
-    for name, file in catalog.additions.items():
-        place = f"{uri.rstrip('/')}/{addition_path(name)}"
-        stem = PurePosixPath(file.path).stem
-        there = Layout.open(place, storage_options)
-        if find_snapshot(there, stem).snapshot.sha256 != file.sha256:
-            raise CommitError(f"{there.url()}: snapshot {stem} is another than the one added")
-        places[name], known[name] = (place, stem), tuple(load_catalog(there, stem).streams)
-    names = stream_names(known)
-    called = [each for of_set in names.values() for each in of_set.values()]
-    if streams is not None and (not streams or set(streams) - set(called)):
-        raise ValueError(f"expected streams out of {called}, got {list(streams)}")
-    wanted = {
-        key: {name: each for name, each in of_set.items() if streams is None or each in streams}
-        for key, of_set in names.items()
-    }
-    chosen = {key: of_set for key, of_set in wanted.items() if of_set}
-    sets = [open_set(*places[key], list(of_set)) for key, of_set in chosen.items()]
-    return JoinedFeatures(sets, list(chosen.values()))
-
-
-def stream_names(sets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Return the name here of each stream of each set."""
-    taken = set[str]()
-    names = {}
-    for key, streams in sets.items():
-        names[key] = {each: f"{key}.{each}" if each in taken else each for each in streams}
-        taken.update(names[key].values())
-    return names

@@ -297,17 +297,19 @@ def _part_table(
 ) -> pa.Table:
     """Return some rows, or a part of the one divided row with its own start and frames."""
     columns = dict(zip(scalars.column_names, scalars.columns, strict=True))
+    form = CELL_ENCODINGS[encoding.parquet_form]
     for info in streams:
-        frames = []
+        layout, frames = layout_of(info), []
         for row in rows:
             values = row.streams[info.name]
             first, last = cut(len(values), parts)[part]
-            frames.append(values[first:last])
+            frames.append(layout.to_values(values[first:last]))
         if parts > 1:
-            start, count = layout_of(info).place_columns[:2]
+            start, count = layout.place_columns[:2]
             columns[start] = pc.add(columns[start], first)
             columns[count] = pa.array([last - first])
-        columns[info.name] = _cells(frames, info, encoding)
+        dtype = layout.in_values().stored_dtype(encoding.dtype)
+        columns[info.name] = form.cells(frames, layout.stored_width, dtype)
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
@@ -351,13 +353,6 @@ def row_groups(row_bytes: Sequence[float], profile: str) -> Iterator[tuple[int, 
         held += size
     if len(row_bytes) > start:
         yield start, len(row_bytes)
-
-
-def _cells(stored: Sequence[np.ndarray], info: StreamInfo, encoding: Encoding) -> pa.Array:
-    layout = layout_of(info)
-    values = [layout.to_values(rows) for rows in stored]
-    dtype = layout.in_values().stored_dtype(encoding.dtype)
-    return CELL_ENCODINGS[encoding.parquet_form].cells(values, layout.stored_width, dtype)
 
 
 def _options(

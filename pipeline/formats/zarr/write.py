@@ -199,57 +199,45 @@ def digest_zarr(
     """Return the digest of a written store, read chunk by chunk. Given the rows that were written
     and their digest, a stream that equals the rows bit by bit is not hashed; its hash is the
     expected one."""
-    store = _WrittenStore(path)
-    digests = {}
+    layout, digests = Layout.open(path.parent), {}
+    root = json.loads((path / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
+    about = root["consolidated_metadata"]["metadata"]
+    files = {}
+    for file in path.rglob("*"):
+        if file.is_file():
+            rel = file.relative_to(path.parent).as_posix()
+            files[rel] = OutFile(rel, file.stat().st_size, "")
+    promise = Promise(rows=0, frames={}, columns={}, files=files)
+
+    def vector(name: str) -> Any:
+        return arrays.read_vector(layout, f"{path.name}/{name}", about[name], promise)
+
+    def frames_of(stream: str, values: FrameChunks) -> Iterator[NDArray[Any]]:
+        for chunk in range(values.n_chunks):
+            number, place = divmod(chunk, values.object_chunks)
+            if place == 0:
+                file = promise.file(layout, f"{path.name}/{stream}/values/c/{number}/0")
+                spans = arrays.read_index(file, values.object_chunks)
+            low, high = spans[place].tolist()
+            yield values.decode(chunk, file.read(low, high - low))
+
     for info in streams:
         name = f"{info.name}/values"
-        values, layout = FrameChunks.of(name, store.arrays[name]), layout_of(info)
+        values, stream = FrameChunks.of(name, about[name]), layout_of(info)
         width, dtype = values.width, values.dtype.name
-        counts = [store.vector(info.name, name) for name in ("row_size", *layout.row_counts)]
-        blocks = store.frames(info.name, values)
+        counts = [vector(f"{info.name}/{each}") for each in ("row_size", *stream.row_counts)]
+        blocks = frames_of(info.name, values)
         if expected is None:
             digests[info.name] = digest_blocks(blocks, width, dtype, *counts)
             continue
         frames = [row.streams[info.name] for row in rows]
         sizes = np.array([len(each) for each in frames], np.int64)
-        wanted = zip(counts, (sizes, *layout.counts_of(rows)), strict=True)
+        wanted = zip(counts, (sizes, *stream.counts_of(rows)), strict=True)
         same = same_bits(blocks, (piece for each in frames for piece in pieces(each))) and all(
             np.array_equal(*pair) for pair in wanted
         )
         sha256 = expected.streams[info.name].sha256 if same else ""
         digests[info.name] = StreamDigest(values.n_frames, width, dtype, sha256)
     # The writer gives every stream the same row ids.
-    row_ids = tuple(store.vector(streams[-1].name, "row_id")) if streams else ()
+    row_ids = tuple(vector(f"{streams[-1].name}/row_id")) if streams else ()
     return ShardDigest(row_ids, digests)
-
-
-class _WrittenStore:
-    """A store in a local folder that was just written."""
-
-    def __init__(self, path: Path) -> None:
-        self._layout, self._rel = Layout.open(path.parent), path.name
-        root = json.loads((path / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
-        self.arrays = root["consolidated_metadata"]["metadata"]
-        sizes = {
-            file.relative_to(path.parent).as_posix(): file.stat().st_size
-            for file in path.rglob("*")
-            if file.is_file()
-        }
-        files = {rel: OutFile(rel, nbytes, "") for rel, nbytes in sizes.items()}
-        self._promise = Promise(rows=0, frames={}, columns={}, files=files)
-
-    def frames(self, stream: str, values: FrameChunks) -> Iterator[NDArray[Any]]:
-        for chunk in range(values.n_chunks):
-            number, place = divmod(chunk, values.object_chunks)
-            if place == 0:
-                rel = f"{self._rel}/{stream}/values/c/{number}/0"
-                file = self._promise.file(self._layout, rel)
-                spans = arrays.read_index(file, values.object_chunks)
-            low, high = spans[place].tolist()
-            yield values.decode(chunk, file.read(low, high - low))
-
-    def vector(self, stream: str, name: str) -> Any:
-        key = f"{stream}/{name}"
-        return arrays.read_vector(
-            self._layout, f"{self._rel}/{key}", self.arrays[key], self._promise
-        )
