@@ -266,8 +266,12 @@ def plan_row_of(row_id: str, plan_rows: Container[str]) -> str:
 def row_problems(
     ok: Sequence[tuple[str, str]], bad: Sequence[str], plan_rows: Sequence[str]
 ) -> list[str]:
-    """Find the problems of one shard's rows, one readable line each. `ok` has the row id and the
-    plan row id of every good row, `bad` the row ids in quarantine."""
+    """Find the problems of one shard's rows, one readable line each.
+
+    Args:
+        ok: (row id, plan row id) of every good row.
+        bad: Row ids of the quarantine table.
+    """
     planned = frozenset(plan_rows)
     good_plan = {plan_row for _, plan_row in ok}
     covered = good_plan | {plan_row_of(row_id, planned) for row_id in bad}

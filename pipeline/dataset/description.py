@@ -242,11 +242,11 @@ def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
 def open_dataset(
     layout: Layout, wanted: DatasetFile, may_write: Callable[[Layout], None] = lambda layout: None
 ) -> DatasetFile:
-    """Create dataset.json, or check that the existing one describes the same job; return what is
-    stored. Of two drivers that start together both get the same.
+    """Create dataset.json, or check that the existing one describes the same job.
 
-    `may_write` is called before the file is created, and raises if the run was overtaken.
-    OutputError if the output belongs to something else, or is not empty and has no dataset.json.
+    Two drivers that start together both get the description that is stored. The callback
+    `may_write` runs before the file is created, and raises if the run was overtaken. OutputError if
+    the output belongs to something else, or is not empty and has no dataset.json.
     """
     stored = read_dataset(layout)
     if stored is None:

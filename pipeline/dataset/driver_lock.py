@@ -128,7 +128,7 @@ def machine_id() -> str:
 class Fence:
     """The right of a run to write to an output; its workers carry it.
 
-    `name` is the file that names the run: `driver.json`, or its membership of the crew. It is empty
+    The file `name` names the run: `driver.json`, or its membership of the crew. The name is empty
     for a writer that needs no right: a test, or an output that nobody else knows.
     """
 

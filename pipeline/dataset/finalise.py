@@ -1,8 +1,8 @@
 """Close a complete dataset: one index over all rows, good and bad, the cards, and current.json.
 
 Refuses unless plan and commits add up row by row. The index is sorted by the plan and named by its
-own content, so a resumed and an undisturbed run give the same file. `current.json` comes last and
-names it all with hashes: until it is replaced, what it named before still counts.
+own content, so a resumed and an undisturbed run give the same file. The file `current.json` comes
+last and names all of them with hashes: until it is replaced, the earlier snapshot still counts.
 
 Card files (README.md, croissant.json, provenance.jsonld) go with a snapshot. Their names are fixed,
 so a driver that was stopped while it closed a dataset could overwrite the cards of a later
@@ -85,10 +85,10 @@ class IndexPart:
 def finalise(
     layout: Layout, add: Mapping[str, OutFile] | None = None, fence: Fence = UNFENCED
 ) -> Snapshot:
-    """Write index, snapshot, cards and current.json, and return the snapshot; doing it again
+    """Write index, snapshot, cards and current.json, and return the snapshot. Doing it again
     changes nothing.
 
-    `add` names sets of features beside these rows, see `Snapshot.additions`; earlier sets stay as
+    Argument `add` names sets of features beside these rows, see `Snapshot.additions`; earlier sets stay as
     long as no row changes.
 
     Raises:

@@ -2,9 +2,9 @@
 
 Snapshots that are no longer wanted leave the history first, by one replacement of current.json;
 what only they named goes after that, records before the files they name. So a run that is killed
-leaves a whole dataset, and the next one removes the rest. A collection holds the driver's lock, and
-touches neither files younger than the grace time nor attempts on a shard without a commit: a worker
-that was cut off long ago may still be about to commit it. Files that were half written when their
+leaves a whole dataset, and the next one removes the rest. A collection holds the driver's lock. It
+leaves files younger than the grace time, and attempts on a shard without a commit: a worker that
+was cut off long ago may still be about to commit it. Files that were half written when their
 process was killed go as well, and the locks of drivers that were killed while they took over.
 """
 

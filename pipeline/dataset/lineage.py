@@ -76,9 +76,13 @@ def provenance(
     software: Mapping[str, Sequence[str]],
     begun: Mapping[int, str | None],
 ) -> Node:
-    """Build the document, given the snapshots, the oldest first; the releases of earmill that
-    computed the rows of each; and when each revision was begun (0 is dataset.json), if that is
-    known."""
+    """Build the document.
+
+    Args:
+        snapshots: The oldest first; the last one counts.
+        software: Path of each to the releases of earmill that computed its rows.
+        begun: Time at which each revision was begun, if known; 0 is dataset.json.
+    """
     versions, git = dataset.provenance.get("versions") or {}, dataset.provenance.get("git") or {}
     nodes = _things(dataset)
     for version in sorted({version for found in software.values() for version in found}):

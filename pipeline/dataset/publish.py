@@ -231,8 +231,11 @@ def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
 
 
 class _Shard:
-    """One attempt to publish. The other cores idle while the last shard of a job is published, so
-    steps that need only the rows or a finished part run in one thread beside the encoding."""
+    """One attempt to publish.
+
+    The other cores idle while the last shard of a job is published. Steps that need only the rows
+    or a finished part therefore run in one thread beside the encoding.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Snapshots of a dataset: the current index and the commits that it belongs to.
 
 A snapshot is immutable and named by its content: one index, its plan and dataset.json, and the
-generation, attempt and hash of every commit record. `current.json` names the current snapshot and
-its cards, and lists earlier snapshots with hashes. The file is written last and replaced whole, so
+generation, attempt and hash of every commit record. The file `current.json` names the current
+snapshot and its cards, and lists earlier snapshots with hashes. It is written last and replaced whole, so
 a dataset is closed by the earlier snapshot or by the new one.
 
 Two snapshots are compared by rows, which are known by their ids. A row is *changed* where both
@@ -145,9 +145,13 @@ class EarlierSnapshot(Strict):
 
 @dataclass(frozen=True)
 class Current(Strict):
-    """The content of current.json: the snapshot that counts and the cards made from it (without
-    provenance.jsonld in older datasets), its log entry, and the earlier snapshots, the oldest
-    first. `sha256` is the hash of the other fields, if they were read from a file."""
+    """The content of current.json.
+
+    Args:
+        cards: Made from the snapshot that counts; older datasets lack provenance.jsonld.
+        history: Earlier snapshots, the oldest first.
+        sha256: Hash of the other fields, if they were read from a file.
+    """
 
     snapshot: OutFile
     cards: tuple[OutFile, ...]
@@ -320,9 +324,10 @@ def log(layout: Layout) -> list[LogEntry]:
 def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
     """Return one snapshot of a dataset; OutputError, which lists the snapshots, if there is none.
 
-    `which` is its number in the log; "current" or "previous"; the start of its name (at least four
-    characters); or a date or time, also as ISO 8601 text: the last one closed by then (a date means
-    its end; a time without zone is UTC).
+    Args:
+        which: Its number in the log; "current" or "previous"; the start of its name (at least four
+            characters); or a date or time, also as ISO 8601 text: the last one closed by then. A
+            date means its end; a time without zone is UTC.
     """
     known = require_current(layout).all_snapshots
     found = _chosen(known, which)

@@ -1,7 +1,7 @@
 """A fingerprint of a shard's contents that does not depend on the file format.
 
-The digest of a stream is a sha256 of the frame counts of the rows, then the further counts of the
-layout (the steps of events), then the sha256 of all values in row order. Integers are int64,
+The digest of a stream is a sha256. It covers the frame counts of the rows, then the further counts
+of the layout (the steps of events), then the sha256 of all values in row order. Integers are int64,
 everything is little endian. It is taken from the rows in memory and again from each encoded file,
 so a lost value is noticed. The commit record holds it.
 """

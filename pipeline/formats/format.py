@@ -4,7 +4,7 @@ of such a file.
 A format is registered in the entry points of `earmill.formats`. It writes a shard into a private
 local folder. Equal rows give equal bytes, because no file holds the time, the host or a random
 value. It reads its own file back as a `ShardDigest`, which must equal the digest of the rows before
-the shard is published, and gives random access to the frames of a published file.
+the shard is published. It also gives random access to the frames of a published file.
 
 A reader checks a file against its `Promise` before it takes memory or runs a decoder, because a
 dataset may be somebody else's. A store or file is refused if it claims other sizes, another type or
@@ -91,8 +91,8 @@ def explain_damage(
     """Turn errors of decoders on damaged bytes into one line that names row and file.
 
     Errors of the system (no right, no network) pass unchanged, but not a missing file. Too little
-    memory, a module that is not installed and a fault of a program are not damage: `is_whole` tells
-    whether the file holds the bytes that were committed.
+    memory, a module that is not installed and a fault of a program are not damage. Argument
+    `is_whole` tells whether the file holds the bytes that were committed.
     """
     try:
         yield

@@ -101,8 +101,8 @@ class StreamLayout:
     ) -> Any:
         """Read the frames of a span of a clip, in their unit; exact in float32.
 
-        `read` reads pieces of stored rows [first, last) of the clip. `n_frames` counts as
-        `length_column` does. Without `copy` frames may be a `FrameView`.
+        Argument `read` reads pieces of stored rows [first, last) of the clip. The number `n_frames`
+        counts as `length_column` does. Without `copy` frames may be a `FrameView`.
         """
         shape = span[1] - span[0], self.stored_width
         return (join_frames if copy else FrameView)(read(*span), shape, dtype, self.scale_factor)

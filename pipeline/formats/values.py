@@ -1,7 +1,7 @@
 """Values of a stream in memory or in a file, their cast to the job's dtype, and the way back.
 
-`Spilled` holds the values of a long row in a file: a row of hours has hundreds of megabytes of
-features, and a worker has two shards at once. A row of any length therefore takes the memory of one
+Class `Spilled` holds the values of a long row in a file. A row of hours has hundreds of megabytes
+of features, and a worker has two shards at once. A row of any length therefore takes the memory of one
 block. The file has no name and goes with the object, or with the process.
 
 float16 holds 11 bits from 6.1e-5 to 65504, and values below 3e-8 are 0. Hair cells in units of
@@ -173,9 +173,11 @@ def convert_into(into: Frames, values: Frames, scale: float = 1.0) -> None:
 class CastError:
     """Errors of the cast of a stream.
 
-    `worst` is the largest relative error of the values that stayed above zero, `worst_normal` of
-    those in the range where float16 has all its bits. Of the `nonzero` values, `below` lie under
-    that range and `zeroed` became zero.
+    Args:
+        worst: Largest relative error of the values that stayed above zero.
+        worst_normal: Largest relative error in the range where float16 has all its bits.
+        nonzero, below, zeroed: Values that were not zero; those under that range; those that
+            became zero.
     """
 
     worst: float = 0.0

@@ -3,8 +3,8 @@
 A plan is three arrays and a function of (seed, epoch) and the settings, so every rank and every
 worker makes the same plan without reading. A position in it is a number; resuming slices arrays.
 
-`FixedBatches` have the same number of rows. `BucketedBatches` have rows of similar length under a
-budget of padded length. Rows are sorted by length inside each window of the shuffle (see
+Batches are `FixedBatches` of equal numbers of rows, or `BucketedBatches` of rows of similar length
+under a budget of padded length. Rows are sorted by length inside each window of the shuffle (see
 `loader.epoch_order`), in steps of a sixteenth of an octave, with random order inside a step. A
 batch ends before rows times the longest row would exceed the budget. The batches of a window come
 in random order, so reading stays inside windows.
@@ -191,8 +191,9 @@ class BucketedBatches:
     def share(
         self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
     ) -> EpochPlan:
-        """Return every `world_size`-th batch from batch number `start` on. "pad" and None repeat up
-        to `world_size - 1` batches from the front; "drop" leaves out as many at the end."""
+        """Return every `world_size`-th batch from batch number `start` on. With "pad" and None, up
+        to `world_size - 1` batches from the front are repeated; "drop" leaves out as many at the
+        end."""
         order.check_split(rank, world_size)
         batches = np.arange(start, plan.n_batches, dtype=np.int64)
         excess = len(batches) % world_size

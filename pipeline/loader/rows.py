@@ -121,8 +121,10 @@ class Row:
 
 class FeatureRows(ABC):
     """The interface of a feature set: a sequence of `Row`, and the blocks of a shuffled order.
-    `Features` describes the abstract properties and methods. `mixture` has the rows of each set in
-    an epoch, if sets are mixed by weight."""
+
+    Class `Features` describes the abstract properties and methods. Attribute `mixture` has the rows
+    of each set in an epoch, if sets are mixed by weight.
+    """
 
     mixture: tuple[int, ...] | None = None
 

@@ -400,8 +400,8 @@ def _rows_of(
 
 
 def _only_index(layout: Layout, version: int) -> bytes | None:
-    """Return the index of a closed dataset of layout version 1. Of several nothing says which is
-    current, so the commits must be read."""
+    """Return the index of a closed dataset of layout version 1. If it has several, nothing says
+    which is current, so the commits must be read."""
     found = layout.list("index") if version == 1 else []
     if len(found) != 1:
         return None

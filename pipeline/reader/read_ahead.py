@@ -83,8 +83,13 @@ STEP_SHARE, MAX_STEP = 0.125, 64
 
 
 class ReadAhead:
-    """Prefetch of blocks for one consumer. `needed` yields the blocks of a row, `prepare` opens the
-    shard of a row that is read soon, `nbytes` returns the decoded bytes of rows or spans."""
+    """Prefetch of blocks for one consumer.
+
+    Args:
+        needed: Yields the blocks of a row.
+        prepare: Opens the shard of a row that is read soon; makes small requests in the pool.
+        nbytes: Returns the decoded bytes of rows or spans.
+    """
 
     def __init__(
         self,
@@ -117,7 +122,7 @@ class ReadAhead:
     ) -> int:
         """Name the rows that come next, in order; this replaces the rows of earlier calls.
 
-        `in_order` says that no block is needed again after its rows were read; the window may then
+        Flag `in_order` says that no block is needed again after its rows were read; the window may then
         take a larger share of the cache. Return the number of rows after which the next call is
         due.
         """
@@ -165,8 +170,9 @@ class ReadAhead:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _whole_shards(self, rows: Sequence[int], ends: np.ndarray, count: int, most: int) -> int:
-        """Return the rows of the window without a last shard that does not fit as a whole, if it
-        fits into a window by itself and none of its rows is requested yet."""
+        """Return the rows of the window without a last shard that does not fit as a whole. The
+        shard stays if it fits into no window by itself, or if one of its rows is requested already.
+        """
         if count == len(rows):
             return count
         shard, begin, end = self._shard_of(rows[count]), count, count
