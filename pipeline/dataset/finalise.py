@@ -88,8 +88,8 @@ def finalise(
     """Write index, snapshot, cards and current.json, and return the snapshot. Doing it again
     changes nothing.
 
-    Argument `add` names sets of features beside these rows, see `Snapshot.additions`; earlier sets stay as
-    long as no row changes.
+    Argument `add` names sets of features beside these rows, see `Snapshot.additions`; earlier sets
+    stay as long as no row changes.
 
     Raises:
         CommitError: A shard is not committed, a row is missing, double or foreign, or a file that

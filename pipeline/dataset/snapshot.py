@@ -2,8 +2,8 @@
 
 A snapshot is immutable and named by its content: one index, its plan and dataset.json, and the
 generation, attempt and hash of every commit record. The file `current.json` names the current
-snapshot and its cards, and lists earlier snapshots with hashes. It is written last and replaced whole, so
-a dataset is closed by the earlier snapshot or by the new one.
+snapshot and its cards, and lists earlier snapshots with hashes. It is written last and replaced
+whole, so a dataset is closed by the earlier snapshot or by the new one.
 
 Two snapshots are compared by rows, which are known by their ids. A row is *changed* where both
 snapshots have it and its state differs (good, or the reason of its quarantine), or its audio does:

@@ -1,8 +1,8 @@
 """Values of a stream in memory or in a file, their cast to the job's dtype, and the way back.
 
 Class `Spilled` holds the values of a long row in a file. A row of hours has hundreds of megabytes
-of features, and a worker has two shards at once. A row of any length therefore takes the memory of one
-block. The file has no name and goes with the object, or with the process.
+of features, and a worker has two shards at once. A row of any length therefore takes the memory of
+one block. The file has no name and goes with the object, or with the process.
 
 float16 holds 11 bits from 6.1e-5 to 65504, and values below 3e-8 are 0. Hair cells in units of
 their input lie around 1e-4 at 65 dB SPL and at 1e-9 in pauses. Their streams are stored divided by

@@ -2,8 +2,8 @@
 
 They are looked up at every use, because Lightning initialises torch.distributed after it gets its
 loaders. A contradiction is an error: a default would train every rank on the same rows, or leave
-rows out, without a message. The library accelerate splits the rows of any IterableDataset in a DataLoader that
-it has prepared, so a stream that accelerate reads in this way gives all rows.
+rows out, without a message. The library accelerate splits the rows of any IterableDataset in a
+DataLoader that it has prepared, so a stream that accelerate reads in this way gives all rows.
 """
 
 from __future__ import annotations

@@ -122,9 +122,9 @@ class ReadAhead:
     ) -> int:
         """Name the rows that come next, in order; this replaces the rows of earlier calls.
 
-        Flag `in_order` says that no block is needed again after its rows were read; the window may then
-        take a larger share of the cache. Return the number of rows after which the next call is
-        due.
+        Flag `in_order` says that no block is needed again after its rows were read; the window may
+        then take a larger share of the cache. Return the number of rows after which the next call
+        is due.
         """
         share = IN_ORDER_SHARE if in_order else SHARE
         most = min(self._pace.max_bytes, int(share * self._cache.max_bytes))

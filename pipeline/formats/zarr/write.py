@@ -4,8 +4,9 @@ Each stream is a group: `values (obs, column)`, `row_start (row)`, `row_size (ro
 `sample_dimension`, and `row_id (row)`. The group's attributes hold the stream's description. Its
 centre frequencies are coordinates: `fc_hz (column)` and `mfc_hz (column)`. A stream of events has
 the columns of `formats.stream_layout` and also `n_steps (row)`. Array `row_id` has Zarr's own
-`string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning. Inner chunks are about
-1 MB, packed by the sharding codec into objects of up to 64 MB that are only ever written whole.
+`string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning. Inner chunks
+are about 1 MB, packed by the sharding codec into objects of up to 64 MB that are only ever written
+whole.
 
 A group's `zarr.json` also holds the metadata of everything below it (`consolidated_metadata`), as
 `zarr.consolidate_metadata` would write, which warns on every v3 store. Each stream's group has its
