@@ -15,12 +15,7 @@ from typing import Any
 
 from earmill.pipeline.common.errors import OutputError, OvertakenError
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits, newest_generations
-from earmill.pipeline.dataset.copied_rows import (
-    CarriedRow,
-    carried_rows,
-    carry_over,
-    write_carried,
-)
+from earmill.pipeline.dataset.copied_rows import CarriedRow, carried_rows, carry_over, write_carried
 from earmill.pipeline.dataset.description import (
     Change,
     DatasetFile,

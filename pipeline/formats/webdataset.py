@@ -313,12 +313,7 @@ def _finite(value: Any) -> Any:
 
 
 def _add_npy(
-    tar: tarfile.TarFile,
-    name: str,
-    row: FeatureRow,
-    layout: StreamLayout,
-    kind: str,
-    folder: Path,
+    tar: tarfile.TarFile, name: str, row: FeatureRow, layout: StreamLayout, kind: str, folder: Path
 ) -> str:
     values = row.streams[layout.name]
     dtype = np.dtype(kind).newbyteorder("<")

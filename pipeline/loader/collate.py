@@ -168,9 +168,7 @@ class Batch:
         return self._map(pin, pin)
 
     def _map(
-        self,
-        f: Callable[[torch.Tensor], torch.Tensor],
-        g: Callable[[torch.Tensor], torch.Tensor],
+        self, f: Callable[[torch.Tensor], torch.Tensor], g: Callable[[torch.Tensor], torch.Tensor]
     ) -> Batch:
         """Return the batch with `g` applied to features and label, and `f` to other tensors."""
         features = {

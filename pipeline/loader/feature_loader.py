@@ -298,11 +298,7 @@ class FeatureLoader:
         self._batches = _Batches(stream, collate_fn or stream.collate_fn)
         self._slots = num_workers and (options.get("prefetch_factor") or PREFETCHED) + MORE_SLOTS
         self._loader: DataLoader[Any] = DataLoader(
-            self._batches,
-            batch_size=None,
-            num_workers=num_workers,
-            collate_fn=_as_it_is,
-            **options,
+            self._batches, batch_size=None, num_workers=num_workers, collate_fn=_as_it_is, **options
         )
 
     @property

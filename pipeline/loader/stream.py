@@ -571,11 +571,7 @@ class FeatureStream(IterableDataset[Any]):
         key = epoch, start, rank, world_size
         if key not in self._plans:
             self._plans[key] = self.batching.share(
-                self._whole(epoch),
-                rank=rank,
-                world_size=world_size,
-                even=self.even,
-                start=start,
+                self._whole(epoch), rank=rank, world_size=world_size, even=self.even, start=start
             )
         return self._plans[key]
 

@@ -351,12 +351,7 @@ class Features(FeatureSet):
         if process.ahead is None:
             pace = LOCAL if process.layout.is_local else REMOTE
             process.ahead = ReadAhead(
-                process.needed,
-                process.prepare,
-                places.shard,
-                places.nbytes,
-                process.cache,
-                pace,
+                process.needed, process.prepare, places.shard, places.nbytes, process.cache, pace
             )
         return process.ahead
 
