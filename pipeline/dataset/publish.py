@@ -25,11 +25,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common import monitoring
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
@@ -55,6 +54,10 @@ from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_store import files_below, remove
 from earmill.pipeline.storage.scratch import private_scratch
+
+if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
+
 
 T = TypeVar("T")
 

@@ -18,17 +18,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 from earmill.pipeline.formats.values import Int8Frames, Values, converted
 from earmill.pipeline.storage.documents import Strict
+
+if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
+
 
 BLOCK_FRAMES = 1024
 Columns = NDArray[np.float64]

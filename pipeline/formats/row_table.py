@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.arrow_types import arrow_type, column, extra_types
 from earmill.pipeline.common.errors import CommitError, SpecError
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.stream_layout import layout_of
 
 if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.formats.format import Encoding
 
 EXTRA_PREFIX = "extra_"

@@ -19,11 +19,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import FrameView, Piece, join_frames, whole
 from earmill.pipeline.formats.rows import FeatureRow
@@ -38,6 +37,10 @@ from earmill.pipeline.formats.values import (
     read_frames,
     stored_rows,
 )
+
+if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
+
 
 EVENT_COLUMNS = ("frame", "channel", "count")
 EVENT_DTYPE = "int32"

@@ -25,13 +25,12 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import (
     CommitError,
     DtypeRangeError,
@@ -39,6 +38,10 @@ from earmill.pipeline.common.errors import (
     SpillError,
 )
 from earmill.pipeline.common.missing_modules import missing_package
+
+if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
+
 
 # Bytes that are read from a file of values or written to it at a time.
 PIECE_BYTES = 4 * 2**20

@@ -14,15 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.block_cache import FrameView
 from earmill.pipeline.loader.epoch_order import check_whole
 from earmill.pipeline.loader.rows import Row, line, short, table, values_text
+
+if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
+
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 # Frames of a row.

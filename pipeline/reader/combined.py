@@ -21,12 +21,11 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.moments import StreamStatistics
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
 from earmill.pipeline.formats.values import INT8
@@ -35,6 +34,10 @@ from earmill.pipeline.loader.epoch_order import Rows
 from earmill.pipeline.loader.rows import Row, Span
 from earmill.pipeline.loader.statistics import together
 from earmill.pipeline.reader.features import Features, FeatureSet
+
+if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
+
 
 SPREAD_SALT = 5
 

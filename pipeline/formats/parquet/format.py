@@ -49,7 +49,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
@@ -57,7 +57,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.byte_streams import SeekableFile
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import (
@@ -78,6 +77,10 @@ from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import in_values, layout_of
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
+
+if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
+
 
 # First byte of a range in a file, and the byte after the last.
 Span = tuple[int, int]
