@@ -125,14 +125,6 @@ def verify(
     hashes: Annotated[
         bool, typer.Option(help="Read every byte and compare its sha256; else listings only.")
     ] = True,
-    remove_orphans: Annotated[
-        bool,
-        typer.Option(
-            "--remove-orphans",
-            help="Remove the files of crashed attempts, which no commit names; refused while a "
-            "driver works there.",
-        ),
-    ] = False,
     deep: Annotated[
         int | None,
         typer.Option(
@@ -152,12 +144,10 @@ def verify(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Check that a dataset is whole. Exit code 1 if it is not."""
-    from earmill.pipeline.dataset.garbage import remove_orphans as remove
     from earmill.pipeline.dataset.verify import verify as check
 
     deep_report = None
     with options.open_output(uri, storage_options) as layout:
-        removed = remove(layout).parts if remove_orphans else []
         report = check(layout, hashes=hashes)
         if deep is not None:
             from earmill.pipeline.operations.deep_verify import verify_deep
@@ -169,9 +159,9 @@ def verify(
     ok = report.ok and (deep_report is None or deep_report.ok)
     if as_json:
         more = {} if deep_report is None else {"deep": asdict(deep_report)}
-        say_json({**asdict(report), "ok": ok, "removed": removed, **more})
+        say_json({**asdict(report), "ok": ok, **more})
     else:
-        _print_report(uri, report, removed)
+        _print_report(uri, report)
         if deep_report is not None:
             for problem in deep_report.problems:
                 say(f"problem: {problem}")
@@ -184,7 +174,7 @@ def verify(
     raise typer.Exit(0 if ok else 1)
 
 
-def _print_report(uri: str, report: Report, removed: list[str]) -> None:
+def _print_report(uri: str, report: Report) -> None:
     out = console(soft_wrap=True)
     for problem in report.problems:
         out.print(f"problem: {problem}", style="red")
@@ -194,16 +184,14 @@ def _print_report(uri: str, report: Report, removed: list[str]) -> None:
         f"ok, {report.rows_bad:,} quarantined, {audio(report.seconds)} audio, "
         f"{report.files:,} files, {bytes_text(report.bytes)} ({depth})"
     )
-    for part in removed:
-        out.print(f"removed: {part}")
     # Files of one store are one line.
     parts = Counter("/".join(name.split("/")[:2]) for name in report.orphans)
     for part, files in parts.items():
         out.print(f"orphan: {part} ({files:,} files)" if files > 1 else f"orphan: {part}")
     if report.orphans:
         out.print(
-            f"{len(report.orphans):,} files of crashed attempts, harmless; --remove-orphans "
-            "removes those of committed shards"
+            f"{len(report.orphans):,} files of crashed attempts, harmless; `earmill gc` removes "
+            "those of committed shards"
         )
     if report.replaced:
         out.print(f"{len(report.replaced):,} files of replaced commits, kept for older snapshots")

@@ -16,9 +16,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import LockedError
-from earmill.pipeline.dataset.crew import BlockClaims, clear_claims
 from earmill.pipeline.dataset.description import DatasetFile, check_same, read_dataset
-from earmill.pipeline.dataset.driver_lock import UNFENCED, DriverLock, Fence
+from earmill.pipeline.dataset.driver_lock import (
+    UNFENCED,
+    BlockClaims,
+    DriverLock,
+    Fence,
+    clear_claims,
+)
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.snapshot import Attempt, is_closed

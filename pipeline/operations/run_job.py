@@ -21,9 +21,15 @@ from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.text import duration, figure
 from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.copied_rows import copy_equal
-from earmill.pipeline.dataset.crew import BlockClaims, DriverMembership, start_of
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.dataset.driver_lock import UNFENCED, Heartbeat, overtaken
+from earmill.pipeline.dataset.driver_lock import (
+    UNFENCED,
+    BlockClaims,
+    DriverMembership,
+    Heartbeat,
+    overtaken,
+    start_of,
+)
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import STATUS_BAD, current_index, read_current
 from earmill.pipeline.driver import events

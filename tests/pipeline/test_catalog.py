@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.snapshot import CommitRef, Current, Snapshot

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from amtcore.features.spike_events import SpikeEvents
 from earmill import FeatureLoader, open_features

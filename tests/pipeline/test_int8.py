@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from earmill import FeatureLoader, collate, compute_statistics, open_features
 from earmill.pipeline.common.errors import (

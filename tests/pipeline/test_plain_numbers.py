@@ -24,7 +24,7 @@ import webdataset
 import xarray as xr
 
 import earmill
-import earmill.pipeline.formats.parquet.write as long_rows
+import earmill.pipeline.formats.parquet.format as long_rows
 from earmill import FeatureLoader, compute_statistics, open_features
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats import stream_layout

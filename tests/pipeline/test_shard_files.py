@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts, ShardReader

@@ -14,7 +14,7 @@ import torch
 from hypothesis import settings
 from torch.utils.data import DataLoader
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 from earmill import Crop, FeatureLoader, Features, JoinedFeatures, open_features
 from earmill.pipeline.loader.collate import collate_jagged, collate_packed, collate_padded
 from earmill.pipeline.loader.stream import AHEAD_BATCHES
