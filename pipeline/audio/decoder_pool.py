@@ -162,10 +162,8 @@ class _Child:
 class ChildReader(Blocks):
     """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`.
 
-    Raises:
-        DecoderCrashError: The file crashed the child.
-        DecoderLimitError: The child took more time or memory than a file may.
-        RowError: As `BlockReader`.
+    Beside its errors, a DecoderCrashError if the file crashed the child, or a DecoderLimitError if
+    it took more time or memory than a file may.
     """
 
     def __init__(

@@ -47,12 +47,7 @@ def resample(
 ) -> Waveform:
     """Convert a whole clip from one rate to another: (n,) to (resampled_length(n),).
 
-    Args:
-        x: The clip, float32. Sample k of the output is at time k / to_hz.
-        from_hz: Input rate in Hz, above 0.
-        to_hz: Output rate in Hz, above 0.
-        quality: One of RESAMPLERS.
-        into: Array for the output; None for a new array.
+    Rates are in Hz. Sample k of the output is at time k / to_hz. `into` is an array for the output.
 
     Example:
         >>> resample(np.zeros(16000, np.float32), 16000, 44100).shape

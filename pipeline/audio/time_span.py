@@ -39,11 +39,8 @@ def frame_span(
 ) -> tuple[int, int | None]:
     """Return the first frame of a span, and the frame behind its last; None for an open end.
 
-    Args:
-        span: Start and end in seconds; None is the beginning or the end of the file.
-        rate_hz: Sample rate of the file.
-        declared: Frames of the file; None if its header does not declare them.
-        tolerance_s: Seconds by which the span may end behind the file.
+    `span` is in seconds. `declared` are the frames of the file, None if its header does not declare
+    them. The span may end `tolerance_s` behind the file.
     """
     if span == (None, None):
         return 0, declared

@@ -1,10 +1,9 @@
 """Bring a finished dataset to the Hugging Face hub: one commit that holds its current snapshot.
 
-Large files are uploaded first, in groups, and belong to no commit until the end. Content that the
-hub holds already is not sent again. Committed files are skipped. Files that an interrupted push has
-uploaded are read again and found by their sha256. Files of a remote output are copied to a
-temporary folder of one group's size. The new commit follows the commit that the branch had in the
-beginning, or is not made. It removes files of older snapshots; the repository's history keeps them.
+Large files are uploaded first, in groups, and belong to no commit until the end. Committed files
+are skipped. Files that an interrupted push has uploaded are read again and found by their sha256.
+The new commit follows the commit that the branch had in the beginning, or is not made. It removes
+files of older snapshots; the repository's history keeps them.
 
 The files of a snapshot are a dataset of their own: a copy of them is read, verified and gone on
 with as the original. Older snapshots, replaced commits, leftovers of crashed attempts and the files
@@ -74,11 +73,8 @@ class Contents:
 def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
     """Return the files of a finished dataset's current snapshot, and no others.
 
-    Args:
-        layout: The output.
-        hashes: Read every file and compare its sha256; else sizes and small files only.
-    Raises:
-        OutputError: No dataset, one that is not finished, or one that `verify` refuses.
+    With `hashes`, every file is read and its sha256 compared; else sizes and small files only. An
+    OutputError if there is no finished dataset, or `verify` refuses it.
     """
     report = _whole(layout, hashes)
     dataset, current = read_dataset(layout), read_current(layout)
@@ -164,21 +160,13 @@ class Progress:
 
 @dataclass(frozen=True, repr=False)
 class Pushed(Shown):
-    """A dataset on the hub.
+    """A dataset on the hub."""
 
-    Args:
-        url: Page of the dataset.
-        commit: Commit that holds it.
-        is_new: True if this push made that commit.
-        progress: Files that were sent, and files that were there.
-        removed: Files of older snapshots that were removed.
-    """
-
-    url: str
-    commit: str
-    is_new: bool
-    progress: Progress
-    removed: tuple[str, ...]
+    url: str  # Page of the dataset.
+    commit: str  # Commit that holds it.
+    is_new: bool  # This push made that commit.
+    progress: Progress  # Files that were sent, and files that were there.
+    removed: tuple[str, ...]  # Files of older snapshots that were removed.
 
     def shown(self) -> dict[str, str]:
         sent = self.progress
@@ -200,16 +188,11 @@ def push(
     replace_other: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Pushed:
-    """Upload the missing files and commit them.
+    """Upload the missing files and commit them; `contents` are by `contents_of`.
 
-    Args:
-        layout: The output.
-        contents: Its contents, by `contents_of`.
-        repo: The repository, which is made if it does not exist.
-        private: Visibility of a new repository; None for the account's default.
-        message: Message of the commit; None for the default.
-        replace_other: Replace another dataset in the repository.
-        on_progress: Called after each group of files.
+    A repository that does not exist is made, with the account's default visibility if `private` is
+    None. `replace_other` replaces another dataset in it. `on_progress` is called after each group.
+
     Raises:
         HubError: The hub refuses or does not answer, or the repository has changed meanwhile.
         CommitError: A file is not as its commit says: nothing was committed.

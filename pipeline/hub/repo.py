@@ -51,14 +51,9 @@ class Stored:
 
 
 class HubRepo:
-    """A dataset repository.
+    """A dataset repository `user/name`, and the branch to read and to commit to.
 
-    Args:
-        repo_id: `user/name`.
-        branch: Branch to read and to commit to.
-    Raises:
-        OutputError: The id is not valid.
-        HubError: There is no token.
+    An id that is not valid is an OutputError, a missing token a HubError.
     """
 
     def __init__(self, repo_id: str, branch: str = MAIN) -> None:
@@ -151,10 +146,8 @@ class HubRepo:
         parent: str,
         proof: tuple[str, str],
     ) -> str:
-        """Make one commit on top of `parent`, and return its id.
-
-        `proof` is a path and git's hash of its content. They identify this commit if the hub made
-        it and its answer was lost.
+        """Make one commit on top of `parent`, and return its id. `proof`, a path and git's hash of
+        its content, identifies this commit if the hub made it and its answer was lost.
         """
         deletions = [CommitOperationDelete(path, is_folder=False) for path in removed]
         for attempt in range(COMMIT_TRIES):

@@ -51,10 +51,8 @@ LEAST_BYTES_PER_SECOND = 20
 def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) -> float | None:
     """Return the duration by the header of a local path or stream; None if it is not plausible.
 
-    The path must name a regular file. Only the header is read, so the call does not wait.
-
-    Args:
-        behind: True also reads what follows the samples, which can show that a header is wrong.
+    The path must name a regular file. Only the header is read, so the call does not wait. With
+    `behind`, what follows the samples is read too, which can show that a header is wrong.
     """
     try:
         if isinstance(source, str):

@@ -44,20 +44,8 @@ from earmill.pipeline.common.byte_streams import SeekableFile, open_regular, sha
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
 from earmill.pipeline.common.monitoring import FETCH, carried
 from earmill.pipeline.common.text import named_line
-from earmill.pipeline.sources.base import (
-    Fetched,
-    Item,
-    is_final,
-    object_of,
-    retry_fetch,
-    retry_listing,
-    retry_read,
-    row_error,
-    row_error_of,
-    source_errors,
-    source_wait,
-    stat_fields,
-)
+from earmill.pipeline.sources import base
+from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.storage.backend import is_web
 from earmill.pipeline.storage.scratch import own_folder
 
@@ -150,11 +138,8 @@ class _Ranged(SeekableFile):
 class RangedFile(_Ranged):
     """A file that is read in blocks by range requests, only where it is used.
 
-    After a small gap, reading on costs less than another request, so the blocks are long.
-
-    Args:
-        size: Size of the file, or the end of the part that is used.
-        block_bytes: Bytes of a block after a jump.
+    After a small gap, reading on costs less than another request, so the blocks are long. `size` is
+    the file's, or the end of the part that is used; `block_bytes` are fetched after a jump.
     """
 
     def __init__(self, fs: Any, path: str, size: int, block_bytes: int) -> None:
@@ -211,13 +196,7 @@ class SparseFile(_Ranged):
 
 
 class Blob:
-    """The bytes of an object, in memory or in a file.
-
-    Args:
-        data: The bytes, or None.
-        path: A local file holding them, or None.
-        temporary: True deletes the file with the blob.
-    """
+    """The bytes of an object, in memory or in a file; a temporary file is deleted with it."""
 
     def __init__(
         self, data: bytes | None = None, path: str | None = None, *, temporary: bool = False
@@ -318,7 +297,7 @@ class RangedStream(RangedFile):
     def failure(self) -> OSError | None:
         if self._failure is None:
             self._fs.invalidate_cache(self._path)
-            now = stat_fields(retry_read(lambda: self._fs.info(self._path)))
+            now = base.stat_fields(base.retry_read(lambda: self._fs.info(self._path)))
             if (now["size"], now["etag"]) != (self._size, self._tag):
                 text = "the object was replaced while it was read"
                 self._failure = OSError(errno.ESTALE, text)
@@ -334,7 +313,7 @@ class RangedStream(RangedFile):
 
     def read(self, size: int | None = -1) -> bytes:
         try:
-            return retry_read(lambda: super(RangedStream, self).read(size))
+            return base.retry_read(lambda: super(RangedStream, self).read(size))
         except OSError as error:
             self._failure = error
             raise
@@ -354,8 +333,8 @@ def check_arrived(stream: BinaryIO, uri: str) -> None:
     if failure is None:
         return
     cause = failure.__cause__
-    if isinstance(cause, Exception) and (row_error := row_error_of(uri, cause)) is not None:
-        raise row_error
+    if isinstance(cause, Exception) and (found := base.row_error_of(uri, cause)) is not None:
+        raise found
     raise SourceOutage(f"{uri}: cannot be read: {named_line(failure)}") from failure
 
 
@@ -367,7 +346,7 @@ Load = Callable[[Item, Mapping[str, Any], Callable[[], None]], Blob]
 
 def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
     """Read the whole object of an item."""
-    fs, path = object_of(item.uri, options)
+    fs, path = base.object_of(item.uri, options)
     size = item.size
     if isinstance(fs, LocalFileSystem):
         with open_regular(path) as stream:
@@ -410,11 +389,11 @@ def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None])
     is_small = item.size is not None and item.size <= MEMORY_BYTES
     if (item.start_s, item.end_s) == (None, None) or not can_seek(item.uri) or is_small:
         return load_object(item, options, touch)
-    fs, path = object_of(item.uri, options)
+    fs, path = base.object_of(item.uri, options)
     if isinstance(fs, LocalFileSystem):
         is_large = os.stat(path).st_size > MEMORY_BYTES
         return _UnhashedFile(path=path) if is_large else load_object(item, options, touch)
-    found = stat_fields(fs.info(path))
+    found = base.stat_fields(fs.info(path))
     touch()
     if (found["size"] or 0) <= MEMORY_BYTES or not _has_ranges(fs, path):
         return load_object(item, options, touch)
@@ -463,14 +442,14 @@ def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
     """
 
     def opened() -> BinaryIO | None:
-        fs, path = object_of(item.uri, options)
-        found = stat_fields(fs.info(path))
+        fs, path = base.object_of(item.uri, options)
+        found = base.stat_fields(fs.info(path))
         if not found["size"] or not _has_ranges(fs, path):
             return None
         return _RangedObject(fs, path, found["size"], found["etag"]).open()
 
-    with source_errors(item.uri), suppress(FileNotFoundError):
-        return retry_listing(opened)
+    with base.source_errors(item.uri), suppress(FileNotFoundError):
+        return base.retry_listing(opened)
     return None
 
 
@@ -497,9 +476,7 @@ def load_blob(
 ) -> Blob | RowError:
     """Return the object of an item, or the RowError of a refusal; SourceOutage after all tries.
 
-    Args:
-        touch: Called when bytes arrive or a try begins.
-        is_abandoned: Returns True if nobody waits for the object, which is then not tried again.
+    `touch` is called when bytes arrive or a try begins. An abandoned object is not tried again.
     """
 
     def attempt() -> Blob:
@@ -507,10 +484,10 @@ def load_blob(
         return load(item, options(item.uri), touch)
 
     try:
-        return retry_fetch(attempt, lambda error: not (is_abandoned() or is_final(error)))
+        return base.retry_fetch(attempt, lambda error: not (is_abandoned() or base.is_final(error)))
     # Backends raise classes of their own (botocore, aiohttp); `classify` knows them.
     except Exception as error:
-        return row_error(item.uri, error)
+        return base.row_error(item.uri, error)
 
 
 class _Task:
@@ -533,7 +510,7 @@ class _Task:
     def result(self) -> Blob | RowError:
         """Wait for the object; SourceOutage if its read stalls."""
         limit_s = STALL_S + _memory_bytes(self.group[0]) / SLOWEST_BYTES_PER_S
-        with source_wait():
+        with base.source_wait():
             while True:
                 left_s = self.moved + limit_s - time.monotonic()
                 if wait_for([self.future], timeout=max(0.0, left_s)).done:
@@ -547,12 +524,8 @@ def fetch_all(
 ) -> Iterator[Fetched]:
     """Yield every item in order with its stream or RowError; a few objects are read ahead.
 
-    Args:
-        items: Items; neighbours of one uri share one copy.
-        options: Returns the fsspec storage options of a uri.
-        load: Reads the bytes of an item; called from several threads.
-    Raises:
-        SourceOutage: The store was away for an item.
+    Neighbours of one uri share one copy. `options` returns the storage options of a uri. `load` is
+    called from several threads. A SourceOutage says that the store was away for an item.
     """
     waiting = deque(list(group) for _, group in groupby(items, key=lambda item: item.uri))
     running: deque[_Task] = deque()
@@ -591,7 +564,7 @@ def _opened(item: Item, blob: Blob | RowError) -> BinaryIO | RowError:
         check_size(item, blob)
         return blob.open()
     except OSError as error:
-        return row_error(item.uri, error)
+        return base.row_error(item.uri, error)
     except UnreadableError as error:
         return error
 
@@ -619,21 +592,21 @@ def fetch_rows(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
 
 def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
     """Return an error if the tag, or the local time of change, of a file is not the planned one."""
-    fs, path = object_of(item.uri, options)
+    fs, path = base.object_of(item.uri, options)
     is_here = isinstance(fs, LocalFileSystem)
 
     def asked() -> Mapping[str, Any]:
         if is_here:
             return {"mtime": os.stat(path).st_mtime}
         fs.invalidate_cache(path)
-        return stat_fields(fs.info(path))
+        return base.stat_fields(fs.info(path))
 
     name = "mtime" if is_here else "etag"
     planned = getattr(item, name)
     try:
-        now = retry_read(asked)[name]
+        now = base.retry_read(asked)[name]
     except Exception as error:  # stores raise classes of their own
-        return row_error(item.uri, error)
+        return base.row_error(item.uri, error)
     if planned is None or now is None or planned == now:
         return None
     if is_here:

@@ -27,17 +27,8 @@ from fsspec.utils import glob_translate
 
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import RowError, SourceError
-from earmill.pipeline.sources.base import (
-    Fetched,
-    Item,
-    filesystem,
-    object_of,
-    public_uri,
-    retry_listing,
-    row_names,
-    source_errors,
-    stat_fields,
-)
+from earmill.pipeline.sources import base
+from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import fetch_rows, open_ranged
 from earmill.pipeline.spec.source import FilesSpec
@@ -131,10 +122,10 @@ class FilesSource:
 
     def __init__(self, spec: FilesSpec) -> None:
         self._spec = spec
-        with source_errors(spec.uri):
-            self._fs, path = filesystem(spec.uri, spec.storage_options)
+        with base.source_errors(spec.uri):
+            self._fs, path = base.filesystem(spec.uri, spec.storage_options)
             self._single: Entry | None = None
-            self._root, self._glob = retry_listing(lambda: self._split(path))
+            self._root, self._glob = base.retry_listing(lambda: self._split(path))
         self._found, self._skipped = 1, Counter[str]()
 
     def _split(self, path: str) -> tuple[str, str]:
@@ -173,17 +164,17 @@ class FilesSource:
         return (item for item, _ in self._listed())
 
     def _listed(self) -> Iterator[tuple[Item, str]]:
-        with source_errors(self._spec.uri):
-            found = self._matching(retry_listing(self._listing))
-        row_ids = row_names([name for name, _ in found])
+        with base.source_errors(self._spec.uri):
+            found = self._matching(base.retry_listing(self._listing))
+        row_ids = base.row_names([name for name, _ in found])
         # The folder of a single key may end in `/`: `a//b.wav`.
         is_key = self._single is not None and self._root != "/"
         folder = self._root if is_key else self._root.rstrip("/")
         for position, (row_id, (name, info)) in enumerate(zip(row_ids, found, strict=True)):
-            path, stat = f"{folder}/{name}", stat_fields(info)
+            path, stat = f"{folder}/{name}", base.stat_fields(info)
             item = Item(
                 row_id=row_id,
-                uri=public_uri(self._fs, path),
+                uri=base.public_uri(self._fs, path),
                 seconds=guess_seconds(name, stat["size"] or 0),
                 estimated=True,
                 position=position,
@@ -238,8 +229,8 @@ class FilesSource:
         if CUT_CHARACTERS.search(path) is None:
             return True
         try:
-            uri = public_uri(self._fs, path)
-            return object_of(uri, self._spec.storage_options, versions=False)[1] == path
+            uri = base.public_uri(self._fs, path)
+            return base.object_of(uri, self._spec.storage_options, versions=False)[1] == path
         except RowError:
             return False
 
@@ -267,7 +258,7 @@ class FilesSource:
         return {
             "kind": "files",
             "uri": self._spec.uri,
-            "root": public_uri(self._fs, self._root),
+            "root": base.public_uri(self._fs, self._root),
             "glob": self._glob,
             "extensions": list(self._spec.extensions),
         }

@@ -28,41 +28,13 @@ from earmill.pipeline.common.arrow_types import Columns, has_text, kept_type
 from earmill.pipeline.common.errors import OutsideError, RowError, SourceError, UnreadableError
 from earmill.pipeline.common.redact import redact_uris
 from earmill.pipeline.common.text import nearest
-from earmill.pipeline.sources.audio_cells import (
-    NOTHING,
-    AudioCell,
-    audio_cell,
-    check_audio_type,
-    wav_of,
-)
-from earmill.pipeline.sources.base import (
-    Fetched,
-    Item,
-    damaged_row,
-    filesystem,
-    is_away,
-    is_relative,
-    resolved,
-    retry_read,
-    row_error_of,
-    source_errors,
-    source_wait,
-    unreadable,
-)
+from earmill.pipeline.sources import audio_cells, base, hf_location
+from earmill.pipeline.sources.audio_cells import NOTHING, AudioCell
+from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.confinement import allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import Blob, check_size, load_blob
-from earmill.pipeline.sources.hf_location import (
-    AUDIO_FOLDER,
-    ParquetSet,
-    RowPlace,
-    check_names,
-    dataset_confinement,
-    dataset_folder,
-    open_dataset,
-    public_dataset_uri,
-    quiet,
-)
+from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
 from earmill.pipeline.sources.hf_parquet import ListedRow, ParquetRows, Row
 from earmill.pipeline.sources.tables import public_value
 from earmill.pipeline.spec.source import HfSpec
@@ -140,9 +112,9 @@ class HfSource:
     def __init__(self, spec: HfSpec, array_rate_hz: int | None = None) -> None:
         self._spec, self._array_rate_hz = spec, array_rate_hz
         self.missing, self.first_missing = 0, ""
-        with source_errors(spec.uri), quiet():
-            check_names(spec)
-            self._parquet, dataset = None, open_dataset(spec)
+        with base.source_errors(spec.uri), hf_location.quiet():
+            hf_location.check_names(spec)
+            self._parquet, dataset = None, hf_location.open_dataset(spec)
             if isinstance(dataset, ParquetSet):
                 self._parquet = ParquetRows(dataset, spec.audio_column, array_rate_hz)
                 dataset = None
@@ -154,7 +126,7 @@ class HfSource:
         self._ids = ids
         kind = features.arrow_schema.field(spec.audio_column).type
         try:
-            check_audio_type(spec.audio_column, kind, array_rate_hz)
+            audio_cells.check_audio_type(spec.audio_column, kind, array_rate_hz)
         except SourceError as error:
             raise SourceError(f"source {spec.uri}: {error}") from error
         # The type of the audio cells as they are stored.
@@ -162,13 +134,16 @@ class HfSource:
         if dataset is not None:
             self._dataset = selected(dataset, [spec.audio_column, *self._kept])
             self._cursor = _Cursor(self._dataset)
-        self._uri = public_dataset_uri(spec)
-        self._folder, self._inside = dataset_folder(spec), dataset_confinement(spec)
+        self._uri = hf_location.public_dataset_uri(spec)
+        self._folder, self._inside = (
+            hf_location.dataset_folder(spec),
+            hf_location.dataset_confinement(spec),
+        )
 
     def items(self) -> Iterator[Item]:
         position = -1
         self.missing, self.first_missing = 0, ""
-        with source_errors(self._spec.uri):
+        with base.source_errors(self._spec.uri):
             for position, row in enumerate(self._rows()):
                 yield self._item(position, row)
         if position < 0:
@@ -195,7 +170,9 @@ class HfSource:
                 audio = batch.column(self._spec.audio_column)
             cells = batch.select(self._kept).to_pylist() or [{}] * batch.num_rows
             for values, cell in zip(cells, audio, strict=True):
-                clip = NOTHING if cell is None else audio_cell(cell, self._array_rate_hz)
+                clip = (
+                    NOTHING if cell is None else audio_cells.audio_cell(cell, self._array_rate_hz)
+                )
                 yield ListedRow(RowPlace(None, row), values, clip)
                 row += 1
 
@@ -213,7 +190,7 @@ class HfSource:
         """Return an audio cell, which is an Arrow scalar or a Python value."""
         if not isinstance(value, pa.Scalar):
             value = pa.array([value], self._audio_type)[0]
-        return audio_cell(value, self._array_rate_hz)
+        return audio_cells.audio_cell(value, self._array_rate_hz)
 
     def _item(self, position: int, row: ListedRow) -> Item:
         spec = self._spec
@@ -241,7 +218,7 @@ class HfSource:
         path = self._resolved(row.audio.path)
         if path is not None:
             try:
-                self._inside.check(path, relative=is_relative(row.audio.path))
+                self._inside.check(path, relative=base.is_relative(row.audio.path))
             except OutsideError as error:
                 raise SourceError(
                     f"source {self._spec.uri}: row {position}: {error}{allow_hint([path])}"
@@ -253,11 +230,13 @@ class HfSource:
 
     def _resolved(self, path: str) -> str | None:
         """Return the path of a cell; a relative path lies in the folder of the dataset."""
-        if not is_relative(path):
-            return resolved(path, LocalFileSystem(), "")
+        if not base.is_relative(path):
+            return base.resolved(path, LocalFileSystem(), "")
         if self._folder is None:
             return None
-        return resolved(path, *filesystem(self._folder, self._inside.options(self._folder)))
+        return base.resolved(
+            path, *base.filesystem(self._folder, self._inside.options(self._folder))
+        )
 
     def _row_id(self, position: int, row: Row) -> str:
         if self._spec.id_column is None:
@@ -283,7 +262,7 @@ class HfSource:
                     raise row
                 yield item, self._blob(item, row).open()
             except Exception as error:
-                row_error = row_error_of(item.uri, error)
+                row_error = base.row_error_of(item.uri, error)
                 if row_error is None:
                     raise
                 yield item, row_error
@@ -299,11 +278,11 @@ class HfSource:
             except RowError as error:
                 row = error
             except Exception as error:
-                row = damaged_row(item.uri, error)
+                row = base.damaged_row(item.uri, error)
             yield item, row
 
     def _row(self, place: RowPlace) -> Row:
-        return retry_read(lambda: self._row_at(place), is_away)
+        return base.retry_read(lambda: self._row_at(place), base.is_away)
 
     def _row_at(self, place: RowPlace) -> Row:
         if place.shard is None and isinstance(self._dataset, Dataset):
@@ -319,11 +298,11 @@ class HfSource:
         try:
             cell = self._cell(row[self._spec.audio_column])
         except (ValueError, TypeError, pa.ArrowException) as error:
-            raise unreadable(item.uri, error) from error
+            raise base.unreadable(item.uri, error) from error
         if cell.data is not None:
             blob = Blob(data=cell.data.to_pybytes())
         elif cell.samples is not None:
-            blob = Blob(data=wav_of(cell.samples, cell.rate_hz, item.uri))
+            blob = Blob(data=audio_cells.wav_of(cell.samples, cell.rate_hz, item.uri))
         else:
             return self._from_path(item, cell.path)
         check_size(item, blob)
@@ -335,7 +314,7 @@ class HfSource:
             raise UnreadableError(
                 f"{item.uri}: the row has neither audio bytes nor a path nor an array"
             )
-        with source_wait():
+        with base.source_wait():
             blob = load_blob(Item(row_id=item.row_id, uri=uri), self._inside.options)
         if isinstance(blob, RowError):
             raise type(blob)(f"{item.uri}: {blob}")
@@ -367,7 +346,10 @@ def selected(dataset: Any, columns: Sequence[str]) -> Any:
     A folder of audio files has only paths and labels and is returned as it is: `datasets` fails to
     select a label that some rows lack.
     """
-    if isinstance(dataset, IterableDataset) and dataset.info.builder_name == AUDIO_FOLDER:
+    if (
+        isinstance(dataset, IterableDataset)
+        and dataset.info.builder_name == hf_location.AUDIO_FOLDER
+    ):
         return dataset
     some = dataset.select_columns(list(columns))
     return some.with_format("arrow") if isinstance(some, Dataset) else some

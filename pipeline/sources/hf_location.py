@@ -21,14 +21,9 @@ from huggingface_hub import HfApi
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
+from earmill.pipeline.common import errors
 from earmill.pipeline.common.byte_streams import check_regular
-from earmill.pipeline.common.errors import (
-    MissingPackageError,
-    NotRegularError,
-    SourceError,
-    UnreadableError,
-    chain,
-)
+from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.text import named_line, nearest, one_line
 from earmill.pipeline.sources.base import Item, filesystem, public_uri
 from earmill.pipeline.sources.confinement import Confinement, Place
@@ -76,10 +71,10 @@ def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.Itera
             f"source {spec.uri}: {one_line(error)}; of a folder of recordings take kind: files"
         ) from error
     except Exception as error:
-        missing = next((one for one in chain(error) if isinstance(one, ImportError)), None)
+        missing = next((one for one in errors.chain(error) if isinstance(one, ImportError)), None)
         if missing is None:
             raise
-        raise MissingPackageError(
+        raise errors.MissingPackageError(
             f"source {spec.uri}: {one_line(missing)} Or set source.streaming: true, which reads "
             "files where they are"
         ) from error
@@ -177,7 +172,7 @@ def check_names(spec: HfSpec) -> None:
         if not is_audio and os.path.exists(file):
             try:
                 check_regular(file)
-            except NotRegularError as error:
+            except errors.NotRegularError as error:
                 raise SourceError(f"source {spec.uri}: {error}; move it away") from error
 
 
@@ -310,5 +305,5 @@ class RowPlace:
     def of(cls, item: Item) -> RowPlace:
         found = ROW_MARK.search(item.uri)
         if found is None:
-            raise UnreadableError(f"{item.uri}: expected a uri ending in #row=N")
+            raise errors.UnreadableError(f"{item.uri}: expected a uri ending in #row=N")
         return cls(None if found[1] is None else int(found[1]), int(found[2]))

@@ -30,34 +30,16 @@ from datasets.table import cast_array_to_feature
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
+from earmill.pipeline.sources import base, fetch
 from earmill.pipeline.sources.audio_cells import (
     NOTHING,
     RATE_NAMES,
     AudioCell,
     check_audio_type,
 )
-from earmill.pipeline.sources.base import (
-    Item,
-    damaged_row,
-    is_away,
-    object_of,
-    retry_listing,
-    retry_read,
-    stat_fields,
-    unreadable,
-)
+from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.durations import ByteRate
-from earmill.pipeline.sources.fetch import (
-    Blob,
-    Range,
-    SparseFile,
-    ahead,
-    check_arrived,
-    fetch_all,
-    load_ranges,
-    merged,
-    read_range,
-)
+from earmill.pipeline.sources.fetch import Blob, Range, SparseFile
 from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
 
 MAGIC = b"PAR1"
@@ -137,12 +119,12 @@ class ParquetTable:
             for column in columns
             for number in self.leaves(column).values()
         ]
-        return merged(found)
+        return fetch.merged(found)
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         """Read some columns of a row group at once."""
         ranges = self.ranges(group, columns)
-        content = b"".join(read_range(self.fs, self.path, one) for one in ranges)
+        content = b"".join(fetch.read_range(self.fs, self.path, one) for one in ranges)
         batches = list(self.batches(group, columns, BytesIO(content), ranges, group.rows))
         return pa.Table.from_batches(batches)
 
@@ -179,17 +161,17 @@ class ParquetTable:
 
 def read_footer(fs: Any, path: str) -> ParquetTable:
     """Read the footer of a Parquet file by two ranges: its length, then the footer."""
-    stat = stat_fields(fs.info(path))
+    stat = base.stat_fields(fs.info(path))
     size = stat.pop("size")
     if size is None:
         raise SourceError(f"{path}: its size is not known, so its footer cannot be found")
-    end = read_range(fs, path, Range(max(0, size - END_BYTES), size))
+    end = fetch.read_range(fs, path, Range(max(0, size - END_BYTES), size))
     if size < END_BYTES + len(MAGIC) or not end.endswith(MAGIC):
         raise SourceError(f"{path}: expected a Parquet file, got one that does not end in PAR1")
     nbytes = struct.unpack("<I", end[:4])[0] + END_BYTES
     if nbytes > min(size, MOST_FOOTER_BYTES):
         raise SourceError(f"{path}: damaged, its footer claims to have {nbytes:,} bytes")
-    footer = read_range(fs, path, Range(size - nbytes, size - END_BYTES)) + end
+    footer = fetch.read_range(fs, path, Range(size - nbytes, size - END_BYTES)) + end
     try:  # Arrow reads the last 64 KB of a file, so it gets a file that is only the footer
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
     except (OSError, pa.ArrowException) as error:
@@ -207,24 +189,15 @@ def chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
 
 @dataclass(frozen=True)
 class ListedRow:
-    """A row as it is listed.
-
-    Args:
-        cells: Its small columns.
-        audio: A view of its audio cell; only the path of a row that is known from a footer.
-        in_cell: True if the audio is or may be in the cell, whatever its path.
-        estimated_s: Duration estimated from the bytes of a row group; None if they are elsewhere.
-        block: Number of the row group of a row that is known from a footer.
-        stat: etag and mtime of the file of such a row.
-    """
+    """A row as it is listed. Only a row that is known from a footer has the last three fields."""
 
     place: RowPlace
-    cells: Row
-    audio: AudioCell = NOTHING
-    in_cell: bool = False
-    estimated_s: float | None = None
-    block: int | None = None
-    stat: Mapping[str, Any] = field(default_factory=dict)
+    cells: Row  # Its small columns.
+    audio: AudioCell = NOTHING  # A view of its audio cell; with a footer, only its path.
+    in_cell: bool = False  # The audio is or may be in the cell, whatever its path.
+    estimated_s: float | None = None  # By the bytes of its row group, if they are there.
+    block: int | None = None  # Number of its row group.
+    stat: Mapping[str, Any] = field(default_factory=dict)  # etag and mtime of its file.
 
     @property
     def is_outside(self) -> bool:
@@ -254,18 +227,18 @@ class ParquetRows:
         self._table = lru_cache(TABLES_KEPT)(self._read_table)
         self.features: Any = files.features
         if self.features is None:
-            schema = retry_listing(lambda: self._table(0)).schema
+            schema = base.retry_listing(lambda: self._table(0)).schema
             self.features = datasets.Features.from_arrow_schema(schema)
 
     def rows(self, columns: Sequence[str], *, paths: bool) -> Iterator[ListedRow]:
         """Yield every row in order with these columns, and with the paths of audio cells."""
-        first = retry_listing(lambda: self._rate(self._table(0), ByteRate()))
+        first = base.retry_listing(lambda: self._rate(self._table(0), ByteRate()))
 
         def listed(shard: int) -> list[ListedRow]:
-            return retry_listing(lambda: list(self._rows_of(shard, columns, paths, first)))
+            return base.retry_listing(lambda: list(self._rows_of(shard, columns, paths, first)))
 
         block = 0
-        for rows in ahead(listed, range(len(self._files.uris)), LISTING_THREADS):
+        for rows in fetch.ahead(listed, range(len(self._files.uris)), LISTING_THREADS):
             for _, group in groupby(rows, key=lambda row: row.block):
                 yield from (replace(row, block=block) for row in group)
                 block += 1
@@ -378,7 +351,7 @@ class ParquetRows:
             return otherwise
         (whole,) = table.ranges(table.groups[0], [leaf])
         few = Range(whole.start, min(whole.end, whole.start + HEAD_BYTES))
-        head = read_range(table.fs, table.path, few)
+        head = fetch.read_range(table.fs, table.path, few)
         return ByteRate.in_column(head, whole.nbytes) or otherwise
 
     def fetch(
@@ -397,7 +370,7 @@ class ParquetRows:
             ranges = ask.table.ranges(ask.group, columns)
             size = None if ask.table.is_local else sum(one.nbytes for one in ranges)
             loads.append(Item(number, f"{ask.item.uri}|{number}", size=size))
-        with closing(fetch_all(loads, lambda uri: {}, load)) as fetched:  # type: ignore[type-var]
+        with closing(fetch.fetch_all(loads, lambda uri: {}, load)) as fetched:  # type: ignore[type-var]
             for run in runs:
                 if not isinstance(run[0], _Asked):
                     yield run[0]
@@ -414,27 +387,27 @@ class ParquetRows:
         try:
             place = RowPlace.of(item)
             shard = -1 if place.shard is None else place.shard
-            table = retry_read(lambda: self._table(shard), is_away)
+            table = base.retry_read(lambda: self._table(shard), base.is_away)
             if not table.has(item.etag, item.mtime):
                 raise UnreadableError(f"{item.uri}: {table.path} changed since it was planned")
             return _Asked(item, table, table.group_of(place.row), place.row)
         except RowError as error:
             return item, error
         except Exception as error:  # file readers raise any class
-            return item, damaged_row(item.uri, error)
+            return item, base.damaged_row(item.uri, error)
 
     def _load(self, ask: _Asked, columns: Sequence[str], touch: Callable[[], None]) -> Blob:
         """Return the bytes of a row group, or a local file itself."""
         table = ask.table
         table.fs.invalidate_cache(table.path)
-        now = stat_fields(table.fs.info(table.path))
+        now = base.stat_fields(table.fs.info(table.path))
         if not table.has(now["etag"], now["mtime"]) or now["size"] not in (None, table.size):
             self._table.cache_clear()
             raise UnreadableError(f"{ask.item.uri}: {table.path} changed since it was planned")
         if table.is_local:
             return Blob(path=table.path)
         ranges = table.ranges(ask.group, columns)
-        return load_ranges(table.fs, table.path, ranges, touch)
+        return fetch.load_ranges(table.fs, table.path, ranges, touch)
 
     def _decoded(
         self, run: Sequence[_Asked], columns: Sequence[str], stream: BinaryIO
@@ -453,10 +426,10 @@ class ParquetRows:
                     return
                 first += batch.num_rows
         except (OSError, ValueError, pa.ArrowException) as error:
-            check_arrived(stream, table.path)
+            fetch.check_arrived(stream, table.path)
             failure = error
         for ask in waiting:
-            yield ask.item, unreadable(ask.item.uri, failure)
+            yield ask.item, base.unreadable(ask.item.uri, failure)
 
     def _cell(self, item: Item, batch: pa.RecordBatch, row: int) -> Row | RowError:
         """Return the audio as an Arrow scalar, and the other cells as Python values."""
@@ -467,7 +440,7 @@ class ParquetRows:
                 for name in others
             }
         except (TypeError, ValueError, LookupError, pa.ArrowException) as error:
-            return unreadable(item.uri, error)
+            return base.unreadable(item.uri, error)
         found = {name: cell[0].as_py() for name, cell in cells.items()}
         return {self._audio: batch.column(self._audio)[row], **found}
 
@@ -475,7 +448,7 @@ class ParquetRows:
         if not 0 <= shard < len(self._files.uris):
             raise IndexError(f"the dataset has {len(self._files.uris)} files, no file {shard}")
         uri = self._files.uris[shard]
-        return read_footer(*object_of(uri, self._files.options(uri)))
+        return read_footer(*base.object_of(uri, self._files.options(uri)))
 
 
 def _runs(asked: Sequence[_Asked | Refused]) -> list[list[_Asked | Refused]]:

@@ -24,20 +24,8 @@ from earmill.pipeline.common.arrow_types import Columns, has_text
 from earmill.pipeline.common.errors import OutsideError, SourceError
 from earmill.pipeline.common.redact import MASK, has_secrets, redact, redact_uris
 from earmill.pipeline.common.text import nearest, one_line
-from earmill.pipeline.sources.base import (
-    Fetched,
-    Item,
-    as_text,
-    filesystem,
-    is_relative,
-    joined,
-    object_of,
-    public_uri,
-    resolved,
-    retry_listing,
-    source_errors,
-    stat_fields,
-)
+from earmill.pipeline.sources import base
+from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.confinement import Confinement, Place, allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import ahead, fetch_rows, open_ranged
@@ -72,10 +60,10 @@ class ManifestSource:
 
     def __init__(self, spec: ManifestSpec) -> None:
         self._spec = spec
-        with source_errors(spec.uri):
-            self._fs, self._path = filesystem(spec.uri, spec.storage_options)
+        with base.source_errors(spec.uri):
+            self._fs, self._path = base.filesystem(spec.uri, spec.storage_options)
             self._fs.invalidate_cache()
-            if not retry_listing(lambda: self._fs.isfile(self._path)):
+            if not base.retry_listing(lambda: self._fs.isfile(self._path)):
                 raise FileNotFoundError(self._path)
             self._folder = _folder_of_paths(spec, self._fs, self._path)
             self._inside = _confinement(spec, self._fs, self._path, self._folder)
@@ -84,7 +72,7 @@ class ManifestSource:
         self.missing, self.first_missing = 0, ""
 
     def items(self) -> Iterator[Item]:
-        with source_errors(self._spec.uri):
+        with base.source_errors(self._spec.uri):
             columns = self._columns()
         self._blank = self._check_places(columns)
         if self._blank == len(columns["uri"]):
@@ -153,7 +141,7 @@ class ManifestSource:
         """Read the table, with its columns renamed by `source.columns`."""
         source, roles = f"source {self._spec.uri}", self._spec.columns or {}
         try:
-            raw = retry_listing(lambda: self._fs.cat_file(self._path))
+            raw = base.retry_listing(lambda: self._fs.cat_file(self._path))
             # These cells stay text, because an id 1.50 is no number.
             columns, self._carried = read_table(self._path, raw, {*RESERVED, *roles.values()})
         except (ValueError, csv.Error) as error:
@@ -216,12 +204,12 @@ class ManifestSource:
     def _resolved(self, uri: Any, row: int) -> str:
         if not isinstance(uri, str) or not uri.strip():
             raise self._bad_row(row, f"expected a path or URI in 'uri', got {uri!r}")
-        literal = resolved(uri, *self._folder)
+        literal = base.resolved(uri, *self._folder)
         # A path that does not exist may be meant without blanks, or with / for \.
         readings = [uri.strip(), uri.replace("\\", "/"), uri.strip().replace("\\", "/")]
         readings = [text for text in readings if text != uri]
         if readings and is_local(literal) and not os.path.lexists(literal):
-            for other in (resolved(text, *self._folder) for text in readings):
+            for other in (base.resolved(text, *self._folder) for text in readings):
                 if is_local(other) and os.path.lexists(other):
                     return other
         return literal
@@ -234,7 +222,7 @@ class ManifestSource:
             blank_rows += blank
             for row, (uri, cell) in enumerate(zip(uris, cells["uri"], strict=True), first):
                 try:
-                    self._inside.check(uri, relative=is_relative(cell))
+                    self._inside.check(uri, relative=base.is_relative(cell))
                 except OutsideError as error:
                     refused.append((row, uri, error))
         if refused:
@@ -256,8 +244,8 @@ class ManifestSource:
 
     def _stat(self, uri: str) -> Stat:
         try:
-            fs, path = object_of(uri, self._inside.options(uri))
-            return stat_fields(fs.info(path))
+            fs, path = base.object_of(uri, self._inside.options(uri))
+            return base.stat_fields(fs.info(path))
         # Backends raise any class. The row stays in the plan, and its fetch raises the error.
         except Exception:
             return {}
@@ -284,7 +272,7 @@ class ManifestSource:
     @cached_property
     def _signed(self) -> dict[int, str]:
         """The uris with secrets, by row."""
-        with source_errors(self._spec.uri):
+        with base.source_errors(self._spec.uri):
             return {
                 row: uri
                 for first, _, uris, _ in self._chunks(self._columns(), [])
@@ -299,7 +287,7 @@ class ManifestSource:
         return {
             "kind": "manifest",
             "uri": self._spec.uri,
-            "resolved": public_uri(self._fs, self._path),
+            "resolved": base.public_uri(self._fs, self._path),
         }
 
 
@@ -311,16 +299,16 @@ def _folder_of_paths(spec: ManifestSpec, fs: Any, path: str) -> Folder:
     folder, prefix = posixpath.dirname(path), spec.prefix
     if prefix is None:
         return fs, folder
-    if is_relative(prefix) and not prefix.startswith("~/"):
-        return fs, joined(folder, prefix.rstrip("/"))
+    if base.is_relative(prefix) and not prefix.startswith("~/"):
+        return fs, base.joined(folder, prefix.rstrip("/"))
     local = local_path(prefix)
     return (None, prefix.rstrip("/")) if local is None else (LocalFileSystem(), local)
 
 
 def _confinement(spec: ManifestSpec, fs: Any, path: str, folder: Folder) -> Confinement:
-    table = public_uri(fs, path)
-    own = [folder[1] if folder[0] is None else public_uri(*folder)]
-    own.append(public_uri(fs, posixpath.dirname(path)))
+    table = base.public_uri(fs, path)
+    own = [folder[1] if folder[0] is None else base.public_uri(*folder)]
+    own.append(base.public_uri(fs, posixpath.dirname(path)))
     store = own[0] if isinstance(fs, LocalFileSystem) else table
     if local_path(store) is not None:
         return Confinement(own, spec.allow, spec.storage_options)
@@ -333,7 +321,7 @@ def _row_id(cells: Mapping[str, Any], start_s: float | None, end_s: float | None
     given = cells.get("id")
     if given is not None and str(given) != "":
         return redact_uris(str(given))
-    uri = redact(as_text(str(cells["uri"])))
+    uri = redact(base.as_text(str(cells["uri"])))
     if start_s is None and end_s is None:
         return uri
     span = ",".join("" if value is None else repr(value) for value in (start_s, end_s))

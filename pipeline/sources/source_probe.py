@@ -54,9 +54,7 @@ def fetch_confirmed(
 ) -> Iterator[Fetched]:
     """Yield `source.fetch`, and confirm missing rows before it ends; SourceOutage if in doubt.
 
-    Args:
-        known: Rows that this process has read; rows are added here.
-        given: Rows that another process has read, for a process that has read nothing yet.
+    Rows that are read are added to `known`. `given` are rows that another process has read.
     """
     doubts: list[tuple[Item, AbsentError]] = []
     for item, stream in source.fetch(items):

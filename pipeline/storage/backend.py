@@ -59,13 +59,8 @@ def local_path(uri: str) -> str | None:
 
 
 class ObjectStoreError(OSError):
-    """An answer of a store that refuses a request.
-
-    Args:
-        message: One line.
-        status: HTTP status of the answer; None where the answer could not be understood.
-        error_code: The store's own word, such as `SlowDown`; None where the answer has none.
-    """
+    """An answer of a store that refuses a request: its HTTP status, None where the answer could not
+    be understood, and the store's own word, such as `SlowDown`, if it has one."""
 
     def __init__(self, message: str, status: int | None, error_code: str | None) -> None:
         super().__init__(message)
@@ -76,17 +71,11 @@ class ObjectStoreError(OSError):
 
 
 class Entry(NamedTuple):
-    """One file of a listing.
-
-    Args:
-        nbytes: Size of the file.
-        modified: Time of the last change in seconds since 1970, None where the store has none.
-        is_file: False for a pipe, a device, a socket or a broken link of a local folder.
-    """
+    """One file of a listing."""
 
     nbytes: int
-    modified: float | None
-    is_file: bool = True
+    modified: float | None  # Time of the last change, seconds since 1970, if the store has one.
+    is_file: bool = True  # False for a pipe, a device, a socket or a broken link of a local folder.
 
 
 class Backend(ABC):

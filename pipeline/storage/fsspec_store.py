@@ -1,10 +1,8 @@
 """Every URI that has no backend of its own, through fsspec, and the filesystem behind a URI.
 
 Also the stand-in for `object_store` where obstore cannot be used: with options that only an fsspec
-client knows, and in processes that were forked.
-
-S3, HTTP and the Hub come with earmill. Google's and Microsoft's stores are extras: their clients
-bring thirty packages that most jobs have no use for.
+client knows, and in processes that were forked. The clients of Google's and Microsoft's stores are
+extras, because they bring thirty packages.
 """
 
 from __future__ import annotations
@@ -88,7 +86,14 @@ def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
     if getattr(fs, "async_impl", False) or is_chain(uri):
         from fsspec.asyn import get_loop
 
-        get_loop().set_exception_handler(_tell_defects)
+        def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            # The request reports a lost connection and is made again; asyncio would print a
+            # traceback too.
+            error = context.get("exception")
+            if error is None or not is_store_error(error):
+                loop.default_exception_handler(context)
+
+        get_loop().set_exception_handler(tell)
     return fs, str(path).replace(double_colon, "::")
 
 
@@ -96,7 +101,7 @@ def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> 
     """Return True if a client would ask its store for another object than a URI names, which is no
     chain. With `versions`, the end of the URI may name a version of the object.
 
-    Some clients cut names: s3fs at `?versionId=`, adlfs at a tab, a web client at `#`.
+    Clients cut names: s3fs at `?versionId=`, adlfs at a tab, a web client at `#`.
     """
     if is_web(uri):
         return "#" in uri
@@ -107,16 +112,6 @@ def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> 
         return False
     bucket, key, *version = fs.split_path(path)
     return f"{bucket}/{key}" != path and not (versions and any(version))
-
-
-def _tell_defects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report the error of a client's task, unless the connection was lost.
-
-    The request reports a lost connection and is made again; asyncio would print a traceback too.
-    """
-    error = context.get("exception")
-    if error is None or not is_store_error(error):
-        loop.default_exception_handler(context)
 
 
 def missing_package(uri: str, error: ImportError | None = None) -> MissingPackageError:

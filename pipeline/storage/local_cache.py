@@ -55,13 +55,8 @@ UNFINISHED = ".tmp"
 class LocalCache:
     """A folder with parts of remote files; any number of threads and processes share it.
 
-    Args:
-        folder: The folder, made if it is missing. A folder that others can write to is refused:
-            they could give us other features.
-        max_bytes: Most bytes of all files in it.
-
-    Raises:
-        OutputError: Another user owns the folder, or others may write to it.
+    The folder is made if it is missing. All files in it have `max_bytes` bytes at most. A folder
+    that others can write to could give us other features: it is refused with an OutputError.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:

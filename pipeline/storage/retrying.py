@@ -19,15 +19,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from earmill.pipeline.common.errors import (
-    EarmillError,
-    ErrorKind,
-    OutputError,
-    StorageError,
-    chain,
-    classify,
-    http_status,
-)
+from earmill.pipeline.common import errors
+from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
 from earmill.pipeline.common.monitoring import OUTPUT
 from earmill.pipeline.common.retries import RetryPolicy, in_a_job
 from earmill.pipeline.common.text import named_line
@@ -82,7 +75,7 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
             _under_way[me] = time.monotonic()
             try:
                 return _retried(self, lambda: method(self, *args, **kwargs))
-            except (EarmillError, FileNotFoundError, FileExistsError):
+            except (errors.EarmillError, FileNotFoundError, FileExistsError):
                 raise
             except Exception as error:
                 is_outage = classify(error) is ErrorKind.OUTAGE and not isinstance(
@@ -124,13 +117,13 @@ def _retried(layout: Any, work: Callable[[], R]) -> R:
     return found
 
 
-def storage_error(what: str, error: BaseException) -> StorageError:
+def storage_error(what: str, error: BaseException) -> errors.StorageError:
     """Return the error of a failed call, with the number of the system's error if there is one. The
     message begins with `what`: the file and the action that failed."""
     number = next((e.errno for e in chain(error) if isinstance(e, OSError) and e.errno), None)
     if http_status(error) is not None:
         number = None  # s3fs gives numbers of its own making to answers of the store
-    return StorageError(
+    return errors.StorageError(
         f"{what}: {REASONS.get(number or 0) or store_line(error)}",
         transient=classify(error) is ErrorKind.OUTAGE,
         errno=number,
@@ -142,14 +135,14 @@ def store_errors(uri: str) -> Iterator[None]:
     """Turn whatever a filesystem raises while a dataset is read into an OutputError of one line."""
     try:
         yield
-    except StorageError as error:
-        raise OutputError(f"{uri}: {store_line(error.__cause__ or error)}") from error
-    except (EarmillError, BrokenPipeError):
+    except errors.StorageError as error:
+        raise errors.OutputError(f"{uri}: {store_line(error.__cause__ or error)}") from error
+    except (errors.EarmillError, BrokenPipeError):
         raise
     except Exception as error:
         if not is_store_error(error):
             raise
-        raise OutputError(f"{uri}: {store_line(error)}") from error
+        raise errors.OutputError(f"{uri}: {store_line(error)}") from error
 
 
 def is_store_error(error: BaseException) -> bool:

@@ -75,11 +75,8 @@ def probe(
 ) -> Probe:
     """Read the container's bookkeeping behind the tags in front; the stream position is lost.
 
-    Args:
-        stream: Seekable bytes.
-        nbytes: Size of the file.
-        header_only: Read nothing that needs a walk over the file.
-        behind: Look at the bytes behind the samples as well.
+    `header_only` reads nothing that needs a walk over the file. `behind` looks at the bytes behind
+    the samples as well.
     """
     start = skip_tags(stream)
     if start >= nbytes:
