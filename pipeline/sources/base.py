@@ -176,8 +176,8 @@ def as_text(name: str) -> str:
 def row_names(names: Sequence[str]) -> list[str]:
     """Return the row id of each path below the root of a source: unique text.
 
-    A name that is not UTF-8 is escaped. It gets `./` in front if another file has the escaped name,
-    as no path below a root begins with `./`.
+    A name that is not UTF-8 is escaped. It gets `./` in front, which no path below a root has, if
+    another file has the escaped name.
     """
     texts = [as_text(name) for name in names]
     known = set(names)
@@ -221,22 +221,18 @@ def resolved(uri: str, fs: Any, folder: str) -> str:
 
 def _odd_path(uri: str) -> str | None:
     """Return the path in a uri that `public_uri` escaped; None for other uris."""
-    if not uri.startswith(FILE):
-        return None
-    raw = unquote_to_bytes(uri.removeprefix(FILE))
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return os.fsdecode(raw)
+    if uri.startswith(FILE):
+        raw = unquote_to_bytes(uri.removeprefix(FILE))
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            return os.fsdecode(raw)
     return None
 
 
 @contextmanager
 def source_errors(uri: str) -> Iterator[None]:
-    """Turn every exception of a filesystem into a SourceError of one line.
-
-    fsspec backends raise classes of their own (botocore, aiohttp, asyncio), so all are caught.
-    """
+    """Turn every exception of a filesystem, of whatever class, into a SourceError of one line."""
     try:
         yield
     except errors.EarmillError:
@@ -305,8 +301,7 @@ def is_away(error: Exception) -> bool:
 def damaged_row(uri: str, error: Exception) -> errors.UnreadableError:
     """Return the row error of a file of a dataset; raise SourceOutage if the file is away.
 
-    A dataset may use any file reader. Its error on bytes that arrived costs one row. If bytes do
-    not arrive, or a table is gone, no row is at fault.
+    An error on bytes that arrived costs one row. If bytes do not arrive, no row is at fault.
     """
     if is_away(error):
         raise errors.SourceOutage(f"{uri}: cannot be read: {named_line(error)}") from error

@@ -11,8 +11,7 @@ of a long row (`planning.spans`) are read by different workers at different time
 checks that the file is still the planned file.
 
 An outage of the store is retried by the policy in `sources.base`, and then ends the reading with
-`SourceOutage`: no row is at fault. If the store refuses one name, or its client fails because of
-the name or the content, that row becomes a RowError.
+`SourceOutage`: no row is at fault.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from posixpath import splitext
@@ -125,17 +125,7 @@ def may_go_on(fs: Any) -> bool:
     return isinstance(fs, AbstractFileSystem) and not {"http", "https"}.isdisjoint(fs.protocol)
 
 
-class _Ranged(SeekableFile):
-    """Base class of files whose `readinto` calls `read`."""
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self.read(len(view)) or b""
-        view[: len(data)] = data
-        return len(data)
-
-
-class RangedFile(_Ranged):
+class RangedFile(SeekableFile):
     """A file that is read in blocks by range requests, only where it is used.
 
     After a small gap, reading on costs less than another request, so the blocks are long. `size` is
@@ -152,28 +142,24 @@ class RangedFile(_Ranged):
         wanted = left if size is None or size < 0 else min(size, left)
         behind = self._start + len(self._block)
         if wanted and not self._start <= self._at <= self._at + wanted <= behind:
-            self._fill(wanted)
+            is_inside = self._start <= self._at < behind
+            kept = self._block[self._at - self._start :] if is_inside else b""
+            near = bool(self._block) and 0 <= self._at - behind < NEAR_BYTES
+            block = self._long_block_bytes() if near else self._block_bytes
+            last = min(self._size, self._at + max(wanted, block))
+            missing = Range(self._at + len(kept), last)
+            self._block = kept + read_range(self._fs, self._path, missing)
+            self._start = self._at
         data = self._block[self._at - self._start :][:wanted] if wanted else b""
         self._at += wanted
         return data
-
-    def _fill(self, wanted: int) -> None:
-        """Fetch at least `wanted` bytes from here on."""
-        behind = self._start + len(self._block)
-        kept = self._block[self._at - self._start :] if self._start <= self._at < behind else b""
-        near = bool(self._block) and 0 <= self._at - behind < NEAR_BYTES
-        block = self._long_block_bytes() if near else self._block_bytes
-        first = self._at + len(kept)
-        last = min(self._size, self._at + max(wanted, block))
-        self._block = kept + read_range(self._fs, self._path, Range(first, last))
-        self._start = self._at
 
     def _long_block_bytes(self) -> int:
         """Return the bytes of a block where reading goes on."""
         return LONG_BLOCK_BYTES
 
 
-class SparseFile(_Ranged):
+class SparseFile(SeekableFile):
     """A file of `size` bytes of which only some ranges are available, concatenated in a stream."""
 
     def __init__(self, stream: BinaryIO, ranges: Sequence[Range], size: int) -> None:
@@ -199,10 +185,14 @@ class Blob:
     """The bytes of an object, in memory or in a file; a temporary file is deleted with it."""
 
     def __init__(
-        self, data: bytes | None = None, path: str | None = None, *, temporary: bool = False
+        self,
+        data: bytes | None = None,
+        path: str | None = None,
+        *,
+        temporary: bool = False,
+        digest: str | None = None,
     ) -> None:
-        self._data, self._path = data, path
-        self._digest: str | None = None
+        self._data, self._path, self._digest = data, path, digest
         self._lock = threading.Lock()
         if temporary and path is not None:
             weakref.finalize(self, Path(path).unlink, missing_ok=True)
@@ -213,12 +203,23 @@ class Blob:
 
     def open(self) -> BinaryIO:
         """Return a new stream over the bytes, which also has a `digest` method."""
-        if self._data is not None:
-            return _MemoryStream(self, self._data)
-        return _FileStream(self, str(self._path))
+        if self._data is None:
+            return _FileStream(self, str(self._path))
+        stream: Any = _MemoryStream(self._data)
+        stream.digest = self.digest
+        return stream
+
+    def opened(self, item: Item) -> BinaryIO:
+        """Return `open` for a row; UnreadableError if the object has not the planned size."""
+        if item.size is not None and self.nbytes != item.size:
+            raise UnreadableError(
+                f"{item.uri}: changed since it was planned: expected {item.size} bytes, "
+                f"got {self.nbytes}"
+            )
+        return self.open()
 
     def digest(self) -> str:
-        """Return the sha256 of the bytes, computed once."""
+        """Return the sha256 of the bytes, computed once; empty if it is not known."""
         with self._lock:
             if self._digest is None:
                 with self.open() as stream:
@@ -227,11 +228,7 @@ class Blob:
 
 
 class _MemoryStream(io.BytesIO):
-    """A stream over a blob in memory; it shares the bytes until it is written."""
-
-    def __init__(self, blob: Blob, data: bytes) -> None:
-        super().__init__(data)
-        self.digest = blob.digest
+    """A stream that shares the bytes until it is written; it takes a `digest`."""
 
 
 class _FileStream(io.BufferedReader):
@@ -263,26 +260,19 @@ class _FileStream(io.BufferedReader):
             raise
 
 
-class _UnhashedFile(Blob):
-    """A local file without a checksum, because most of it is not read."""
-
-    def digest(self) -> str:
-        return ""
-
-
 class _RangedObject(Blob):
     """A remote object that is read by ranges; `tag` is the content tag of its store, or None."""
 
     def __init__(self, fs: Any, path: str, size: int, tag: str | None) -> None:
         super().__init__()
-        self._fs, self._object, self._size, self._tag = fs, path, size, tag
+        self._opener, self._size = partial(RangedStream, fs, path, size, tag), size
 
     @property
     def nbytes(self) -> int:
         return self._size
 
     def open(self) -> BinaryIO:
-        return RangedStream(self._fs, self._object, self._size, self._tag)  # type: ignore[return-value]
+        return self._opener()  # type: ignore[return-value]
 
 
 class RangedStream(RangedFile):
@@ -392,7 +382,8 @@ def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None])
     fs, path = base.object_of(item.uri, options)
     if isinstance(fs, LocalFileSystem):
         is_large = os.stat(path).st_size > MEMORY_BYTES
-        return _UnhashedFile(path=path) if is_large else load_object(item, options, touch)
+        # Most of a large file is not read, so it has no checksum.
+        return Blob(path=path, digest="") if is_large else load_object(item, options, touch)
     found = base.stat_fields(fs.info(path))
     touch()
     if (found["size"] or 0) <= MEMORY_BYTES or not _has_ranges(fs, path):
@@ -436,10 +427,8 @@ def temporary_file() -> str:
 
 
 def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
-    """Return a stream over an object by ranges, to read its header.
-
-    The result is None if the store supports no ranges, or the object is gone.
-    """
+    """Return a stream over an object by ranges, to read its header; None if the store supports no
+    ranges, or the object is gone."""
 
     def opened() -> BinaryIO | None:
         fs, path = base.object_of(item.uri, options)
@@ -509,7 +498,7 @@ class _Task:
 
     def result(self) -> Blob | RowError:
         """Wait for the object; SourceOutage if its read stalls."""
-        limit_s = STALL_S + _memory_bytes(self.group[0]) / SLOWEST_BYTES_PER_S
+        limit_s = STALL_S + _memory_bytes(self.group) / SLOWEST_BYTES_PER_S
         with base.source_wait():
             while True:
                 left_s = self.moved + limit_s - time.monotonic()
@@ -532,13 +521,24 @@ def fetch_all(
     pool = ThreadPoolExecutor(AHEAD_OBJECTS, thread_name_prefix="fetch")
     try:
         while waiting or running:
-            while waiting and _may_start(waiting[0], running):
+            while waiting and len(running) < AHEAD_OBJECTS:
+                held = sum(_memory_bytes(task.group) for task in running)
+                if running and held + _memory_bytes(waiting[0]) > READ_AHEAD_BYTES:
+                    break
                 running.append(_Task(pool, waiting.popleft(), options, load))
             # The task stays in the queue during the wait, so that an early end abandons it too.
             blob = running[0].result()
             # Dropping the task drops its reference to the bytes; the consumer has the last one.
             for item in running.popleft().group:
-                yield item, _opened(item, blob)
+                stream: BinaryIO | RowError
+                try:
+                    stream = blob if isinstance(blob, RowError) else blob.opened(item)
+                except UnreadableError as error:
+                    stream = error
+                except OSError as error:
+                    stream = base.row_error(item.uri, error)
+                yield item, stream
+                del stream
             del blob
     finally:
         for task in running:
@@ -547,47 +547,22 @@ def fetch_all(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _may_start(group: list[Item], running: Sequence[_Task]) -> bool:
-    nbytes = _memory_bytes(group[0]) + sum(_memory_bytes(task.group[0]) for task in running)
-    return not running or (len(running) < AHEAD_OBJECTS and nbytes <= READ_AHEAD_BYTES)
-
-
-def _memory_bytes(item: Item) -> int:
+def _memory_bytes(group: list[Item]) -> int:
     # An unknown size counts as the maximum that is held in memory.
-    return MEMORY_BYTES if item.size is None else min(item.size, MEMORY_BYTES)
-
-
-def _opened(item: Item, blob: Blob | RowError) -> BinaryIO | RowError:
-    if isinstance(blob, RowError):
-        return blob
-    try:
-        check_size(item, blob)
-        return blob.open()
-    except OSError as error:
-        return base.row_error(item.uri, error)
-    except UnreadableError as error:
-        return error
-
-
-def check_size(item: Item, blob: Blob) -> None:
-    """Raise UnreadableError if an object has not the planned size."""
-    if item.size is not None and blob.nbytes != item.size:
-        raise UnreadableError(
-            f"{item.uri}: changed since it was planned: expected {item.size} bytes, "
-            f"got {blob.nbytes}"
-        )
+    size = group[0].size
+    return MEMORY_BYTES if size is None else min(size, MEMORY_BYTES)
 
 
 def fetch_rows(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
     """Yield `fetch_all` for rows that are files or spans of files; raises as `fetch_all`."""
     with closing(fetch_all(items, options, load_span)) as fetched:  # type: ignore[type-var]
         for item, stream in fetched:
-            error = None
             if item.part_of is not None and not isinstance(stream, RowError):
                 error = _replaced(item, options(item.uri))
                 if error is not None:
                     stream.close()
-            yield item, error or stream
+                    stream = error
+            yield item, stream
 
 
 def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:

@@ -3,10 +3,7 @@
 `datasets` never decodes the audio column. The encoded bytes, the path or the array (`audio_cells`)
 are decoded by `audio.decode`, so a broken clip costs one row. Streamed Parquet is planned from its
 footers and fetched by row groups (`hf_parquet`). Other streams are read once for planning, unless
-`duration_column` is given. While fetching, each worker keeps its position in the stream, so shards
-in order need one pass over their files.
-
-Columns are carried through in the types that the dataset names.
+`duration_column` is given.
 """
 
 from __future__ import annotations
@@ -15,8 +12,9 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
 import datasets
@@ -33,7 +31,7 @@ from earmill.pipeline.sources.audio_cells import NOTHING, AudioCell
 from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.confinement import allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import Blob, check_size, load_blob
+from earmill.pipeline.sources.fetch import Blob, load_blob
 from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
 from earmill.pipeline.sources.hf_parquet import ListedRow, ParquetRows, Row
 from earmill.pipeline.sources.tables import public_value
@@ -121,9 +119,8 @@ class HfSource:
         features = features_of(spec, self._parquet if dataset is None else dataset)
         self._carried = carried(spec, features)
         self._texts = {name for name, kind in self._carried.types.items() if has_text(kind)}
-        ids = [spec.id_column] if spec.id_column is not None else []
-        self._kept = [name for name in features if name in {*self._carried.types, *ids}]
-        self._ids = ids
+        self._ids = [spec.id_column] if spec.id_column is not None else []
+        self._kept = [name for name in features if name in {*self._carried.types, *self._ids}]
         kind = features.arrow_schema.field(spec.audio_column).type
         try:
             audio_cells.check_audio_type(spec.audio_column, kind, array_rate_hz)
@@ -135,6 +132,9 @@ class HfSource:
             self._dataset = selected(dataset, [spec.audio_column, *self._kept])
             self._cursor = _Cursor(self._dataset)
         self._uri = hf_location.public_dataset_uri(spec)
+        named = {"config": spec.config, "revision": spec.revision, "split": spec.split}
+        query = urlencode({key: value for key, value in named.items() if value is not None})
+        self._query = f"?{query}" if query else ""
         self._folder, self._inside = (
             hf_location.dataset_folder(spec),
             hf_location.dataset_confinement(spec),
@@ -201,7 +201,7 @@ class HfSource:
         extra |= {name: public_value(extra[name]) for name in self._texts}
         return Item(
             row_id=self._row_id(position, row.cells),
-            uri=self._row_uri(row.place),
+            uri=f"hf:{self._uri}{self._query}{row.place.mark()}",
             size=row.audio.nbytes,
             seconds=_seconds(row) if stated is None else stated,
             extra=extra,
@@ -249,18 +249,12 @@ class HfSource:
             )
         return redact_uris(str(value))
 
-    def _row_uri(self, place: RowPlace) -> str:
-        spec = self._spec
-        named = {"config": spec.config, "revision": spec.revision, "split": spec.split}
-        query = urlencode({key: value for key, value in named.items() if value is not None})
-        return f"hf:{self._uri}{'?' + query if query else ''}{place.mark()}"
-
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         for item, row in self._fetched(items):
             try:
                 if isinstance(row, RowError):
                     raise row
-                yield item, self._blob(item, row).open()
+                yield item, self._opened(item, row)
             except Exception as error:
                 row_error = base.row_error_of(item.uri, error)
                 if row_error is None:
@@ -274,15 +268,12 @@ class HfSource:
         for item in items:
             row: Row | RowError
             try:
-                row = self._row(RowPlace.of(item))
+                row = base.retry_read(partial(self._row_at, RowPlace.of(item)), base.is_away)
             except RowError as error:
                 row = error
             except Exception as error:
                 row = base.damaged_row(item.uri, error)
             yield item, row
-
-    def _row(self, place: RowPlace) -> Row:
-        return base.retry_read(lambda: self._row_at(place), base.is_away)
 
     def _row_at(self, place: RowPlace) -> Row:
         if place.shard is None and isinstance(self._dataset, Dataset):
@@ -291,7 +282,7 @@ class HfSource:
             return {self._spec.audio_column: table.column(self._spec.audio_column)[0], **ids}
         return self._cursor.row(place)
 
-    def _blob(self, item: Item, row: Row) -> Blob:
+    def _opened(self, item: Item, row: Row) -> BinaryIO:
         found = self._spec.id_column and redact_uris(str(row[self._spec.id_column]))
         if found and found != item.row_id:
             raise UnreadableError(f"{item.uri}: changed since it was planned: row id is {found!r}")
@@ -300,16 +291,11 @@ class HfSource:
         except (ValueError, TypeError, pa.ArrowException) as error:
             raise base.unreadable(item.uri, error) from error
         if cell.data is not None:
-            blob = Blob(data=cell.data.to_pybytes())
-        elif cell.samples is not None:
-            blob = Blob(data=audio_cells.wav_of(cell.samples, cell.rate_hz, item.uri))
-        else:
-            return self._from_path(item, cell.path)
-        check_size(item, blob)
-        return blob
-
-    def _from_path(self, item: Item, path: str | None) -> Blob:
-        uri = self._resolved(path) if path else None
+            return Blob(data=cell.data.to_pybytes()).opened(item)
+        if cell.samples is not None:
+            wav = audio_cells.wav_of(cell.samples, cell.rate_hz, item.uri)
+            return Blob(data=wav).opened(item)
+        uri = self._resolved(cell.path) if cell.path else None
         if uri is None:
             raise UnreadableError(
                 f"{item.uri}: the row has neither audio bytes nor a path nor an array"
@@ -318,7 +304,7 @@ class HfSource:
             blob = load_blob(Item(row_id=item.row_id, uri=uri), self._inside.options)
         if isinstance(blob, RowError):
             raise type(blob)(f"{item.uri}: {blob}")
-        return blob
+        return blob.open()
 
     def columns(self) -> Columns:
         return self._carried
@@ -327,17 +313,9 @@ class HfSource:
         return {}
 
     def describe(self) -> dict[str, Any]:
-        spec = self._spec
-        return {
-            "kind": "hf",
-            "uri": self._uri,
-            "config": spec.config,
-            "split": spec.split,
-            "revision": spec.revision,
-            "audio_column": spec.audio_column,
-            "id_column": spec.id_column,
-            "streaming": spec.streaming,
-        }
+        named = ("config", "split", "revision", "audio_column", "id_column", "streaming")
+        of_spec = {name: getattr(self._spec, name) for name in named}
+        return {"kind": "hf", "uri": self._uri, **of_spec}
 
 
 def selected(dataset: Any, columns: Sequence[str]) -> Any:
@@ -365,8 +343,7 @@ def part_of(dataset: IterableDataset, shard: int | None) -> IterableDataset:
 class _Cursor(threading.local):
     """The position of each thread in a streamed dataset.
 
-    A worker runs two shards at a time, each in a thread of its own. Going backward reads from the
-    start of the shard.
+    A worker runs two shards at a time, each in a thread of its own. Shards in order need one pass.
     """
 
     def __init__(self, dataset: IterableDataset) -> None:

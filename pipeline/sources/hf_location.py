@@ -52,11 +52,9 @@ class ParquetSet:
     def options(self, uri: str) -> dict[str, Any]:
         """Return the fsspec options of one of the files."""
         own = dict(self.spec.storage_options)
-        if is_local(uri):
-            return {}
         if uri.startswith("hf://") and not self.spec.uri.startswith("hf://"):
             return {"token": own.get("token"), "endpoint": datasets.config.HF_ENDPOINT}
-        return own
+        return {} if is_local(uri) else own
 
 
 def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.IterableDataset:
@@ -91,14 +89,31 @@ def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.Itera
 
 
 def _opened(spec: HfSpec) -> Any:
+    options: dict[str, Any] = {}
     if is_local(spec.uri) and not local_exists(spec.uri):
         check_hub_id(spec)
-        name, options = spec.uri, dict[str, Any]()
+        name = spec.uri
     else:
         fs, path = filesystem(spec.uri, spec.storage_options)
         if _is_saved(fs, path):
-            return _load_saved(spec)
-        name, options = _parquet_or_folder(spec, fs, path)
+            options = {} if is_local(spec.uri) else dict(spec.storage_options)
+            loaded = datasets.load_from_disk(spec.uri, storage_options=options or None)
+            if isinstance(loaded, Mapping):
+                split = spec.split or _only(spec, list(loaded))
+                if split not in loaded:
+                    raise SourceError(
+                        f"source {spec.uri}: no split {split!r}{nearest(split, list(loaded))} "
+                        f"(splits: {', '.join(loaded)})"
+                    )
+                loaded = loaded[split]
+            return loaded.to_iterable_dataset() if spec.streaming else loaded
+        # A local folder is for `datasets` to read, of other places the Parquet files are. Asking a
+        # web server for a folder reads it.
+        folder = not path.endswith(".parquet") and fs.isdir(path)
+        name, options = path, {}
+        if not (folder and is_local(spec.uri)):
+            pattern = f"{spec.uri.rstrip('/')}/**/*.parquet" if folder else spec.uri
+            name, options = "parquet", {"data_files": path if is_local(spec.uri) else pattern}
     if name != "parquet":
         options |= {"name": spec.config, "revision": spec.revision}
         options["token"] = spec.storage_options.get("token")
@@ -111,20 +126,6 @@ def _opened(spec: HfSpec) -> Any:
     # The builder resolves the data files, which takes a listing. `load_dataset` would repeat it.
     builder = datasets.load_dataset_builder(name, **options)
     split = spec.split or _only(spec, [str(split) for split in builder.config.data_files or {}])
-    if spec.streaming and (files := _plain_parquet(spec, builder, split)) is not None:
-        return files
-    # Audio in a local folder is read in place: there is nothing to build.
-    if spec.streaming or (builder.name == AUDIO_FOLDER and os.path.isdir(name)):
-        return builder.as_streaming_dataset(split=split)
-    builder.download_and_prepare(
-        download_config=options.get("download_config"),
-        storage_options=options.get("storage_options"),
-    )
-    return builder.as_dataset(split=split)
-
-
-def _plain_parquet(spec: HfSpec, builder: Any, split: str) -> ParquetSet | None:
-    """Return the files of a split if they are plain Parquet files; None for other datasets."""
     config = builder.config
     uris = tuple(map(str, (config.data_files or {}).get(split, ())))
     is_plain = (
@@ -135,7 +136,16 @@ def _plain_parquet(spec: HfSpec, builder: Any, split: str) -> ParquetSet | None:
         and config.columns is None
         and config.filters is None
     )
-    return ParquetSet(spec, uris, builder.info.features or config.features) if is_plain else None
+    if spec.streaming and is_plain:
+        return ParquetSet(spec, uris, builder.info.features or config.features)
+    # Audio in a local folder is read in place: there is nothing to build.
+    if spec.streaming or (builder.name == AUDIO_FOLDER and os.path.isdir(name)):
+        return builder.as_streaming_dataset(split=split)
+    builder.download_and_prepare(
+        download_config=options.get("download_config"),
+        storage_options=options.get("storage_options"),
+    )
+    return builder.as_dataset(split=split)
 
 
 def check_names(spec: HfSpec) -> None:
@@ -181,17 +191,6 @@ def _is_saved(fs: Any, path: str) -> bool:
     return any(fs.exists(f"{path}/{name}") for name in ("dataset_dict.json", "state.json"))
 
 
-def _parquet_or_folder(spec: HfSpec, fs: Any, path: str) -> tuple[str, dict[str, Any]]:
-    """Return name and options for `datasets`: a local folder, else its Parquet files."""
-    local = is_local(spec.uri)
-    is_file = path.endswith(".parquet")  # asking a web server for a folder reads it
-    folder = not is_file and fs.isdir(path)
-    if folder and local:
-        return path, {}
-    pattern = f"{spec.uri.rstrip('/')}/**/*.parquet" if folder else spec.uri
-    return "parquet", {"data_files": path if local else pattern}
-
-
 def check_hub_id(spec: HfSpec) -> None:
     """Refuse a uri that is neither local nor a dataset of the hub.
 
@@ -221,20 +220,6 @@ def local_exists(uri: str) -> bool:
     """Return True if a local path or glob names something."""
     fs, path = filesystem(uri)
     return bool(fs.exists(path) or fs.glob(path))
-
-
-def _load_saved(spec: HfSpec) -> Any:
-    options = {} if is_local(spec.uri) else spec.storage_options
-    loaded = datasets.load_from_disk(spec.uri, storage_options=options or None)
-    if isinstance(loaded, Mapping):
-        split = spec.split or _only(spec, list(loaded))
-        if split not in loaded:
-            raise SourceError(
-                f"source {spec.uri}: no split {split!r}{nearest(split, list(loaded))} "
-                f"(splits: {', '.join(loaded)})"
-            )
-        loaded = loaded[split]
-    return loaded.to_iterable_dataset() if spec.streaming else loaded
 
 
 def _only(spec: HfSpec, splits: list[str]) -> str:

@@ -6,9 +6,9 @@ The footer holds place and size of each column chunk. All reads are range reques
 
 Planning reads the footer of each file and the columns beside the audio. It reads the beginning of a
 clip in the first file and in each large file. The duration of a row is estimated from the bytes of
-its row group. A worker fetches the audio of a row group once, even if it needs few rows. Shards are
-cut between row groups (`planning.shards.cut`), so each byte is fetched once in all. Before a row
-group is read, the tag or time of the file is compared with the plan.
+its row group. A worker fetches the audio of a row group once, even if it needs few rows; shards are
+cut between row groups (`planning.shards.cut`). Before a row group is read, the tag or time of the
+file is compared with the plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from io import BytesIO
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import datasets
@@ -84,12 +84,9 @@ class ParquetTable:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        found, first = [], 0
-        for number in range(self.metadata.num_row_groups):
-            rows = self.metadata.row_group(number).num_rows
-            found.append(Group(number, first, rows))
-            first += rows
-        return tuple(group for group in found if group.rows)
+        rows = [self.metadata.row_group(n).num_rows for n in range(self.metadata.num_row_groups)]
+        places = enumerate(zip(accumulate(rows, initial=0), rows, strict=False))
+        return tuple(Group(number, first, count) for number, (first, count) in places if count)
 
     def group_of(self, row: int) -> Group:
         """Return the row group that holds a row; IndexError if the file ends before it."""
@@ -136,27 +133,19 @@ class ParquetTable:
         ranges: Sequence[Range] | None,
         batch_rows: int,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of a row group, a few rows at a time.
-
-        The stream holds the bytes of `ranges`, concatenated; of the whole file if `ranges` is None.
-        """
+        """Yield some columns of a row group, a few rows at a time. The stream holds the bytes of
+        `ranges`, concatenated; of the whole file if `ranges` is None."""
         source: Any = stream if ranges is None else SparseFile(stream, ranges, self.size)
         file = pq.ParquetFile(
             source, metadata=self.metadata, pre_buffer=False, buffer_size=BUFFER_BYTES
         )
-        yield from file.iter_batches(
-            batch_size=batch_rows,
-            row_groups=[group.number],
-            columns=list(columns),
-            use_threads=False,
-        )
+        yield from file.iter_batches(batch_rows, [group.number], list(columns), use_threads=False)
 
     def has(self, etag: str | None, mtime: float | None) -> bool:
         """Return True unless the tag or the time of the file differs."""
-        now = self.stat
-        if etag is not None and now["etag"] is not None:
-            return bool(etag == now["etag"])
-        return mtime is None or now["mtime"] is None or bool(mtime == now["mtime"])
+        pairs = [(etag, self.stat["etag"]), (mtime, self.stat["mtime"])]
+        known = [planned == now for planned, now in pairs if None not in (planned, now)]
+        return not known or known[0]
 
 
 def read_footer(fs: Any, path: str) -> ParquetTable:
@@ -181,9 +170,8 @@ def read_footer(fs: Any, path: str) -> ParquetTable:
 
 def chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
     """Return the range of a column chunk with its dictionary."""
-    start = chunk.data_page_offset
-    if chunk.dictionary_page_offset is not None:
-        start = min(start, chunk.dictionary_page_offset)
+    starts = (chunk.data_page_offset, chunk.dictionary_page_offset)
+    start = min(each for each in starts if each is not None)
     return Range(start, start + chunk.total_compressed_size)
 
 
@@ -213,6 +201,10 @@ class _Asked(NamedTuple):
     group: Group
     row: int
 
+    def is_behind(self, last: _Asked) -> bool:
+        same = self.table is last.table and self.group == last.group
+        return same and self.row > last.row
+
 
 Refused = tuple[Item, RowError]
 
@@ -224,7 +216,15 @@ class ParquetRows:
         self, files: ParquetSet, audio_column: str, array_rate_hz: int | None = None
     ) -> None:
         self._files, self._audio, self._array_rate_hz = files, audio_column, array_rate_hz
-        self._table = lru_cache(TABLES_KEPT)(self._read_table)
+
+        @lru_cache(TABLES_KEPT)
+        def table(shard: int) -> ParquetTable:
+            if not 0 <= shard < len(files.uris):
+                raise IndexError(f"the dataset has {len(files.uris)} files, no file {shard}")
+            uri = files.uris[shard]
+            return read_footer(*base.object_of(uri, files.options(uri)))
+
+        self._table = table
         self.features: Any = files.features
         if self.features is None:
             schema = base.retry_listing(lambda: self._table(0)).schema
@@ -247,7 +247,13 @@ class ParquetRows:
         self, shard: int, columns: Sequence[str], paths: bool, first: ByteRate
     ) -> Iterator[ListedRow]:
         table = self._table(shard)
-        self._check_columns(table)
+        foreign = [name for name in table.schema.names if name not in self.features]
+        if foreign or not table.leaves(self._audio):  # `datasets` refuses such files as well
+            raise SourceError(
+                f"{table.path}: expected the columns of the other files "
+                f"({', '.join(self.features)}), got {', '.join(table.schema.names)}"
+            )
+        check_audio_type(self._audio, table.schema.field(self._audio).type, self._array_rate_hz)
         rate = self._rate(table, first) if shard and table.size >= LARGE_BYTES else first
         audio = self._audio_leaves(table) if paths else {}
         small = [audio[role] for role in ("path", "rate") if role in audio]
@@ -281,23 +287,10 @@ class ParquetRows:
                     stat=table.stat,
                 )
 
-    def _check_columns(self, table: ParquetTable) -> None:
-        """Refuse a file with a column that the first file lacks, as `datasets` does."""
-        foreign = [name for name in table.schema.names if name not in self.features]
-        if foreign or not table.leaves(self._audio):
-            raise SourceError(
-                f"{table.path}: expected the columns of the other files "
-                f"({', '.join(self.features)}), got {', '.join(table.schema.names)}"
-            )
-        kind = table.schema.field(self._audio).type
-        check_audio_type(self._audio, kind, self._array_rate_hz)
-
     def _cells(self, read: pa.Table | None, columns: Sequence[str], rows: int) -> list[Row]:
-        held: dict[str, list[Any]] = {}
+        held = {name: [None] * rows for name in columns}
         for name in columns:
-            if read is None or name not in read.column_names:
-                held[name] = [None] * rows
-            else:
+            if read is not None and name in read.column_names:
                 column = read.column(name).combine_chunks()
                 held[name] = cast_array_to_feature(column, self.features[name]).to_pylist()
         return [{name: cells[row] for name, cells in held.items()} for row in range(rows)]
@@ -359,7 +352,14 @@ class ParquetRows:
     ) -> Iterator[tuple[Item, Row | RowError]]:
         """Yield the audio cell and some columns of each item, in order."""
         columns = [self._audio, *columns]
-        runs = _runs([self._asked(item) for item in items])
+        # Neighbours that one pass over a row group reads; refused rows stand alone.
+        runs: list[list[_Asked | Refused]] = []
+        for ask in map(self._asked, items):
+            last = runs[-1][-1] if runs else None
+            if isinstance(ask, _Asked) and isinstance(last, _Asked) and ask.is_behind(last):
+                runs[-1].append(ask)
+            else:
+                runs.append([ask])
         heads = {str(n): run[0] for n, run in enumerate(runs) if isinstance(run[0], _Asked)}
 
         def load(one: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
@@ -443,27 +443,3 @@ class ParquetRows:
             return base.unreadable(item.uri, error)
         found = {name: cell[0].as_py() for name, cell in cells.items()}
         return {self._audio: batch.column(self._audio)[row], **found}
-
-    def _read_table(self, shard: int) -> ParquetTable:
-        if not 0 <= shard < len(self._files.uris):
-            raise IndexError(f"the dataset has {len(self._files.uris)} files, no file {shard}")
-        uri = self._files.uris[shard]
-        return read_footer(*base.object_of(uri, self._files.options(uri)))
-
-
-def _runs(asked: Sequence[_Asked | Refused]) -> list[list[_Asked | Refused]]:
-    """Group neighbours that one pass over a row group reads; refused rows stand alone."""
-    runs: list[list[_Asked | Refused]] = []
-    for ask in asked:
-        last = runs[-1][-1] if runs else None
-        if (
-            isinstance(ask, _Asked)
-            and isinstance(last, _Asked)
-            and ask.table is last.table
-            and ask.group == last.group
-            and ask.row > last.row
-        ):
-            runs[-1].append(ask)
-        else:
-            runs.append([ask])
-    return runs

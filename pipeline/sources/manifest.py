@@ -3,8 +3,8 @@
 start and end are seconds and select a span of the file. Every other column is carried through.
 `source.columns` maps other names (NeMo: audio_filepath, offset, duration). Relative uris lie in the
 folder of the table, so a corpus can be moved with its manifest. A malformed table, or a uri that
-the source may not read (`sources.confinement`), is an error before any work. A bad file is one bad
-row. Items hold no secrets: fetching looks up signed uris in the table again.
+the source may not read (`sources.confinement`), is an error before any work. Items hold no secrets:
+fetching looks up signed uris in the table again.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class ManifestSource:
             self._fs.invalidate_cache()
             if not base.retry_listing(lambda: self._fs.isfile(self._path)):
                 raise FileNotFoundError(self._path)
-            self._folder = _folder_of_paths(spec, self._fs, self._path)
-            self._inside = _confinement(spec, self._fs, self._path, self._folder)
+            self._folder = self._folder_of_paths()
+            self._inside = self._confinement()
         self._carried = Columns()
         self._blank = 0
         self.missing, self.first_missing = 0, ""
@@ -108,8 +108,16 @@ class ManifestSource:
         seconds, estimated = given_s, False
         if not given_s:
             seconds, estimated = _expected(uri, stat, start_s, end_s)
+        given = cells.get("id")
+        if given is not None and str(given) != "":
+            row_id = redact_uris(str(given))
+        else:
+            row_id = redact(base.as_text(str(cells["uri"])))
+            if (start_s, end_s) != (None, None):
+                span = ["" if value is None else repr(value) for value in (start_s, end_s)]
+                row_id = f"{row_id}#t={','.join(span)}"
         return Item(
-            row_id=_row_id(cells, start_s, end_s),
+            row_id=row_id,
             uri=redact(uri),
             start_s=start_s,
             end_s=end_s,
@@ -171,6 +179,31 @@ class ManifestSource:
                 "duration: duration}, or {uri: uri} to carry them through and take whole files"
             )
         return columns
+
+    def _folder_of_paths(self) -> Folder:
+        """Return the folder in which relative uris of the table lie, which they cannot leave. The
+        job may name any folder with `prefix`."""
+        folder, prefix = posixpath.dirname(self._path), self._spec.prefix
+        if prefix is None:
+            return self._fs, folder
+        if base.is_relative(prefix) and not prefix.startswith("~/"):
+            return self._fs, base.joined(folder, prefix.rstrip("/"))
+        local = local_path(prefix)
+        return (None, prefix.rstrip("/")) if local is None else (LocalFileSystem(), local)
+
+    def _confinement(self) -> Confinement:
+        spec, folder = self._spec, self._folder
+        is_here = isinstance(self._fs, LocalFileSystem)
+        table = base.public_uri(self._fs, self._path)
+        own = [folder[1] if folder[0] is None else base.public_uri(*folder)]
+        own.append(base.public_uri(self._fs, posixpath.dirname(self._path)))
+        store = own[0] if is_here else table
+        if local_path(store) is not None:
+            return Confinement(own, spec.allow, spec.storage_options)
+        if not is_here:
+            own.append(Place.read_at(table).store)
+        store = Place.read_at(store).store
+        return Confinement(own, spec.allow, spec.storage_options, store=store)
 
     def columns(self) -> Columns:
         return self._carried
@@ -234,21 +267,22 @@ class ManifestSource:
 
     def _stats(self, uris: Sequence[str]) -> dict[str, Stat]:
         """Return etag, size and mtime of every distinct uri; empty if they are unknown."""
+
+        def asked(uri: str) -> Stat:
+            try:
+                fs, path = base.object_of(uri, self._inside.options(uri))
+                return base.stat_fields(fs.info(path))
+            # Backends raise any class. The row stays planned, and its fetch raises the error.
+            except Exception:
+                return {}
+
         local = {
             uri: {"etag": None, **file_info(uri)} if os.path.lexists(uri) else ABSENT
             for uri in uris
             if is_local(uri)
         }
         others = sorted({*uris} - local.keys())
-        return local | dict(zip(others, ahead(self._stat, others, STAT_THREADS), strict=True))
-
-    def _stat(self, uri: str) -> Stat:
-        try:
-            fs, path = base.object_of(uri, self._inside.options(uri))
-            return base.stat_fields(fs.info(path))
-        # Backends raise any class. The row stays in the plan, and its fetch raises the error.
-        except Exception:
-            return {}
+        return local | dict(zip(others, ahead(asked, others, STAT_THREADS), strict=True))
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         wanted = [replace(item, uri=self._real_uri(item)) for item in items]
@@ -257,7 +291,6 @@ class ManifestSource:
             yield item, stream
 
     def open_ranged(self, item: Item) -> BinaryIO | None:
-        """See `planning.spans.SpannedSource`."""
         real = replace(item, uri=self._real_uri(item))
         return open_ranged(real, self._inside.options(real.uri))
 
@@ -289,43 +322,6 @@ class ManifestSource:
             "uri": self._spec.uri,
             "resolved": base.public_uri(self._fs, self._path),
         }
-
-
-def _folder_of_paths(spec: ManifestSpec, fs: Any, path: str) -> Folder:
-    """Return the folder in which relative uris of the table lie.
-
-    The job may name any folder with `prefix`. Uris of the table cannot leave it.
-    """
-    folder, prefix = posixpath.dirname(path), spec.prefix
-    if prefix is None:
-        return fs, folder
-    if base.is_relative(prefix) and not prefix.startswith("~/"):
-        return fs, base.joined(folder, prefix.rstrip("/"))
-    local = local_path(prefix)
-    return (None, prefix.rstrip("/")) if local is None else (LocalFileSystem(), local)
-
-
-def _confinement(spec: ManifestSpec, fs: Any, path: str, folder: Folder) -> Confinement:
-    table = base.public_uri(fs, path)
-    own = [folder[1] if folder[0] is None else base.public_uri(*folder)]
-    own.append(base.public_uri(fs, posixpath.dirname(path)))
-    store = own[0] if isinstance(fs, LocalFileSystem) else table
-    if local_path(store) is not None:
-        return Confinement(own, spec.allow, spec.storage_options)
-    if not isinstance(fs, LocalFileSystem):
-        own.append(Place.read_at(table).store)
-    return Confinement(own, spec.allow, spec.storage_options, store=Place.read_at(store).store)
-
-
-def _row_id(cells: Mapping[str, Any], start_s: float | None, end_s: float | None) -> str:
-    given = cells.get("id")
-    if given is not None and str(given) != "":
-        return redact_uris(str(given))
-    uri = redact(base.as_text(str(cells["uri"])))
-    if start_s is None and end_s is None:
-        return uri
-    span = ",".join("" if value is None else repr(value) for value in (start_s, end_s))
-    return f"{uri}#t={span}"
 
 
 def _is_blank(cell: Any) -> bool:

@@ -122,9 +122,9 @@ class Samples:
         seen: set[str] = set()
         for key, members in groupby(self._members(), key=itemgetter(0)):
             if key in seen:
-                raise self._refused(
-                    f"the members of {base.as_text(key)!r} do not follow each other, or two "
-                    "samples are called so; sort the tar by name or rename one"
+                raise SourceError(
+                    f"source {self._name}: the members of {base.as_text(key)!r} do not follow each "
+                    "other, or two samples are called so; sort the tar by name or rename one"
                 )
             seen.add(key)
             sample = Sample(key)
@@ -144,13 +144,17 @@ class Samples:
                 else:
                     yield found[1], base.as_text(found[2].lower()), tar, member
         except tarfile.TarError as error:
-            raise self._refused(f"expected a whole, uncompressed tar: {error}") from error
+            raise SourceError(
+                f"source {self._name}: expected a whole, uncompressed tar: {error}"
+            ) from error
 
     def _add(
         self, sample: Sample, suffix: str, tar: tarfile.TarFile, member: tarfile.TarInfo
     ) -> None:
         if suffix in sample.suffixes:
-            raise self._refused(f"{sample.key!r} has two members .{suffix}; rename one of them")
+            raise SourceError(
+                f"source {self._name}: {sample.key!r} has two members .{suffix}; rename one of them"
+            )
         sample.suffixes.add(suffix)
         if suffix.rpartition(".")[2] in self._extensions:
             if not sample.audio:
@@ -174,9 +178,6 @@ class Samples:
                 text = f"two of its members have a column {twice[0]!r}; rename one of them"
                 sample.problem = text
             sample.columns |= columns
-
-    def _refused(self, why: str) -> SourceError:
-        return SourceError(f"source {self._name}: {why}")
 
 
 def _columns(suffix: str, text: str) -> dict[str, Scalar]:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
+
+from earmill.pipeline.common.byte_streams import SeekableFile
 
 ByteOrder = Literal["big", "little"]
 HeaderSize = Literal["ignored", "unknown"]
@@ -232,35 +234,19 @@ def open_window(
     return io.BufferedReader(_Window(stream, start, stop, prefix))
 
 
-class _Window(io.RawIOBase):
+class _Window(SeekableFile):
     def __init__(self, stream: BinaryIO, start: int, stop: int | None, prefix: bytes) -> None:
-        self._stream, self._start, self._prefix = stream, start, prefix
         end = stream.seek(0, io.SEEK_END)
         end = end if stop is None else min(stop, end)
-        self._size = len(prefix) + max(0, end - start)
-        self._position = 0
+        super().__init__(len(prefix) + max(0, end - start))
+        self._stream, self._start, self._prefix = stream, start, prefix
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        chunk = self._prefix[self._position : self._position + len(view)]
-        left = self._size - self._position
-        if not chunk and left > 0:
-            self._stream.seek(self._position - len(self._prefix) + self._start)
-            chunk = self._stream.read(min(len(view), left))
-        view[: len(chunk)] = chunk
-        self._position += len(chunk)
-        return len(chunk)
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        size = left if size < 0 else min(size, left)
+        chunk = self._prefix[self._at : self._at + size]
+        if not chunk and size:
+            self._stream.seek(self._at - len(self._prefix) + self._start)
+            chunk = self._stream.read(size)
+        self._at += len(chunk)
+        return chunk
