@@ -21,18 +21,8 @@ import numpy as np
 
 from earmill.pipeline.audio.channels import AudioBlock, Channels, channel_ids, mix
 from earmill.pipeline.audio.containers import probe
-from earmill.pipeline.audio.decoders import (
-    UNKNOWN_FRAMES,
-    DecoderError,
-    DecoderInput,
-    open_decoder,
-)
-from earmill.pipeline.audio.time_span import (
-    END_SLACK_S,
-    ends_before,
-    frame_span,
-    seconds_to_frames,
-)
+from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, DecoderError, DecoderInput, open_decoder
+from earmill.pipeline.audio.time_span import END_SLACK_S, ends_before, frame_span, seconds_to_frames
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import RowError

@@ -167,11 +167,7 @@ class ChildReader(Blocks):
     """
 
     def __init__(
-        self,
-        children: DecoderPool,
-        child: _Child,
-        stream: BinaryIO,
-        request: Mapping[str, Any],
+        self, children: DecoderPool, child: _Child, stream: BinaryIO, request: Mapping[str, Any]
     ) -> None:
         self._children, self._stream, self._request = children, stream, request
         self._child: _Child | None = child

@@ -38,12 +38,7 @@ from earmill.pipeline.dataset.verify import Report, verify
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.hub.repo import HubRepo, Stored
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import (
-    CURRENT_FILE,
-    DATASET_FILE,
-    addition_path,
-    commit_path,
-)
+from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE, addition_path, commit_path
 from earmill.pipeline.storage.scratch import own_folder
 
 # Most files and bytes of a group, which is fetched, hashed and uploaded together.
@@ -53,7 +48,7 @@ READ_THREADS = 8
 MOST_FILES = 25_000
 # Files of a repository that was made on the web page.
 OF_THE_HUB = (".gitattributes", "README.md", "LICENSE", ".gitignore")
-FOLDERS = ("data", "rows", "quarantine", "commits", "index", "snapshots", "plan", "revisions")
+FOLDERS = tuple("data rows quarantine commits index snapshots plan revisions additions".split())
 
 
 @dataclass(frozen=True)
@@ -205,7 +200,9 @@ def push(
     files = contents.files
     same = {path for path in files if path in there and _is_same(layout, files[path], there[path])}
     missing = [file for path, file in sorted(files.items()) if path not in same]
-    removed = sorted(path for path in there if path not in files and _is_ours(path))
+    # Files in folders of ours may belong to an older snapshot.
+    ours = tuple(f"{folder}/" for folder in FOLDERS)
+    removed = sorted(path for path in there if path not in files and path.startswith(ours))
     if len(missing) > MOST_FILES:
         raise HubError(
             f"{repo.repo_id}: expected at most {MOST_FILES:,} files in one commit, got "
@@ -242,12 +239,12 @@ def _refuse_another(
     repo: HubRepo, there: dict[str, Stored], parent: str, dataset: DatasetFile
 ) -> None:
     """Raise HubError if the repository holds something else."""
+    others = sorted({path.split("/")[0] for path in there} - set(OF_THE_HUB))
     if DATASET_FILE in there:
-        held = repo.read(DATASET_FILE, parent)
-        if f'"{dataset.spec_sha256}"'.encode() in held:
+        if f'"{dataset.spec_sha256}"'.encode() in repo.read(DATASET_FILE, parent):
             return
         what = "the features of another job"
-    elif others := sorted({path.split("/")[0] for path in there} - set(OF_THE_HUB)):
+    elif others:
         what = f"{', '.join(others[:3])}{' and more' if len(others) > 3 else ''}"
     else:
         return
@@ -255,12 +252,6 @@ def _refuse_another(
         f"{repo.repo_id}: expected an empty repository or an earlier push of this dataset, found "
         f"{what}; take another id, or --replace (the repository's history keeps what was there)"
     )
-
-
-def _is_ours(path: str) -> bool:
-    """Return True if a file may belong to an older snapshot."""
-    folder, _, rest = path.partition("/")
-    return bool(rest) and folder in (*FOLDERS, "additions")
 
 
 def _is_same(layout: Layout, file: OutFile, stored: Stored) -> bool:
@@ -274,13 +265,12 @@ def _is_same(layout: Layout, file: OutFile, stored: Stored) -> bool:
 def _groups(files: Sequence[OutFile]) -> Iterator[list[OutFile]]:
     """Yield neighbours, up to the limits of a group; a larger file alone."""
     group: list[OutFile] = []
-    held = 0
     for file in files:
+        held = sum(each.bytes for each in group)
         if group and (len(group) == GROUP_FILES or held + file.bytes > GROUP_BYTES):
             yield group
-            group, held = [], 0
+            group = []
         group.append(file)
-        held += file.bytes
     if group:
         yield group
 

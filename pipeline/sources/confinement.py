@@ -144,11 +144,7 @@ class CheckedClient:
             place = Place.of(str(request.url.with_query(None)))
         except ValueError as error:
             raise OutsideError(f"{request.url}: expected a plain address, got {error}") from error
-        # For the default port of TLS, the place without TLS is named as well.
-        places = [place]
-        if place.scheme == "https" and place.authority.endswith(":443"):
-            places.append(Place("http", f"{place.host}:80", place.path))
-        named = any(root.is_prefix_of(one) for root in self.named for one in places)
+        named = any(root.is_prefix_of(one) for root in self.named for one in place.before_tls())
         if not named:
             loop = asyncio.get_running_loop()
             if not await loop.run_in_executor(None, is_public, place.host):

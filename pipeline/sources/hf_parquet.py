@@ -31,12 +31,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.sources import base, fetch
-from earmill.pipeline.sources.audio_cells import (
-    NOTHING,
-    RATE_NAMES,
-    AudioCell,
-    check_audio_type,
-)
+from earmill.pipeline.sources.audio_cells import NOTHING, RATE_NAMES, AudioCell, check_audio_type
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.durations import ByteRate
 from earmill.pipeline.sources.fetch import Blob, Range, SparseFile

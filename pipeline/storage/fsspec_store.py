@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
-from earmill.pipeline.common.errors import (
-    MissingPackageError,
-    OutputError,
-    http_status,
-    store_code,
-)
+from earmill.pipeline.common.errors import MissingPackageError, OutputError, http_status, store_code
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.storage.backend import (
     Backend,

@@ -92,13 +92,7 @@ class LocalCache:
         return found
 
     def _fetch(
-        self,
-        sha256: str,
-        nbytes: int,
-        run: Sequence[int],
-        start: int,
-        into: Bytes,
-        fetch: Fetch,
+        self, sha256: str, nbytes: int, run: Sequence[int], start: int, into: Bytes, fetch: Fetch
     ) -> bool:
         """Fetch neighbouring parts and keep them; False where the file is shorter than it was."""
         first = run[0] * PART_BYTES

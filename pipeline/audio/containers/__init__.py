@@ -1,10 +1,8 @@
 """Bookkeeping of containers, which their decoders do not report.
 
-libsndfile shortens most cut files silently. It believes sizes that cannot be right, and reads only
-the first link of a chained Ogg. It guesses the length of an MP3 that has no frame count; for
-variable bit rates the guess may be off by any factor, and the rest of the file is lost. `probe`
-reads the container's own bookkeeping, one module for each family, and never decodes a sample. It
-may import nothing of the package.
+libsndfile shortens most cut files silently, believes sizes that cannot be right, and reads only the
+first link of a chained Ogg. It guesses the length of an MP3 that has no frame count. `probe` reads
+the container's own bookkeeping, one module for each family, and never decodes a sample.
 """
 
 from __future__ import annotations
@@ -61,8 +59,7 @@ def _in_a_row(walk: Walk, stream: BinaryIO, nbytes: int) -> Probe:
     parts: list[Probe] = []
     start = 0
     while start < nbytes and len(parts) < MAX_PARTS:
-        found = walk(open_window(stream, start), nbytes - start)
-        parts.append(_moved(found, start))
+        parts.append(_moved(walk(open_window(stream, start), nbytes - start), start))
         start = parts[-1].stop or nbytes
     if len(parts) == 1:
         return parts[0]

@@ -3,9 +3,8 @@
 Every walk is bounded by `MAX_PARTS`: no audio program writes more parts in front of samples.
 
 Tags are ID3 (versions 1 and 2) and APE (version 2). Taggers put them around files of any format.
-Tags in front are skipped for every format. Tags behind the audio matter only if nothing else says
-where the audio ends. Layouts: id3.org, ID3 tag version 2.4.0, 3.1 and 3.4; wiki.hydrogenaud.io,
-APEv2 specification.
+Tags behind the audio matter only if nothing else says where the audio ends. Layouts: id3.org, ID3
+tag version 2.4.0, 3.1 and 3.4; wiki.hydrogenaud.io, APEv2 specification.
 """
 
 from __future__ import annotations
@@ -201,9 +200,13 @@ def no_audio(
             return True
         if nbytes - position <= MOST_PADDING and not any(read_at(stream, position, MOST_PADDING)):
             return True
-        # Some writers leave out the padding.
-        at = next((p for p in (padded, position) if _may_be_chunk(stream, p, form)), None)
-        if at is None or form is None:
+        if form is None:
+            return False
+        for at in (padded, position):  # some writers leave out the padding
+            name, _ = form.parse(read_at(stream, at, form.header_bytes))
+            if name not in MORE_AUDIO and name.isascii() and name.decode("ascii").isprintable():
+                break
+        else:
             return False
         head = read_at(stream, at, form.header_bytes)[: end - at]
         name = head[:4]
@@ -214,14 +217,6 @@ def no_audio(
         if payload < 0 or position > end:
             return name in KNOWN_CHUNKS
     return False
-
-
-def _may_be_chunk(stream: BinaryIO, position: int, form: ChunkFormat | None) -> bool:
-    """Return True if the name at a position may belong to a chunk without samples."""
-    if form is None:
-        return False
-    name, _ = form.parse(read_at(stream, position, form.header_bytes))
-    return name not in MORE_AUDIO and name.isascii() and name.decode("ascii").isprintable()
 
 
 def open_window(
