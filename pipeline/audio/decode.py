@@ -45,37 +45,24 @@ class Limits:
 
 @dataclass(frozen=True)
 class AudioFacts:
-    """Facts about a file and the span that was read from it.
+    """Facts about a file and the span that was read from it."""
 
-    Args:
-        container: WAV, FLAC, OGG, MP3, MP4, ...
-        codec: The library's name of the codec: PCM_16, VORBIS, MPEG_LAYER_III, AAC, WMAV2, ...
-        frames: Samples per channel of the span.
-        seconds: Duration of the span.
-        nbytes: Bytes of the whole file.
-        bytes_sha256: Checksum of the whole file; empty if only a part of the file is read.
-        pcm_sha256: Checksum of the span before mixing: float32 little-endian, interleaved channels.
-        decoder: Library that decoded.
-        header_size: `ignored` if the header's size of the samples cannot be right and all samples
-            were read, `unknown` if the header states that it does not know the size, else None.
-        unterminated: The stream has no end mark; None if it has one or needs none.
-        span_short_s: Seconds by which the file ended before the span; None if it did not.
-    """
-
-    container: str
-    codec: str
+    container: str  # WAV, FLAC, OGG, MP3, MP4, ...
+    codec: str  # The library's name: PCM_16, VORBIS, MPEG_LAYER_III, AAC, WMAV2, ...
     rate_hz: int
     channels: int
-    frames: int
-    seconds: float
-    nbytes: int
-    bytes_sha256: str
-    pcm_sha256: str
-    decoder: str
+    frames: int  # Samples per channel of the span.
+    seconds: float  # Duration of the span.
+    nbytes: int  # Bytes of the whole file.
+    bytes_sha256: str  # Of the whole file; empty if only a part of the file is read.
+    pcm_sha256: str  # Of the span before mixing: float32 little-endian, interleaved channels.
+    decoder: str  # Library that decoded.
     decoder_version: str
+    # `ignored` if the header's size of the samples cannot be right and all samples were read,
+    # `unknown` if the header states that it does not know the size, else None.
     header_size: str | None = None
-    unterminated: bool | None = None
-    span_short_s: float | None = None
+    unterminated: bool | None = None  # The stream lacks its end mark; None if it needs none.
+    span_short_s: float | None = None  # Seconds by which the file ended before the span.
 
 
 class Blocks(ABC):
@@ -111,22 +98,13 @@ class Blocks(ABC):
 class BlockReader(Blocks):
     """Mixed blocks of one span in constant memory: (len(channel_ids), <= block_frames) float32.
 
-    Damage may show only after good blocks. The results of these blocks are then invalid.
+    Damage may show only after good blocks. The results of these blocks are then invalid. A RowError
+    says that the stream cannot be decoded; its subclass names the reason.
 
-    Args:
-        stream: Seekable bytes; the caller closes them. If they have a method `digest()`,
-            bytes_sha256 is its result.
-        uri: Name of the stream in messages.
-        digest: Value of bytes_sha256 if the caller knows it.
-        start_s: Start in seconds; None is the beginning.
-        end_s: End in seconds; None is the end.
-        channels: Channel policy, see `channels`.
-        limits: Limits of the file; None for the defaults.
-        block_frames: Frames in a block.
-        margins_s: Whole seconds before and after the span that blocks contain as well, within the
-            file; `facts` are about the span alone.
-    Raises:
-        RowError: The stream cannot be decoded; the subclass names the reason.
+    The caller closes the seekable stream; `uri` names it in messages. `digest` is its sha256; if it
+    is None, it is the result of the stream's method `digest()`, else computed. The span is from
+    `start_s` to `end_s`; None is the beginning or end. Blocks also contain `margins_s` whole
+    seconds before and after the span, within the file; `facts` are about the span alone.
     """
 
     def __init__(
@@ -247,7 +225,18 @@ class BlockReader(Blocks):
 
     def __iter__(self) -> Iterator[AudioBlock]:
         with self._named_errors():
-            self._skip_to_start()
+            self._position = 0
+            if self._from and self._file.exact_seek and self._declared is not None:
+                frame = min(self._from, self._file.frames)
+                try:
+                    self._position = self._file.seek(frame)
+                except DecoderError as error:
+                    raise _broken(error, frame) from error
+            while self._position < self._from:
+                block = self._read(min(self._block_frames, self._from - self._position))
+                if len(block) == 0:
+                    break
+                self._position += len(block)
             while self._position < self._to:
                 block = self._read(min(self._to - self._position, self._block_frames))
                 if len(block) == 0:
@@ -268,22 +257,25 @@ class BlockReader(Blocks):
                 self._check_length(self._frames)
                 yield mix(block, self.channel_ids)
             self._check_complete()
-            self._facts = self._collected_facts()
-
-    def _skip_to_start(self) -> None:
-        self._position = 0
-        if self._from and self._file.exact_seek and self._declared is not None:
-            frame = min(self._from, self._file.frames)
-            try:
-                self._position = self._file.seek(frame)
-            except DecoderError as error:
-                raise _broken(error, frame) from error
-            return
-        while self._position < self._from:
-            block = self._read(min(self._block_frames, self._from - self._position))
-            if len(block) == 0:
-                return
-            self._position += len(block)
+            end_s, missing = self._span[1], 0
+            if end_s is not None:
+                missing = seconds_to_frames(end_s, self.rate_hz) - self._start - self._frames
+            self._facts = AudioFacts(
+                container=self._file.format,
+                codec=self._file.subtype,
+                rate_hz=self.rate_hz,
+                channels=self._file.channels,
+                frames=self._frames,
+                seconds=self._frames / self.rate_hz,
+                nbytes=self._nbytes,
+                bytes_sha256=self._bytes_sha256,
+                pcm_sha256=self._pcm_sha256.hexdigest(),
+                decoder=self._file.name,
+                decoder_version=self._file.version,
+                header_size=self._probe.header_size,
+                unterminated=self._probe.unterminated or None,
+                span_short_s=missing / self.rate_hz if missing > 0 else None,
+            )
 
     def _read(self, frames: int) -> AudioBlock:
         try:
@@ -320,27 +312,6 @@ class BlockReader(Blocks):
                 raise errors.TruncatedError(f"goes on behind the end that it states: {more}")
         if self._frames == 0:
             raise errors.ZeroLengthError("expected samples, got a header without any")
-
-    def _collected_facts(self) -> AudioFacts:
-        end_s, missing = self._span[1], 0
-        if end_s is not None:
-            missing = seconds_to_frames(end_s, self.rate_hz) - self._start - self._frames
-        return AudioFacts(
-            container=self._file.format,
-            codec=self._file.subtype,
-            rate_hz=self.rate_hz,
-            channels=self._file.channels,
-            frames=self._frames,
-            seconds=self._frames / self.rate_hz,
-            nbytes=self._nbytes,
-            bytes_sha256=self._bytes_sha256,
-            pcm_sha256=self._pcm_sha256.hexdigest(),
-            decoder=self._file.name,
-            decoder_version=self._file.version,
-            header_size=self._probe.header_size,
-            unterminated=self._probe.unterminated or None,
-            span_short_s=missing / self.rate_hz if missing > 0 else None,
-        )
 
 
 def _broken(error: DecoderError, frame: int) -> RowError:

@@ -25,7 +25,6 @@ from earmill.pipeline.audio.containers.lossless import (
     BEFORE_END,
     FLAC_BEGINS,
     FLAC_COUNT,
-    FLAC_HEAD_BYTES,
     FRAME_SYNC,
     StreamInfo,
     flac_goes_on,
@@ -223,15 +222,14 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
         import miniaudio
     except ImportError:  # there is no wheel for every machine
         return None
-    nbytes = source.seek(0, io.SEEK_END)
+    is_short = source.seek(0, io.SEEK_END) <= MOST_BYTES
     source.seek(0)
-    info = StreamInfo.of(source.read(FLAC_HEAD_BYTES)) if nbytes <= MOST_BYTES else None
+    data = source.read() if is_short else b""
+    info = StreamInfo.of(data)
     if info is None or info.bits not in SUBTYPES:
         return None
     if not 0 < info.frames * info.channels <= MOST_SAMPLES:
         return None
-    source.seek(0)
-    data = source.read()
     # dr_flac would search for the next frame, and so skip a damaged first one.
     at, is_last = 4, False
     while not is_last and at < len(data):
@@ -242,15 +240,15 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
     # The header declares one frame more to dr_flac, which then also reads frames that follow.
     count = int.from_bytes(data[FLAC_COUNT], "big") + 1
     data = data[: FLAC_COUNT.start] + count.to_bytes(8, "big") + data[FLAC_COUNT.stop :]
-    is_short = info.bits <= 16
+    fits_16 = info.bits <= 16
     try:
-        decoded = (miniaudio.flac_read_s16 if is_short else miniaudio.flac_read_f32)(data)
+        decoded = (miniaudio.flac_read_s16 if fits_16 else miniaudio.flac_read_f32)(data)
     except miniaudio.DecodeError:
         return None
     facts = decoded.nchannels, decoded.sample_rate, decoded.num_frames
     if facts != (info.channels, info.rate_hz, info.frames):
         return None
-    samples = np.frombuffer(decoded.samples, np.int16 if is_short else np.float32)
+    samples = np.frombuffer(decoded.samples, np.int16 if fits_16 else np.float32)
     return WholeFlac(info, samples.reshape(-1, info.channels), miniaudio.__version__)
 
 

@@ -58,8 +58,14 @@ def resample(
         return _checked(x)
     if into is None:
         into = np.empty(resampled_length(len(x), from_hz, to_hz), np.float32)
+
+    def pieces() -> Iterator[Waveform]:
+        for start in range(0, len(x), CHUNK_SAMPLES):
+            yield stream.push(x[start : start + CHUNK_SAMPLES])
+        yield stream.finish()
+
     left = into
-    for piece in _pieces(stream, x):
+    for piece in pieces():
         left[: len(piece)] = piece
         left = left[len(piece) :]
     if len(left):
@@ -67,12 +73,6 @@ def resample(
             f"expected room for the {len(into) - len(left)} samples that come out, got {len(into)}"
         )
     return into
-
-
-def _pieces(stream: ResampleStream, x: Waveform) -> Iterator[Waveform]:
-    for start in range(0, len(x), CHUNK_SAMPLES):
-        yield stream.push(x[start : start + CHUNK_SAMPLES])
-    yield stream.finish()
 
 
 class ResampleStream:
@@ -116,7 +116,7 @@ class ResampleStream:
 
     def _advance(self, x: Waveform, *, last: bool) -> Waveform:
         if self._sinc is not None:
-            return self._sinc.finish() if last else self._sinc.push(x)
+            return self._sinc.push(x, last=last)
         if self._soxr is None:
             return x
         self._taken += len(x)

@@ -63,14 +63,13 @@ def frame_span(
 
 def ends_before(span: TimeSpan, frames: int, rate_hz: float, tolerance_s: float) -> SpanError:
     """Return the error for a file that is shorter than the span."""
-    end_s = frames / rate_hz
-    if span[1] is None or (span[0] or 0.0) >= end_s:
-        return _error(span, f"the file ends at {end_s:.3f} s")
-    return _error(
-        span,
-        f"the file ends at {end_s:.3f} s, {span[1] - end_s:.3f} s before the span; "
-        f"audio.span_tolerance_s, {tolerance_s:g} here, takes spans that end so much behind",
-    )
+    end_s, more = frames / rate_hz, ""
+    if span[1] is not None and (span[0] or 0.0) < end_s:
+        more = (
+            f", {span[1] - end_s:.3f} s before the span; audio.span_tolerance_s, {tolerance_s:g} "
+            "here, takes spans that end so much behind"
+        )
+    return _error(span, f"the file ends at {end_s:.3f} s{more}")
 
 
 def _error(span: TimeSpan, why: str) -> SpanError:

@@ -224,10 +224,16 @@ class Confinement:
     def options(self, uri: str) -> dict[str, Any]:
         """Return fsspec options for a uri; raise OutsideError unless it may be read."""
         self.check(uri)
-        place = Place.read_at(uri)
+        place, store = Place.read_at(uri), self._store
         if place.scheme == "file":
             return {}
-        options = dict(self._options) if self._is_own_store(place) else {}
+        options: dict[str, Any] = {}
+        if store is not None and store.scheme == place.scheme:
+            # Buckets of one service share endpoint and keys, if the job names them.
+            buckets = [root for root in self._allow if root.authority]
+            is_named = any(root.is_prefix_of(place) for root in buckets)
+            if store.authority == place.authority or (place.scheme in OBJECT_STORES and is_named):
+                options = dict(self._options)
         if place.scheme in PORTS:
             # The client checks redirects, and names whose address changes, when it connects.
             options.setdefault("get_client", self._client)
@@ -235,16 +241,6 @@ class Confinement:
             # The last link of the chain gets them, by the name of its protocol.
             return {uri.rpartition("::")[2].partition("://")[0]: options}
         return options
-
-    def _is_own_store(self, place: Place) -> bool:
-        store = self._store
-        if store is None or store.scheme != place.scheme:
-            return False
-        if store.authority == place.authority:
-            return True
-        # Buckets of one service share endpoint and keys, if the job names them.
-        buckets = [root for root in self._allow if root.authority]
-        return place.scheme in OBJECT_STORES and any(root.is_prefix_of(place) for root in buckets)
 
 
 def allow_hint(uris: Iterable[str]) -> str:

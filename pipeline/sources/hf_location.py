@@ -263,17 +263,17 @@ def dataset_folder(spec: HfSpec) -> str | None:
 
 def dataset_confinement(spec: HfSpec) -> Confinement:
     """Return the places that audio cells may name, which are the dataset's own."""
-    folder = dataset_folder(spec)
+    folder, store = dataset_folder(spec), None
     if folder is None:
-        hub = f"hf://datasets/{spec.uri}"
-        config = datasets.config
+        config, store = datasets.config, f"hf://datasets/{spec.uri}"
         caches = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE)
-        own = [hub, *(os.path.abspath(cache) for cache in caches)]
-        return Confinement(own, spec.allow, spec.storage_options, store=hub)
-    if is_local(folder):
-        return Confinement([folder], spec.allow, spec.storage_options)
-    store = Place.read_at(folder).store
-    return Confinement([folder, store], spec.allow, spec.storage_options, store=store)
+        own = [store, *(os.path.abspath(cache) for cache in caches)]
+    elif is_local(folder):
+        own = [folder]
+    else:
+        store = Place.read_at(folder).store
+        own = [folder, store]
+    return Confinement(own, spec.allow, spec.storage_options, store=store)
 
 
 @dataclass(frozen=True)

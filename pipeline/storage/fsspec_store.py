@@ -218,10 +218,10 @@ class MemoryBackend(FsspecBackend):
 
     def create(self, path: str, data: bytes) -> bool:
         with _memory_lock:
-            if self.exists(path):
-                return False
-            self.write(path, data)
-        return True
+            is_new = not self.exists(path)
+            if is_new:
+                self.write(path, data)
+            return is_new
 
     def replace(self, path: str, seen: bytes, data: bytes) -> bool:
         with _memory_lock:

@@ -53,12 +53,8 @@ _scratch = threading.local()
 
 @dataclass(frozen=True, repr=False)
 class Layout:
-    """A storage backend and a root: the output of one job, or a dataset somebody reads.
-
-    Args:
-        backend: Access to the store, credentials inside it.
-        root: Path within it, as the backend spells it (no protocol).
-        cache: Cache for parts of its files, which never change; None for no cache.
+    """A storage backend and a root, a path as the backend spells it: the output of one job, or a
+    dataset somebody reads. Parts of its files, which never change, may be cached.
 
     Invariants: `write_bytes` and `put_if_absent` show a reader the whole content or nothing, and of
     any number of racing `put_if_absent` calls for one path at most one returns True. The text form
@@ -199,7 +195,7 @@ class Layout:
 
     def list(self, rel: str) -> Names:
         """Return every finished file under a folder, sorted; empty where the folder is missing."""
-        return sorted(self.sizes(rel))
+        return sorted(self.entries(rel))
 
     def sizes(self, rel: str) -> dict[str, int]:
         """Return every finished file under a folder (or the file itself) with its bytes."""

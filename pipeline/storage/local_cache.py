@@ -110,12 +110,9 @@ class LocalCache:
                 self._give_up(error)
         return True
 
-    def _path(self, sha256: str, number: int) -> Path:
-        return self.folder / sha256[:2] / f"{sha256}-{number}"
-
     def _load(self, sha256: str, number: int, start: int, into: Bytes) -> bool:
         """Copy the bytes needed of a part; return False where it is missing or damaged."""
-        path, begin = self._path(sha256, number), number * PART_BYTES
+        path, begin = self.folder / sha256[:2] / f"{sha256}-{number}", number * PART_BYTES
         low, high = max(start, begin), min(start + len(into), begin + PART_BYTES)
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -139,7 +136,7 @@ class LocalCache:
         nbytes = HEAD_BYTES + len(part)
         if self._off or nbytes > self.max_bytes:
             return
-        path = self._path(sha256, number)
+        path = self.folder / sha256[:2] / f"{sha256}-{number}"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}{UNFINISHED}")
         try:
@@ -167,26 +164,20 @@ class LocalCache:
             except (OSError, ValueError):
                 used = sum(size for _, size, _ in self._files())
             if used + nbytes > self.max_bytes:
-                used = self._make_room(int(LEAVE * self.max_bytes) - nbytes)
+                files = sorted(self._files())
+                used = sum(size for _, size, _ in files)
+                for _, size, part in files:
+                    if used + nbytes <= int(LEAVE * self.max_bytes):
+                        break
+                    if part.suffix != UNFINISHED:
+                        part.unlink(missing_ok=True)
+                        used -= size
             if used + nbytes > self.max_bytes:
                 return False
             counted.write_text(str(used + nbytes))
             path.touch(mode=0o600, exist_ok=False)
             os.truncate(path, nbytes)
         return True
-
-    def _make_room(self, most: int) -> int:
-        """Remove parts until at most `most` bytes are left; return the bytes that are left."""
-        files = sorted(self._files())
-        used = sum(size for _, size, _ in files)
-        for _, size, path in files:
-            if used <= most:
-                break
-            if path.suffix == UNFINISHED:
-                continue
-            path.unlink(missing_ok=True)
-            used -= size
-        return used
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         """Yield when each part was used last, its bytes and its path."""
@@ -223,15 +214,15 @@ class LocalCache:
 def _checked(handle: int, low: int, high: int) -> Bytes | None:
     """Return bytes [low, high) of the content of a part; None where the part is damaged."""
     head = os.pread(handle, HEAD_BYTES, 0)
-    if len(head) < HEAD_BYTES or google_crc32c.value(head[:-4]) != int.from_bytes(
-        head[-4:], "little"
-    ):
+    if google_crc32c.value(head[:-4]) != int.from_bytes(head[-4:], "little"):
+        return None
+    if len(head) < HEAD_BYTES:
         return None
     mark, size, *crcs = HEAD.unpack(head[:-4])
-    first, last = low // PAGE_BYTES, -(-high // PAGE_BYTES)
-    begin, end = first * PAGE_BYTES, min(last * PAGE_BYTES, size)
     if mark != MARK or high > size:
         return None
+    first, last = low // PAGE_BYTES, -(-high // PAGE_BYTES)
+    begin, end = first * PAGE_BYTES, min(last * PAGE_BYTES, size)
     content = np.empty(end - begin, np.uint8)
     if os.preadv(handle, [content.data], HEAD_BYTES + begin) != len(content):
         return None

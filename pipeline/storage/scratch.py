@@ -32,12 +32,12 @@ MKDIR_TRIES = 100
 
 
 class OwnedFolder:
-    """A new folder that this process owns until `remove` or its end."""
+    """A new folder in the system's folder for temporary files, owned until `remove` or the end."""
 
-    def __init__(self, prefix: str = PREFIX, parent: str | None = None) -> None:
+    def __init__(self, parent: str | None = None) -> None:
         parent = parent or tempfile.gettempdir()
-        # Locked before it gets the name by which `abandoned` looks for folders.
-        hidden = tempfile.mkdtemp(prefix=f".{prefix}", dir=parent)
+        # Locked before it gets the name by which `sweep` looks for folders.
+        hidden = tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent)
         self._lock = os.open(os.path.join(hidden, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = os.path.join(parent, os.path.basename(hidden).removeprefix("."))
@@ -60,26 +60,19 @@ class OwnedFolder:
             self._lock = -1
 
 
-def abandoned(prefix: str = PREFIX, parent: str | None = None) -> Iterator[str]:
-    """Yield folders whose owners are gone, each locked by this process until the next."""
-    for folder in sorted(Path(parent or tempfile.gettempdir()).glob(f"{prefix}*")):
+def sweep(parent: str | None = None) -> None:
+    """Remove the folders that killed processes left in the system's folder, or in another."""
+    for folder in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             continue  # another user's, or being removed
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield str(folder)
-        except BlockingIOError:
-            continue
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
-
-
-def sweep(prefix: str = PREFIX, parent: str | None = None) -> None:
-    """Remove the folders that killed processes left."""
-    for folder in abandoned(prefix, parent):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 _own: OwnedFolder | None = None
