@@ -6,10 +6,9 @@ must be under a prefix in the job's `source.allow`. Addresses that are not publi
 if the job names their host. `storage_options` go to the source's own store and to no other host.
 See docs/security.md for what this does not protect against.
 
-A web server may redirect a request to any address, so each hop is checked. Public hosts are
-allowed, because files are often moved to content networks. Other hosts must be named by the job,
-with their path. The address is checked again when the socket is made, so that a name cannot change
-its address in between.
+A web server may redirect a request to any address, so each hop is checked. Hosts that are not
+public must be named by the job, with their path. The address is checked again when the socket is
+made, so that a name cannot change its address in between.
 """
 
 from __future__ import annotations
@@ -47,17 +46,11 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Place:
-    """The parts of a uri. In a prefix, an empty authority stands for every host.
+    """The parts of a uri. In a prefix, an empty authority stands for every host."""
 
-    Args:
-        scheme: Lower case; `file` for local paths.
-        authority: Bucket, or host and port.
-        path: Absolute. Keys of object stores are literal, paths of the web without escapes.
-    """
-
-    scheme: str
-    authority: str
-    path: str
+    scheme: str  # Lower case; `file` for local paths.
+    authority: str  # Bucket, or host and port.
+    path: str  # Absolute. Keys of object stores are literal, paths of the web without escapes.
 
     @classmethod
     def of(cls, uri: str) -> Place:
@@ -124,10 +117,8 @@ _is_named: ContextVar[bool] = ContextVar("is_named", default=False)
 
 @dataclass(frozen=True)
 class CheckedClient:
-    """Opens aiohttp sessions that check every hop; for `get_client` of fsspec.
-
-    Args:
-        named: Places of the web that the job names; their addresses need not be public.
+    """Opens aiohttp sessions that check every hop; for `get_client` of fsspec. The addresses of the
+    places of the web that the job names need not be public.
     """
 
     named: tuple[Place, ...]
@@ -156,6 +147,12 @@ class CheckedClient:
             _is_named.reset(token)
 
 
+def _is_global(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    inner = getattr(found, "ipv4_mapped", None)
+    return bool((inner or found).is_global) and not found.is_multicast
+
+
 def _checked_socket(address_info: Any) -> socket.socket:
     """Make a socket for a public address, or for the place of a request that the job names."""
     family, kind, protocol, _, address = address_info
@@ -172,12 +169,6 @@ def is_public(host: str) -> bool:
     except (OSError, UnicodeError):
         return True  # the connection will fail, or be judged by its address
     return all(_is_global(str(address[0])) for *_, address in found)
-
-
-def _is_global(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    inner = getattr(found, "ipv4_mapped", None)
-    return bool((inner or found).is_global) and not found.is_multicast
 
 
 class Confinement:

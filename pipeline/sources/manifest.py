@@ -39,8 +39,8 @@ FOREIGN_NAMES = (
     "audio_filepath audio_path path file filename file_name filepath file_path wav url".split()
 )
 # Names of the start of a span in other tables. Beside one of them, "duration" is the span's length.
-FOREIGN_STARTS = ("offset", "start_s", "start_time", "begin")
-FOREIGN_ENDS = ("end_s", "end_time", "stop")
+FOREIGN_STARTS = ["offset", "start_s", "start_time", "begin"]
+FOREIGN_ENDS = ["end_s", "end_time", "stop"]
 # Columns of a span in tables of NeMo.
 SPAN_ELSEWHERE = {"offset", "duration"}
 STAT_THREADS = 16
@@ -101,16 +101,16 @@ class ManifestSource:
         given_s = None
         if "duration" in (self._spec.columns or {}):
             given_s = self._seconds(row, cells, "duration")
-            if given_s is not None and given_s <= 0:
-                raise self._bad_row(row, f"expected a duration above 0 s, got {given_s:g}")
-            if start_s is not None and end_s is None and given_s is not None:
-                end_s = start_s + given_s
+        if given_s is not None and given_s <= 0:
+            raise self._bad_row(row, f"expected a duration above 0 s, got {given_s:g}")
+        if start_s is not None and end_s is None and given_s is not None:
+            end_s = start_s + given_s
         seconds, estimated = given_s, False
-        if not given_s:
+        if seconds is None:
             seconds, estimated = _expected(uri, stat, start_s, end_s)
-        given = cells.get("id")
-        if given is not None and str(given) != "":
-            row_id = redact_uris(str(given))
+        given_id = cells.get("id")
+        if given_id is not None and str(given_id) != "":
+            row_id = redact_uris(str(given_id))
         else:
             row_id = redact(base.as_text(str(cells["uri"])))
             if (start_s, end_s) != (None, None):
@@ -125,9 +125,7 @@ class ManifestSource:
             estimated=estimated,
             extra=extra,
             position=row,
-            etag=stat.get("etag"),
-            size=stat.get("size"),
-            mtime=stat.get("mtime"),
+            **stat,
         )
 
     def _seconds(self, row: int, cells: Mapping[str, Any], name: str) -> float | None:
@@ -345,17 +343,15 @@ def _expected(
 
 def _columns_hint(columns: Mapping[str, Cells]) -> str:
     """Return a `source.columns` for a table without uri, with the columns of its spans."""
-
-    def first(names: Sequence[str]) -> str | None:
-        return next((name for name in names if name in columns), None)
-
-    found = {"uri": first(FOREIGN_NAMES)}
-    if found["uri"] is None:
-        return ""
+    names = {"uri": FOREIGN_NAMES}
     if "start" not in columns:
-        found["start"] = first(FOREIGN_STARTS)
+        names["start"] = FOREIGN_STARTS
     if "end" not in columns:
-        found["end"] = first(FOREIGN_ENDS)
-        found["duration"] = None if found["end"] else first(("duration",))
+        has_end = any(name in columns for name in FOREIGN_ENDS)
+        names |= {"end": FOREIGN_ENDS} if has_end else {"duration": ["duration"]}
+    found = {
+        ours: next((name for name in theirs if name in columns), None)
+        for ours, theirs in names.items()
+    }
     named = ", ".join(f"{ours}: {theirs}" for ours, theirs in found.items() if theirs)
-    return f"; set source.columns to {{{named}}}"
+    return f"; set source.columns to {{{named}}}" if found["uri"] else ""

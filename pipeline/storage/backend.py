@@ -1,9 +1,8 @@
 """The contract of a store: objects by name, read, written, listed and removed. Kinds of URIs.
 
-`Layout` adds names below a root, retries and messages. A new kind of store is one subclass of
-`Backend`. It is listed in `layout.BACKENDS`, or comes with a package of its own, whose entry point
-in the group `earmill.stores` has the scheme of its URIs for its name.
-`tests/pipeline/test_backends.py` tests the contract, and has an example of such a package.
+A new kind of store is one subclass of `Backend`. It is listed in `layout.BACKENDS`, or comes with a
+package of its own, whose entry point in the group `earmill.stores` has the scheme of its URIs for
+its name. `tests/pipeline/test_backends.py` tests the contract, with an example of such a package.
 
     uri    = path | scheme://rest | chain
     chain  = wrapper://inner::uri | wrapper::uri      zip://a.wav::s3://bucket/a.zip

@@ -204,12 +204,13 @@ class FsspecBackend(Backend):
                 self.fs.rm_file(name)
 
     def upload(self, local: str, path: str) -> None:
-        by_protocol: dict[str, dict[str, int]] = {
-            "gs": {"chunksize": PART_BYTES},  # sent one after the other
-            "abfs": {"max_concurrency": PARTS_AT_ONCE},  # the client has parts of 4 MiB
-            "s3": {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE},
-        }
-        parts = next((by_protocol[name] for name in by_protocol if name in self.protocols), {})
+        parts: dict[str, int] = {}
+        if "gs" in self.protocols:  # sent one after the other
+            parts = {"chunksize": PART_BYTES}
+        elif "abfs" in self.protocols:  # the client has parts of 4 MiB
+            parts = {"max_concurrency": PARTS_AT_ONCE}
+        elif "s3" in self.protocols:
+            parts = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
         self.fs.put_file(local, path, **parts)
 
 
@@ -259,10 +260,8 @@ def _modified(info: Mapping[str, Any]) -> float | None:
         if isinstance(time, str):
             with suppress(ValueError):
                 time = datetime.fromisoformat(time)
-        if isinstance(time, datetime):
-            return time.timestamp()
-        if isinstance(time, int | float):
-            return float(time)
+        if isinstance(time, datetime | int | float):
+            return time.timestamp() if isinstance(time, datetime) else float(time)
     return None
 
 

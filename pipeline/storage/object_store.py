@@ -209,13 +209,17 @@ class ObjectBackend(Backend):
         except ValueError:  # obstore cannot name a key with an empty part, which others wrote
             return self._through_fsspec().list(path)
         metas = [meta for page in pages for meta in page]
-        found = {f"{self.bucket}/{meta['path']}": _entry(meta) for meta in metas}
+
+        def entry(meta: Any) -> Entry:
+            return Entry(meta["size"], meta["last_modified"].timestamp())
+
+        found = {f"{self.bucket}/{meta['path']}": entry(meta) for meta in metas}
         # An empty object `data/`, which consoles make for a folder, is listed as `data`.
         folders = {path, *(name.rpartition("/")[0] for name in found)}
         found = {name: each for name, each in found.items() if each.nbytes or name not in folders}
         if not found and path != self.bucket:
             with suppress(FileNotFoundError):
-                return {path: _entry(self._ask(path, lambda client, key: client.head(key)))}
+                return {path: entry(self._ask(path, lambda client, key: client.head(key)))}
         return found
 
     def delete(self, path: str) -> None:
@@ -447,27 +451,26 @@ class AzureBackend(ObjectBackend):
             name: self.options.get(name) or os.environ.get(f"AZURE_STORAGE_{name.upper()}")
             for name in sorted(self.words - CACHING - {"anon"})
         }
-        anon = self.options.get("anon", os.environ.get("AZURE_STORAGE_ANON"))
-        anon = str(anon).lower() not in ("none", "false", "0", "f", "")
+        anon = str(self.options.get("anon", os.environ.get("AZURE_STORAGE_ANON"))).lower()
         text = found.pop("connection_string") or ""
         if "UseDevelopmentStorage" in text:
             raise ValueError("a local emulator")
         parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
-        for name, part in CONNECTION.items():
-            found[name] = parts.get(part) or found[name]
+        found |= {name: parts.get(part) or found[name] for name, part in CONNECTION.items()}
         scheme = parts.get("DefaultEndpointsProtocol", "https")
         suffix = parts.get("EndpointSuffix", "core.windows.net")
         endpoint = f"{scheme}://{found['account_name']}.blob.{suffix}"
         has_keys = any(found[name] for name in ("account_key", "sas_token", "client_secret"))
+        is_anon = anon not in ("none", "false", "0", "f", "") and not has_keys
         tokens = None
-        if not (anon or has_keys):
+        if not (is_anon or has_keys):
             from obstore.auth.azure import AzureCredentialProvider
 
             tokens = AzureCredentialProvider()
         return {
             **{name: value for name, value in found.items() if value},
             "endpoint": parts.get("BlobEndpoint", endpoint).rstrip("/"),
-            "skip_signature": anon and not has_keys,
+            "skip_signature": is_anon,
             "credential_provider": tokens,
         }
 
@@ -475,10 +478,6 @@ class AzureBackend(ObjectBackend):
 def can_name(key: str) -> bool:
     """Return True if obstore takes a key: none with an empty part or one of dots."""
     return {"", ".", ".."}.isdisjoint(key.split("/"))
-
-
-def _entry(meta: Any) -> Entry:
-    return Entry(meta["size"], meta["last_modified"].timestamp())
 
 
 def from_obstore(path: str, error: Exception) -> Exception:
