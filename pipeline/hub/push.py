@@ -71,7 +71,18 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
     With `hashes`, every file is read and its sha256 compared; else sizes and small files only. An
     OutputError if there is no finished dataset, or `verify` refuses it.
     """
-    report = _whole(layout, hashes)
+
+    def whole(layout: Layout) -> Report:
+        report = verify(layout, hashes=hashes)
+        if report.problems:
+            more = f"; and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
+            raise OutputError(
+                f"{layout.url()}: expected a finished dataset that `earmill verify` finds whole, "
+                f"got: {report.problems[0]}{more}"
+            )
+        return report
+
+    report = whole(layout)
     dataset, current = read_dataset(layout), read_current(layout)
     if dataset is None or current is None:
         raise OutputError(
@@ -79,21 +90,9 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
             "`earmill extract` with --resume, which closes it"
         )
     for name in read_snapshot(layout, current).additions:
-        _whole(layout.below(addition_path(name)), hashes)
+        whole(layout.below(addition_path(name)))
     files = {file.path: file for file in _files(layout, current)}
     return Contents(dataset, current.entry, files, report)
-
-
-def _whole(layout: Layout, hashes: bool) -> Report:
-    """Return the report of `verify`; OutputError if it names a problem."""
-    report = verify(layout, hashes=hashes)
-    if report.problems:
-        more = f"; and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
-        raise OutputError(
-            f"{layout.url()}: expected a finished dataset that `earmill verify` finds whole, got: "
-            f"{report.problems[0]}{more}"
-        )
-    return report
 
 
 def _files(layout: Layout, current: Current) -> Iterator[OutFile]:
@@ -143,13 +142,13 @@ class Progress:
     bytes_sent: int = 0
 
     def after(self, files: Sequence[OutFile], *, sent: bool) -> Progress:
-        nbytes = sum(file.bytes for file in files)
+        count, nbytes = len(files), sum(file.bytes for file in files)
         return replace(
             self,
-            files=self.files + len(files),
+            files=self.files + count,
             bytes=self.bytes + nbytes,
-            files_sent=self.files_sent + (len(files) if sent else 0),
-            bytes_sent=self.bytes_sent + (nbytes if sent else 0),
+            files_sent=self.files_sent + sent * count,
+            bytes_sent=self.bytes_sent + sent * nbytes,
         )
 
 
@@ -277,11 +276,28 @@ def _groups(files: Sequence[OutFile]) -> Iterator[list[OutFile]]:
 
 def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[CommitOperationAdd]:
     """Upload a group; small text files are part of the commit and are kept in memory."""
+
+    def local(file: OutFile) -> Path:
+        """Return the path of a local copy of a file; CommitError if its content changed."""
+        place = Path(layout.inside(file.path)) if layout.is_local else Path(folder) / file.path
+        if not layout.is_local:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with layout.open_file(file.path) as source, place.open("wb") as copy:
+                shutil.copyfileobj(source, copy)
+        with place.open("rb") as stream:
+            got = sha256_of(stream)
+        if got != file.sha256:
+            raise CommitError(
+                f"{file.path}: content changed (sha256 {got[:12]}, expected {file.sha256[:12]}); "
+                "nothing was committed: see `earmill verify`, and repair it with --resume --repair"
+            )
+        return place
+
     with (
-        tempfile.TemporaryDirectory(prefix="push-", dir=own_folder()) as name,
+        tempfile.TemporaryDirectory(prefix="push-", dir=own_folder()) as folder,
         Threads(READ_THREADS) as pool,
     ):
-        places = list(pool.map(lambda file: _local(layout, file, Path(name)), group))
+        places = list(pool.map(local, group))
         additions = [
             CommitOperationAdd(file.path, str(place))
             for file, place in zip(group, places, strict=True)
@@ -295,22 +311,3 @@ def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[Com
             if addition.path_or_fileobj != b"":
                 addition.path_or_fileobj = place.read_bytes()
     return additions
-
-
-def _local(layout: Layout, file: OutFile, folder: Path) -> Path:
-    """Return the path of a local copy of a file; CommitError if its content changed."""
-    if layout.is_local:
-        place = Path(layout.inside(file.path))
-    else:
-        place = folder / file.path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with layout.open_file(file.path) as source, place.open("wb") as copy:
-            shutil.copyfileobj(source, copy)
-    with place.open("rb") as stream:
-        got = sha256_of(stream)
-    if got != file.sha256:
-        raise CommitError(
-            f"{file.path}: content changed (sha256 {got[:12]}, expected {file.sha256[:12]}); "
-            "nothing was committed: see `earmill verify`, and repair it with --resume --repair"
-        )
-    return place

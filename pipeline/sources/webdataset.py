@@ -42,7 +42,7 @@ from earmill.pipeline.common.untrusted import (
     tar_members,
 )
 from earmill.pipeline.sources import base, fetch
-from earmill.pipeline.sources.base import Fetched, Item, Scalar
+from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import Blob, Range, RangedFile
 from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden, most_first
@@ -170,26 +170,21 @@ class Samples:
             with _content(tar, member) as stream:
                 content = stream.read()
             try:
-                columns = _columns(suffix, content.decode("utf-8"))
+                # A JSON mapping has several columns, other members one named by their suffix.
+                text = content.decode("utf-8")
+                cell = loads_json(text) if suffix == "json" else text
+                if suffix == "cls":
+                    cell = int(text) if INTEGER.fullmatch(text.strip()) else text.strip()
+                cells = cell if isinstance(cell, dict) else {suffix: cell}
+                columns = {public_value(k): public_value(scalar(v)) for k, v in cells.items()}
             except ValueError as error:
                 sample.problem = f"its .{suffix} cannot be read: {one_line(error)}"
                 return
             if twice := sorted(columns.keys() & sample.columns.keys()):
-                text = f"two of its members have a column {twice[0]!r}; rename one of them"
-                sample.problem = text
+                sample.problem = (
+                    f"two of its members have a column {twice[0]!r}; rename one of them"
+                )
             sample.columns |= columns
-
-
-def _columns(suffix: str, text: str) -> dict[str, Scalar]:
-    """Return the columns of a member: of a JSON mapping, else one named by the suffix."""
-    if suffix == "json":
-        found = loads_json(text)
-        cells = found if isinstance(found, dict) else {suffix: found}
-    elif suffix == "cls" and INTEGER.fullmatch(text.strip()):
-        cells = {suffix: int(text)}
-    else:
-        cells = {suffix: text.strip() if suffix == "cls" else text}
-    return {public_value(name): public_value(scalar(cell)) for name, cell in cells.items()}
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:

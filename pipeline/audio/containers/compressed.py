@@ -78,8 +78,9 @@ def _vint(raw: bytes) -> tuple[int | None, int]:
     if not raw or raw[0] == 0:
         return 0, 1
     width = 9 - raw[0].bit_length()
-    value = uint(raw[:width], "big") & ((1 << (7 * width)) - 1)
-    return (None if value == (1 << (7 * width)) - 1 else value), width
+    unknown = (1 << (7 * width)) - 1
+    value = uint(raw[:width], "big") & unknown
+    return (None if value == unknown else value), width
 
 
 def probe_asf(stream: BinaryIO, nbytes: int) -> Probe:

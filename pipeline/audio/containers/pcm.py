@@ -71,10 +71,10 @@ NO_SIZE = 1 << 62
 
 @dataclass(frozen=True)
 class SampleForm:
-    """The form of samples by a header."""
+    """The form of samples by a header: bytes of one sample of every channel, if they are fixed, and
+    the form in which samples can be read without their header, or the name of their codec."""
 
-    frame_bytes: int | None = None  # Bytes of one sample of every channel, if they are fixed.
-    # Form in which the samples can be read without their header, or the name of their codec.
+    frame_bytes: int | None = None
     bare: BareSamples | None = None
     codec: str | None = None
 
@@ -441,16 +441,13 @@ def probe_nist(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     size = int(second) if second.isdigit() else 0
     header = read_at(stream, 0, min(size, NIST_MAX_HEADER))
     fields = dict(NIST_FIELD.findall(header.partition(b"end_head")[0]))
-
-    def number(name: bytes, default: int) -> int:
-        return int(fields[name]) if fields.get(name, b"").isdigit() else default
-
-    frames = number(b"sample_count", 0)
+    numbers = {name: int(text) for name, text in fields.items() if text.isdigit()}
+    frames = numbers.get(b"sample_count", 0)
     if not NIST_PLAIN.match(fields.get(b"sample_coding", b"")):
         return Probe("nist")
     if not frames:
         return Probe("nist", header_size="unknown")
-    frame_bytes = max(1, number(b"channel_count", 1) * number(b"sample_n_bytes", 2))
-    stated = StatedSize("nist", size, frames * frame_bytes, SampleForm(frame_bytes))
-    found = stated.compared(stream, nbytes, behind=behind)
-    return replace(found, declared_frames=frames)
+    width = numbers.get(b"channel_count", 1) * numbers.get(b"sample_n_bytes", 2)
+    samples = SampleForm(max(1, width))
+    stated = StatedSize("nist", size, frames * max(1, width), samples)
+    return replace(stated.compared(stream, nbytes, behind=behind), declared_frames=frames)
