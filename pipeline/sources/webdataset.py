@@ -18,7 +18,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import groupby, islice
 from operator import itemgetter
@@ -70,8 +70,8 @@ PATTERN = "{*?["
 
 # Returns the duration of an audio member by suffix, stream and bytes, and True if it is estimated.
 Seconds = Callable[[str, BinaryIO, int], tuple[float, bool]]
-# The fields of every row of a tar, and what was skipped.
-TarListing = tuple[list[dict[str, Any]], Counter[str]]
+# The rows of a tar without their positions, and what was skipped.
+TarListing = tuple[list[Item], Counter[str]]
 
 
 @dataclass(slots=True)
@@ -300,9 +300,8 @@ class WebDatasetSource:
         listed = fetch.ahead(lambda tar: self._rows(tar, seconds), self._tars, LISTING_THREADS)
         for rows, skipped in listed:
             self._skipped += skipped
-            for item in rows:
-                yield Item(**item, position=position)
-                position += 1
+            yield from (replace(row, position=at) for at, row in enumerate(rows, position))
+            position += len(rows)
         if not position:
             raise SourceError(f"source {self._section.uri}: no samples in {len(self._tars)} tars")
 
@@ -311,27 +310,27 @@ class WebDatasetSource:
 
         def read() -> TarListing:
             stat = base.stat_fields(self._fs.info(tar))
-            raw_keys, rows = [], []
             with _opened(*base.object_of(uri, self._section.storage_options)) as stream:
                 samples = Samples(stream, uri, self._section.extensions, seconds)
-                for sample in samples:
-                    member, place = sample.chosen(self._section.audio), Place(uri, sample.key)
-                    if member is not None:
-                        end = member.offset_data + member.size
-                        place = Place(uri, sample.key, member.offset, end)
-                    row = {
-                        "uri": place.uri(),
-                        "size": None if member is None else member.size,
-                        "seconds": sample.seconds,
-                        "estimated": sample.estimated,
-                        "extra": sample.columns,
-                        "etag": stat["etag"],
-                        "mtime": stat["mtime"],
-                    }
-                    raw_keys.append(sample.raw_key)
-                    rows.append(row)
-            for row, row_name in zip(rows, base.row_names(raw_keys), strict=True):
-                row["row_id"] = f"{name}/{row_name}"
+                found = [(sample, sample.chosen(self._section.audio)) for sample in samples]
+            names = base.row_names([sample.raw_key for sample, _ in found])
+            rows = []
+            for row_name, (sample, member) in zip(names, found, strict=True):
+                place, size = Place(uri, sample.key), None
+                if member is not None:
+                    size = member.size
+                    place = Place(uri, sample.key, member.offset, member.offset_data + size)
+                row = Item(
+                    row_id=f"{name}/{row_name}",
+                    uri=place.uri(),
+                    size=size,
+                    seconds=sample.seconds,
+                    estimated=sample.estimated,
+                    extra=sample.columns,
+                    etag=stat["etag"],
+                    mtime=stat["mtime"],
+                )
+                rows.append(row)
             return rows, samples.skipped
 
         with base.source_errors(uri):

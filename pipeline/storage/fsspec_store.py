@@ -246,11 +246,11 @@ class S3fsBackend(FsspecBackend):
         except FileNotFoundError:
             return False
         except Exception as error:  # botocore is no OSError
-            if http_status(error) == 412:
-                return False
-            if http_status(error) != 501:  # this store knows no such condition
+            status = http_status(error)
+            if status not in (412, 501):
                 raise
-            return super().replace(path, seen, data)
+            # 501: this store knows no such condition.
+            return status == 501 and super().replace(path, seen, data)
         return True
 
 
