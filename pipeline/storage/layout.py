@@ -307,27 +307,36 @@ class StoredFile:
     def read(self, start: int, length: int, *, passing: bool = False) -> Bytes:
         """Return bytes [start, start + length); a CommitError if the file is missing or ends
         before. With `passing`, this thread's next call may overwrite the memory."""
+
+        def fetched(start: int, length: int) -> Bytes:
+            return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)
+
+        def short(why: str) -> errors.CommitError:
+            return errors.CommitError(
+                f"{self.layout.url(self.rel)}: expected {length} bytes from byte {start} on, the "
+                f"file {why}; it is damaged: run `earmill verify`"
+            )
+
         if not 0 <= start <= start + length <= self.nbytes:
-            raise self._short(start, length, f"was committed with {self.nbytes} bytes")
-        try:
+            raise short(f"was committed with {self.nbytes} bytes")
+        cache = self.layout.cache
+        try:  # where the file ends before, fewer bytes come
             if self.layout.is_local:
                 found = self._local(start, length, passing)
-            elif self.layout.cache is None:
-                found = self._fetched(start, length)
+            elif cache is None:
+                found = fetched(start, length)
             else:
-                cache = self.layout.cache
-                found = cache.read(self._sha256, self.nbytes, start, length, self._fetched)
+                found = cache.read(self._sha256, self.nbytes, start, length, fetched)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise errors.CommitError(
                 f"{self.layout.url(self.rel)} is missing although it is committed; run "
                 "`earmill verify`"
             ) from error
         except errors.NotRegularError as error:
-            raise errors.CommitError(
-                f"{error}; put the file back, or run `earmill verify`"
-            ) from error
+            text = f"{error}; put the file back, or run `earmill verify`"
+            raise errors.CommitError(text) from error
         if len(found) != length:
-            raise self._short(start, length, f"ends after {start + len(found)}")
+            raise short(f"ends after {start + len(found)}")
         return found
 
     def parts(self, bounds: Sequence[int]) -> Iterator[Bytes]:
@@ -357,13 +366,3 @@ class StoredFile:
         finally:
             os.close(handle)
         return into[:done]
-
-    def _fetched(self, start: int, length: int) -> Bytes:
-        """Return bytes of the remote file, fewer where it ends before."""
-        return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)
-
-    def _short(self, start: int, length: int, why: str) -> errors.CommitError:
-        return errors.CommitError(
-            f"{self.layout.url(self.rel)}: expected {length} bytes from byte {start} on, the file "
-            f"{why}; it is damaged: run `earmill verify`"
-        )

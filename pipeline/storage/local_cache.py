@@ -203,12 +203,9 @@ class LocalCache:
         with self._giving_up:
             told, self._off = self._off, True
         if not told:
-            warnings.warn(
-                f"the local cache at {self.folder} is not used any more: {error}; features are "
-                "fetched from their store",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            text = f"the local cache at {self.folder} is not used any more: {error}"
+            text += "; features are fetched from their store"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _checked(handle: int, low: int, high: int) -> Bytes | None:

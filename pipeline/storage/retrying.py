@@ -5,8 +5,8 @@ never answered is asked `SILENT_TRIES` times, because its address is more likely
 is not asked twice. A call that still fails raises a `StorageError` with the call, the file and the
 reason in one line. FileNotFoundError and FileExistsError are answers and pass as they are.
 
-Clients raise their own root classes (botocore's and aiohttp's are no OSError), so a failure of the
-store is recognised by the package of its class. A defect of this program passes as it is.
+Clients raise their own root classes, so a failure of the store is recognised by the package of its
+class. A defect of this program passes as it is.
 """
 
 from __future__ import annotations
@@ -71,16 +71,31 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
     def decorate(method: Method[P, R]) -> Method[P, R]:
         @wraps(method)
         def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            me = object()
+            me, silent = object(), 0
+
+            def worth_it(error: Exception) -> bool:
+                nonlocal silent
+                status = http_status(error)
+                silent += status is None and self.backend not in _answered
+                is_outage = classify(error) is ErrorKind.OUTAGE
+                # 409: two writers use one name; the other one needs milliseconds.
+                return status == 409 or (is_outage and silent < SILENT_TRIES)
+
             _under_way[me] = time.monotonic()
             try:
-                return _retried(self, lambda: method(self, *args, **kwargs))
-            except (errors.EarmillError, FileNotFoundError, FileExistsError):
-                raise
+                if self.is_local:
+                    return method(self, *args, **kwargs)
+                policy = RETRIES if in_a_job() else BRIEF
+                found = policy.run(lambda: method(self, *args, **kwargs), worth_it)
+                _answered.add(self.backend)
+                return found
             except Exception as error:
-                is_outage = classify(error) is ErrorKind.OUTAGE and not isinstance(
-                    error, MemoryError | ImportError
-                )
+                is_outage = classify(error) is ErrorKind.OUTAGE
+                if not self.is_local:
+                    (_answered.discard if is_outage else _answered.add)(self.backend)
+                if isinstance(error, errors.EarmillError | FileNotFoundError | FileExistsError):
+                    raise
+                is_outage = is_outage and not isinstance(error, MemoryError | ImportError)
                 if not (isinstance(error, OSError) or http_status(error) is not None or is_outage):
                     raise
                 where = self.url() if path_at is None else self.url(str(args[path_at]))
@@ -91,30 +106,6 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
         return call
 
     return decorate
-
-
-def _retried(layout: Any, work: Callable[[], R]) -> R:
-    if layout.is_local:
-        return work()
-    silent = 0
-
-    def worth_it(error: Exception) -> bool:
-        nonlocal silent
-        status = http_status(error)
-        silent += status is None and layout.backend not in _answered
-        # 409: two writers use one name; the other one needs milliseconds.
-        return status == 409 or (classify(error) is ErrorKind.OUTAGE and silent < SILENT_TRIES)
-
-    try:
-        found = (RETRIES if in_a_job() else BRIEF).run(work, worth_it)
-    except Exception as error:
-        if classify(error) is ErrorKind.OUTAGE:
-            _answered.discard(layout.backend)
-        else:
-            _answered.add(layout.backend)
-        raise
-    _answered.add(layout.backend)
-    return found
 
 
 def storage_error(what: str, error: BaseException) -> errors.StorageError:
