@@ -54,12 +54,13 @@ class AudioFacts:
     frames: int  # Samples per channel of the span.
     seconds: float  # Duration of the span.
     nbytes: int  # Bytes of the whole file.
-    bytes_sha256: str  # Of the whole file; empty if only a part of the file is read.
-    pcm_sha256: str  # Of the span before mixing: float32 little-endian, interleaved channels.
+    bytes_sha256: str  # Checksum of the whole file; empty if only a part of the file is read.
+    # Checksum of the span before mixing: float32 little-endian, interleaved channels.
+    pcm_sha256: str
     decoder: str  # Library that decoded.
     decoder_version: str
-    # `ignored` if the header's size of the samples cannot be right and all samples were read,
-    # `unknown` if the header states that it does not know the size, else None.
+    # Is `ignored` if the header's size of the samples cannot be right and all samples were read.
+    # Is `unknown` if the header states that it does not know the size.
     header_size: str | None = None
     unterminated: bool | None = None  # The stream lacks its end mark; None if it needs none.
     span_short_s: float | None = None  # Seconds by which the file ended before the span.
@@ -68,8 +69,7 @@ class AudioFacts:
 class Blocks(ABC):
     """Blocks of one span, read once, decoded in this process or in another.
 
-    `channel_ids` are the channels of a block, see `channels.channel_ids`. `facts` are complete
-    after the last block.
+    For the channels of a block see `channels.channel_ids`. Facts are complete after the last block.
     """
 
     rate_hz: int
@@ -101,10 +101,10 @@ class BlockReader(Blocks):
     Damage may show only after good blocks. The results of these blocks are then invalid. A RowError
     says that the stream cannot be decoded; its subclass names the reason.
 
-    The caller closes the seekable stream; `uri` names it in messages. `digest` is its sha256; if it
-    is None, it is the result of the stream's method `digest()`, else computed. The span is from
-    `start_s` to `end_s`; None is the beginning or end. Blocks also contain `margins_s` whole
-    seconds before and after the span, within the file; `facts` are about the span alone.
+    The caller closes the seekable stream; `uri` names it in messages. Without `digest`, its sha256
+    is the result of the stream's method `digest()`, or is computed. The span is from `start_s` to
+    `end_s`; None is the beginning or end. Blocks also contain `margins_s` whole seconds before and
+    after the span, within the file. The facts are about the span alone.
     """
 
     def __init__(

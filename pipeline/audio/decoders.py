@@ -90,7 +90,7 @@ class DecoderInput:
 
     def read(self, size: int = -1) -> bytes:
         self._reads_left -= 1
-        if self._bounded and min(self._reads_left + 1, self._bytes_left) <= 0:
+        if self._bounded and (self._reads_left < 0 or self._bytes_left <= 0):
             return b""
         try:
             chunk = self._stream.read(size)

@@ -185,7 +185,8 @@ def push(
     """Upload the missing files and commit them; `contents` are by `contents_of`.
 
     A repository that does not exist is made, with the account's default visibility if `private` is
-    None. `replace_other` replaces another dataset in it. `on_progress` is called after each group.
+    None. With `replace_other`, another dataset in it is replaced. After each group, `on_progress`
+    is called.
 
     Raises:
         HubError: The hub refuses or does not answer, or the repository has changed meanwhile.

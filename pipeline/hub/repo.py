@@ -152,8 +152,10 @@ class HubRepo:
         parent: str,
         proof: tuple[str, str],
     ) -> str:
-        """Make one commit on top of `parent`, and return its id. `proof`, a path and git's hash of
-        its content, identifies this commit if the hub made it and its answer was lost.
+        """Make one commit on top of `parent`, and return its id.
+
+        The proof is a path and git's hash of its content. They identify this commit if the hub made
+        it and its answer was lost.
         """
         deletions = [CommitOperationDelete(path, is_folder=False) for path in removed]
         for attempt in range(COMMIT_TRIES):

@@ -128,8 +128,8 @@ def may_go_on(fs: Any) -> bool:
 class RangedFile(SeekableFile):
     """A file that is read in blocks by range requests, only where it is used.
 
-    After a small gap, reading on costs less than another request, so the blocks are long. `size` is
-    the file's, or the end of the part that is used; `block_bytes` are fetched after a jump.
+    After a small gap, reading on costs less than another request, so the blocks are long. The size
+    may be the end of the part that is used. After a jump, a block has `block_bytes`.
     """
 
     def __init__(self, fs: Any, path: str, size: int, block_bytes: int) -> None:

@@ -58,8 +58,11 @@ def local_path(uri: str) -> str | None:
 
 
 class ObjectStoreError(OSError):
-    """An answer of a store that refuses a request: its HTTP status, None where the answer could not
-    be understood, and the store's own word, such as `SlowDown`, if it has one."""
+    """An answer of a store that refuses a request.
+
+    The HTTP status is None where the answer could not be understood. The error code is the store's
+    own word, such as `SlowDown`, if it has one.
+    """
 
     def __init__(self, message: str, status: int | None, error_code: str | None) -> None:
         super().__init__(message)

@@ -483,7 +483,7 @@ def can_name(key: str) -> bool:
 def from_obstore(path: str, error: Exception) -> Exception:
     """Return an error of obstore as one that `classify` and `http_status` understand.
 
-    obstore keeps status and code in a text of forty lines that also holds the URL, and with it the
+    The status and the code are in a text of forty lines. It also holds the URL, and with it the
     signature of an Azure token: only status, code and the store's message are taken over.
     """
     text = str(error)

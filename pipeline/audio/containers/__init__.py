@@ -1,8 +1,9 @@
 """Bookkeeping of containers, which their decoders do not report.
 
-libsndfile shortens most cut files silently, believes sizes that cannot be right, and reads only the
-first link of a chained Ogg. It guesses the length of an MP3 that has no frame count. `probe` reads
-the container's own bookkeeping, one module for each family, and never decodes a sample.
+The library libsndfile shortens most cut files silently, believes sizes that cannot be right, and
+reads only the first link of a chained Ogg. It guesses the length of an MP3 that has no frame count.
+The function `probe` reads the container's own bookkeeping, one module for each family, and never
+decodes a sample.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def probe(
 ) -> Probe:
     """Read the container's bookkeeping behind the tags in front; the stream position is lost.
 
-    `header_only` reads nothing that needs a walk over the file. `behind` looks at the bytes behind
-    the samples as well.
+    With `header_only`, nothing is read that needs a walk over the file. With `behind`, the bytes
+    behind the samples are looked at as well.
     """
     start = skip_tags(stream)
     if start >= nbytes:

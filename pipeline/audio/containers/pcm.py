@@ -71,8 +71,11 @@ NO_SIZE = 1 << 62
 
 @dataclass(frozen=True)
 class SampleForm:
-    """The form of samples by a header: bytes of one sample of every channel, if they are fixed, and
-    the form in which samples can be read without their header, or the name of their codec."""
+    """The form of samples by a header.
+
+    Bytes of one sample of every channel are known if they are fixed. Samples can be read without
+    their header, in the form `bare`, or the codec has a name.
+    """
 
     frame_bytes: int | None = None
     bare: BareSamples | None = None
