@@ -78,8 +78,8 @@ TarListing = tuple[list[Item], Counter[str]]
 class Sample:
     """A sample as the headers describe it; `raw_key` is the common name of its members in the tar.
 
-    The first audio member has the duration `seconds`. It may be estimated from its bytes. The problem
-    says why the sample cannot be processed.
+    The first audio member has the duration `seconds`. It may be estimated from its bytes. The
+    problem says why the sample cannot be processed.
     """
 
     raw_key: str
