@@ -12,13 +12,13 @@ import hashlib
 import io
 import os
 import stat
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from earmill.pipeline.common.errors import NotRegularError
 
 
 class SeekableFile(io.RawIOBase):
-    """Base class of read-only seekable files; `readinto` of a subclass reads at `_at`."""
+    """Base class of read-only seekable files; a subclass has `read` or `readinto`, at `_at`."""
 
     def __init__(self, size: int) -> None:
         self._size, self._at = size, 0
@@ -34,8 +34,14 @@ class SeekableFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
+        self._at = max(0, base + offset)
         return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view)) or b""
+        view[: len(data)] = data
+        return len(data)
 
 
 def sha256_of(stream: BinaryIO) -> str:

@@ -60,7 +60,6 @@ from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.planning.speeds import keep_job
-from earmill.pipeline.sources.listing_cache import ListingCache
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import built_models
 from earmill.pipeline.storage.documents import read_table
@@ -309,7 +308,6 @@ class _Run:
             )
             if self.stored is None and lock is not None:
                 opens.check(layout)
-                ListingCache(layout).forget()
         return job, lease
 
     def _make_plan(self, stored: DatasetFile | None) -> Plan:
@@ -321,7 +319,7 @@ class _Run:
         def progress(rows: int) -> None:
             self.tell(f"listing the source: {rows:,} rows so far")
 
-        plan = make_plan(self.source, self.spec, progress, ListingCache(self.layout))
+        plan = make_plan(self.source, self.spec, progress)
         for note in plan.notes:
             self.sink(events.Note(note))
         return plan

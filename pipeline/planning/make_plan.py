@@ -29,7 +29,6 @@ from earmill.pipeline.planning.shards import (
     typed_columns,
 )
 from earmill.pipeline.sources.base import Item, Source, as_text
-from earmill.pipeline.sources.listing_cache import ListingCache
 from earmill.pipeline.spec.spans import SPAN_ID
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ def make_plan(
     source: Source,
     spec: JobSpec,
     progress: Callable[[int], None] = lambda rows: None,
-    kept: ListingCache | None = None,
 ) -> Plan:
     """List a source and cut it into shards.
 
@@ -55,13 +53,9 @@ def make_plan(
         source: The source.
         spec: The job.
         progress: Called every `PROGRESS_S` seconds with the number of rows listed so far.
-        kept: Results of an earlier listing that was interrupted, for slow sources.
     Raises:
         SourceError: Row ids are not unique, or there are no rows.
     """
-    keep = getattr(source, "keep", None)
-    if keep is not None and kept is not None:
-        keep(kept)
     listing = _Listing(source, spec, progress)
     listing.add_all(listing.look(check_text(source.items())))
     plan = listing.plan()

@@ -372,7 +372,7 @@ def test_a_program_that_fails_over_a_row_costs_that_row(
             raise error("what was not thought of")
         return real(uri, options)
 
-    monkeypatch.setattr(fetch, "object_of", failing)
+    monkeypatch.setattr("earmill.pipeline.sources.base.object_of", failing)
     source = files(tmp_path)
     items: list[Item] = list(source.items())
     bad, good = contents(source, items)
