@@ -59,9 +59,6 @@ def _wanted(module: str) -> str:
 
     package = module.partition(".")[0]
     wanted = canonicalize_name(DISTRIBUTIONS.get(package, package))
-    # The distribution of opentelemetry.sdk is opentelemetry-sdk.
-    parts = module.split(".")
-    names = {wanted} | {canonicalize_name("-".join(parts[: k + 1])) for k in range(1, len(parts))}
     extras = []
     try:
         requirements = metadata.requires(OURS) or []
@@ -70,7 +67,7 @@ def _wanted(module: str) -> str:
     for line in requirements:
         requirement, _, marker = (part.strip() for part in line.partition(";"))
         found = _NAME.match(requirement)
-        if found is None or canonicalize_name(found[0]) not in names:
+        if found is None or canonicalize_name(found[0]) != wanted:
             continue
         extra = _EXTRA.search(marker)
         if extra is None:

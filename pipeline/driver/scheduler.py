@@ -288,10 +288,7 @@ class Scheduler:
         """Emit an event for telemetry, and one for each quarantined row that the worker names."""
         shard_id, index = call.payload.work.shard_id, call.slot.index
         notes = outcome.notes if isinstance(outcome, Outcome) else None
-        ended_s = time.time()
-        began_s = ended_s - (self._clock() - call.head_since)
-        attempt = (shard_id, index, began_s, ended_s, outcome.message, notes)
-        self._observe(events.ShardAttempt(*attempt))
+        self._observe(events.ShardAttempt(shard_id, index, outcome.message, notes))
         for row in notes.bad if notes is not None and notes.won else ():
             bad = (row.row_id, row.stage, row.error_class, row.message)
             self._sink(events.RowQuarantined(shard_id, *bad, index))

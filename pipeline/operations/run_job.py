@@ -10,11 +10,10 @@ quarantine than the job allows, and 1 if shards are missing.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
 from earmill.pipeline.common.retries import patient
@@ -29,7 +28,6 @@ from earmill.pipeline.dataset.snapshot import STATUS_BAD, current_index, read_cu
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import executor_of
-from earmill.pipeline.driver.placement import gpu_seats
 from earmill.pipeline.driver.shard_ledger import Committed, Result
 from earmill.pipeline.driver.sharing import (
     ShardClaims,
@@ -53,7 +51,6 @@ from earmill.pipeline.operations.retry import Chooser
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
-from earmill.pipeline.planning.speeds import keep_job
 from earmill.pipeline.sources.listing_cache import ListingCache
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import built_models
@@ -220,7 +217,6 @@ class _Run:
     observe: events.Sink
     stop: StopRequest
     make_runner: RunnerFactory
-    began_s: float = field(default_factory=time.monotonic)
 
     def tell(self, text: str) -> None:
         """Emit that a step begins."""
@@ -322,21 +318,15 @@ class _Run:
 
     def _work(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> Result:
         """Process the pending shards with workers; the stack stops the workers."""
-        run, executor = self.spec.run, self.executor
         self.tell("starting the workers")
         # A run that replaces commits shares no shards.
         supply = None if self.again is not None else self._supply(stack, job, lease)
         stack.callback(_clear, job)
-        session = stack.enter_context(executor.session(run, self.tell))
+        session = stack.enter_context(self.executor.session(self.spec.run, self.tell))
         scheduler = scheduler_of(
             job, session, self.sink, self.observe, self.stop, lease, self.make_runner, supply
         )
-        result = scheduler.run()
-        if session.is_here and not gpu_seats(session.nodes(), run):
-            start_s = time.monotonic() - self.began_s - result.worked_s
-            # After the index is written, which need not wait for a hash of the models' sources.
-            stack.callback(keep_job, self.spec, result.seconds, result.cpu_s, start_s)
-        return result
+        return scheduler.run()
 
     def _supply(
         self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None

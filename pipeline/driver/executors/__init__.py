@@ -70,10 +70,6 @@ class Workers(Protocol):
 class Session(Protocol):
     """An executor at work."""
 
-    @property
-    def is_here(self) -> bool:
-        """True if its only machine is this one."""
-
     def nodes(self) -> list[Node]:
         """Return the machines at the start."""
 

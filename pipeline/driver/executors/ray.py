@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -354,14 +354,9 @@ class RaySession:
     """Ray's nodes and actors."""
 
     def __init__(self, nodes: list[Node]) -> None:
-        self._nodes, self._here = nodes, _this_node()
+        self._nodes = nodes
         self._watch = ClusterWatch(_look)
         self.check = self._watch.check
-
-    @property
-    def is_here(self) -> bool:
-        nodes: Sequence[Node] = self._nodes if self._watch.seen is None else self._watch.seen.nodes
-        return [node.node_id for node in nodes] == [self._here]
 
     def seen(self) -> ClusterView | None:
         return self._watch.seen
