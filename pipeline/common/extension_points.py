@@ -1,8 +1,7 @@
 """Sources and formats of installed distributions, found as Python entry points.
 
-A group (`earmill.sources`, `earmill.formats`) is listed from the metadata of the environment, which
-imports nothing. Built-in names and names of other distributions are found in the same way. A name
-that two distributions claim is an error. A name that cannot be imported fails when it is loaded.
+A group is listed from the metadata of the environment, which imports nothing. A name that two
+distributions claim is an error. A name that cannot be imported fails when it is loaded.
 """
 
 from __future__ import annotations

@@ -44,26 +44,17 @@ def cores(cpu_max: Path = CPU_MAX) -> int:
 
 
 class Threads(ThreadPoolExecutor):
-    """A `ThreadPoolExecutor` that cancels waiting work when its `with` block raises.
-
-    Python's own class first finishes all submitted work, which may take hours after Ctrl-C.
-    """
+    """A `ThreadPoolExecutor` that cancels waiting work when its `with` block raises."""
 
     def __exit__(self, kind: object, *raised: object) -> None:
         self.shutdown(wait=True, cancel_futures=kind is not None)
 
 
 def run_python(what: str, code: str, given: bytes = b"") -> bytes:
-    """Run code in a process of its own that ends at once, so that its imports take no memory here.
+    """Run code in a process that ends at once, so that its imports take no memory here.
 
-    Args:
-        what: Its purpose, for the message: "builds the models".
-        code: Python code; it finds the modules that this process finds.
-        given: Its standard input.
-    Returns:
-        Its standard output.
-    Raises:
-        ChildProcessError: It failed; its standard error is that of this process.
+    `what` is its purpose, for the message: "builds the models". `given` is its standard input;
+    returns its standard output. Raises ChildProcessError if it fails.
     """
     path = "import sys; sys.path[:] = sys.argv[1:]"
     done = subprocess.run(

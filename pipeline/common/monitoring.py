@@ -8,13 +8,8 @@ A thread's time belongs to its innermost part, so parts never overlap and add up
 Threads of libraries (kernels, torch, Zarr) do not use `doing`. Each counts for the kind of part in
 which it was first seen, and is read when such a part ends. Time that no part claims is `other`.
 
-`StageTimes` notes when the stages of a piece of work began and ended. Stages overlap, because a
-shard's first clips are in the models while its last clips are fetched: their times do not add up.
-
-Counters for monitoring are in `counts`: retries by cause, batches, queued bytes. All but the queued
-bytes only grow.
-
-Measuring is always on: a clock is read in a microsecond, and counting is rare.
+Stages (`StageTimes`) overlap, because a shard's first clips are in the models while its last clips
+are fetched: their times do not add up. Of the counters all but the queued bytes only grow.
 """
 
 from __future__ import annotations
@@ -100,7 +95,6 @@ class doing:
     """Context in which this thread's CPU time counts for a part.
 
     Args:
-        part: One of PARTS.
         tally: Tally that counts; None for the tally of the part around this one, if any.
         libraries: FOR_MODELS or FOR_FILES: count the threads of libraries for this kind as well.
     """
@@ -138,10 +132,7 @@ def carried(part: str, work: Callable[P, R]) -> Callable[P, R]:
 
 
 def counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator[T]:
-    """Yield the items; making each counts as a part of `tally`, whichever thread takes the item.
-
-    `items` is closed with this iterator.
-    """
+    """Yield the items and close them; making each counts as a part of `tally` in any thread."""
     iterator = iter(items)
     try:
         while True:
@@ -172,10 +163,7 @@ class LibraryThreads:
             self._read_s = {thread: _thread_time(thread) for thread in _threads()}
 
     def spent(self, what: str) -> float:
-        """Return the seconds spent for a kind of part since the last call for it.
-
-        Threads that are first seen now count for this kind.
-        """
+        """Return the seconds spent for a kind since the last call; new threads count for it."""
         with self._lock:
             self._works_for = {t: self._works_for.get(t, what) for t in _threads()}
             ours = [t for t, its in self._works_for.items() if its == what and t not in _known]
@@ -187,10 +175,7 @@ class LibraryThreads:
 
 
 def count_process(part: str, pid: int, before_s: float) -> float:
-    """Count the CPU time of another process since `before_s` for this thread's tally.
-
-    Returns the CPU seconds of that process; `before_s` if it is gone or the system does not say.
-    """
+    """Count another process's CPU time since `before_s` for this thread; return its CPU seconds."""
     with suppress(OSError):
         # Id of a process's clock on Linux, computed as in clock_getcpuclockid.
         now_s = time.clock_gettime((~pid << 3) | 2)

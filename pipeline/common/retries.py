@@ -1,10 +1,8 @@
 """Retry policy: backoff with jitter, for a budget of seconds.
 
-The caller says which errors are worth a retry. A budget is in seconds, not in tries, because
-backends retry themselves and one call may take a millisecond or a minute. If a store says when to
-come back (Retry-After), the next try waits until then; if that is past the budget, there is none.
-
-A job may set the budget of all policies, see `patient`.
+A budget is in seconds, not in tries, because backends retry themselves and one call may take a
+millisecond or a minute. If a store says when to come back (Retry-After), the next try waits until
+then; if that is past the budget, there is none.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 r"""Text for people: safe lines, suggestions, figures in words and short forms of results.
 
-`visible` makes text from outside safe to show. File names, row ids, URIs and error texts come from
-the makers of a corpus. ESC, carriage return, C1 controls and Unicode's direction marks are shown as
-escapes (`\x1b`), so that a line stays one line and reads as it is stored. The command prints all
-text through `visible`.
-
-`one_line` and `named_line` put an exception or a text on one line: without secrets of URIs, with
-spaces for line breaks and escapes for control characters. Both are idempotent.
+`visible` makes text from outside safe to show: ESC, carriage return, C1 controls and Unicode's
+direction marks of file names and messages are shown as escapes (`\x1b`). The command prints all
+text through `visible`. `one_line` and `named_line` add to that: no secrets, no line breaks. Both
+are idempotent.
 """
 
 from __future__ import annotations
@@ -57,10 +54,7 @@ def cut(text: str) -> str:
 
 
 def named_line(error: BaseException, *, where: bool = False) -> str:
-    """Return class and text of an exception, cut to `MESSAGE_LIMIT` characters.
-
-    `where` adds the file, line and function that raised it.
-    """
+    """Return class and text of an exception, cut, and with `where` the line that raised it."""
     place = ""
     if where and (frames := traceback.extract_tb(error.__traceback__)):
         last = frames[-1]

@@ -49,10 +49,7 @@ _DECIDE = ("earmill", "torch", "torchaudio", "numba", "numpy")
 
 
 def models_key() -> str | None:
-    """Return a hash of the models' sources and of the versions that they depend on.
-
-    The result is None if another distribution registers models, because its sources may change.
-    """
+    """Return a hash of models' sources and versions; None if others register models."""
     points = sorted(entry_points(group="amtcore.models"), key=lambda point: point.name)
     if any(point.dist is None or point.dist.name != "earmill" for point in points):
         return None

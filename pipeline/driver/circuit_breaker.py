@@ -1,12 +1,8 @@
 """Circuit breaker of a run: pauses during an outage, and a stop if the outage lasts.
 
-    closed --outage--> pause --> one shard tries --done--> closed
-                         ^            | outage
-                         +------------+   `IN_A_ROW` tries and `ENOUGH_S` seconds: the run stops
-
 While a source or an output does not answer, one shard at a time tries it, after growing pauses;
-other shards wait. A shard that succeeds ends the outage. So an outage costs only time, and a long
-outage ends the run with its commits.
+other shards wait. A shard that succeeds ends the outage. `IN_A_ROW` tries and `ENOUGH_S` seconds
+without a success stop the run, which keeps its commits.
 """
 
 from __future__ import annotations
@@ -31,11 +27,7 @@ ADVICE = {
 
 
 class CircuitBreaker:
-    """State of a run's outage, see the module.
-
-    Attributes:
-        verdict: Reason for the run to stop; empty if it goes on.
-    """
+    """State of a run's outage. `verdict` is the reason for the run to stop; empty if it goes on."""
 
     def __init__(
         self,
@@ -48,10 +40,7 @@ class CircuitBreaker:
         self.verdict = ""
 
     def met(self, kind: str, reason: str) -> float:
-        """Note an attempt that met an outage; return the seconds until the next attempt.
-
-        Kinds are `source`, `missing`, `output` and `machine`; the rows may be good.
-        """
+        """Note an attempt that met an outage, a key of ADVICE; return the pause before the next."""
         now = self.now()
         if self._in_a_row == 0:
             self._since = now

@@ -1,10 +1,8 @@
 """Totals of a run, summed from its events: progress for people, and the numbers behind metrics.
 
 Workers report their counts since they began, so a total is the sum of the last reports of all
-processes. The counts of a process between its last report and its death are lost.
-
-Progress and time left are measured in planned audio seconds, never in rows or shards, because rows
-differ in length. Hours and speed count audio that was decoded and went through the models.
+processes. Progress and time left are measured in planned audio seconds, because rows differ in
+length. Hours and speed count audio that was decoded and went through the models.
 """
 
 from __future__ import annotations
@@ -26,11 +24,7 @@ STOPPED_S = 30.0
 
 
 class RunTotals:
-    """Running totals of one run.
-
-    Attributes:
-        planned_s: Planned audio of all shards, in seconds.
-    """
+    """Running totals of one run; `planned_s` is the planned audio of all shards, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -142,16 +136,7 @@ class Histogram:
 class RunMetrics:
     """Sums up the events of a run; fed by the driver's thread, read from any.
 
-    Attributes:
-        started, finished: The run's first and last event.
-        rows: ok or quarantined to rows that this run committed.
-        quarantined: Reason to quarantined rows that this run committed.
-        attempts: Attempts on shards by result: done, lost_race or failed.
-        retries: Retries by target (source, output, shard or worker) and cause.
-        stages_s: Stage of a shard to number and sum of its durations.
-        audio_s: Audio of good rows that this run committed, in seconds.
-        nbytes: Bytes of data files that this run committed.
-        last_commit_s: Time of the last commit, in seconds since 1970.
+    All figures are of this run alone, but for `tally` and `shards`, which are of the whole job.
     """
 
     def __init__(

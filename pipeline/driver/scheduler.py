@@ -1,17 +1,10 @@
 """The driver loop: takes work from the ledger, gives it to the pool, watches the clock.
 
 A warm worker has several shards in flight: two on a CPU, one of them prefetched, and as many as
-fill the launches on a GPU. No worker has more than its share of the shards that are left. The
-ledger decides what a failure means, and the executor knows how calls travel. The loop wakes five
-times a second, so it notices a request to stop, a deadline or a dead worker.
+fill the launches on a GPU. No worker has more than its share of the shards that are left.
 
-A shard has a deadline. For the first three shards it is generous, because a slow model on a slow
-machine must not be killed; after that it follows the observed rate. Past the deadline an idle
-worker runs a second copy of the shard, which is safe because only one can commit. Past twice the
-deadline the worker is taken for hung, and killed.
-
-A worker reports its CPU seconds since it was warm whenever a shard ends. The seconds of a process
-between its last report and its death are lost.
+Past its deadline a shard is run a second time by an idle worker, which is safe because only one
+can commit. Past twice the deadline the worker is taken for hung, and killed.
 """
 
 from __future__ import annotations
@@ -49,11 +42,10 @@ HUNG_FACTOR = 2.0
 
 
 class Deadlines:
-    """Deadlines of shards, learned from the shards before.
+    """Deadlines of shards: generous for the first three shards, then learned from their rates.
 
-    Args:
-        fixed_s: The job's deadline of a shard, in seconds; None derives it from the audio.
-        row_s: The job's deadline of a row, in seconds; a shard has as much for each row.
+    `fixed_s` is the job's deadline of a shard, if it has one; `row_s` that of a row, which a shard
+    has for each of its rows.
     """
 
     def __init__(self, fixed_s: float | None = None, row_s: float | None = None) -> None:
@@ -82,9 +74,9 @@ class Deadlines:
 
 
 class CpuAccount:
-    """CPU seconds of a run, from the first warm worker on.
+    """CPU seconds of a run, from the first warm worker on; `slots` is the pool's growing list.
 
-    `slots` is the pool's list of slots, to which the pool adds.
+    The seconds of a process between its last report and its death are lost.
     """
 
     def __init__(self, slots: Sequence[WorkerSlot]) -> None:
@@ -136,11 +128,8 @@ RESTART_POLL_S = 0.2
 class Scheduler:
     """Runs a ledger's shards on a pool until each is settled, or until told to stop.
 
-    Args:
-        observe: Takes events for telemetry.
-        on_tick: Called at each turn of the loop; an exception in it ends the run.
-        drain_s: Time that shards in flight have after a request to stop, in seconds.
-        clock: Monotonic seconds; also the pool's clock.
+    `observe` takes events for metrics. `on_tick` is called at each turn of the loop, and may raise.
+    Shards in flight have `drain_s` seconds after a request to stop.
     """
 
     def __init__(
@@ -285,7 +274,7 @@ class Scheduler:
             self._settle_work(call, outcome)
 
     def _tell_attempt(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
-        """Emit an event for telemetry, and one for each quarantined row that the worker names."""
+        """Emit an event for metrics, and one for each quarantined row that the worker names."""
         shard_id, index = call.payload.work.shard_id, call.slot.index
         notes = outcome.notes if isinstance(outcome, Outcome) else None
         self._observe(events.ShardAttempt(shard_id, index, outcome.message, notes))
@@ -294,10 +283,7 @@ class Scheduler:
             self._sink(events.RowQuarantined(shard_id, *bad, index))
 
     def _settle_device_lost(self, call: WorkerCall, reason: str) -> None:
-        """Replace a process that has lost its device; its shards are lost as if it had died.
-
-        Shards that were together on the device are not charged with a failure.
-        """
+        """Replace a process that has lost its device, which charges no shard with a failure."""
         slot, others = call.slot, list[WorkerCall]()
         if call.generation == slot.generation:
             self._sink(events.WorkerLost(slot.index, reason))
@@ -309,8 +295,7 @@ class Scheduler:
     def _settle_lost(self, call: WorkerCall, lost: LostCall) -> None:
         """Handle a lost call, whose process has died with all its calls.
 
-        LostCall calls arrive one after another. A call of an earlier generation says nothing of the
-        process that runs now.
+        A call of an earlier generation says nothing of the process that runs now.
         """
         slot = call.slot
         together = [one for one in slot.work if one.generation == call.generation]

@@ -41,10 +41,9 @@ if TYPE_CHECKING:
 class Bisection:
     """A search for the rows of a shard, in planned order, that crash or hang their worker.
 
-    Attributes:
-        culprits: Row id to reason of every row that failed alone twice, in planned order.
-    Invariants:
-        When `done` turns true, every row has passed in a probe or is a culprit.
+    When `done` turns true, every row has passed in a probe or is a culprit: `culprits` has its
+    reason.
+
     Example:
         >>> search = Bisection(["a", "b", "c"])
         >>> while (rows := search.next_probe()) is not None:
@@ -186,17 +185,13 @@ class Result:
 class ShardLedger:
     """All shards of a run and the rules by which they move.
 
+    Each shard ends in `result.done` or `result.failed`, unless the caller stops asking. A row is a
+    culprit only after it has failed alone twice, and never for an outage.
+
     Args:
         committed: Reads a shard's commit record; None if there is none.
-        max_attempts: Failed attempts on a shard before its rows are searched.
-        breaker: Says when to try again after an outage.
         witnesses: Rows that an earlier run could read.
         look_ahead: Called with the shards for which `committed` is called next.
-    Attributes:
-        more_to_come: Shards may still be added.
-    Invariants:
-        Each shard ends in `result.done` or `result.failed`, unless the caller stops asking. A row
-        is a culprit only after it has failed alone twice, and never for an outage.
     """
 
     def __init__(
@@ -232,10 +227,7 @@ class ShardLedger:
         return len(self._pending)
 
     def states(self) -> dict[str, int]:
-        """Return state to number of shards of this run.
-
-        Waiting is for the end of an outage; failed shards are given up.
-        """
+        """Return state to number of shards; waiting is for the end of an outage."""
         found = {
             "pending": len(self._pending),
             "waiting": len(self._waiting),
@@ -268,8 +260,8 @@ class ShardLedger:
     def next(self, *, idle: bool, busy: bool = False) -> Assignment | None:
         """Take the next work; None while there is none, or during an outage.
 
-        Suspects and probes need a worker that is `idle`. They come last, so that a bad shard does
-        not delay the good ones. `busy` says that some worker has work in flight.
+        Suspects and probes need an `idle` worker. They come last, so that a bad shard does not
+        delay the good ones. `busy` says that some worker has work in flight.
         """
         if not self._breaker.may_start(busy):
             return None
@@ -290,10 +282,7 @@ class ShardLedger:
         return None
 
     def put_back(self, work: ShardWork) -> None:
-        """Put a shard at the head of the queue that was lost with its node or a hung neighbour.
-
-        The loss does not count as a failure of the shard.
-        """
+        """Put a shard back, without a failure, that was lost with its node or a hung neighbour."""
         if not self._is_settled(work) and not work.copies:
             (self._suspects if work.failures else self._pending).appendleft(work)
 
@@ -330,7 +319,6 @@ class ShardLedger:
             self._charge(work, outcome.message or "its commit record is missing", True)
 
     def probe_ended(self, work: ShardWork, outcome: Outcome | LostCall) -> None:
-        """Take the result of a probe; if it was lost or failed, a culprit is among its rows."""
         search = work.search
         if search is None or self._is_settled(work):
             return

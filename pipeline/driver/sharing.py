@@ -1,8 +1,7 @@
 """Sharing of an output by several drivers: opening, claims on shards, closing.
 
-A driver alone holds the lock to its end. A driver that joins holds the lock only to make the plan,
-if there is none, and to write the index at the end. Each driver processes the shards that it has
-claimed, so other drivers go on with the shards of a driver that was preempted.
+A driver alone holds the lock to its end. A driver that joins holds it only to make the plan and to
+write the index, and processes the shards that it has claimed.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def _array_start(run: RunSpec) -> float | None:
 def opening(layout: Layout, sharing: SharingPolicy, *, shares: bool) -> Iterator[DriverLock | None]:
     """Hold the lock while the plan may be written; None for a driver that joins and finds a plan.
 
-    `shares` lets other drivers join. Raises LockedError if another driver is at work, and this one
-    does not join it.
+    `shares` lets other drivers join.
     """
     if not sharing.joins:
         with DriverLock(layout, shares=shares) as lock:
@@ -105,10 +103,7 @@ def close(
     Args:
         commits: The commits of all shards.
         anew: A shard was committed since the index was read.
-        licenses: Licences as the job states them now.
         dataset: The description that the commits belong to.
-    Raises:
-        OvertakenError: Another command has taken the output over, or changed the dataset.
     """
     if not sharing.joins:
         if anew or not is_closed(layout, commits):
@@ -142,10 +137,7 @@ def close(
 
 
 class ShardClaims:
-    """Shards for a ledger, claimed ahead in a thread, because a store takes its time.
-
-    The number `ahead` of shards is held here, and kept pending in the ledger.
-    """
+    """Shards for a ledger, claimed in a thread: `ahead` are held here and pending in the ledger."""
 
     def __init__(
         self, claims: BlockClaims, shards: Mapping[str, Shard], *, ahead: int, stays: bool

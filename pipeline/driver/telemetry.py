@@ -55,8 +55,7 @@ def observed(run: RunSpec, sink: events.Sink) -> Iterator[tuple[events.Sink, eve
 class Collector:
     """Makes the metrics at each scrape.
 
-    Every metric has a label `process`, unless that is empty, because metrics in text files of one
-    machine must differ.
+    A label `process` tells the metrics of one machine's text files apart; empty leaves it out.
     """
 
     def __init__(self, figures: RunMetrics, process: str = "") -> None:
@@ -153,8 +152,7 @@ class Collector:
 def exposed(figures: RunMetrics, where: str) -> Iterator[str]:
     """Show the metrics for the time of the block; gives a sentence that says where.
 
-    An address `where` is HOST:PORT to listen at, with port 0 for any free port. Else it is the path
-    of a text file that ends in .prom, in which `{pid}` and `{host}` are replaced.
+    `where` is HOST:PORT to listen at, or the path of a text file, with `{pid}` and `{host}`.
     """
     with needed_modules("run.metrics"):
         import prometheus_client  # noqa: F401

@@ -1,10 +1,6 @@
 """Table of the driver's workers: their states, their calls in flight, their replacement.
 
-A `WorkerSlot` is a place for a worker: its worker may die and be replaced, and the slot stays. The
-executor's `Workers` start processes and carry calls. The scheduler decides what a loss means.
-
-`WorkerPlacements` follows a cluster whose nodes come and go. A new node gets a worker, as if the
-node had been there at the start. Workers of a lost node are given up, and their shards go back.
+A `WorkerSlot` is a place for a worker: its worker may die and be replaced, and the slot stays.
 
 If all nodes of the workers are gone, the workers stay: they are actors of Ray, which starts them on
 the next node. So a run always has a worker that works or is waited for, and an autoscaler sees it.
@@ -69,8 +65,8 @@ class WorkerSlot:
     def under_way(self, seconds: float) -> None:
         """Note the audio that the worker has extracted in unpublished shards, in seconds.
 
-        The worker drops a shard from the sum when it has published it, before the driver knows.
-        So the figure never falls until `ended` subtracts the shard: progress never goes back.
+        The worker drops a shard before the driver knows of its end. So the figure never falls until
+        `ended` subtracts the shard: progress never goes back.
         """
         self.seconds_in_flight = max(self.seconds_in_flight, seconds)
 
@@ -201,10 +197,9 @@ ID_DIGITS = 8
 
 
 class WorkerPlacements:
-    """The places of a run's workers, by the index of their slots.
+    """The places of a run's workers, by the index of their slots, as a cluster's nodes come and go.
 
-    `seen` returns the last view of the cluster; None where no node comes or goes. A newer view is
-    another object. `sink` takes a note for each worker that comes or leaves.
+    `seen` returns the last view of the cluster; None where no node comes or goes.
     """
 
     def __init__(

@@ -1,8 +1,6 @@
 """Compute random rows again from their source, and compare them with the stored rows.
 
-`verify` compares files with their hashes; `verify_deep` compares values with the models. Rows are
-computed in this process by the job's pipeline, and compared in the stored type. They
-must be equal bit by bit where device and versions are equal, else within a tolerance.
+Rows must be equal bit by bit where device and versions are equal, else within a tolerance.
 """
 
 from __future__ import annotations
@@ -94,13 +92,7 @@ def verify_deep(
 ) -> DeepReport:
     """Compute random rows of the current snapshot again, and compare them with the stored rows.
 
-    Args:
-        seed: Draws the rows; None draws a seed, too.
-        threads: Threads of kernels; None takes all cores.
-    Raises:
-        OutputError: There is no closed dataset.
-        SourceError, SourceOutage: The source cannot be opened, or is away.
-        CommitError: A file of the dataset is damaged.
+    `seed` draws the rows; None draws a seed, too. `threads` are the kernels'; None takes all cores.
     """
     if rows < 1:
         raise ValueError(f"expected at least 1 row to compute again, got {rows}")
@@ -168,12 +160,7 @@ def _computed(processor: RowProcessor, item: Item) -> tuple[dict[str, FeatureRow
 def _compared(
     stored: FeatureRow, now: FeatureRow | None, reason: str, exact: bool
 ) -> tuple[float, str]:
-    """Return the difference of a stored row and the row computed now, and the problem if any.
-
-    Args:
-        reason: The reason why there is no row now.
-        exact: Allow no difference.
-    """
+    """Return the difference of a stored row to the row computed now, and the problem if any."""
     named = f"row {stored.row_id!r}"
     if now is None:
         return 0.0, f"{named} cannot be computed again: {reason or 'it is gone'}"

@@ -1,9 +1,4 @@
-"""Set up the scheduler of a job: ledger, worker pool, claims on shards, orders to workers.
-
-A store takes tens of milliseconds to answer. Read one after the other, commit records would limit a
-job of many workers to some tens of shards a second. So records of shards that ended together are
-read together.
-"""
+"""Set up the scheduler of a job: ledger, worker pool, claims on shards, orders to workers."""
 
 from __future__ import annotations
 
@@ -28,7 +23,11 @@ from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 
 
 class CommitReader:
-    """Reads commit records for `ShardLedger`, several at a time where that is faster."""
+    """Reads commit records for `ShardLedger`, with `side_by_side` several at a time.
+
+    A store takes tens of milliseconds to answer, which would limit a job of many workers to some
+    tens of shards a second.
+    """
 
     def __init__(self, read: Callable[[str], Committed | None], *, side_by_side: bool) -> None:
         self._read = read
@@ -63,10 +62,8 @@ def scheduler_of(
 ) -> Scheduler:
     """Return the scheduler of the pending shards, with a worker for each place of the session.
 
-    Args:
-        observe: Takes events for telemetry.
-        lease: Gives the run its right to write; checked at every tick.
-        supply: Begins to claim shards, so many ahead; None for a run that does not share.
+    `lease` gives the run its right to write. `supply` begins to claim shards, so many ahead; None
+    for a run that does not share.
     """
     run, nodes = job.spec.run, session.nodes()
     placements = place_workers(nodes, run, at_most=len(job.pending))

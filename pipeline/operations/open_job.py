@@ -1,9 +1,7 @@
 """Open a job: store or check its plan and dataset.json, and find the shards that are left.
 
-The output is the only state: resume is the stored plan minus the commits.
-
-A stored plan never changes, so files that were added, removed or changed since are not part of the
-output. A job that goes on says so, after a listing of the source that opens no audio.
+The output is the only state: resume is the stored plan minus the commits. A stored plan never
+changes; a job that goes on says how its source differs by now.
 """
 
 from __future__ import annotations
@@ -134,15 +132,7 @@ def listing(source: Source) -> Iterator[Item]:
 
 @dataclass(frozen=True)
 class OpenJob:
-    """A job that is checked and may start; the lock is held.
-
-    Args:
-        before: Commits of earlier runs, by shard id.
-        pending: Shards without a commit, or whose commit is replaced.
-        again: The commits that are replaced, by shard id.
-        copies: Shards without a commit that are copied once all others have one.
-        scratch: The workers' folder below the output's scratch folder.
-    """
+    """A job that is checked and may start; the lock is held."""
 
     spec: JobSpec
     layout: Layout
@@ -228,7 +218,6 @@ def open_job(
         beside: Other drivers may be at work, and this driver does not hold the lock.
         stored: The output's description; None if it has none yet.
         fences: The rights to write here, while the job is opened and for the rest of the run.
-        on_step: Called with a sentence about each long step.
     """
 
     def may_write(layout: Layout) -> None:

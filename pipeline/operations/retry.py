@@ -1,9 +1,8 @@
 """Shards that are committed once more: because files are damaged, or to try bad rows again.
 
-Which ones is decided while the driver's lock is held. Their new attempt is published as the next
-generation, put-if-absent like any commit; until the dataset is closed again, the snapshot of before
-counts. So a run that is killed leaves a whole dataset, and `extract --resume` or the same command
-closes it.
+Their new attempt is published as the next generation, put-if-absent like any commit; until the
+dataset is closed again, the earlier snapshot counts. So a run that is killed leaves a whole
+dataset, and `extract --resume` or the same command closes it.
 """
 
 from __future__ import annotations
@@ -123,12 +122,7 @@ def stored_job(
 ) -> JobSpec:
     """Return the job of a dataset, with this place, as the caller wrote it, as output.
 
-    Args:
-        job: The job file, for keys that dataset.json does not hold: credentials, `run`.
-        overrides: `a.b=c` strings.
-    Raises:
-        OutputError: There is no dataset.
-        SpecError: The job is wrong, or dataset.json names code to import.
+    `job` is the job file, for keys that dataset.json does not hold: credentials, `run`.
     """
     dataset = require_dataset(layout)
     known: Mapping[str, Any] = {}
@@ -167,8 +161,7 @@ def find_retry(
 ) -> tuple[JobSpec, Chooser] | None:
     """Return the job that retries quarantined rows, and the chooser of their shards.
 
-    Returns None if no row matches and no earlier retry was cut off. Arguments and errors are as of
-    `stored_job`.
+    Returns None if no row matches and no earlier retry was cut off.
     """
     choose = quarantined(rows)
     layout = Layout.open(uri, storage_options)

@@ -73,12 +73,8 @@ def summarise(
 ) -> JobFinished:
     """Return the last event of a run.
 
-    Args:
-        before: Commits of earlier runs.
-        shards: Number of shards of the plan.
-        max_bad_fraction: Quarantined rows allowed, as a fraction of all rows.
-        skipped: Rows that the listing left out, in words.
-        closed: The run made the current snapshot, perhaps of copied rows alone.
+    `before` are commits of earlier runs, `skipped` the rows that the listing left out, in words.
+    `closed`: the run made the current snapshot, perhaps of copied rows alone.
     """
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
@@ -259,8 +255,8 @@ class _Run:
     def _open(self, stack: ExitStack) -> tuple[OpenJob, Heartbeat | None]:
         """Take the lock and open the job; a driver that joins holds the lock only meanwhile.
 
-        A driver that joins registers as a member before it reads the plan and the commits. From
-        then on its fence notices if another command takes the output over.
+        A driver that joins registers as a member before it reads plan and commits, so that its
+        fence notices if another command takes the output over.
         """
         layout, sharing = self.layout, self.sharing
         member = None

@@ -48,14 +48,7 @@ def sample(
     seed: int | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> Sampled:
-    """Process random rows of a plan, and scale their cost by seconds of audio.
-
-    Args:
-        seed: Draws the rows; None draws a seed as well.
-        on_begin: Called with a sentence before the rows are processed.
-    Raises:
-        SourceError: No row of the sample can be used. Else as `run_job`.
-    """
+    """Process random rows of a plan, and scale their cost by seconds of audio."""
     seed = random.randrange(2**32) if seed is None else seed
     began_s = time.monotonic()
     items = draw(plan.computed, rows, seed)

@@ -49,8 +49,7 @@ SPAN = ("start_s", "end_s")
 def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
     """Begin a revision if the source has changed; `run_job` with `resume` carries it out.
 
-    Nothing happens without a dataset of this job, or if the dataset is not finished: the run
-    finishes it first. Errors are as of `run_job`.
+    Nothing happens unless there is a finished dataset of this job: the run finishes it first.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, sink) as found:
@@ -96,9 +95,8 @@ def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
     """Begin a revision that retries quarantined rows whose source file has changed.
 
-    `run_job` retries the rows whose file is unchanged, and replaces their commits. A commit must
-    have the files of its plan, by size and tag, so a row whose file has changed needs a new plan.
-    A source that cannot be listed is left to the run.
+    `run_job` retries the rows whose file is unchanged. A commit must have the files of its plan, so
+    a changed file needs a new plan. A source that cannot be listed is left to the run.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, events.ignore) as found:
@@ -249,8 +247,7 @@ def committed_bytes(
 ) -> dict[tuple[Any, ...], Place]:
     """Return (bytes, start, end, recording, sha256) to the good row with such a file.
 
-    Args:
-        parts: Row id of a span to its recording. The models hear the audio before a span.
+    `parts` are row id of a span to its recording: the models hear the audio before a span.
     """
     if not sizes:
         return {}

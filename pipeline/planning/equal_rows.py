@@ -62,10 +62,7 @@ def equal_rows(source: Source, items: Callable[[], Iterable[Item]]) -> Equal:
 
 
 def copying(items: Iterable[Item], equal: Equal, places: dict[str, str]) -> Iterator[Item]:
-    """Yield the rows that are copies, each with the place of its original.
-
-    `places` are row ids of originals to their shards.
-    """
+    """Yield the copies, each with its original's place; `places` are row ids to shards."""
     for item in items:
         if item.row_id in equal:
             row_id, sha256 = equal[item.row_id]

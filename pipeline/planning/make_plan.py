@@ -1,8 +1,4 @@
-"""Make a plan from a source's listing: check row ids, find column types, cut shards.
-
-Rows with equal ids are refused before any work. The source gives a column's type; if it does not,
-the type follows from the values of all rows.
-"""
+"""Make a plan from a source's listing: check row ids, find column types, cut shards."""
 
 from __future__ import annotations
 
@@ -51,13 +47,8 @@ def make_plan(
 ) -> Plan:
     """List a source and cut it into shards.
 
-    Args:
-        source: The source.
-        spec: The job.
-        progress: Called every `PROGRESS_S` seconds with the number of rows listed so far.
-        kept: Results of an earlier listing that was interrupted, for slow sources.
-    Raises:
-        SourceError: Row ids are not unique, or there are no rows.
+    `progress` is called every `PROGRESS_S` seconds with the number of rows so far. `kept` has the
+    results of an earlier listing that was interrupted, for slow sources.
     """
     keep = getattr(source, "keep", None)
     if keep is not None and kept is not None:

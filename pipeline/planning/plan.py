@@ -137,11 +137,7 @@ class Plan:
 
     @classmethod
     def read(cls, store: Layout, plan_id: str | None = None) -> Plan:
-        """Read the plan of an id, or the only stored plan.
-
-        Raises:
-            CommitError: The plan was altered or cannot be read, or there is not exactly one.
-        """
+        """Read the plan of an id, or the only stored plan; CommitError if it was altered."""
         if plan_id is not None:
             path = plan_path(plan_id)
         else:
@@ -183,11 +179,7 @@ ABOUT_SOME = ("in_order", "copied", "missing", "first_missing")
 
 
 def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
-    """Read the row ids of a stored plan by shard, both in order.
-
-    Raises:
-        CommitError: The plan has another version, or a part is damaged.
-    """
+    """Read the row ids of a stored plan by shard, both in order."""
     raw = store.read_bytes(plan_path(plan_id))
     tables: Iterable[pa.Table]
     if _metadata(table_of(raw, ["shard"]))["version"] == PARTED_VERSION:
@@ -220,22 +212,13 @@ def encode_plan(fields: Mapping[str, Any], parts: Sequence[StoredShard]) -> byte
 
 
 def _index_check(table: pa.Table, metadata: Mapping[str, str]) -> str:
-    """Hash a plan's index.
-
-    The index holds no rows, so the plan id cannot be recomputed from it. This hash detects damage
-    instead.
-    """
+    """Hash a plan's index, which holds no rows: the plan id cannot be recomputed from it."""
     values = [metadata[name] for name in ("plan_id", "spec_sha256", "about", "parts")]
     return hashlib.sha256(json.dumps([values, table.to_pydict()]).encode()).hexdigest()
 
 
 def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
-    """Decode the fields of `Plan` from its file.
-
-    Raises:
-        CommitError: The file has another version, or the index was altered.
-        KeyError, ValueError, OSError: The file cannot be read.
-    """
+    """Decode the fields of `Plan` from its file; KeyError, ValueError, OSError if it is damaged."""
     table = table_of(raw)
     metadata = _metadata(table)
     about = loads_json(metadata.get("about", "{}"), max_chars=None)

@@ -365,12 +365,7 @@ def _recent(
 
 
 class ShardWriter:
-    """Writer of a plan's shards: it holds them in memory up to `PART_ROWS` rows, then writes parts.
-
-    Args:
-        spec_sha256: Hash of the plan's spec.
-        typed: Columns of the source that are stored in their type.
-    """
+    """Writer of a plan's shards: it holds up to `PART_ROWS` rows in memory, then writes parts."""
 
     def __init__(self, spec_sha256: str, typed: Mapping[str, pa.DataType]) -> None:
         self.plan_id, self.typed = PlanId(spec_sha256), typed

@@ -1,11 +1,6 @@
 """Sentences about jobs: validation errors, and how two jobs differ.
 
-pydantic reports a list of (location, type, input). `explain` makes one line with the key path in
-the form of `--set` (`extract.0.fs_hz`), and the nearest valid word for a wrong key or word. Values
-under `storage_options` are never printed, because they hold credentials.
-
-`describe_changes` lists the keys by which two jobs differ. It works on canonical specs, which hold
-no credentials; long values are shortened.
+Values under `storage_options` are never printed, because they hold credentials.
 """
 
 from __future__ import annotations

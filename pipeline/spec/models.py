@@ -1,9 +1,8 @@
 """The models of a job: built once to check the job, or described from the user's cache.
 
-Building models imports torch and numba, which takes seconds and half a gigabyte. A driver therefore
-has them built in a process that ends at once (`built_models`). A model's description
-depends only on its sources, its versions and its entry in the job, so it is cached under these. A
-model whose parameters name code of the user is built every time.
+Building models imports torch and numba, which takes seconds and half a gigabyte, so a driver has
+it done in a process that ends at once. A model's description depends only on its sources, versions
+and entry in the job, under which it is cached. A model that names code of the user is not cached.
 """
 
 from __future__ import annotations
@@ -61,12 +60,7 @@ class Description:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model that was built in another process.
-
-    Args:
-        description: Its input and output.
-        record: What provenance records of it, see `Extractor.describe`.
-    """
+    """A model that was built in another process; `record` is `Extractor.describe` of it."""
 
     description: Description
     record: Mapping[str, Any]
@@ -102,11 +96,7 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
 def built_models(spec: JobSpec) -> list[BuiltModel]:
     """Build every model of the job, with the checks of `validate_models`.
 
-    A process without torch has another process do it; one that has torch already saves nothing by
-    that.
-
-    Raises:
-        SpecError: An entry cannot be built, or building it ended the other process.
+    A process without torch has another process do it; one that has torch saves nothing by that.
     """
     if "torch" in sys.modules:
         answer = _answer(spec)

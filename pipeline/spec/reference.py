@@ -1,10 +1,7 @@
 """The reference page of the job file, docs/spec.md, and its JSON schema for editors.
 
-Both are made from the spec's models and the registered models: types, bounds and defaults come from
-pydantic, descriptions from the docstrings of the sections. `earmill spec` prints the page.
-
-`earmill spec --json-schema` prints the schema. It has keys, types and names. Rules about several
-keys, or about a model's parameters, are checked by `earmill plan`.
+Types, bounds and defaults come from pydantic, descriptions from the docstrings of the sections.
+The schema has keys, types and names; rules about several keys are checked by `earmill plan`.
 """
 
 from __future__ import annotations

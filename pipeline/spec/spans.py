@@ -74,15 +74,7 @@ class Remembers(Protocol):
 
 
 def warm_up_s(spans: SpansSpec | None, models: Sequence[Remembers], names: Sequence[str]) -> int:
-    """Return the seconds that the models hear before a span; 0 for a job without spans.
-
-    Args:
-        spans: The job's spans.
-        models: The models.
-        names: Names of the models, for messages.
-    Raises:
-        SpecError: A model cannot be computed in spans, or not in these.
-    """
+    """Return the seconds that the models hear before a span; 0 for a job without spans."""
     if spans is None:
         return 0
     for model, name in zip(models, names, strict=True):

@@ -1,12 +1,9 @@
 """The GPU of a worker: found, described, given clips, checked, and its errors classified.
 
-Nothing here knows shards. The extractor that was built for the GPU's backend computes there;
-`DeviceInput` brings clips there, and resamples them where the job's resampler can do that.
-
 `self_check` compares a golden second on the GPU with the CPU's kernels before a worker takes any
-shard. Fused kernels are the same operations in the same order, so they give the same bits. Streams
-behind a Fourier transform do not: two libraries round differently, by a few parts in 10^7 of the
-largest value. A kernel, a driver or a chip that is wrong is off by far more than the tolerance.
+shard. Fused kernels give the same bits. Streams behind a Fourier transform differ by a few parts
+in 10^7 of the largest value, because two libraries round differently. A kernel, a driver or a chip
+that is wrong is off by far more than the tolerance.
 """
 
 from __future__ import annotations
@@ -46,10 +43,7 @@ class Gpu:
     device: torch.device  # Device of tensors.
 
     def launch_bytes(self) -> int:
-        """Return the bytes of samples that one launch may hold.
-
-        They leave room for a second launch, for features, and for other users of the device.
-        """
+        """Return the bytes of a launch, which leave room for a second one and for features."""
         if self.device.type != "cuda":
             return LAUNCH_BYTES
         import torch
@@ -131,10 +125,7 @@ def nvidia_driver() -> str | None:
 
 
 def exact_convolutions() -> None:
-    """Make torch compute float32 exactly, with one algorithm for one shape, in the whole process.
-
-    By default torch rounds the factors of a convolution to 10 bits. It has no narrower setting.
-    """
+    """Make torch compute float32 exactly: it rounds factors of convolutions to 10 bits."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -184,10 +175,7 @@ class DeviceInput:
             yield
 
     def signals(self, clips: Sequence[Clip]) -> list[list[Any]]:
-        """Return each model's inputs, clip by clip: arrays, or tensors the device resampled.
-
-        A clip's values do not depend on the other clips.
-        """
+        """Return each model's inputs, clip by clip: arrays, or tensors the device resampled."""
         import torch
 
         by_model = [list(of_model) for of_model in zip(*(c.signals for c in clips), strict=True)]
@@ -270,8 +258,7 @@ def golden_second(fs_hz: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float]:
     """Compare models on the GPU with the CPU; return the largest relative error of each stream.
 
-    `models` has each model built for the GPU and for the CPU. Raises DeviceError for an error above
-    its tolerance.
+    `models` has each model built for the GPU and for the CPU.
     """
     errors: dict[str, float] = {}
     for checked, reference in models:

@@ -4,12 +4,8 @@ On a CPU clips go through in batches of similar lengths, on a GPU in launches; a
 depend on neither. Two calls are under way on a CPU where the models allow it, so that the kernels'
 threads do not idle at the end of a call.
 
-A batch has clips of one length bucket from a fixed geometric grid. So padding stays below one step
-of the grid, and a compiled kernel meets a bounded number of shapes.
-
-A stream is an array of frames, or the events of a clip (`SpikeEvents`). Frames are cast by
-`formats.values`; events become a table of whole numbers. A long clip goes through chunk by chunk,
-its features into files.
+A stream is an array of frames, or the events of a clip (`SpikeEvents`), which become a table of
+whole numbers. A long clip goes through chunk by chunk, its features into files.
 """
 
 from __future__ import annotations
@@ -56,10 +52,9 @@ BUCKET_ENDS = [math.floor(FIRST_BUCKET_SAMPLES * BUCKET_RATIO**k) for k in range
 
 
 def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
-    """Split clips into batches of at most `max_samples` samples, or of one clip.
+    """Split clips into batches, as positions in `lengths`, of at most `max_samples` or of one clip.
 
-    Returns lists of positions in `lengths`; each position in exactly one of them, one bucket a
-    list, clips of a bucket in their given order.
+    A batch has clips of one length bucket, so padding is bounded and kernels meet few shapes.
     """
     by_bucket: dict[int, list[int]] = {}
     for position, length in enumerate(lengths):
@@ -77,11 +72,7 @@ def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
 
 
 def _refusal(error: Exception) -> NonFiniteFeatureError:
-    """Return the RowError of a model's NonFiniteError.
-
-    Neurons have no NaN to return, and no model takes samples that calibration or resampling made
-    infinite.
-    """
+    """Return the RowError of a model's NonFiniteError, for samples or neurons that are infinite."""
     return NonFiniteFeatureError(f"the model refused: {error}")
 
 
@@ -107,9 +98,9 @@ class CastFeatures:
     begun: dict[str, Frames] = field(default_factory=dict)  # Int8 frames of the next block.
 
     def take(self, name: str, made: Any, cast: Caster, *, last: bool) -> Frames:
-        """Return a stretch of a stream, cast, and note its steps and cast errors.
+        """Return a stretch of a stream, cast, and note its steps and cast errors; raise a RowError.
 
-        A RowError in place of the stretch is raised. `last`: no stretch follows.
+        `last`: no stretch follows.
         """
         if isinstance(made, RowError):
             raise made
@@ -179,14 +170,7 @@ class Ticket:
 
 
 class ModelQueue:
-    """First-in, first-out access of shards to the models.
-
-    Example:
-        >>> queue = ModelQueue()
-        >>> with queue.ticket() as ticket:
-        ...     ticket.wait()  # returns when the shards that lined up before are done
-        ...     ticket.give_back()  # the next shard may begin; the end of the block does it too
-    """
+    """First-in, first-out access of shards to the models."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -207,8 +191,7 @@ class ModelQueue:
 class Extraction:
     """The models of a job. Features of long clips go to files in `spill_folder`.
 
-    `pool` reads long clips ahead, by `ahead_bytes` at most. Up to `windows_ahead` windows of a
-    shard may be under way while the next is filled.
+    `pool` reads long clips ahead, by `ahead_bytes` at most.
     """
 
     windows_ahead = 1
@@ -246,10 +229,7 @@ class Extraction:
         return begun
 
     def long(self, clip: LongClip) -> list[CastFeatures]:
-        """Return the features of a long clip, channel by channel.
-
-        They are cast at once and go to files, so memory does not grow with the clip.
-        """
+        """Return the features of a long clip, by channel; they go to files as they are made."""
         return self._callers.submit(carried(MODEL, self._long), clip).result()
 
     def close(self) -> None:
@@ -311,10 +291,7 @@ class Extraction:
 
 
 class GpuExtraction(Extraction):
-    """The models of a job on a GPU, for the clips of all shards in flight at once.
-
-    `cpu` gets the launches' CPU time.
-    """
+    """A job's models on a GPU, for the clips of all shards; `cpu` gets the launches' CPU time."""
 
     # A launch is waited for where it begins.
     windows_ahead = 0

@@ -1,7 +1,6 @@
 """Messages of driver and workers: orders and outcomes.
 
-They are plain values, so they pickle small and need no Ray. An outcome is only a report: the commit
-record says whether a shard is done.
+An outcome is only a report: the commit record says whether a shard is done.
 """
 
 from __future__ import annotations

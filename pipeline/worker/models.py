@@ -57,13 +57,7 @@ class WarmModels:
 
 
 def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
-    """Build the models and run each once, on the device `wanted` (cpu, cuda, or auto).
-
-    Raises:
-        GpuUnusable: No GPU can run the models, and `wanted` is cuda.
-        DeviceError: The GPU computes other values than the CPU.
-        DeviceLost: The GPU failed during warm-up.
-    """
+    """Build the models and run each once, on the device `wanted` (cpu, cuda, or auto)."""
     gpu, note = choose_gpu(wanted)
     exercise_casts()
     if gpu is not None:
@@ -107,10 +101,7 @@ def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -
 
 
 def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
-    """Run every model once, streaming and whole, which compiles or loads its kernels.
-
-    Returns the features of a second of noise, by stream.
-    """
+    """Run every model once, which compiles its kernels; return features of a second of noise."""
     rng, features = np.random.default_rng(0), dict[str, Any]()
     noise = [rng.standard_normal(n).astype(np.float32) * 0.01 for n in WARM_UP_SAMPLES]
     for extractor in extractors:
@@ -146,16 +137,10 @@ def entries_of_all() -> list[dict[str, Any]]:
 def compile_into(
     folder: Path, entries: Sequence[Mapping[str, Any]], *, cpu: str | None, features: str | None
 ) -> list[str]:
-    """Compile the kernels of models, and of how features are stored, into a folder, each model in a
-    process of its own.
+    """Compile kernels into a folder for AMTCORE_KERNELS; return a line for each failed model.
 
-    Args:
-        folder: For AMTCORE_KERNELS; made where it is missing.
-        entries: Arguments of `build_extractor`, one mapping a model.
-        cpu: LLVM's name of a processor, this one's if None.
-        features: As LLVM writes them: "+avx2,+fma,-avx512f".
-    Returns:
-        A line for each model that failed.
+    Each model, an argument of `build_extractor`, has a process of its own. `cpu` and `features` are
+    LLVM's names of a processor and its instructions ("+avx2,-avx512f"); None is this processor.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder.absolute())}

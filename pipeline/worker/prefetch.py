@@ -75,16 +75,14 @@ def prefetched(
     """Yield `map(work, items)`, the work done ahead in `pool`.
 
     An exception of `work` or of `items` is raised at its place in the order. Closing the generator
-    early waits for the feeder, so nobody pulls from `items` afterwards; pieces under way end by
-    themselves. Items whose work has not begun by then, and results that nobody takes, are released.
+    early waits for the feeder, so nobody pulls from `items` afterwards. Items whose work has not
+    begun by then, and results that nobody takes, are released.
 
     Args:
-        items: Pulled by the feeder.
-        nbytes: Returns the size of a finished piece.
-        budget_bytes: Finished pieces of about this size may wait for the consumer.
+        nbytes: Returns the size of a finished piece; about `budget_bytes` of them may wait.
         in_flight: Most pieces in work at once.
-        feeders: Where `items` is pulled from; None takes a thread of its own. It must have a free
-            thread for every call that runs at the same time.
+        feeders: Where `items` is pulled from, with a free thread for every call at the same time;
+            None takes a thread of its own.
         release: Closes the files of an item or of a result, in any thread.
     """
     gate = _Gate(budget_bytes, in_flight)

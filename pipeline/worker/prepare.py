@@ -2,7 +2,7 @@
 
 A clip of up to two minutes is held whole. A longer one stays a stream and is read block by block,
 twice where its level has to be known first. The decoded length alone decides, so the same file
-always takes the same path. This runs in decode threads and knows of a model only rate and unit.
+always takes the same path.
 
 Around a planned span more is read, and the frames of that are dropped again:
 
@@ -134,12 +134,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unresampled:
-    """A signal that a device will resample and scale.
-
-    Args:
-        ears: Samples at the file's rate, (ear, time).
-        gain: Linear gain, applied last.
-    """
+    """A signal (ear, time) at the file's rate that a device will resample, then scale by `gain`."""
 
     ears: Signal
     from_hz: float
@@ -162,11 +157,8 @@ class Unresampled:
 class Clip:
     """One clip of one row, whole.
 
-    Args:
-        channel: Source channel, -1 for mixed or both ears.
-        signals: One per target, in the targets' order, (time,) or (2, time); equal targets share
-            one array. Unresampled where a device takes it from here.
-        facts: Provenance columns of the row.
+    `channel` is -1 for mixed or both ears. `signals` has one for each target, (time,) or (2, time);
+    equal targets share one array. `facts` are the provenance columns of the row.
     """
 
     item: Item
@@ -181,14 +173,9 @@ class Clip:
 
 
 class Preparer:
-    """Decodes rows into clips.
+    """Decodes rows into clips for `targets`; clips above `long_s` are streamed.
 
-    Args:
-        targets: Inputs of the models.
-        long_s: Clips above this are streamed.
-        on_device: Leave the resampling of whole clips to a device.
-        children: Decode in them.
-        warm_up_s: Seconds that the models hear before a planned span.
+    `on_device` leaves the resampling of whole clips to a device. `children` decode in processes.
     """
 
     def __init__(
@@ -211,7 +198,7 @@ class Preparer:
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode a row: return its clips, one a channel, or a long clip that is not read yet.
 
-        The stream is closed here, or by the long clip. Raises a RowError for bad input.
+        The stream is closed here, or by the long clip.
         """
         with ExitStack() as closing:
             closing.callback(stream.close)
@@ -281,10 +268,7 @@ class Preparer:
         )
 
     def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
-        """Return each target's signal from (ear, time) at its rate; equal targets share one array.
-
-        Signals of `by_rate` may be overwritten: a single target scales its signal in place.
-        """
+        """Return each target's signal from (ear, time); equal targets share one array."""
         made: dict[Target, Signal] = {}
         for target, gain in zip(self.targets, gains, strict=True):
             signal = as_model_input(by_rate[target.fs_hz], target.ears)
@@ -324,8 +308,7 @@ class Preparer:
 class LongClip:
     """A row too long to hold: read it once with `pieces`, then ask for `seconds` and `facts`.
 
-    Args:
-        blocks: Blocks decoded before the length was known; `remaining` continues there.
+    `blocks` were decoded before the length was known; `remaining` continues there.
     """
 
     def __init__(
@@ -367,7 +350,6 @@ class LongClip:
         """Yield the clip piece by piece: per entry of `channels`, one signal per target.
 
         Targets get pieces of their own lengths, some of them empty. Closes the stream at the end.
-        Raises a RowError where the damage is, maybe after many good pieces.
         """
         try:
             if self._preparer.calibration.needs_whole_clip:

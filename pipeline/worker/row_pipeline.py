@@ -94,9 +94,8 @@ class RowProcessor:
     Args:
         source: Yields the bytes of rows; used by one thread per shard in flight.
         extractors: One a model of the spec, in its order; on a CPU used by one caller at a time.
-        decode_threads: Threads that decode, resample, check and cast.
         long_s: Clips above this are streamed through decoder and model, their features into files.
-        spill_folder: Folder of these files; None takes the system's folder for temporary files.
+        spill_folder: Folder of these files; None takes the system's.
         gpu: GPU that the extractors were built for; None for the CPU.
         shards: Most shards in flight.
         cpu: Gets the CPU time of launches, which several shards share.
@@ -165,9 +164,6 @@ class RowProcessor:
             on_audio: Called with the seconds of audio of each row that is through the models.
             memory_share: Part of the usual bytes for clips that wait and for batches.
             stages: Gets the times at which rows are fetched, decoded, and in the models.
-        Raises:
-            SourceOutage: Bytes could not be read for no row's fault; the shard must not be
-                published.
         """
         stages = stages or StageTimes()
         rows: dict[Place, Future[Row] | QuarantineRow] = {}
@@ -343,10 +339,7 @@ def _release(entry: tuple[Item, BinaryIO | RowError] | Prepared) -> None:
 
 
 def in_windows(prepared: Iterable[Prepared], most_bytes: int) -> Iterator[Window]:
-    """Gather clips in windows of about `most_bytes`.
-
-    Long clips and quarantined rows are yielded alone. A long clip ends the window before it.
-    """
+    """Gather clips in windows of about `most_bytes`; long clips and bad rows are yielded alone."""
     window: list[tuple[Place, Clip]] = []
     size = 0
     for number, entry in enumerate(prepared):

@@ -1,9 +1,7 @@
 """The runner of a worker: warm models, process a shard's rows, publish the shard.
 
-Several shards may be in flight. On a CPU there are two: while one uses the models, the other is
-decoded or written. Shards get the models in the order of their arrival. On a GPU as many shards are
-in flight as fill its launches. Files do not depend on the overlap: a shard's rows depend on its
-items and the spec alone.
+Several shards may be in flight; they get the models in the order of their arrival. A shard's files
+do not depend on the overlap, but on its items and the spec alone.
 """
 
 from __future__ import annotations
@@ -74,8 +72,8 @@ SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 class WorkerJob:
     """A job as it is sent to a worker, once; called there, it builds the runner.
 
-    Its streams are as dataset.json describes them. An earlier release may have begun the dataset,
-    and all of its shards are stored alike. There are none for a new dataset.
+    `streams` are as dataset.json describes them, because an earlier release may have begun the
+    dataset, and all shards are stored alike. There are none for a new dataset.
     """
 
     spec: JobSpec  # Storage options included.
@@ -131,10 +129,7 @@ class ShardRunner:
         return self._ready.info
 
     def run(self, order: ShardOrder) -> ShardNotes | None:
-        """Process the shard and publish it; PublishError when the second half failed.
-
-        Returns None where another attempt has published it already.
-        """
+        """Process the shard and publish it; None where another attempt has published it already."""
         again = self._job.again.get(order.shard.shard_id, Recommit())
         with patient(self._spec.run.retry_s), doing(OTHER, CpuSeconds(self._cpu)):
             if self._layout.exists(commit_path(order.shard.shard_id, again.generation)):

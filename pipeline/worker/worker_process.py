@@ -1,9 +1,6 @@
 """A worker: it runs shards, several at a time, and answers calls of its driver over a pipe.
 
-`ShardWorker` knows neither audio nor what carries its calls. The work is a `ShardRunner`, built
-inside the process by a factory, so a failed warm-up can be repeated and does not end the process.
-An exception becomes an `Outcome` here. Only the death of the process reaches the executor. The
-commit record says whether a shard is done, never an outcome.
+An exception becomes an `Outcome` here. Only the death of the process reaches the executor.
 
 `serve` puts it behind a pipe. The first message says what to build, each later one is a call with
 its number, and an answer carries the number back. The process ends with the pipe: no driver, no

@@ -1,8 +1,6 @@
 """The executors of a job's workers: processes of this machine, or Ray.
 
-An executor opens a session: machines with cores and GPUs, and workers on them that are started,
-called and killed. An executor knows no shards. The scheduler does not know how a call travels: the
-result of a call whose worker died is `LostCall`, whatever error the executor's library raises.
+An executor opens a session: machines with cores and GPUs, and workers on them. It knows no shards.
 Only the module of the job's executor is imported.
 """
 
@@ -90,18 +88,14 @@ class Executor(Protocol):
         """Refuse at once an address that nobody listens at, or a GPU that is missing."""
 
     def session(self, run: RunSpec, say: Callable[[str], None]) -> AbstractContextManager[Session]:
-        """Start or join the machines; stop the started ones after the block.
-
-        Waiting is announced by a sentence to `say`.
-        """
+        """Start or join the machines for the block; `say` takes a sentence about waiting."""
 
 
 def executor_of(run: RunSpec) -> Executor:
     """Return the executor of a job.
 
-    `auto` is Ray where a cluster is named or this process is connected to Ray, else processes of
-    this machine. RAY_ADDRESS names the cluster for a job that came by `ray job submit`; it says
-    nothing in a process that is connected to Ray already.
+    RAY_ADDRESS names the cluster for a job that came by `ray job submit`; it says nothing in a
+    process that is connected to Ray already.
     """
     address = run.ray_address or (None if is_connected() else os.environ.get("RAY_ADDRESS"))
     if address in ("", "local"):

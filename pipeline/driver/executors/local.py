@@ -1,8 +1,7 @@
 """Workers as processes of this machine.
 
-A worker is a new Python process. A fork of the driver would inherit locks that threads of the
-driver hold. A thread for each worker sends its calls, because a frozen worker reads nothing, and
-the driver must not wait for it.
+A worker is a new Python process: a fork would inherit locks that threads of the driver hold. A
+thread for each worker sends its calls, because a frozen worker reads nothing.
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ class LocalWorkers:
         self._processes: list[LocalProcess] = []
 
     def start(self, index: int) -> LocalProcess:
-        """Return a worker of a place; a worker on a GPU sees no other GPU."""
         request = self._request_of(index)
         environment = request.environment
         if request.place.num_gpus and self._gpus:
@@ -111,7 +109,6 @@ class LocalWorkers:
     def ended(
         self, calls: Collection[int], timeout_s: float
     ) -> Iterable[tuple[int, Outcome | LostCall]]:
-        """Return calls whose answers have come, and all calls of processes that died."""
         by_connection = {
             process.connection: process for process in self._processes if process.pid is not None
         }
@@ -123,16 +120,12 @@ class LocalWorkers:
         return [ended for process in processes for ended in process.read()]
 
     def kill(self, worker: LocalProcess) -> None:
-        """Kill the process; its calls are forgotten."""
         worker.kill()
         self._processes.remove(worker)
 
 
 class LocalProcess:
-    """A worker; a call starts its process, if there is none or it has died.
-
-    `environment` adds to the variables of this process. The process runs `shards` calls at a time.
-    """
+    """A worker; a call starts its process, if there is none or it has died."""
 
     def __init__(
         self, make_runner: Callable[[], ShardRunner], environment: Mapping[str, str], shards: int
@@ -158,10 +151,7 @@ class LocalProcess:
         return call
 
     def read(self) -> list[tuple[int, Outcome | LostCall]]:
-        """Return the answers that have come, and all calls as lost if the process has died.
-
-        Call it when the connection is ready.
-        """
+        """Return the answers that have come, and all calls as lost if the process has died."""
         ended: list[tuple[int, Outcome | LostCall]] = []
         try:
             while self.connection.poll():

@@ -59,10 +59,7 @@ class ClusterError(EarmillError, ConnectionError, help_topic="ray", exit_code=2)
 
 
 class RayExecutor:
-    """Runs workers as Ray actors on the cluster at `address`.
-
-    Without an address: on the Ray that this process is connected to, else on one that is started.
-    """
+    """Runs workers as Ray actors on the cluster at `address`, or on the Ray of this process."""
 
     def __init__(self, address: str | None = None) -> None:
         self._address = address
@@ -73,10 +70,7 @@ class RayExecutor:
         return self._address is None and not is_connected()
 
     def check(self, run: RunSpec) -> None:
-        """Refuse an address that nobody listens at, and `cuda` where no GPU can come.
-
-        A cluster with an address may grow, so its GPUs are waited for instead.
-        """
+        """Refuse a dead address, and `cuda` where no GPU can come, as it can to a cluster."""
         if self._address is not None:
             check_address(self._address)
         elif run.device == "cuda":
@@ -120,10 +114,8 @@ def _unreachable(address: str, error: Exception) -> ClusterError:
 def ray_session(address: str | None = None) -> Iterator[None]:
     """Connect this process to Ray for the time of the block.
 
-    `address` names the cluster to join, `auto` included. None uses the Ray that this process is
-    connected to, and leaves it as it is; without one a Ray is started, and stopped after the block.
-    Raises ClusterError, RunStopped where Ray cannot be started, and SpecError where the process is
-    connected to another cluster.
+    None for the address uses the Ray that this process is connected to, and leaves it as it is;
+    without one a Ray is started, and stopped after the block.
     """
     if address is None and not is_connected():
         for name, value in OWN_RAY_ENV.items():
@@ -204,10 +196,7 @@ class _MutedStream:
 
 @contextmanager
 def muted(threads: Collection[threading.Thread]) -> Iterator[None]:
-    """Drop what these threads print.
-
-    Threads of Ray print news of other processes, which would break a bar or lines of JSON.
-    """
+    """Drop what these threads of Ray print: it would break a bar or lines of JSON."""
     out, err = _MutedStream(sys.stdout, threads), _MutedStream(sys.stderr, threads)
     with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, err)):
         yield
@@ -255,11 +244,7 @@ def wait_for_nodes(
     """Return the nodes for a job, as soon as there is one; RunStopped after `limit_s` without one.
 
     A cluster that scales by demand starts its first node when somebody asks for one, so the
-    cluster is asked.
-
-    Args:
-        say: Called once with a sentence, if there is something to wait for.
-        may_grow: Others may add nodes; False returns what there is.
+    cluster is asked. Without `may_grow`, what there is is returned at once.
     """
     began, asked = clock(), False
 
@@ -301,14 +286,9 @@ def _ask_for(run: RunSpec, times: int) -> None:
 class ClusterWatch:
     """Looks at the nodes every few seconds, and notices when Ray is gone.
 
-    Ray goes on for minutes without a word when its raylet has died: actors are started again, and
-    wait for a node that never comes. The look is made in a thread, because it may hang.
-
-    Args:
-        look: Returns the cluster's nodes, None where this machine is none of them; may block or
-            raise.
-    Attributes:
-        seen: Result of the last good look; None before the first one.
+    Ray goes on for minutes without a word when its raylet has died. The look is made in a thread,
+    because it may hang; it returns None where this machine is not among the live nodes. `seen` is
+    the result of the last good look.
     """
 
     def __init__(
