@@ -10,15 +10,17 @@ quarantine than the job allows, and 1 if shards are missing.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
 from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.text import duration, figure
-from earmill.pipeline.dataset.commit_record import commits_as
+from earmill.pipeline.dataset.commit_record import READ_THREADS, Recommit, commits_as, read_commit
 from earmill.pipeline.dataset.copied_rows import copy_equal
 from earmill.pipeline.dataset.crew import BlockClaims, DriverMembership, start_of
 from earmill.pipeline.dataset.description import DatasetFile
@@ -27,8 +29,10 @@ from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import STATUS_BAD, current_index, read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
-from earmill.pipeline.driver.executors import executor_of
-from earmill.pipeline.driver.shard_ledger import Committed, Result
+from earmill.pipeline.driver.executors import WorkerRequest, executor_of
+from earmill.pipeline.driver.placement import cpu_note, place_workers
+from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
+from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
 from earmill.pipeline.driver.sharing import (
     ShardClaims,
     SharingPolicy,
@@ -37,9 +41,9 @@ from earmill.pipeline.driver.sharing import (
     sharing_of,
 )
 from earmill.pipeline.driver.telemetry import observed
+from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
 from earmill.pipeline.formats.format import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
-from earmill.pipeline.operations.job_scheduler import RunnerFactory, scheduler_of
 from earmill.pipeline.operations.open_job import (
     OpenJob,
     committed_of,
@@ -57,8 +61,37 @@ from earmill.pipeline.spec.models import built_models
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
+from earmill.pipeline.worker.launches import shards_in_flight
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 
 EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
+# Returns, for a worker's job, the function that builds its runner inside the worker's process.
+RunnerFactory = Callable[[WorkerJob], Callable[[], ShardRunner]]
+
+
+class CommitReader:
+    """Reads commit records for `ShardLedger`, with `side_by_side` several at a time.
+
+    A store takes tens of milliseconds to answer, which would limit a job of many workers to some
+    tens of shards a second.
+    """
+
+    def __init__(self, read: Callable[[str], Committed | None], *, side_by_side: bool) -> None:
+        self._read = read
+        self._threads = ThreadPoolExecutor(READ_THREADS, "commits") if side_by_side else None
+        self._begun: dict[str, Future[Committed | None]] = {}
+
+    def look_ahead(self, shards: Sequence[str]) -> None:
+        """Begin to read the records of these shards, and drop reads that were begun before."""
+        self._begun = {}
+        if self._threads is not None and len(shards) > 1:
+            self._begun = {shard: self._threads.submit(self._read, shard) for shard in {*shards}}
+
+    def __call__(self, shard_id: str) -> Committed | None:
+        """Return the record of a shard as of now, or as of the end of its attempt."""
+        begun = self._begun.pop(shard_id, None)
+        return self._read(shard_id) if begun is None else begun.result()
 
 
 def summarise(
@@ -177,7 +210,7 @@ def run_job(
     Raises:
         SpecError, SourceError, OutputError, LockedError: Before any work.
         SourceOutage, RunStopped: Source or output are away; the same command may work later.
-        OvertakenError: Another command took the output over while this one gave no sign of life.
+        OvertakenError: Another command took the output over meanwhile.
     """
     with _resumable(), patient(spec.run.retry_s), observed(spec.run, sink) as (seen, observe):
         sharing = sharing_of(spec.run, join=join, finish=finish)
@@ -313,26 +346,94 @@ class _Run:
         return plan
 
     def _work(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> Result:
-        """Process the pending shards with workers; the stack stops the workers."""
+        """Process the pending shards with a worker for each place; the stack stops the workers."""
+        run = self.spec.run
         self.tell("starting the workers")
         # A run that replaces commits shares no shards.
-        supply = None if self.again is not None else self._supply(stack, job, lease)
+        shared = None if self.again is not None else self._shared(stack, job, lease)
         stack.callback(_clear, job)
-        session = stack.enter_context(self.executor.session(self.spec.run, self.tell))
-        scheduler = scheduler_of(
-            job, session, self.sink, self.observe, self.stop, lease, self.make_runner, supply
-        )
-        return scheduler.run()
+        session = stack.enter_context(self.executor.session(run, self.tell))
+        nodes = session.nodes()
+        placements = place_workers(nodes, run, at_most=len(job.pending))
+        places = WorkerPlacements(placements, run, seen=session.seen, sink=self.sink)
+        if note := cpu_note(nodes, run):
+            self.sink(events.Note(note))
+        planned = len(job.plan.shards)
+        planned_s = sum(shard.seconds for shard in job.plan.shards)
+        on_a_gpu = shards_in_flight(job.plan.rows / planned, planned_s / planned)
 
-    def _supply(
-        self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None
-    ) -> Callable[[int], ShardClaims]:
-        """Return a function that begins to claim shards; its argument is how many are held."""
+        def request_of(index: int) -> WorkerRequest:
+            place = places.places[index]
+            shards = on_a_gpu if place.num_gpus else CONCURRENT_SHARDS
+            work = WorkerJob(
+                spec=job.spec,
+                plan_id=job.plan.plan_id,
+                threads=place.threads,
+                folder=os.getcwd(),
+                device=place.device,
+                shards=shards,
+                parquet_form=job.dataset.parquet_form,
+                streams=job.dataset.streams,
+                extra_types=job.dataset.extra_types,
+                again=job.again,
+                scratch=job.scratch,
+                fence=job.fence,
+            )
+            return WorkerRequest(self.make_runner(work), place, shards)
+
+        def in_flight() -> int:
+            living = places.of_living(pool)
+            return sum(on_a_gpu if place.num_gpus else CONCURRENT_SHARDS for place in living)
+
+        def read(shard_id: str) -> Committed | None:
+            known = job.again.get(shard_id, Recommit())
+            record = read_commit(job.layout, shard_id, known.generation)
+            return None if record is None else committed_of(record)
+
+        def on_tick() -> None:
+            if lease is not None:
+                lease.check()
+            session.check()
+            places.follow(pool, ledger)
+            if claims is not None:
+                claims.widen(in_flight())
+                claims.feed(ledger)
+
+        pool = WorkerPool(session.workers(request_of), len(placements))
+        claims = None
+        if shared is not None:
+            shards = {shard.shard_id: shard for shard in job.pending}
+            claims = stack.enter_context(
+                ShardClaims(shared, shards, ahead=in_flight(), stays=self.sharing.stays)
+            )
+        committed = CommitReader(read, side_by_side=not job.layout.is_local)
+        ledger = ShardLedger(
+            job.pending if claims is None else (),
+            committed,
+            max_attempts=run.max_attempts,
+            sink=self.sink,
+            witnesses=job.witnesses(),
+            look_ahead=committed.look_ahead,
+        )
+        ledger.more_to_come = claims is not None
+        return Scheduler(
+            ledger,
+            pool,
+            deadlines=Deadlines(run.shard_deadline_s, run.row_deadline_s),
+            sink=self.sink,
+            observe=self.observe,
+            stop=self.stop,
+            on_tick=on_tick,
+            drain_s=run.grace_s,
+        ).run()
+
+    def _shared(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> BlockClaims:
+        """Return the shards that this driver may claim, as a member of the output's drivers."""
         member = lease
         if not isinstance(member, DriverMembership):
             member = stack.enter_context(DriverMembership(job.layout))
         run_id, start = member.holder.run_id, self.sharing.start
-        claims = BlockClaims(
+        return BlockClaims(
             job.layout,
             job.plan.plan_id,
             [shard.shard_id for shard in job.plan.computed],
@@ -340,10 +441,6 @@ class _Run:
             run_id=run_id,
             start=start_of(run_id) if start is None else start,
             fence=job.fence,
-        )
-        shards = {shard.shard_id: shard for shard in job.pending}
-        return lambda ahead: stack.enter_context(
-            ShardClaims(claims, shards, ahead=ahead, stays=self.sharing.stays)
         )
 
     def _finish(self, job: OpenJob, result: Result) -> events.JobFinished:
