@@ -10,12 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, zip_longest
-from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import DeviceError, SpecError
-
-if TYPE_CHECKING:
-    from earmill.pipeline.spec.job import RunSpec
+from earmill.pipeline.spec.job import RunSpec
 
 # Enough for Ray to count the worker, too little to ever fill a node.
 CPUS_RESERVED = 0.001
@@ -28,13 +25,6 @@ class Node:
     node_id: str
     cpus: int
     gpus: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClusterView:
-    """The live nodes of a cluster that offer CPUs or GPUs at one time."""
-
-    nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ A shard is done when it has a commit record. A worker's answer only says when to
 record. So a worker that dies after its commit, a lost answer and a second copy of a slow shard all
 end well.
 
+While a source or an output does not answer, one shard at a time tries it, after growing pauses;
+other shards wait (`CircuitBreaker`). A shard that succeeds ends the outage.
+
 A row that hangs or crashes its worker is found by bisection of its shard. The driver loop asks
 `next_probe`, runs these rows alone on a worker, and reports the result. A row is a culprit when it
 has failed alone twice. One failure may be a lost machine, or the late crash of a worker that
@@ -22,20 +25,17 @@ stays empty and the caller decides.
 
 from __future__ import annotations
 
+import random
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.circuit_breaker import CircuitBreaker
-from earmill.pipeline.planning.shards import item_seconds
+from earmill.pipeline.planning.shards import Shard, item_seconds
+from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.messages import LostCall, Outcome, ShardOrder
-
-if TYPE_CHECKING:
-    from earmill.pipeline.planning.shards import Shard
-    from earmill.pipeline.sources.base import Item
 
 
 class Bisection:
@@ -90,6 +90,69 @@ class Bisection:
             return [rows] if rows else []
         middle = len(rows) // 2
         return [rows[middle:], rows[:middle]]
+
+
+# A run stops after this many attempts in a row and this many seconds since the first.
+IN_A_ROW = 3
+ENOUGH_S = 90.0
+# Seconds for a source that answers but has no planned row: waiting helps less.
+ENOUGH_MISSING_S = 10.0
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 60.0
+ADVICE = {
+    "source": "the source cannot be read",
+    "missing": "every row that was tried is missing from the source",
+    "output": "the output cannot be written",
+    "machine": "this machine cannot go on",
+}
+
+
+class CircuitBreaker:
+    """State of a run's outage. `verdict` is the reason for the run to stop; empty if it goes on."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.now, self._jitter = clock, jitter
+        self._in_a_row = 0
+        self._since = self._next_try = 0.0
+        self.verdict = ""
+
+    def met(self, kind: str, reason: str) -> float:
+        """Note an attempt that met an outage, a key of ADVICE; return the pause before the next."""
+        now = self.now()
+        if self._in_a_row == 0:
+            self._since = now
+        self._in_a_row += 1
+        wait_s = self.pause_s(self._in_a_row)
+        self._next_try = now + wait_s
+        enough_s = ENOUGH_MISSING_S if kind == "missing" else ENOUGH_S
+        if self._in_a_row >= IN_A_ROW and now - self._since >= enough_s:
+            advice = ADVICE.get(kind, ADVICE["machine"])
+            self.verdict = (
+                f"{advice}: {reason} ({self._in_a_row} attempts in a row over "
+                f"{now - self._since:.0f} s)"
+            )
+        return wait_s
+
+    def went_well(self) -> None:
+        """Note a shard that succeeded, which ends the outage."""
+        self._in_a_row, self._next_try, self.verdict = 0, 0.0, ""
+
+    def may_start(self, busy: bool) -> bool:
+        """Return True if a shard may start now; `busy` says that a shard is in flight."""
+        return self._in_a_row == 0 or (not busy and self.now() >= self._next_try)
+
+    def is_due(self, since: float, times: int) -> bool:
+        """Return True if a shard that met its `times`-th outage at `since` may start again."""
+        return self.now() >= since + FIRST_PAUSE_S * 2.0 ** min(times - 1, 4)
+
+    def pause_s(self, times: int) -> float:
+        """Return the pause after this many attempts; a fifth of it is random."""
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** (times - 1), LONGEST_PAUSE_S)
+        return pause_s * (0.8 + 0.2 * self._jitter())
 
 
 @dataclass(eq=False, slots=True)

@@ -20,13 +20,12 @@ from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.missing_modules import needed_modules
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.run_totals import Histogram, RunMetrics
+from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.local_store import write_local
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import CollectorRegistry
-
-    from earmill.pipeline.spec.job import RunSpec
 
 TEXT_FILE = ".prom"
 # Time between two versions of a text file, in seconds.

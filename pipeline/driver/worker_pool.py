@@ -13,17 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from earmill.pipeline.common.errors import DeviceError, SpecError
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.placement import ClusterView, Placement, place_workers
+from earmill.pipeline.driver.executors import Workers
+from earmill.pipeline.driver.placement import Node, Placement, place_workers
+from earmill.pipeline.driver.shard_ledger import ShardLedger
+from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome, WorkerInfo
-
-if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors import Workers
-    from earmill.pipeline.driver.shard_ledger import ShardLedger
-    from earmill.pipeline.spec.job import RunSpec
 
 WARMING, READY, DEAD = "warming", "ready", "dead"
 WORK = ("run", "probe")
@@ -207,12 +205,12 @@ class WorkerPlacements:
         places: Sequence[Placement],
         run: RunSpec,
         *,
-        seen: Callable[[], ClusterView | None],
+        seen: Callable[[], Sequence[Node] | None],
         sink: events.Sink = events.ignore,
     ) -> None:
         self.places = list(places)
         self._run, self._seen, self._sink = run, seen, sink
-        self._last: ClusterView | None = None
+        self._last: Sequence[Node] | None = None
 
     def of_living(self, pool: WorkerPool) -> list[Placement]:
         return [self.places[slot.index] for slot in pool.slots if slot.state != DEAD]
@@ -223,7 +221,7 @@ class WorkerPlacements:
         if view is None or view is self._last:
             return
         self._last = view
-        there = {node.node_id for node in view.nodes}
+        there = {node.node_id for node in view}
         living = [slot for slot in pool.slots if slot.state != DEAD]
         lost = [slot for slot in living if self.places[slot.index].node_id not in there]
         if not ledger.nothing_waits:
@@ -237,13 +235,13 @@ class WorkerPlacements:
                     ledger.put_back(call.payload.work)
                 self._say(slot, "is gone: given up")
 
-    def _new_places(self, view: ClusterView, stay: int, shards: int) -> list[Placement]:
+    def _new_places(self, view: Sequence[Node], stay: int, shards: int) -> list[Placement]:
         """Return places on nodes that have fewer workers than they would be given now."""
         room = min(shards, self._run.workers or shards) - stay
-        if room <= 0 or not view.nodes:
+        if room <= 0 or not view:
             return []
         try:
-            wanted = place_workers(view.nodes, self._run, at_most=shards)
+            wanted = place_workers(view, self._run, at_most=shards)
         except (DeviceError, SpecError):
             return []  # these nodes cannot hold the job
         # Places of workers that were given up stay taken: they are not tried again.

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
@@ -43,12 +42,10 @@ from earmill.pipeline.planning.shards import Shard, extra_json
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.messages import describe_changes
+from earmill.pipeline.spec.models import BuiltModel
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch, sweep
-
-if TYPE_CHECKING:
-    from earmill.pipeline.spec.models import BuiltModel
 
 WHAT_TO_DO = "this output keeps to its plan: `earmill extract` with --update takes them in"
 

@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +19,8 @@ from numpy.typing import NDArray
 from earmill.pipeline.common.byte_streams import open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.sources.base import EqualRow, Item, Source
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.backend import is_local
-
-if TYPE_CHECKING:
-    from earmill.pipeline.spec.job import JobSpec
 
 # Kinds of sources in which a row is a file.
 OF_FILES = ("files", "manifest")

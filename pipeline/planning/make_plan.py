@@ -8,7 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +26,8 @@ from earmill.pipeline.planning.shards import (
 )
 from earmill.pipeline.sources.base import Item, Source, as_text
 from earmill.pipeline.sources.listing_cache import ListingCache
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import SPAN_ID
-
-if TYPE_CHECKING:
-    from earmill.pipeline.spec.job import JobSpec
 
 SHARD_DIGITS = 5
 # Seconds between two reports of a listing's progress.

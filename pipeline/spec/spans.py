@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -63,18 +63,11 @@ class SpansSpec(SpecModel):
         return self
 
 
-class Remembers(Protocol):
-    """A model's memory and grid, which decide the warm-up; see `Extractor`."""
+def warm_up_s(spans: SpansSpec | None, models: Sequence[Any], names: Sequence[str]) -> int:
+    """Return the seconds that the models hear before a span; 0 for a job without spans.
 
-    @property
-    def memory_s(self) -> float | None: ...
-
-    @property
-    def grid_s(self) -> int: ...
-
-
-def warm_up_s(spans: SpansSpec | None, models: Sequence[Remembers], names: Sequence[str]) -> int:
-    """Return the seconds that the models hear before a span; 0 for a job without spans."""
+    `memory_s` and `grid_s` of the models, see `Extractor`, decide it.
+    """
     if spans is None:
         return 0
     for model, name in zip(models, names, strict=True):

@@ -26,6 +26,7 @@ from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.provenance import device_info
 from earmill.pipeline.formats.moments import RunningMoments
 from earmill.pipeline.formats.values import halved
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import entries_of
 from earmill.pipeline.worker.device import (
     DeviceInput,
@@ -39,7 +40,6 @@ from earmill.pipeline.worker.device import (
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
-    from earmill.pipeline.spec.job import JobSpec
 
 # Lengths that compile and load every kernel: a second, and two odd lengths after it.
 WARM_UP_SAMPLES = (44100, 30001, 777)

@@ -38,6 +38,7 @@ from earmill.pipeline.formats.values import Caster, as_stored
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.worker.device import Gpu
 from earmill.pipeline.worker.extraction import (
@@ -63,7 +64,6 @@ from earmill.pipeline.worker.prepare import (
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
-    from earmill.pipeline.spec.job import JobSpec
 
 Prepared = list[Clip] | LongClip | QuarantineRow
 Row = FeatureRow | QuarantineRow

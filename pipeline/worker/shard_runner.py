@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
 from earmill.pipeline.common.monitoring import (
     ENCODE,
@@ -43,6 +44,7 @@ from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.values import Caster, total
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.base import longest_wait_s
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import commit_path
 from earmill.pipeline.storage.retrying import longest_call_s
@@ -58,10 +60,6 @@ from earmill.pipeline.worker.messages import (
 )
 from earmill.pipeline.worker.models import warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
-
-if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
-    from earmill.pipeline.spec.job import JobSpec
 
 # A read of the source, or a call to the output, that takes longer is named as the reason when the
 # shard is killed for hanging.
@@ -192,8 +190,6 @@ class ShardRunner:
             models = warm_models(spec, job.threads, job.device)
         output = spec.output
         if job.streams:
-            from amtcore.features.stream_info import StreamInfo
-
             streams = [StreamInfo.from_dict(info) for info in job.streams]
         else:
             infos = [info for model in models.extractors for info in model.streams]

@@ -29,13 +29,13 @@ from earmill.pipeline.driver.executors.ray import (
     wait_for_nodes,
 )
 from earmill.pipeline.driver.executors.ray import ray_session as session
-from earmill.pipeline.driver.placement import ClusterView, Node, Placement
+from earmill.pipeline.driver.placement import Node, Placement
 from earmill.pipeline.spec.job import JobSpec, RunSpec
 from tests.pipeline.outages import Clock
 
 ADDRESS = "10.0.0.1:6379"
 CPU_NODE, GPU_NODE = Node("a", cpus=4, gpus=0), Node("b", cpus=4, gpus=1)
-VIEW = ClusterView((CPU_NODE,))
+VIEW = [CPU_NODE]
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ class TestNodes:
     def test_a_cluster_that_is_gone_ends_the_run_within_a_minute(self, silent: bool) -> None:
         clock, there = Clock(), {"now": True}
 
-        def look() -> ClusterView | None:
+        def look() -> list[Node] | None:
             if silent and not there["now"]:
                 raise ConnectionError("nobody answers")
             return VIEW if there["now"] else None

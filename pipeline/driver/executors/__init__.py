@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from earmill.pipeline.common.machine import gpu_environment
-
-if TYPE_CHECKING:
-    from earmill.pipeline.driver.placement import ClusterView, Node, Placement
-    from earmill.pipeline.spec.job import RunSpec
-    from earmill.pipeline.worker.messages import LostCall, Outcome
-    from earmill.pipeline.worker.shard_runner import ShardRunner
+from earmill.pipeline.driver.placement import Node, Placement
+from earmill.pipeline.spec.job import RunSpec
+from earmill.pipeline.worker.messages import LostCall, Outcome
+from earmill.pipeline.worker.shard_runner import ShardRunner
 
 # glibc reads these when a process starts. Clips and features are megabytes that are allocated and
 # freed again and again: to return them to the system each time costs more in page faults.
@@ -71,7 +69,7 @@ class Session(Protocol):
     def nodes(self) -> list[Node]:
         """Return the machines at the start."""
 
-    def seen(self) -> ClusterView | None:
+    def seen(self) -> Sequence[Node] | None:
         """Return the machines now; None if machines never come or go, or before the first look."""
 
     def workers(self, request_of: Callable[[int], WorkerRequest]) -> Workers:

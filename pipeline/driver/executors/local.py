@@ -20,21 +20,18 @@ from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from earmill.pipeline.common.errors import TOO_LITTLE, speaks_of_memory
 from earmill.pipeline.common.machine import cores, is_interpreted, run_python
 from earmill.pipeline.common.text import one_line
-from earmill.pipeline.driver.executors import KEPT_MEMORY
+from earmill.pipeline.driver.executors import KEPT_MEMORY, WorkerRequest
 from earmill.pipeline.driver.placement import Node
+from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import LostCall, Outcome
-
-if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors import WorkerRequest
-    from earmill.pipeline.spec.job import RunSpec
-    from earmill.pipeline.worker.shard_runner import ShardRunner
+from earmill.pipeline.worker.shard_runner import ShardRunner
 
 HERE = "this machine"
 # Arguments are the file descriptor of the pipe and the module search path. Garbage collection

@@ -16,22 +16,19 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 from earmill.pipeline.common.errors import ClusterLost, EarmillError, RunStopped, SpecError
 from earmill.pipeline.common.machine import is_interpreted
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.driver.events import RESUME
-from earmill.pipeline.driver.executors import KEPT_MEMORY, is_connected
-from earmill.pipeline.driver.placement import ClusterView, Node, gpu_seats
+from earmill.pipeline.driver.executors import KEPT_MEMORY, WorkerRequest, is_connected
+from earmill.pipeline.driver.placement import Node, gpu_seats
+from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import LostCall, Outcome
 from earmill.pipeline.worker.worker_process import ShardWorker
-
-if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors import WorkerRequest
-    from earmill.pipeline.spec.job import RunSpec
 
 CONNECT_TIMEOUT_S = 5.0
 NODES_WITHIN_S = 600.0
@@ -292,10 +289,10 @@ class ClusterWatch:
     """
 
     def __init__(
-        self, look: Callable[[], ClusterView | None], *, clock: Callable[[], float] = time.monotonic
+        self, look: Callable[[], list[Node] | None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._look, self._clock = look, clock
-        self.seen: ClusterView | None = None
+        self.seen: list[Node] | None = None
         self._last_look = self._last_good = clock()
         self._thread: threading.Thread | None = None
 
@@ -321,13 +318,13 @@ class ClusterWatch:
                 self.seen, self._last_good = seen, self._clock()
 
 
-def _look() -> ClusterView | None:
+def _look() -> list[Node] | None:
     import ray
 
     entries, here = ray.nodes(), _this_node()
     if not any(entry["Alive"] and str(entry["NodeID"]) == here for entry in entries):
         return None
-    return ClusterView(tuple(useful_nodes(entries)))
+    return useful_nodes(entries)
 
 
 class RaySession:
@@ -338,7 +335,7 @@ class RaySession:
         self._watch = ClusterWatch(_look)
         self.check = self._watch.check
 
-    def seen(self) -> ClusterView | None:
+    def seen(self) -> list[Node] | None:
         return self._watch.seen
 
     def nodes(self) -> list[Node]:
