@@ -154,16 +154,18 @@ class Scheduler:
         self._working_since: float | None = None
         self._cpu: CpuAccount | None = None
         self._drain_until: float | None = None
-        self._turned = clock()
 
     def run(self) -> Result:
         """Work until nothing is left, then close the pool."""
         self._stop.watched = True
+        turned = self._clock()
         try:
             self._pool.start()
             while not self._finished():
                 self._dispatch()
-                self._pace()
+                if len(self._pool.slots) >= MANY_WORKERS:
+                    time.sleep(max(0.0, turned + TURN_S - self._clock()))
+                    turned = self._clock()
                 for call, outcome in self._pool.wait(POLL_S, self._look_ahead):
                     self._settle(call, outcome)
                 if self._heard:
@@ -182,11 +184,6 @@ class Scheduler:
                 self._ledger.result.cpu_s = self._cpu.seconds()
             self._pool.close()
         return self._ledger.result
-
-    def _pace(self) -> None:
-        if len(self._pool.slots) >= MANY_WORKERS:
-            time.sleep(max(0.0, self._turned + TURN_S - self._clock()))
-            self._turned = self._clock()
 
     @property
     def _stopping(self) -> bool:
@@ -244,7 +241,7 @@ class Scheduler:
     # -- receiving ----------------------------------------------------------------------------
 
     def _look_ahead(self, calls: Sequence[WorkerCall]) -> None:
-        self._ledger.look_ahead([call.payload.work for call in calls if call.kind == "run"])
+        self._ledger.look_ahead(call.payload.work for call in calls if call.kind == "run")
 
     def _settle(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
         slot = call.slot
@@ -272,15 +269,6 @@ class Scheduler:
             self._settle_device_lost(call, outcome.message)
         else:
             self._settle_work(call, outcome)
-
-    def _tell_attempt(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
-        """Emit an event for metrics, and one for each quarantined row that the worker names."""
-        shard_id, index = call.payload.work.shard_id, call.slot.index
-        notes = outcome.notes if isinstance(outcome, Outcome) else None
-        self._observe(events.ShardAttempt(shard_id, index, outcome.message, notes))
-        for row in notes.bad if notes is not None and notes.won else ():
-            bad = (row.row_id, row.stage, row.error_class, row.message)
-            self._sink(events.RowQuarantined(shard_id, *bad, index))
 
     def _settle_device_lost(self, call: WorkerCall, reason: str) -> None:
         """Replace a process that has lost its device, which charges no shard with a failure."""
@@ -316,13 +304,25 @@ class Scheduler:
         call.slot.ended(assignment.seconds)
         if isinstance(outcome, Outcome) and outcome.ok:
             self._deadlines.learn(self._clock() - call.head_since, assignment.seconds)
-        self._tell_attempt(call, outcome)
+        shard_id, index = assignment.work.shard_id, call.slot.index
+        notes = outcome.notes if isinstance(outcome, Outcome) else None
+        self._observe(events.ShardAttempt(shard_id, index, outcome.message, notes))
+        for row in notes.bad if notes is not None and notes.won else ():
+            bad = (row.row_id, row.stage, row.error_class, row.message)
+            self._sink(events.RowQuarantined(shard_id, *bad, index))
         self._ledger.shard_ended(assignment.work, outcome, certain=not call.shared_worker)
 
     def _settle_warm_up(self, slot: WorkerSlot, outcome: Outcome | LostCall) -> None:
         if isinstance(outcome, Outcome) and outcome.ok and outcome.info is not None:
             slot.state, slot.info, slot.failures = READY, outcome.info, 0
-            self._announce(slot)
+            if slot.info.note and slot.generation == 1:
+                self._sink(events.Note(f"worker {slot.index}: {slot.info.note}"))
+            if self._working_since is None:
+                self._working_since = self._clock()
+                self._cpu = CpuAccount(self._pool.slots)
+                start_s = round(self._working_since - self._started, 3)
+                workers, info = len(self._pool.slots), slot.info
+                self._sink(events.WorkersReady(workers, info.threads, info.device, start_s))
             return
         now = self._clock()
         is_restarting = isinstance(outcome, LostCall) and outcome.restarting
@@ -354,22 +354,6 @@ class Scheduler:
         if all(other.state == DEAD for other in self._pool.slots):
             self._ledger.result.fatal = f"no worker could be started: {reason}"
 
-    def _announce(self, slot: WorkerSlot) -> None:
-        if slot.info is not None and slot.info.note and slot.generation == 1:
-            self._sink(events.Note(f"worker {slot.index}: {slot.info.note}"))
-        if self._working_since is not None or slot.info is None:
-            return
-        self._working_since = self._clock()
-        self._cpu = CpuAccount(self._pool.slots)
-        self._sink(
-            events.WorkersReady(
-                workers=len(self._pool.slots),
-                threads=slot.info.threads,
-                device=slot.info.device,
-                start_s=round(self._working_since - self._started, 3),
-            )
-        )
-
     # -- watching -----------------------------------------------------------------------------
 
     def _check_deadlines(self) -> None:
@@ -387,10 +371,19 @@ class Scheduler:
                 self._check_head(slot, now - slot.work[0].head_since)
 
     def _check_head(self, slot: WorkerSlot, waited_s: float) -> None:
+        """Kill a worker whose oldest work hangs, or run slow work a second time elsewhere."""
         assignment: Assignment = slot.work[0].payload
         hung_s = self._deadlines.hung_s(assignment.seconds, assignment.rows)
         if waited_s > hung_s:
-            self._replace_hung(slot, hung_s)
+            reason, outage = f"no result within {hung_s:g} s, the worker was killed", slot.waits_for
+            if outage:
+                reason += f" while it waited for the {outage}"
+            self._sink(events.WorkerLost(slot.index, reason))
+            head, *others = self._pool.replace(slot)
+            for call in others:
+                call.payload.work.copies -= 1
+                self._ledger.put_back(call.payload.work)
+            self._settle_work(head, LostCall(reason, outage=outage))
         elif (
             assignment.probe is None
             and waited_s > self._deadlines.limit_s(assignment.seconds)
@@ -401,18 +394,6 @@ class Scheduler:
             idle = next((slot for slot in self._pool.slots if slot.idle), None)
             if idle is not None:
                 self._send(idle, Assignment(assignment.work, alone=True))
-
-    def _replace_hung(self, slot: WorkerSlot, hung_s: float) -> None:
-        reason = f"no result within {hung_s:g} s, the worker was killed"
-        outage = slot.waits_for
-        if outage:
-            reason += f" while it waited for the {outage}"
-        self._sink(events.WorkerLost(slot.index, reason))
-        head, *others = self._pool.replace(slot)
-        for call in others:
-            call.payload.work.copies -= 1
-            self._ledger.put_back(call.payload.work)
-        self._settle_work(head, LostCall(reason, outage=outage))
 
     def _poll_status(self) -> None:
         now = self._clock()

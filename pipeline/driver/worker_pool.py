@@ -91,7 +91,7 @@ class WorkerPool:
         if size < 1:
             raise ValueError(f"expected at least one worker, got {size}")
         self.workers = workers
-        self._clock = clock
+        self.now = clock
         self._calls: dict[Any, WorkerCall] = {}
         self.slots = [WorkerSlot(index) for index in range(size)]
 
@@ -101,7 +101,7 @@ class WorkerPool:
 
     def submit(self, slot: WorkerSlot, kind: str, *args: Any, payload: Any = None) -> WorkerCall:
         ref = self.workers.call(slot.worker, kind, *args)
-        call = WorkerCall(kind, slot, ref, payload, self._clock(), generation=slot.generation)
+        call = WorkerCall(kind, slot, ref, payload, self.now(), generation=slot.generation)
         self._calls[ref] = call
         if kind in WORK:
             slot.work.append(call)
@@ -135,13 +135,13 @@ class WorkerPool:
                 was_head = slot.work[0] is call
                 slot.work.remove(call)
                 if was_head and slot.work:
-                    slot.work[0].head_since = self._clock()
+                    slot.work[0].head_since = self.now()
             yield call, result
 
     def restart(self, slot: WorkerSlot) -> None:
         """Warm up the worker again, whose process died and is started again."""
         slot.state, slot.info, slot.seconds_in_flight, slot.waits_for = WARMING, None, 0.0, ""
-        slot.warming_since = self._clock()
+        slot.warming_since = self.now()
         slot.generation += 1
         self.warm_up(slot)
 
@@ -164,15 +164,10 @@ class WorkerPool:
         return lost
 
     def grow(self) -> WorkerSlot:
-        slot = WorkerSlot(len(self.slots), came_s=self._clock())
+        slot = WorkerSlot(len(self.slots), came_s=self.now())
         self.slots.append(slot)
         self._start(slot)
         return slot
-
-    def leave(self, slot: WorkerSlot) -> list[WorkerCall]:
-        """Retire a slot whose node is gone, and its cores with it."""
-        slot.left_s = self._clock()
-        return self.retire(slot)
 
     def close(self) -> None:
         for slot in self.slots:
@@ -230,7 +225,8 @@ class WorkerPlacements:
                 self._say(pool.grow(), "has joined: it works there")
         if len(lost) < sum(slot.state != DEAD for slot in pool.slots):
             for slot in lost:
-                for call in pool.leave(slot):
+                slot.left_s = pool.now()
+                for call in pool.retire(slot):
                     call.payload.work.copies -= 1
                     ledger.put_back(call.payload.work)
                 self._say(slot, "is gone: given up")

@@ -111,16 +111,10 @@ class JobCost(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return flat plain values for JSON."""
-        return {
-            "job": self.job,
-            "plan_id": self.plan_id,
-            "spec_sha256": self.spec_sha256,
-            "output": self.output,
-            "streams": [{key: getattr(each, key) for key in _OF_STREAM} for each in self.streams],
-            **asdict(self.estimate),
-            "notes": list(self.notes),
-            "sample": None if self.sample is None else asdict(self.sample),
-        }
+        plain: dict[str, Any] = asdict(self)
+        plain["streams"] = [{key: one[key] for key in _OF_STREAM} for one in plain["streams"]]
+        sizes: dict[str, Any] = plain.pop("estimate")
+        return plain | sizes | {"notes": list(self.notes)}
 
 
 def job_cost(spec: JobSpec, sampler: Callable[[Plan], Sampled] | None = None) -> JobCost:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from earmill.pipeline.common.arrow_types import Columns, SeenTypes, type_json
 from earmill.pipeline.common.errors import SourceError
@@ -52,7 +51,7 @@ def make_plan(
     if keep is not None and kept is not None:
         keep(kept)
     listing = _Listing(source, spec, progress)
-    listing.add_all(listing.look(check_text(source.items())))
+    listing.add_all(listing.look(check_text(source.items())), {})
     plan = listing.plan()
     if not computes_equal_once(spec):
         return plan
@@ -67,7 +66,7 @@ def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Pla
     others = (item for item in plan.items() if item.row_id not in equal)
     listing.add_all(listing.look(others), places)
     before = listing.shards
-    listing.add_all(listing.look(copying(plan.items(), equal, places)))
+    listing.add_all(listing.look(copying(plan.items(), equal, places)), {})
     return replace(listing.plan(), copied=listing.shards - before)
 
 
@@ -99,9 +98,8 @@ class _Listing:
                 self._progress(self._rows)
             yield item
 
-    def add_all(self, items: Iterable[Item], places: dict[str, str] | None = None) -> None:
+    def add_all(self, items: Iterable[Item], places: dict[str, str]) -> None:
         """Add rows in shards. For rows that are keys of `places`, note the shard there."""
-        places = places or {}
         output = self._spec.output
         for group in cut(items, output.shard_seconds, output.shard_rows):
             shard = Shard(f"{self.shards:0{SHARD_DIGITS}d}", tuple(group))
@@ -112,7 +110,7 @@ class _Listing:
     def _add(self, shard: Shard) -> None:
         columns = self._source.columns()
         if self._writer is None:
-            self._writer = ShardWriter(self._spec.sha256(), typed_of(columns))
+            self._writer = ShardWriter(self._spec.sha256(), typed_columns(types_json(columns)))
         block = shard.items[0].block
         self._split += block is not None and block == self._block
         self._block = shard.items[-1].block
@@ -125,7 +123,8 @@ class _Listing:
             raise SourceError("the source has no rows")
         columns = self._source.columns()
         shards = self._writer.end()
-        if isinstance(shards[0], StoredShard) and typed_of(columns) != self._writer.typed:
+        typed = typed_columns(types_json(columns))
+        if isinstance(shards[0], StoredShard) and typed != self._writer.typed:
             raise SourceError("the source named the types of its columns after its first rows")
         plan = Plan(
             str(self._writer.plan_id),
@@ -195,11 +194,6 @@ def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
     return with_known(seen, columns)
 
 
-def typed_of(columns: Columns) -> dict[str, pa.DataType]:
-    """Return the columns that are stored in the type that the source gives."""
-    return typed_columns({name: type_json(kind) for name, kind in columns.types.items()})
-
-
 def unknown(item: Item, columns: Columns) -> dict[str, Any]:
     """Return the cells of columns whose types the source does not give."""
     return {name: value for name, value in item.extra.items() if name not in columns.types}
@@ -207,5 +201,8 @@ def unknown(item: Item, columns: Columns) -> dict[str, Any]:
 
 def with_known(seen: SeenTypes, columns: Columns) -> dict[str, Any]:
     """Return the types of columns by the rows, and by the source."""
-    known = {name: type_json(kind) for name, kind in columns.types.items()}
-    return dict(sorted({**seen.found(), **known}.items()))
+    return dict(sorted({**seen.found(), **types_json(columns)}.items()))
+
+
+def types_json(columns: Columns) -> dict[str, Any]:
+    return {name: type_json(kind) for name, kind in columns.types.items()}

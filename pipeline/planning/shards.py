@@ -317,11 +317,10 @@ class StoredShard(Shard):
     def items(self) -> tuple[Item, ...]:
         part, first = self.place.part, self.place.first
 
-        def read_table() -> pa.Table:
-            return table_of(part.read(self.home))
-
         def read_items() -> tuple[Item, ...]:
-            table = _recent(_tables, part.sha256, TABLES_KEPT, read_table)
+            table = _recent(
+                _tables, part.sha256, TABLES_KEPT, lambda: table_of(part.read(self.home))
+            )
             return tuple(items_of(table.slice(first, self.rows)))
 
         with _lock:
@@ -334,17 +333,6 @@ class StoredShard(Shard):
     @property
     def seconds(self) -> float:
         return self.place.seconds
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, StoredShard):
-            return NotImplemented
-        return (self.shard_id, self.place) == (other.shard_id, other.place)
-
-    def __hash__(self) -> int:
-        return hash((self.shard_id, self.place))
-
-    def __repr__(self) -> str:
-        return f"StoredShard({self.shard_id!r}, {self.place!r})"
 
 
 _lock = threading.Lock()
@@ -444,15 +432,17 @@ INDEX_SCHEMA = pa.schema(
 
 
 def index_table(shards: Sequence[StoredShard]) -> pa.Table:
-    places = [shard.place for shard in shards]
-    columns = [
-        [shard.shard_id for shard in shards],
-        [place.part.number for place in places],
-        [place.first for place in places],
-        [place.rows for place in places],
-        [place.seconds for place in places],
+    rows = [
+        {
+            "shard": shard.shard_id,
+            "part": shard.place.part.number,
+            "first": shard.place.first,
+            "rows": shard.rows,
+            "seconds": shard.seconds,
+        }
+        for shard in shards
     ]
-    return pa.table(dict(zip(INDEX_SCHEMA.names, columns, strict=True)), schema=INDEX_SCHEMA)
+    return pa.Table.from_pylist(rows, INDEX_SCHEMA)
 
 
 def stored_shards(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,11 +92,12 @@ def find_gpu() -> Gpu:
     """Return the GPU of this process, or the interpreter of its kernels, or raise GpuUnusable."""
     import torch
 
+    from amtcore.errors import BackendError
+    from amtcore.kernels.warp.driver.available import find_device
+
     check_gpu()
     if is_interpreted():
         return Gpu(INTERPRETED, torch.device("cpu"))
-    from amtcore.errors import BackendError
-    from amtcore.kernels.warp.driver.available import find_device
 
     try:
         return Gpu("cuda", find_device("cuda"))
@@ -117,11 +119,9 @@ def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
 
 def nvidia_driver() -> str | None:
     """Return the version of NVIDIA's driver, or None where it cannot be read."""
-    try:
-        with open(DRIVER_VERSION, encoding="ascii") as file:
-            return file.read().strip()
-    except (OSError, UnicodeDecodeError):
-        return None
+    with suppress(OSError, UnicodeDecodeError):
+        return Path(DRIVER_VERSION).read_text("ascii").strip()
+    return None
 
 
 def exact_convolutions() -> None:
@@ -175,35 +175,28 @@ class DeviceInput:
             yield
 
     def signals(self, clips: Sequence[Clip]) -> list[list[Any]]:
-        """Return each model's inputs, clip by clip: arrays, or tensors the device resampled."""
+        """Return each model's inputs, clip by clip: arrays, or tensors the device resampled.
+
+        A clip's values do not depend on the other clips.
+        """
         import torch
 
         by_model = [list(of_model) for of_model in zip(*(c.signals for c in clips), strict=True)]
-        wanted = [one for row in by_model for one in row if isinstance(one, Unresampled)]
-        if not wanted:
+        by_rates: dict[tuple[float, float], list[Unresampled]] = {}
+        for one in (one for row in by_model for one in row if isinstance(one, Unresampled)):
+            by_rates.setdefault((one.from_hz, one.to_hz), []).append(one)
+        if not by_rates:
             return by_model
+        made: dict[int, Tensor] = {}
         with torch.no_grad():
-            made = self._resampled(wanted)
-            found = [[made.get(id(one), one) for one in row] for row in by_model]
+            for rates, wanted in by_rates.items():
+                resampled = self.resampler(self._moved([one.ears for one in wanted]), *rates)
+                for one, ears in zip(wanted, resampled, strict=True):
+                    made[id(one)] = _as_model_input(ears, one)
         if self._gpu.device.type == "cuda":
             # The extractor has streams of its own.
             torch.cuda.current_stream().synchronize()
-        return found
-
-    def _resampled(self, wanted: Sequence[Unresampled]) -> dict[int, Tensor]:
-        """Resample signals on the device; return each by the id of its request.
-
-        Samples that several models need are moved once.
-        """
-        arrays = {id(one.ears): one.ears for one in wanted}
-        moved = dict(zip(arrays, self._moved([*arrays.values()]), strict=True))
-        at_rate: dict[tuple[int, float], Tensor] = {}
-        for from_hz, to_hz in dict.fromkeys((one.from_hz, one.to_hz) for one in wanted):
-            of_pair = [one for one in wanted if (one.from_hz, one.to_hz) == (from_hz, to_hz)]
-            keys = list(dict.fromkeys(id(one.ears) for one in of_pair))
-            made = self.resampler([moved[key] for key in keys], from_hz, to_hz)
-            at_rate |= {(key, to_hz): ears for key, ears in zip(keys, made, strict=True)}
-        return {id(one): _as_model_input(at_rate[id(one.ears), one.to_hz], one) for one in wanted}
+        return [[made.get(id(one), one) for one in row] for row in by_model]
 
     def _moved(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Tensor]:
         """Move arrays to the device, in one copy from pinned memory."""

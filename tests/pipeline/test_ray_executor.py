@@ -20,8 +20,8 @@ from earmill.pipeline.driver.executors.local import LocalExecutor
 from earmill.pipeline.driver.executors.ray import (
     SILENT_S,
     ClusterError,
-    ClusterWatch,
     RayExecutor,
+    RaySession,
     RayWorkers,
     check_address,
     live_nodes,
@@ -235,7 +235,7 @@ class TestNodes:
                 raise ConnectionError("nobody answers")
             return VIEW if there["now"] else None
 
-        watch = ClusterWatch(look, clock=clock)
+        watch = RaySession([], look, clock=clock)
 
         def tick() -> None:
             clock.sleep(5.0)
@@ -245,7 +245,7 @@ class TestNodes:
 
         for _ in range(40):
             tick()
-        assert watch.seen is VIEW
+        assert watch.seen() is VIEW
         there["now"] = False
         gone_at = clock()
         with pytest.raises(ClusterLost, match=r"silent for 45 s.*--resume"):

@@ -202,12 +202,6 @@ def muted(threads: Collection[threading.Thread]) -> Iterator[None]:
 # -- nodes ----------------------------------------------------------------------------------------
 
 
-def _this_node() -> str:
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id())
-
-
 def live_nodes() -> list[Node]:
     import ray
 
@@ -244,6 +238,7 @@ def wait_for_nodes(
     cluster is asked. Without `may_grow`, what there is is returned at once.
     """
     began, asked = clock(), False
+    wish = "GPUs" if run.device == "cuda" else "CPUs"
 
     def fits(node: Node) -> bool:
         if run.device == "cuda":
@@ -253,22 +248,18 @@ def wait_for_nodes(
     while not (nodes := list(filter(fits, live_nodes()))) and may_grow:
         if not asked:
             asked = True
-            say(f"waiting up to {limit_s / 60:.0f} min for the cluster to offer {_wish(run)}")
+            say(f"waiting up to {limit_s / 60:.0f} min for the cluster to offer {wish}")
             _ask_for(run, 1)
         if clock() - began > limit_s:
             _ask_for(run, 0)
             raise RunStopped(
-                f"the Ray cluster offered no {_wish(run)} within {limit_s / 60:.0f} min; start a "
+                f"the Ray cluster offered no {wish} within {limit_s / 60:.0f} min; start a "
                 "node or let it scale up, then run the same command with --resume"
             )
         sleep(NODES_POLL_S)
     if asked:
         _ask_for(run, 0)
     return nodes or live_nodes()
-
-
-def _wish(run: RunSpec) -> str:
-    return "GPUs" if run.device == "cuda" else "CPUs"
 
 
 def _ask_for(run: RunSpec, times: int) -> None:
@@ -280,21 +271,43 @@ def _ask_for(run: RunSpec, times: int) -> None:
         request_resources(bundles=[wish] * times)
 
 
-class ClusterWatch:
-    """Looks at the nodes every few seconds, and notices when Ray is gone.
+def _look() -> list[Node] | None:
+    import ray
 
-    Ray goes on for minutes without a word when its raylet has died. The look is made in a thread,
-    because it may hang; it returns None where this machine is not among the live nodes. `seen` is
-    the result of the last good look.
+    entries, here = ray.nodes(), str(ray.get_runtime_context().get_node_id())
+    if not any(entry["Alive"] and str(entry["NodeID"]) == here for entry in entries):
+        return None
+    return useful_nodes(entries)
+
+
+class RaySession:
+    """Ray's nodes and actors; notices when Ray is gone.
+
+    Ray goes on for minutes without a word when its raylet has died. A look at the nodes is made
+    every few seconds in a thread, because it may hang; it returns None where this machine is not
+    among the live nodes.
     """
 
     def __init__(
-        self, look: Callable[[], list[Node] | None], *, clock: Callable[[], float] = time.monotonic
+        self,
+        nodes: list[Node],
+        look: Callable[[], list[Node] | None] = _look,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._look, self._clock = look, clock
-        self.seen: list[Node] | None = None
+        self._nodes, self._look, self._clock = nodes, look, clock
+        self._seen: list[Node] | None = None
         self._last_look = self._last_good = clock()
         self._thread: threading.Thread | None = None
+
+    def nodes(self) -> list[Node]:
+        return self._nodes
+
+    def seen(self) -> list[Node] | None:
+        return self._seen
+
+    def workers(self, request_of: Callable[[int], WorkerRequest]) -> RayWorkers:
+        return RayWorkers(request_of)
 
     def check(self) -> None:
         """Begin the next look, if it is time; ClusterLost after `SILENT_S` without a good look."""
@@ -315,34 +328,7 @@ class ClusterWatch:
         with suppress(Exception):  # silence is what counts, whatever Ray raises
             seen = self._look()
             if seen is not None:
-                self.seen, self._last_good = seen, self._clock()
-
-
-def _look() -> list[Node] | None:
-    import ray
-
-    entries, here = ray.nodes(), _this_node()
-    if not any(entry["Alive"] and str(entry["NodeID"]) == here for entry in entries):
-        return None
-    return useful_nodes(entries)
-
-
-class RaySession:
-    """Ray's nodes and actors."""
-
-    def __init__(self, nodes: list[Node]) -> None:
-        self._nodes = nodes
-        self._watch = ClusterWatch(_look)
-        self.check = self._watch.check
-
-    def seen(self) -> list[Node] | None:
-        return self._watch.seen
-
-    def nodes(self) -> list[Node]:
-        return self._nodes
-
-    def workers(self, request_of: Callable[[int], WorkerRequest]) -> RayWorkers:
-        return RayWorkers(request_of)
+                self._seen, self._last_good = seen, self._clock()
 
 
 # -- workers --------------------------------------------------------------------------------------
