@@ -67,7 +67,6 @@ def open_regular(path: str) -> io.BufferedReader:
 
 
 def open_descriptor(path: str) -> int:
-    """Return the descriptor of `open_regular`, which the caller closes."""
     check_regular(path)
     # Does not wait, whatever has taken the file's place since.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

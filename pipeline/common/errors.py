@@ -92,7 +92,6 @@ OUTAGE_CLASSES = frozenset(
 
 
 def classify(error: BaseException) -> ErrorKind:
-    """Classify an exception of another library."""
     # The answer of the store is more exact than the class that a wrapper gave it.
     for each in chain(error):
         code, status = _code(each), _status(each)
@@ -111,12 +110,10 @@ def classify(error: BaseException) -> ErrorKind:
 
 
 def http_status(error: BaseException) -> int | None:
-    """Return the HTTP status inside a store's error; None if there is none."""
     return next((status for e in chain(error) if (status := _status(e)) is not None), None)
 
 
 def store_code(error: BaseException) -> str | None:
-    """Return the store's own error code; None if there is none."""
     return next((code for e in chain(error) if (code := _code(e)) is not None), None)
 
 
@@ -445,7 +442,6 @@ _ERRNOS = (errno.ENOMEM, errno.EAGAIN)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an exception or one of its causes means that memory ran out."""
     return any(map(_is_memory_error, chain(error)))
 
 
@@ -458,7 +454,6 @@ def memory_text(error: BaseException) -> str:
 
 
 def speaks_of_memory(text: str) -> bool:
-    """Return True if the last output of a process says that memory ran out."""
     lower = text.lower()
     return any(word in lower for word in WORDS)
 

@@ -26,11 +26,9 @@ class ExtensionPoint:
     what: str
 
     def names(self) -> tuple[str, ...]:
-        """Return all registered names, sorted, also names that cannot be loaded."""
         return tuple(sorted({point.name for point in self._registered()}))
 
     def check(self, name: str) -> None:
-        """Raise ExtensionError unless exactly one distribution registers a name."""
         self._only(name)
 
     def load(self, name: str) -> Any:

@@ -56,7 +56,6 @@ class CpuSeconds:
             self._whole.add(part, seconds)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds so far, without the current stretch of open parts."""
         with self._lock:
             return dict(self._seconds)
 
@@ -65,8 +64,7 @@ class CpuSeconds:
 _known: set[int] = set()
 
 
-class _Token:
-    """An object that can be referred to weakly."""
+class _Token: ...
 
 
 class _ThreadState(threading.local):
@@ -115,7 +113,6 @@ class doing:
 
 
 def current() -> CpuSeconds | None:
-    """Return the tally that this thread counts for."""
     return _state.tally
 
 
@@ -223,7 +220,6 @@ class StageTimes:
         self._stretches: dict[str, Stretch] = {}
 
     def mark(self, stage: str, *times_s: float) -> None:
-        """Extend a stage to these times; to now without any."""
         times_s = times_s or (time.time(),)
         with self._lock:
             times_s += self._stretches.get(stage, ())
@@ -243,7 +239,6 @@ class StageTimes:
             yield from items
 
     def stretches(self) -> dict[str, Stretch]:
-        """Return begin and end of each stage, in the order of begins."""
         with self._lock:
             return dict(sorted(self._stretches.items(), key=lambda entry: entry[1]))
 
@@ -255,8 +250,6 @@ TIMEOUT, CONNECTION, MACHINE = "timeout", "connection", "machine"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Values of the counters."""
-
     retries: Mapping[tuple[str, str], int] = field(default_factory=dict)  # Key: target, cause.
     samples: int = 0  # Samples of clips that went through the models.
     padding: int = 0  # Samples missing to the longest clip of the batch.
@@ -264,8 +257,6 @@ class Counts:
 
 
 class ProcessCounts:
-    """The counters of this process. Safe in several threads."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._retries: dict[tuple[str, str], int] = {}
@@ -284,7 +275,6 @@ class ProcessCounts:
             self._padding += max(lengths, default=0) * len(lengths) - samples
 
     def watch(self, queue: Any) -> None:
-        """Count the `waiting_bytes` of a queue as long as it lives."""
         with self._lock:
             self._queues.add(queue)
 

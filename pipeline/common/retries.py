@@ -42,8 +42,6 @@ def in_a_job() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """A retry policy."""
-
     budget_s: float  # Seconds in which further tries may start; 0 tries once.
     first_s: float = 0.2  # Pause before the second try; it doubles with each try.
     longest_s: float = 8.0  # Longest pause.

@@ -44,12 +44,10 @@ VALUE_LIMIT = 60
 
 
 def one_line(text: BaseException | str) -> str:
-    """Return a text, or the text of an exception, on one line."""
     return visible(redact_text(" ".join(str(text).split())))
 
 
 def cut(text: str) -> str:
-    """Cut a text to at most `VALUE_LIMIT` characters."""
     return text if len(text) <= VALUE_LIMIT else f"{text[: VALUE_LIMIT - 3]}..."
 
 
@@ -63,7 +61,6 @@ def named_line(error: BaseException, *, where: bool = False) -> str:
 
 
 def alternatives(words: Sequence[str]) -> str:
-    """Return `a, b or c`."""
     return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
 
 
@@ -90,7 +87,6 @@ def figure(value: float) -> str:
 
 
 def quantity(n: int, noun: str) -> str:
-    """Return a number of things: 1 row, 1,234 rows."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
@@ -120,7 +116,6 @@ def audio(seconds: float) -> str:
 
 
 def bytes_text(n: float) -> str:
-    """Return bytes in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if n < 1000:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"

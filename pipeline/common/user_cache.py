@@ -22,7 +22,6 @@ from typing import Any
 
 
 def read_kept(kind: str, key: str) -> Any:
-    """Return the value that `keep` stored; None if there is none."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads(_path(kind, key).read_text())
     return None

@@ -20,8 +20,6 @@ CPUS_RESERVED = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A live machine, and the CPUs and GPUs that it offers."""
-
     node_id: str
     cpus: int
     gpus: int
@@ -29,8 +27,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of a worker."""
-
     node_id: str  # Empty for any node.
     threads: int
     num_cpus: float  # CPUs that Ray reserves for it.

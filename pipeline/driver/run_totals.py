@@ -41,26 +41,26 @@ class RunTotals:
         before, self._last_event = self._last_event, self._clock()
         if self._work_began is not None and self._last_event - before > STOPPED_S:
             self._work_began += self._last_event - before
-        if isinstance(event, events.JobStarted):
-            self.job, self.planned_s = event.job, event.seconds_total
-            self._planned_before_s = self._planned_done_s = event.seconds_done
-            self._audio_before_s = self._audio_done_s = event.audio_s_done
-            self.rows_ok, self.rows_bad = event.rows_ok, event.rows_bad
-            self.rows_total = event.rows_total
-        elif isinstance(event, events.WorkersReady):
-            self._work_began = self._clock()
-        elif isinstance(event, events.InFlight):
-            self._in_flight_s = event.seconds
-        elif isinstance(event, events.ShardDone):
-            self._planned_done_s += event.seconds
-            self._audio_done_s += event.audio_s
-            self._in_flight_s = max(0.0, self._in_flight_s - event.seconds)
-            self.rows_ok += event.rows_ok
-            self.rows_bad += event.rows_bad
+        match event:
+            case events.JobStarted():
+                self.job, self.planned_s = event.job, event.seconds_total
+                self._planned_before_s = self._planned_done_s = event.seconds_done
+                self._audio_before_s = self._audio_done_s = event.audio_s_done
+                self.rows_ok, self.rows_bad = event.rows_ok, event.rows_bad
+                self.rows_total = event.rows_total
+            case events.WorkersReady():
+                self._work_began = self._clock()
+            case events.InFlight():
+                self._in_flight_s = event.seconds
+            case events.ShardDone():
+                self._planned_done_s += event.seconds
+                self._audio_done_s += event.audio_s
+                self._in_flight_s = max(0.0, self._in_flight_s - event.seconds)
+                self.rows_ok += event.rows_ok
+                self.rows_bad += event.rows_bad
 
     @property
     def working(self) -> bool:
-        """True once the first worker is ready."""
         return self._work_began is not None
 
     @property
@@ -79,7 +79,6 @@ class RunTotals:
 
     @property
     def share(self) -> float:
-        """Fraction of the planned audio that is done, 0 to 1."""
         return self.done_s / self.planned_s if self.planned_s else 1.0
 
     @property
@@ -89,7 +88,6 @@ class RunTotals:
 
     @property
     def left_s(self) -> float | None:
-        """Time left at this rate, in seconds; None while unknown."""
         rate = self._rate(self.done_s - self._planned_before_s)
         return None if rate is None else self.left_audio_s / rate
 
@@ -160,11 +158,6 @@ class RunMetrics:
         self._here = counts.snapshot()
         self._driver_before_s = time.process_time()
 
-    def __call__(self, event: events.Event) -> None:
-        with self.lock:
-            self.tally.take(event)
-            self._take(event)
-
     def cpu_s(self) -> dict[str, float]:
         found = Counter[str]()
         for said in self._of_workers.values():
@@ -172,7 +165,6 @@ class RunMetrics:
         return {**found, DRIVER: time.process_time() - self._driver_before_s}
 
     def counted(self) -> Counts:
-        """Return the counts of all workers and of this process since the run began."""
         retries, samples, padding, waiting = Counter[tuple[str, str]](self.retries), 0, 0, 0
         living = {slot: generation for slot, generation in sorted(self._of_workers)}
         for (slot, generation), said in self._of_workers.items():
@@ -194,6 +186,11 @@ class RunMetrics:
         for name in ("waiting", "suspect", "searched", "in_flight"):
             found[name] = self.pool.shards.get(name, 0)
         return {"pending": max(0, started.shards_total - sum(found.values())), **found}
+
+    def __call__(self, event: events.Event) -> None:
+        with self.lock:
+            self.tally.take(event)
+            self._take(event)
 
     def _take(self, event: events.Event) -> None:
         match event:

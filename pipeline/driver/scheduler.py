@@ -58,7 +58,6 @@ class Deadlines:
             insort(self._wall_per_audio, wall_s / audio_s)
 
     def limit_s(self, audio_s: float) -> float:
-        """Return the time until a second copy may be started, in seconds."""
         if self._fixed_s is not None:
             return self._fixed_s
         per_audio_s = WALL_PER_AUDIO_S
@@ -68,7 +67,6 @@ class Deadlines:
         return BASE_S + per_audio_s * audio_s
 
     def hung_s(self, audio_s: float, rows: int) -> float:
-        """Return the time until the worker is killed, in seconds."""
         hung_s = HUNG_FACTOR * self.limit_s(audio_s)
         return hung_s if self._row_s is None else min(hung_s, self._row_s * rows)
 
@@ -86,12 +84,10 @@ class CpuAccount:
         self._driver_before_s = time.process_time()
 
     def heard(self, worker: tuple[int, int], cpu_s: Mapping[str, float]) -> None:
-        """Take the report of a worker, named by slot and generation."""
         if cpu_s:
             self._of_workers[worker] = cpu_s
 
     def seconds(self) -> dict[str, float]:
-        """Return CPU seconds by part, idle cores among the parts."""
         spent = dict[str, float]()
         for of_worker in self._of_workers.values():
             for part, seconds in of_worker.items():
@@ -156,7 +152,6 @@ class Scheduler:
         self._drain_until: float | None = None
 
     def run(self) -> Result:
-        """Work until nothing is left, then close the pool."""
         self._stop.watched = True
         turned = self._clock()
         try:

@@ -69,7 +69,6 @@ class Bisection:
         return self._stack[-1] if self._stack else None
 
     def report(self, *, failed: bool, reason: str = "") -> None:
-        """Take the result of the probe that `next_probe` named."""
         if not self._stack:
             raise ValueError("expected a running search, got a report after its end")
         rows = self._stack.pop()
@@ -138,7 +137,6 @@ class CircuitBreaker:
         return wait_s
 
     def went_well(self) -> None:
-        """Note a shard that succeeded, which ends the outage."""
         self._in_a_row, self._next_try, self.verdict = 0, 0.0, ""
 
     def may_start(self, busy: bool) -> bool:
@@ -157,8 +155,6 @@ class CircuitBreaker:
 
 @dataclass(eq=False, slots=True)
 class ShardWork:
-    """A shard and its history in this run."""
-
     shard: Shard
     attempts: int = 0  # Failures certainly caused by the shard, since the last search.
     failures: int = 0  # All failed attempts.
@@ -176,7 +172,6 @@ class ShardWork:
         return self.shard.shard_id
 
     def order(self, witnesses: Sequence[Item] = ()) -> ShardOrder:
-        """Return the order for the next attempt on the whole shard, with a new name."""
         return ShardOrder(
             shard=self.shard,
             attempt=secrets.token_hex(4),
@@ -200,7 +195,6 @@ class Assignment:
 
     @property
     def seconds(self) -> float:
-        """Planned audio of the rows, in seconds."""
         if self.probe is None:
             return self.work.shard.seconds
         return sum(item_seconds(item) for item in self.probe)
@@ -220,8 +214,6 @@ WITNESSES = 4
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The numbers that the driver keeps of a commit record."""
-
     rows_ok: int
     rows_bad: int
     nbytes: int  # Bytes of its data files.
@@ -233,8 +225,6 @@ class Committed:
 
 @dataclass(slots=True)
 class Result:
-    """How a run ended, shard by shard."""
-
     done: dict[str, Committed] = field(default_factory=dict)  # Commits by shard id.
     failed: dict[str, str] = field(default_factory=dict)  # Shard id to reason.
     fatal: str = ""  # Why nothing more was tried; empty if everything was.
@@ -303,17 +293,14 @@ class ShardLedger:
 
     @property
     def all_settled(self) -> bool:
-        """True if every shard is done or given up, and no more come."""
         return self.unsettled == 0 and not self.more_to_come
 
     @property
     def unsettled(self) -> int:
-        """Number of shards that are neither done nor given up."""
         return self._n_shards - len(self.result.done) - len(self.result.failed)
 
     @property
     def nothing_waits(self) -> bool:
-        """True if every shard that is left is in flight."""
         return not (self._pending or self._waiting or self._suspects or self._searches)
 
     @property
@@ -391,7 +378,14 @@ class ShardLedger:
             self._searches.appendleft(work)
             return
         if isinstance(outcome, Outcome) and outcome.stage == "publish":
-            self._probe_unwritten(work, outcome)
+            # The probe found no room to write, which says nothing about its rows.
+            work.fruitless += 1
+            if outcome.permanent:
+                self._publish_failed(work, outcome)
+            elif work.fruitless > FRUITLESS_SEARCHES:
+                self._give_up(work, reason)
+            else:
+                self._searches.appendleft(work)
             return
         known = len(search.culprits)
         search.report(failed=isinstance(outcome, LostCall) or not outcome.ok, reason=reason)
@@ -417,27 +411,26 @@ class ShardLedger:
         if record.rows_ok and not record.rows_bad:
             self._witnesses.append(smallest(work.shard))
         self.result.seconds += record.seconds
-        done = events.ShardDone(
-            shard_id=work.shard_id,
-            rows_ok=record.rows_ok,
-            rows_bad=record.rows_bad,
-            seconds=work.shard.seconds,
-            nbytes=record.nbytes,
-            audio_s=record.seconds,
-            worker=work.worker,
-            bad_by_class=dict(record.bad_by_class),
+        self._sink(
+            events.ShardDone(
+                shard_id=work.shard_id,
+                rows_ok=record.rows_ok,
+                rows_bad=record.rows_bad,
+                seconds=work.shard.seconds,
+                nbytes=record.nbytes,
+                audio_s=record.seconds,
+                worker=work.worker,
+                bad_by_class=dict(record.bad_by_class),
+            )
         )
-        self._sink(done)
         return True
 
     def _meet(self, work: ShardWork, kind: str, reason: str) -> None:
         pause_s = round(self._breaker.met(kind, reason), 3)
-        waits = events.ShardWaits(work.shard_id, reason, pause_s, work.worker, kind)
-        self._sink(waits)
+        self._sink(events.ShardWaits(work.shard_id, reason, pause_s, work.worker, kind))
         self.result.fatal = self.result.fatal or self._breaker.verdict
 
     def _charge(self, work: ShardWork, reason: str, certain: bool, cause: str = "rows") -> None:
-        """Count a failed attempt; search the rows after the last of them."""
         work.attempts += certain
         if work.copies or work.attempts < self._max_attempts:
             self._retry(work, reason, cause)
@@ -465,16 +458,6 @@ class ShardLedger:
         if not work.copies:
             self._tell_retry(work, reason, cause)
             self._suspects.append(work)
-
-    def _probe_unwritten(self, work: ShardWork, outcome: Outcome) -> None:
-        """Handle a probe that found no room to write, which says nothing about its rows."""
-        work.fruitless += 1
-        if outcome.permanent:
-            self._publish_failed(work, outcome)
-        elif work.fruitless > FRUITLESS_SEARCHES:
-            self._give_up(work, outcome.message)
-        else:
-            self._searches.appendleft(work)
 
     def _publish_failed(self, work: ShardWork, outcome: Outcome) -> None:
         if outcome.permanent:

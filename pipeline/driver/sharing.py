@@ -39,8 +39,6 @@ ARRAYS = (
 
 @dataclass(frozen=True, slots=True)
 class SharingPolicy:
-    """How a driver shares an output."""
-
     joins: bool = False  # Work beside other drivers.
     stays: bool = True  # Wait for the shards of others.
     works: bool = True  # Process shards; False only closes.
@@ -172,12 +170,10 @@ class ShardClaims:
         ledger.more_to_come = bool(self._claimed) or not is_over
 
     def widen(self, ahead: int) -> None:
-        """Hold more shards from now on, because workers have come."""
         self._ahead = max(self._ahead, ahead)
 
     @property
     def left_to_others(self) -> int:
-        """Number of shards that other drivers have."""
         return self._claims.others
 
     def _claim(self) -> None:

@@ -187,7 +187,6 @@ def _endpoint(figures: RunMetrics, where: str) -> Iterator[str]:
 
 @contextmanager
 def _text_file(figures: RunMetrics, where: str) -> Iterator[str]:
-    """Write the file every 5 seconds and once more at the end; the file stays."""
     from prometheus_client import generate_latest
 
     # Each process of a machine writes a file of its own.

@@ -29,8 +29,6 @@ WORK = ("run", "probe")
 
 @dataclass(eq=False, slots=True)
 class WorkerCall:
-    """A call to a worker that has not ended."""
-
     kind: str  # One of warm_up, run, probe and status.
     slot: WorkerSlot
     ref: Any  # The executor's object for the call.
@@ -42,8 +40,6 @@ class WorkerCall:
 
 @dataclass(eq=False, slots=True)
 class WorkerSlot:
-    """A place for one worker."""
-
     index: int
     worker: Any = None
     state: str = WARMING
@@ -73,7 +69,6 @@ class WorkerSlot:
 
     @property
     def room(self) -> int:
-        """Number of shards that the worker may still be sent."""
         takes = CONCURRENT_SHARDS if self.info is None else self.info.shards
         return takes - len(self.work) if self.state == READY else 0
 
@@ -83,8 +78,6 @@ class WorkerSlot:
 
 
 class WorkerPool:
-    """All slots of one run, `size` of them."""
-
     def __init__(
         self, workers: Workers, size: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -150,14 +143,12 @@ class WorkerPool:
         self.submit(slot, "warm_up")
 
     def replace(self, slot: WorkerSlot) -> list[WorkerCall]:
-        """Kill the slot's worker, start another, and return the calls that were in flight."""
         lost = self._forget(slot)
         self.workers.kill(slot.worker)
         self._start(slot)
         return lost
 
     def retire(self, slot: WorkerSlot) -> list[WorkerCall]:
-        """Kill the slot's worker for good, and return the calls that were in flight."""
         lost = self._forget(slot)
         slot.state, slot.retry_s, slot.seconds_in_flight = DEAD, None, 0.0
         self.workers.kill(slot.worker)

@@ -131,7 +131,6 @@ def _spec_of(
     storage_options: Mapping[str, Any],
     overrides: Iterable[str],
 ) -> tuple[JobSpec, str]:
-    """Return the addition's job, and its name."""
     where, given = ("job", job) if isinstance(job, Mapping) else read_mapping(job)
     if not isinstance(given, Mapping) or not given.get("extract"):
         raise SpecError(f"{where}: expected a mapping with extract: the models to add")

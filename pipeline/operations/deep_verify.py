@@ -149,7 +149,6 @@ def _stored(
 
 
 def _computed(processor: RowProcessor, item: Item) -> tuple[dict[str, FeatureRow], str]:
-    """Return the rows by id as they are computed now, and the reasons of bad rows."""
     try:
         found = processor.process([item])
     except SourceOutage as error:  # a missing file looks like an outage
@@ -218,7 +217,6 @@ def _moved(stored: Any, now: Any) -> float:
 
 
 def _same_machine(record: CommitRecord, models: WarmModels) -> bool:
-    """Return True if device and versions are the same as when the shard was made."""
     here = {"device": models.device, "versions": value_versions()}
     # Compared as JSON, in which the record was stored.
     made_with = {name: record.info.get(name) for name in here}

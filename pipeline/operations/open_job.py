@@ -52,8 +52,6 @@ WHAT_TO_DO = "this output keeps to its plan: `earmill extract` with --update tak
 
 @dataclass(frozen=True)
 class Changes:
-    """Row ids that differ between a plan and a listing."""
-
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -106,7 +104,6 @@ def other_audio(old: Item, new: Item) -> bool:
 
 
 def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
-    """Return the event of a source that differs or cannot be listed; None if it is as planned."""
     try:
         found = compare(plan.items(), listing(source))
     except EarmillError as error:
@@ -143,7 +140,6 @@ class OpenJob:
     scratch: str = field(default_factory=lambda: f"run-{secrets.token_hex(4)}")
 
     def started(self) -> events.JobStarted:
-        """Return the first event of the run."""
         records = self.before.values()
         total_s = sum(shard.seconds for shard in self.plan.shards)
         return events.JobStarted(
@@ -169,7 +165,6 @@ class OpenJob:
 
 
 def committed_of(record: CommitRecord) -> Committed:
-    """Return the numbers that the driver keeps of a commit record."""
     return Committed(
         rows_ok=record.rows_ok,
         rows_bad=record.rows_bad,

@@ -72,7 +72,6 @@ class RowFilter:
         return cls(**lists)
 
     def __call__(self, row: QuarantineRow) -> bool:
-        """Return True if a quarantined row passes."""
         globs = [glob.replace("[", "[[]") for glob in self.uri]
         return (
             (not self.error or row.error_class in self.error)

@@ -236,8 +236,6 @@ def _resumable() -> Iterator[None]:
 
 @dataclass
 class _Run:
-    """One call of `run_job`: first `check`, then `process`."""
-
     spec: JobSpec
     sharing: SharingPolicy
     resume: bool
@@ -248,7 +246,6 @@ class _Run:
     make_runner: RunnerFactory
 
     def tell(self, text: str) -> None:
-        """Emit that a step begins."""
         self.sink(events.Step(text))
 
     def check(self, plan: Plan | None) -> None:
@@ -332,7 +329,6 @@ class _Run:
         return job, lease
 
     def _make_plan(self, stored: DatasetFile | None) -> Plan:
-        """Return the stored plan, or make one."""
         if stored is not None:
             return Plan.read(self.layout, stored.plan_id)
         self.tell("listing the source")
@@ -444,7 +440,6 @@ class _Run:
         )
 
     def _finish(self, job: OpenJob, result: Result) -> events.JobFinished:
-        """Close a complete dataset, and return the last event."""
         sharing = self.sharing
         job.fence.check(job.layout)
         before = job.before | _by_others(job, result)
@@ -502,7 +497,6 @@ def _snapshot_path(layout: Layout) -> str | None:
 
 
 def _by_others(job: OpenJob, result: Result) -> dict[str, Committed]:
-    """Return the commits of other drivers since this driver read the commits."""
     known = job.before.keys() | result.done.keys()
     if job.again or len(known) == len(job.plan.shards):
         return {}

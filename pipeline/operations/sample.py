@@ -113,7 +113,6 @@ def _shards(plan: Plan, items: Sequence[Item]) -> list[Shard]:
 
 
 def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
-    """Return the job with another output, and one worker of this machine."""
     output = {"uri": folder, "storage_options": {}}
     run: dict[str, object] = {"executor": "local", "ray_address": None, "array": None}
     run |= {"metrics": None, "max_bad_fraction": 1.0, "workers": 1, "threads_per_worker": threads}

@@ -145,8 +145,6 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
 
 @dataclass(frozen=True)
 class Update:
-    """An update of a dataset to a new listing of its source."""
-
     spec: JobSpec
     layout: Layout
     plan: Plan
@@ -155,7 +153,6 @@ class Update:
     changes: Changes
 
     def begin(self, dataset: DatasetFile, why: str = UPDATE, fence: Fence = UNFENCED) -> None:
-        """Store the revision; `why` is UPDATE or RETRY."""
         gone = {*self.changes.removed, *self.changes.changed}
         listed = {item.row_id: item for item in self.items}
         touched, added = list[str](), list[NewShard]()
@@ -265,8 +262,6 @@ def committed_bytes(
 def _row_tables(
     layout: Layout, records: Mapping[str, CommitRecord], columns: list[str]
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield columns of the tables of rows, shard by shard."""
-
     def read(record: CommitRecord) -> list[dict[str, Any]]:
         return read_table(layout, str(record.path("rows")), columns).to_pylist()
 

@@ -32,7 +32,6 @@ Equal = dict[str, tuple[str, str]]
 
 
 def computes_equal_once(spec: JobSpec) -> bool:
-    """Return True if a job asks for equal files, and its rows are files."""
     return bool(spec.output.equal_files_once) and spec.source.kind in OF_FILES
 
 
@@ -67,7 +66,6 @@ def copying(items: Iterable[Item], equal: Equal, places: dict[str, str]) -> Iter
 
 
 def _repeated(keys: Iterable[int | None]) -> NDArray[np.bool_]:
-    """Return True for each key that occurs more than once."""
     known, values = array("b"), array("q")
     for key in keys:
         known.append(key is not None)

@@ -139,7 +139,6 @@ def job_cost(spec: JobSpec, sampler: Callable[[Plan], Sampled] | None = None) ->
 
 
 def estimate(plan: Plan, spec: JobSpec, streams: Sequence[StreamInfo]) -> Estimate:
-    """Estimate the size of a planned job."""
     dtype, formats = spec.output.dtype, spec.output.formats
     streams = stored_streams(streams, dtype, formats)
     stored = []  # frames or events of each stream, by shard

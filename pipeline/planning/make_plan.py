@@ -85,7 +85,6 @@ class _Listing:
         self._seen, self._parents = array("q"), array("q")
 
     def look(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield rows, and note facts about them."""
         each = self._spec.audio.channels == "each"
         for item in items:
             for name in names_of(item):
@@ -168,7 +167,6 @@ def names_of(item: Item) -> Iterator[str]:
 
 
 def check_items(items: Sequence[Item], spec: JobSpec) -> None:
-    """Raise SourceError if row ids are not unique, or there are no rows."""
     if not items:
         raise SourceError("the source has no rows")
     counts = Counter(name for item in check_text(items) for name in names_of(item))
@@ -187,7 +185,6 @@ def check_items(items: Sequence[Item], spec: JobSpec) -> None:
 
 
 def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
-    """Return the type of each carried-through column, by the source or else by these rows."""
     seen = SeenTypes()
     for item in items:
         seen.add(unknown(item, columns))
@@ -195,12 +192,10 @@ def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
 
 
 def unknown(item: Item, columns: Columns) -> dict[str, Any]:
-    """Return the cells of columns whose types the source does not give."""
     return {name: value for name, value in item.extra.items() if name not in columns.types}
 
 
 def with_known(seen: SeenTypes, columns: Columns) -> dict[str, Any]:
-    """Return the types of columns by the rows, and by the source."""
     return dict(sorted({**seen.found(), **types_json(columns)}.items()))
 
 

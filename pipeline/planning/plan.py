@@ -54,8 +54,6 @@ from earmill.pipeline.storage.paths import is_plan_path, plan_path
 
 @dataclass(frozen=True)
 class Plan:
-    """All shards of a job."""
-
     plan_id: str  # Hash of rows, shards and spec.
     spec_sha256: str
     shards: tuple[Shard, ...]
@@ -82,7 +80,6 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Return remarks for the user before work starts, one line each."""
         lines = [skipped_text(self.skipped)]
         if self.dropped:
             kept = [f"{name} ({why})" for name, why in sorted(self.dropped.items())]
@@ -164,7 +161,6 @@ class Plan:
 
 
 def plan_of(shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
-    """Make a plan of shards, some of which may be stored; `about` are other fields of `Plan`."""
     writer = ShardWriter(spec_sha256, typed_columns(about.get("extra_types", {})))
     for shard in shards:
         writer.add(Shard(shard.shard_id, shard.items))

@@ -61,12 +61,10 @@ class Shard:
 
     @property
     def seconds(self) -> float:
-        """Return the expected seconds of audio."""
         return sum(item_seconds(item) for item in self.items)
 
 
 def item_seconds(item: Item) -> float:
-    """Return the expected seconds of a row; `UNKNOWN_SECONDS` if nothing is known."""
     return UNKNOWN_SECONDS if item.seconds is None else max(0.0, item.seconds)
 
 
@@ -150,7 +148,6 @@ SCHEMA = pa.schema(
 
 
 def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.Table:
-    """Return the rows of some shards as a table; for `typed` see `typed_columns`."""
     pairs = [(shard, index) for shard in shards for index in range(shard.rows)]
     items = [item for shard in shards for item in shard.items]
     columns: dict[str, list[Any]] = {
@@ -186,7 +183,6 @@ def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.
 
 
 def encoded(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
-    """Encode a table of a plan as a Parquet file with metadata."""
     sink = io.BytesIO()
     pa.parquet.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
     return sink.getvalue()
@@ -202,7 +198,6 @@ def items_of(table: pa.Table) -> list[Item]:
 
 
 def by_shard(table: pa.Table, values: Sequence[Value]) -> dict[str, list[Value]]:
-    """Group values that belong to the rows of a table by shard, in order."""
     groups: dict[str, list[Value]] = {}
     for shard_id, value in zip(table.column("shard").to_pylist(), values, strict=True):
         groups.setdefault(shard_id, []).append(value)
@@ -263,7 +258,6 @@ def _identity(shard_id: str, item: Item) -> str:
 
 
 def extra_json(extra: Mapping[str, Any]) -> str:
-    """Return the columns of the source as a plan stores and compares them."""
     return _EXTRA_JSON.encode(dict(extra))
 
 
@@ -277,8 +271,6 @@ class PartFolder:
 
 @dataclass(frozen=True)
 class Part:
-    """One file of rows."""
-
     number: int
     sha256: str
 
@@ -415,7 +407,6 @@ def parts_of(shards: Sequence[StoredShard]) -> list[Part]:
 def part_tables(
     shards: Sequence[StoredShard], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """Yield the parts in order, or some of their columns."""
     for part in parts_of(shards):
         yield table_of(part.read(shards[0].home), columns)
 
@@ -448,7 +439,6 @@ def index_table(shards: Sequence[StoredShard]) -> pa.Table:
 def stored_shards(
     index: pa.Table, sha256s: Sequence[str], store: Layout, plan_id: str
 ) -> tuple[StoredShard, ...]:
-    """Return the shards of an index, without their rows."""
     home = PartFolder(store, plan_id)
     parts = [Part(number, sha256) for number, sha256 in enumerate(sha256s)]
     return tuple(

@@ -26,7 +26,6 @@ LEAST_SPANS = 1.5
 
 
 def planned_source(spec: JobSpec) -> Source:
-    """Open the source of a job, with spans if the job asks for them."""
     source = open_source(spec.source, spec.audio.array_rate_hz)
     spans = spec.audio.spans
     return source if spans is None else cast(Source, SpannedSource(source, spans))
@@ -60,7 +59,6 @@ class SpannedSource:
     listing = items
 
     def __getattr__(self, name: str) -> Any:
-        """Return everything else as the source has it."""
         return getattr(self._source, name)
 
     def _is_long(self, item: Item) -> bool:

@@ -156,7 +156,6 @@ class RunSpec(SpecModel):
 
     @property
     def gpus_wanted(self) -> float:
-        """Share of a GPU for a worker on a GPU; 0 if the job uses no GPU."""
         if self.device == "cpu":
             return 0.0
         return GPUS_PER_WORKER if self.gpus_per_worker is None else self.gpus_per_worker
@@ -248,7 +247,6 @@ class AudioSpec(SpecModel):
         return value
 
     def limits(self) -> Limits:
-        """Return the limits for the decoder."""
         from earmill.pipeline.audio.decode import Limits
 
         names = ("min_rate_hz", "max_rate_hz", "max_seconds", "span_tolerance_s")

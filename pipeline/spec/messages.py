@@ -115,7 +115,6 @@ _MISSING = object()
 
 
 def describe_changes(stored: Any, wanted: Any) -> str:
-    """Return `extract.0.fs_hz: 44100 there, 16000 in the job` and so on; empty if equal."""
     changes = list(_changes(stored, wanted, ""))
     more = [f"and {len(changes) - NAMED} more"] if len(changes) > NAMED else []
     return "; ".join([*changes[:NAMED], *more])

@@ -47,7 +47,6 @@ class Description:
         return cls(**{field.name: getattr(extractor, field.name) for field in fields(cls)})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return vars(self) | {"streams": [info.to_dict() for info in self.streams]}
 
     @classmethod
@@ -60,14 +59,11 @@ class Description:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model that was built in another process; `record` is `Extractor.describe` of it."""
-
     description: Description
     record: Mapping[str, Any]
 
 
 def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return the arguments of `build_extractor` for a job's models."""
     return [
         {"model": each.model, "fs_hz": each.fs_hz, "params": each.params, "streams": each.streams}
         for each in spec.extract
@@ -141,7 +137,6 @@ def describe_models(spec: JobSpec) -> list[Description]:
 
 
 def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
-    """Check entries of the job against each other."""
     pairs = list(zip(spec.extract, models, strict=True))
     try:
         check_unique_streams(

@@ -58,7 +58,6 @@ The last table has the streams of each model.
 
 
 def reference() -> str:
-    """Return the whole page as Markdown."""
     parts = [HEADER.rstrip()]
     for title, model in sections():
         summary = (model.__doc__ or "").strip().splitlines()[0]
@@ -209,7 +208,6 @@ def _models_table() -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in r) + " |" for r in lines
@@ -220,7 +218,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the whole schema; it depends only on the installation."""
     from amtcore.features.build import list_models
 
     schema: dict[str, Any] = _cleaned(JobSpec.model_json_schema())

@@ -44,7 +44,6 @@ class Gpu:
     device: torch.device  # Device of tensors.
 
     def launch_bytes(self) -> int:
-        """Return the bytes of a launch, which leave room for a second one and for features."""
         if self.device.type != "cuda":
             return LAUNCH_BYTES
         import torch
@@ -106,7 +105,6 @@ def find_gpu() -> Gpu:
 
 
 def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
-    """Return the GPU for a value of `run.device`, None for the CPU, and why it is the CPU."""
     if wanted == "cpu":
         return None, ""
     try:
@@ -118,7 +116,6 @@ def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
 
 
 def nvidia_driver() -> str | None:
-    """Return the version of NVIDIA's driver, or None where it cannot be read."""
     with suppress(OSError, UnicodeDecodeError):
         return Path(DRIVER_VERSION).read_text("ascii").strip()
     return None
@@ -163,7 +160,6 @@ class DeviceInput:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Run this thread's work inside the block on a CUDA stream of its own."""
         import torch
 
         if self._gpu.device.type != "cuda":
@@ -276,7 +272,6 @@ def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float
 
 
 def check_resampler(on_device: DeviceResampler) -> float:
-    """Return the largest relative error of the device's resampler, or raise DeviceError."""
     import torch
 
     device = on_device.device

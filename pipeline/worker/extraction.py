@@ -90,8 +90,6 @@ def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str,
 
 @dataclass(frozen=True)
 class CastFeatures:
-    """The features of a row, cast."""
-
     streams: dict[str, Values] = field(default_factory=dict)  # Values as in `FeatureRow`.
     steps: dict[str, int] = field(default_factory=dict)  # Steps of events and int8 frames.
     errors: dict[str, CastError] = field(default_factory=dict)  # Cast errors of frames.
@@ -132,7 +130,6 @@ def stored(made: ModelOutput, cast: Caster) -> CastFeatures:
 def spill(
     whole: CastFeatures, made: ModelOutput, cast: Caster, folder: str | None, *, last: bool = False
 ) -> None:
-    """Cast the next stretch of a long clip and append it to files in `folder`."""
     for name, stretch in made.items():
         rows = whole.take(name, stretch, cast, last=last)
         if name not in whole.streams:
@@ -152,8 +149,6 @@ Batch = tuple[Sequence[int], Future[list[ModelOutput]]]
 
 @dataclass(frozen=True, eq=False)
 class Ticket:
-    """A shard's place in the queue for the models."""
-
     queue: ModelQueue
 
     def wait(self) -> None:
@@ -162,7 +157,6 @@ class Ticket:
             self.queue.changed.wait_for(lambda: self.queue.tickets[0] is self)
 
     def give_back(self) -> None:
-        """Let the next shard use the models; repeating it does no harm."""
         with self.queue.changed:
             if self in self.queue.tickets:
                 self.queue.tickets.remove(self)
@@ -178,7 +172,6 @@ class ModelQueue:
 
     @contextmanager
     def ticket(self) -> Iterator[Ticket]:
-        """Hold a place in the queue until it is given back or the block ends."""
         ticket = Ticket(self)
         with self.changed:
             self.tickets.append(ticket)
@@ -215,7 +208,6 @@ class Extraction:
         self._queue = ModelQueue()
 
     def shard(self) -> AbstractContextManager[Ticket]:
-        """Return a context for the clips of one shard, with its ticket for the models."""
         return self._queue.ticket()
 
     def begin(self, clips: Sequence[Clip]) -> list[Batch]:
@@ -272,7 +264,6 @@ class Extraction:
         return wholes
 
     def _extract(self, by_model: Sequence[Sequence[Any]]) -> list[ModelOutput]:
-        """Return every model's features of its signals, clip by clip."""
         features: list[dict[str, Any]] = [{} for _ in by_model[0]]
         for index, signals in enumerate(by_model):
             lock = self._one_caller.get(index, nullcontext())

@@ -38,8 +38,7 @@ USUAL_RATE_HZ, BYTES_A_SAMPLE = 48000, 4
 MOST_SHARDS = 64
 
 
-class DeviceFull(MemoryError):
-    """The launch does not fit into the device's memory."""
+class DeviceFull(MemoryError): ...
 
 
 def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
@@ -120,7 +119,6 @@ class LaunchBatcher:
         return self.shard(-1)
 
     def extract(self, clips: Sequence[Any]) -> list[Any]:
-        """Wait for the results of clips, in their order, or raise the error of their launch."""
         request = _Request(clips, time.monotonic())
         with self._changed:
             self._queue.extend((request, position) for position in range(len(clips)))
@@ -135,7 +133,6 @@ class LaunchBatcher:
         return [request.made[position] for position in range(len(clips))]
 
     def close(self) -> None:
-        """End the threads; launches under way are waited for."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -151,7 +148,6 @@ class LaunchBatcher:
             del places
 
     def _next(self) -> list[_Place]:
-        """Wait for a launch and take its clips; empty at the end."""
         with self._changed:
             while not (self._closed or self._is_due()):
                 pause_s = None

@@ -24,8 +24,6 @@ MOST_ROWS_TOLD = 20
 
 @dataclass(frozen=True, slots=True)
 class ShardOrder:
-    """One attempt on one shard."""
-
     shard: Shard
     attempt: str  # Eight hex digits, unique to this attempt.
     attempts: int = 1  # Attempts so far, this one included.
@@ -36,8 +34,6 @@ class ShardOrder:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Facts about a warm worker."""
-
     pid: int
     device: str  # One of cpu, cuda and interpreted.
     threads: int

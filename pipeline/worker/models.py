@@ -47,8 +47,6 @@ WARM_UP_SAMPLES = (44100, 30001, 777)
 
 @dataclass(frozen=True)
 class WarmModels:
-    """Models that have run once."""
-
     extractors: Sequence[Extractor]
     gpu: Gpu | None  # None for the CPU.
     note: str  # Reason for the CPU in a job that allows a GPU.
@@ -92,7 +90,6 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
 
 
 def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -> list[Extractor]:
-    """Build the job's models, without warming them up."""
     from amtcore.features.build import build_extractor
 
     return [
@@ -116,7 +113,6 @@ def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
 
 
 def exercise_casts() -> None:
-    """Run casts and statistics of a shard once, which compiles or loads their kernels."""
     halves, _ = halved(np.zeros((1, 2), np.float32), 1.0)
     RunningMoments(halves.shape[1]).add(halves)
 

@@ -47,7 +47,6 @@ class _Gate:
             return not self._is_closed
 
     def count(self, running: int, waiting: int, nbytes: int) -> None:
-        """Add to the pieces in work, and to the finished pieces and their bytes."""
         with self._changed:
             self._running += running
             self._waiting += waiting
@@ -55,7 +54,6 @@ class _Gate:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody in any more: the consumer is gone."""
         with self._changed:
             self._is_closed, self.waiting_bytes = True, 0
             self._changed.notify_all()

@@ -41,8 +41,6 @@ ModelOutput = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SpanContext:
-    """Audio that is read around a planned span."""
-
     lead_s: int = 0  # Whole seconds before the span.
     tail_s: int = 0  # Whole seconds after the span.
     own_s: int | None = None  # Seconds of the span; None for a span up to the end.
@@ -76,7 +74,6 @@ class FrameTrim:
         return {name: self._own(name, values) for name, values in made.items()}
 
     def check(self) -> None:
-        """Raise where a model has made fewer frames than the span has."""
         for name, (_, stop) in self._ends.items():
             if stop is not None and self._seen[name] < stop:
                 raise RuntimeError(
@@ -122,8 +119,6 @@ LONG_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The input of one model: sample rate, unit and number of ears."""
-
     fs_hz: float
     unit: str
     ears: int = 1
@@ -146,7 +141,6 @@ class Unresampled:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the samples before or after resampling, whichever is more."""
         return max(self.ears.nbytes, len(self.ears) * self.shape[-1] * self.ears.itemsize)
 
 
@@ -325,7 +319,6 @@ class LongClip:
         self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self._clips]
 
     def frame_trim(self, streams: Iterable[StreamInfo]) -> FrameTrim | None:
-        """Return the trim of one channel of a planned span; None for any other row."""
         margins = span_context(self.item, self._preparer.warm_up_s)
         return None if margins is None else FrameTrim(margins, streams)
 
@@ -388,7 +381,6 @@ class LongClip:
         self._remaining = iter(self._reader)
 
     def _resamplers(self, rows: slice) -> dict[float, list[ResampleStream]]:
-        """Return by rate a resampler for each ear."""
         rates = {target.fs_hz for target in self._preparer.targets}
         from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
         return {

@@ -82,8 +82,6 @@ ALL_PREFETCH_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class ShardRows:
-    """Good and bad rows of a shard, both in planned order."""
-
     good: list[FeatureRow]
     bad: list[QuarantineRow]
 
@@ -265,7 +263,6 @@ class RowProcessor:
         under_way: deque[tuple[list[tuple[Place, Clip]], Sequence[Batch]]] = deque()
 
         def finished(left: int) -> Iterator[tuple[Place, Clip, ModelOutput]]:
-            """Wait for the oldest windows until `left` of them are under way."""
             while len(under_way) > left:
                 window, batches = under_way[0]
                 for positions, made in batches:
@@ -297,7 +294,6 @@ class RowProcessor:
     def _long(
         self, place: Place, clip: LongClip, attempts: int, stages: StageTimes
     ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
-        """Extract the features of a long clip, channel by channel."""
         item = clip.item
         try:
             try:
@@ -331,7 +327,6 @@ class RowProcessor:
 
 
 def _release(entry: tuple[Item, BinaryIO | RowError] | Prepared) -> None:
-    """Close the files of a row that is not processed any more."""
     if isinstance(entry, LongClip):
         entry.close()
     elif isinstance(entry, tuple) and not isinstance(entry[1], RowError):

@@ -93,8 +93,6 @@ class WorkerJob:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A warm worker: its source is open, its models have run."""
-
     rows: RowProcessor
     streams: Sequence[StreamInfo]  # Streams of the dataset as stored.
     device: Mapping[str, Any]  # Provenance record of the device.
@@ -123,7 +121,6 @@ class ShardRunner:
         self._attrs = shard_attrs(self._spec.canonical(), self._spec.sha256())
 
     def warm_up(self) -> WorkerInfo:
-        """Open the source, build models and run them and the writers once; cheap when repeated."""
         return self._ready.info
 
     def run(self, order: ShardOrder) -> ShardNotes | None:
@@ -181,7 +178,6 @@ class ShardRunner:
 
     @cached_property
     def _ready(self) -> _Ready:
-        """Everything that shards use, built and run once."""
         spec, job = self._spec, self._job
         sweep()  # files of workers that were killed on this machine
         source = open_source(spec.source, spec.audio.array_rate_hz)

@@ -54,7 +54,6 @@ class ShardWorker:
         self._runner: ShardRunner | None = None
 
     def warm_up(self) -> Outcome:
-        """Build and warm the runner; an outcome with `info`, or the reason why not."""
         try:
             with freeze_garbage_collector():
                 if self._runner is None:
@@ -99,7 +98,6 @@ class ShardWorker:
 
 
 def _failed(stage: str, error: BaseException) -> Outcome:
-    """Classify an exception: a fault of the shard, an outage, or permanent."""
     causes = list(errors.chain(error))
     if any(isinstance(one, errors.OvertakenError) for one in causes):
         return Outcome(ok=False, stage="overtaken", message=one_line(error), permanent=True)

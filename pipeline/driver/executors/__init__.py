@@ -30,8 +30,6 @@ KEPT_MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """A request for a worker."""
-
     make_runner: Callable[[], ShardRunner]  # Builds the worker's runner inside its process.
     place: Placement  # Node, threads and device of the worker.
     shards: int  # Most shards that it is sent at a time.
@@ -59,15 +57,11 @@ class Workers(Protocol):
     ) -> Iterable[tuple[Any, Outcome | LostCall]]:
         """Return calls that ended, with their results, after `timeout_s` seconds at the latest."""
 
-    def kill(self, worker: Any) -> None:
-        """End a worker at once and for good."""
+    def kill(self, worker: Any) -> None: ...
 
 
 class Session(Protocol):
-    """An executor at work."""
-
-    def nodes(self) -> list[Node]:
-        """Return the machines at the start."""
+    def nodes(self) -> list[Node]: ...
 
     def seen(self) -> Sequence[Node] | None:
         """Return the machines now; None if machines never come or go, or before the first look."""
@@ -80,8 +74,6 @@ class Session(Protocol):
 
 
 class Executor(Protocol):
-    """The kind of processes that the workers of a job run in."""
-
     def check(self, run: RunSpec) -> None:
         """Refuse at once an address that nobody listens at, or a GPU that is missing."""
 

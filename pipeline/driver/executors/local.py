@@ -50,15 +50,12 @@ ENDS_WITHIN_S = 5.0
 
 
 class LocalExecutor:
-    """Runs workers as processes of this machine."""
-
     def check(self, run: RunSpec) -> None:
         if run.device == "cuda":
             check_gpu()
 
     @contextmanager
     def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[LocalSession]:
-        """Give this machine as a session; `WorkerPool` kills the workers it has started."""
         yield LocalSession(run)
         sweep()  # temporary files of killed workers
 
@@ -198,7 +195,6 @@ class LocalProcess:
         self._out.submit(send, self.connection)
 
     def _end(self) -> str:
-        """End the process, and return how it ended."""
         process, self._process = self._process, None
         if process is None:
             return ""

@@ -78,7 +78,6 @@ class RayExecutor:
 
     @contextmanager
     def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[RaySession]:
-        """Connect to Ray for the time of the block; RunStopped if Ray offers no node in time."""
         is_private = self.is_private
         with ray_session(self._address):
             yield RaySession(wait_for_nodes(run, say, may_grow=not is_private))
@@ -176,8 +175,6 @@ def _connect(address: str | None) -> None:
 
 
 class _MutedStream:
-    """A text stream that drops what some threads write."""
-
     def __init__(self, inner: TextIO, threads: Collection[threading.Thread]) -> None:
         self._inner, self._threads = inner, threads
 
