@@ -44,50 +44,37 @@ class ErrorKind(Enum):
     UNKNOWN = "unknown"
 
 
+# Programs raise the first for a name or value that they were not written for; the second row says
+# that an archive is damaged.
 DEFECT_CLASSES = (
-    # Programs raise these for a name or value that they were not written for.
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
     *(NotImplementedError, RecursionError, TypeError),
-    # A damaged archive.
     *(lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
 # Errors of the system about a name. All others are about a device, a network or this process.
 REFUSED_ERRNOS = frozenset(
-    (
-        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
-        *(errno.EACCES, errno.EPERM, errno.EINVAL, errno.EEXIST),
-    )
+    getattr(errno, name)
+    for name in "ENOENT ENOTDIR EISDIR ENAMETOOLONG ELOOP EACCES EPERM EINVAL EEXIST".split()
 )
-# Stores answer 400 and 403 for expired credentials and for bad names; the codes differ.
+# Stores answer 400 and 403 for expired credentials and for bad names; the codes differ. Here are
+# credentials that expired, too many requests, and trouble of the store itself.
 OUTAGE_CODES = frozenset(
-    (
-        # Credentials that expired; Azure says AuthenticationFailed.
-        *("ExpiredToken", "ExpiredTokenException", "AuthenticationFailed", "InvalidToken"),
-        *("RequestExpired", "RequestTimeTooSkewed", "TokenRefreshRequired"),
-        # Too many requests.
-        *("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException"),
-        "TooManyRequestsException",
-        # Trouble of the store itself.
-        *("InternalError", "RequestTimeout", "ServiceUnavailable", "500", "502", "503", "504"),
-    )
+    "ExpiredToken ExpiredTokenException AuthenticationFailed InvalidToken RequestExpired "
+    "RequestTimeTooSkewed TokenRefreshRequired RequestLimitExceeded SlowDown Throttling "
+    "ThrottlingException TooManyRequestsException InternalError RequestTimeout ServiceUnavailable "
+    "500 502 503 504".split()
 )
 OUTAGE_STATUS = frozenset({408, 425, 429})
 # By name, because their packages are imported only where they are used.
 REFUSED_CLASSES = frozenset({"ParamValidationError", "InvalidURL", "EntryNotFoundError"})
+# The network, in the words of several clients (no class of requests is Python's); answers that are
+# cut off or damaged; botocore without an answer; fsspec, Google (gcsfs makes ProxyError of 502) and
+# Azure.
 OUTAGE_CLASSES = frozenset(
-    (
-        # The network, in the words of several clients; no class of requests is Python's.
-        *("ClientConnectionError", "ConnectTimeout", "ConnectionError", "HTTPClientError"),
-        *("ServerDisconnectedError", "Timeout", "TimeoutException", "TransportError", "gaierror"),
-        # An answer that is cut off or damaged on the way; ChecksumError is of gcsfs.
-        *("ChecksumError", "ChunkedEncodingError", "ClientPayloadError"),
-        *("IncompleteRead", "IncompleteReadError"),
-        # botocore: endpoint, DNS, TLS, timeout, no credentials; no answer of the store.
-        "BotoCoreError",
-        # fsspec; Google, whose gcsfs makes ProxyError of 502; Azure.
-        *("FSTimeoutError", "GoogleAuthError", "ProxyError"),
-        *("ServiceRequestError", "ServiceResponseError"),
-    )
+    "ClientConnectionError ConnectTimeout ConnectionError HTTPClientError ServerDisconnectedError "
+    "Timeout TimeoutException TransportError gaierror ChecksumError ChunkedEncodingError "
+    "ClientPayloadError IncompleteRead IncompleteReadError BotoCoreError FSTimeoutError "
+    "GoogleAuthError ProxyError ServiceRequestError ServiceResponseError".split()
 )
 
 

@@ -28,9 +28,6 @@ class ExtensionPoint:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted({point.name for point in self._registered()}))
 
-    def check(self, name: str) -> None:
-        self._only(name)
-
     def load(self, name: str) -> Any:
         """Import and return the object behind a name; ExtensionError if that fails."""
         point = self._only(name)

@@ -107,12 +107,7 @@ def close(
         if anew or not is_closed(layout, commits):
             finalise(layout, fence=fence)
         restate_licenses(layout, licenses, fence)
-        fence.check(layout)
-        # Also if another driver closed it: that driver may have been killed before it did this,
-        # and drivers that do not know of the end go on claiming.
-        clear_claims(layout)
-        return
-    while not is_closed(layout, commits):
+    while sharing.joins and not is_closed(layout, commits):
         # Commits of another revision will never be closed by waiting.
         fence.check(layout)
         check_same(layout, dataset)
@@ -131,6 +126,8 @@ def close(
                 restate_licenses(layout, licenses, lock.fence)
             break
     fence.check(layout)
+    # Also if another driver closed it: that driver may have been killed before it did this, and
+    # drivers that do not know of the end go on claiming.
     clear_claims(layout)
 
 
@@ -171,10 +168,6 @@ class ShardClaims:
 
     def widen(self, ahead: int) -> None:
         self._ahead = max(self._ahead, ahead)
-
-    @property
-    def left_to_others(self) -> int:
-        return self._claims.others
 
     def _claim(self) -> None:
         try:

@@ -49,7 +49,7 @@ from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.files import BLANK_ROW
 from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import is_plan_path, plan_path
+from earmill.pipeline.storage.paths import plan_path
 
 
 @dataclass(frozen=True)
@@ -133,20 +133,11 @@ class Plan:
         return path
 
     @classmethod
-    def read(cls, store: Layout, plan_id: str | None = None) -> Plan:
-        """Read the plan of an id, or the only stored plan; CommitError if it was altered."""
-        if plan_id is not None:
-            path = plan_path(plan_id)
-        else:
-            plans = [name for name in store.list("plan") if is_plan_path(name)]
-            if len(plans) != 1:
-                raise CommitError(
-                    f"expected one plan, found {len(plans)}: {', '.join(plans) or 'none'}"
-                )
-            path = plans[0]
-        named = path.removeprefix("plan/").removesuffix(".parquet")
+    def read(cls, store: Layout, plan_id: str) -> Plan:
+        """Read a stored plan; CommitError if it was altered."""
+        path = plan_path(plan_id)
         try:
-            plan = cls(**decode_plan(store.read_bytes(path), store, named))
+            plan = cls(**decode_plan(store.read_bytes(path), store, plan_id))
         except CommitError as error:
             raise CommitError(f"{path}: {error}") from error
         except (OSError, KeyError, ValueError) as error:
@@ -155,8 +146,8 @@ class Plan:
                 "take another output.uri"
             ) from error
         actual = plan.plan_id if plan.parts else PlanId.of(plan.shards, plan.spec_sha256)
-        if not plan.plan_id == named == actual:
-            raise CommitError(f"{path}: expected plan {named}, got rows of plan {actual}")
+        if not plan.plan_id == plan_id == actual:
+            raise CommitError(f"{path}: expected plan {plan_id}, got rows of plan {actual}")
         return plan
 
 
