@@ -1,9 +1,8 @@
 """Read-only binary streams: regular files alone, the base class of seekable ones, their sha256.
 
-`open_regular` opens a local file, and nothing else that may stand under its name. A pipe waits for
-a writer, a device may never end, a socket cannot be read: none of them is a recording, nor a file
-of a dataset. The kind is asked before opening, because opening alone can do something to a device.
-It is asked again afterwards, because a name can be given to something else in between.
+A pipe waits for a writer, a device may never end, a socket cannot be read: none of them is a
+recording. The kind is asked before opening, because opening alone can do something to a device, and
+again afterwards, because a name can be given to something else in between.
 """
 
 from __future__ import annotations

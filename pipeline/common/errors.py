@@ -4,19 +4,14 @@ A job error stops the run before work starts and maps to an exit code. A row err
 the quarantine table and stops nothing else. After an outage the work is tried again later. Each
 class also inherits the built-in exception that a caller would expect.
 
-`classify` classifies exceptions of other libraries. Backends raise classes of their own (botocore,
-aiohttp, httpx, errno in several forms); only this module knows them. It searches the chain of
-causes, and has four answers:
+`classify` searches the chain of causes of another library's exception; only this module knows the
+classes of backends. Its answers:
 
-- REFUSED: the store answered and refused this name: missing, forbidden, invalid. This is a property
-  of the object only if other objects can be read.
-- OUTAGE: nobody answered, or the answer was "not now", or this machine ran out of a resource. This
-  is never a property of the object.
-- DEFECT: a program failed on this name or content. It would fail again, so the row is quarantined
-  and no outage is waited for.
+- REFUSED: the store answered and refused this name. This is a property of the object only if other
+  objects can be read.
+- OUTAGE: nobody answered, or the answer was "not now", or this machine ran out of a resource.
+- DEFECT: a program failed on this name or content. It would fail again, so the row is quarantined.
 - UNKNOWN: none of them; the caller decides.
-
-`is_out_of_memory` recognises exhausted memory by the classes and messages of all libraries.
 """
 
 from __future__ import annotations
@@ -190,14 +185,7 @@ def _by_class(error: BaseException) -> ErrorKind:
 
 
 class EarmillError(Exception):
-    """Base of all deliberate errors.
-
-    Messages name URIs and quote other programs. Secrets in them are removed here.
-
-    Attributes:
-        exit_code: Exit code of the command line.
-        help_topic: Section of `earmill explain`.
-    """
+    """Base of all deliberate errors; secrets in the URIs of its message are removed here."""
 
     exit_code = 1
     help_topic = "when-something-fails"
@@ -237,10 +225,7 @@ class LockedError(OutputError, help_topic="another-driver"):
 
 
 class OvertakenError(LockedError, exit_code=1):
-    """The run lost the output, and ends without writing more.
-
-    Another command took over while this run gave no sign of life, or the output was removed.
-    """
+    """The run lost the output to another command or a removal, and ends without writing more."""
 
 
 class CommitError(EarmillError, RuntimeError, help_topic="going-on"):
@@ -258,9 +243,7 @@ class SpillError(EarmillError, OSError, help_topic="no-space"):
 class SourceOutage(EarmillError, OSError, help_topic="no-answer"):
     """The source does not answer, or this machine cannot read its bytes; rows may be good.
 
-    Args:
-        message: One line with the object and the cause.
-        kind: `source`, or `missing` if the source answers but no object was ever read.
+    `kind` is `source`, or `missing` if the source answers but no object was ever read.
     """
 
     def __init__(self, message: str, kind: str = "source") -> None:
@@ -274,10 +257,7 @@ class SourceOutage(EarmillError, OSError, help_topic="no-answer"):
 class StorageError(EarmillError, OSError, help_topic="no-answer"):
     """A file of the output could not be read or written.
 
-    Args:
-        message: One line with the file and the cause.
-        transient: The store answered "not now" or did not answer, so a later try may succeed.
-        errno: Error number of the cause, if it has one.
+    `transient`: a later try may succeed. `errno` is the error number of the cause, if it has one.
     """
 
     def __init__(self, message: str, *, transient: bool = False, errno: int | None = None) -> None:
@@ -314,11 +294,8 @@ class ClusterLost(RunStopped):
 class RowError(EarmillError, ValueError):
     """One row cannot be processed; it becomes a quarantine row.
 
-    Args:
-        message: One line: expected, got, what to do.
-    Attributes:
-        stage: Stage that failed: fetch, decode, channels, resample, extract or worker.
-        error_class: Snake-case name of the reason, stable across releases.
+    `stage` is fetch, decode, channels, resample, extract or worker. `error_class` is the reason's
+    name, stable across releases. The message says what was expected, got, and what to do.
     """
 
     help_topic = "quarantine"

@@ -144,10 +144,7 @@ def counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator
 
 
 class LibraryThreads:
-    """CPU time of threads that libraries have started.
-
-    Threads that exist from the beginning, such as Ray's in a worker, do not count.
-    """
+    """CPU time of the threads that libraries start after this object was made."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

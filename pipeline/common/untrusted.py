@@ -1,12 +1,8 @@
 """Bounded reading of YAML, JSON and tar archives that others wrote.
 
 A job file of 400 bytes can name a billion values through aliases, and a thousand brackets exhaust
-the stack of a parser. The limits count the document with every alias written out, because hashing,
-copying and printing it would walk over all of it.
-
-`tar_members` reads a tar that may be damaged or made to harm. `tarfile` treats a block that it
-cannot read as the end of the archive, and reads a header of any claimed size into memory. Both are
-errors here.
+the stack of a parser. `tarfile` treats a block that it cannot read as the end of the archive, and
+reads a header of any claimed size into memory; both are errors in `tar_members`.
 """
 
 from __future__ import annotations
@@ -33,10 +29,7 @@ class TooMuchError(ValueError):
 
 
 def loads_json(text: str | bytes, *, max_chars: int | None = MAX_JSON_CHARS) -> Any:
-    """Parse JSON; every failure is a ValueError.
-
-    `max_chars` is the longest text; None for files whose size is checked elsewhere.
-    """
+    """Parse JSON of at most `max_chars`; every failure is a ValueError."""
     if max_chars is not None and len(text) > max_chars:
         raise TooMuchError(f"expected JSON of at most {max_chars:,} characters, got {len(text):,}")
     try:
@@ -46,10 +39,7 @@ def loads_json(text: str | bytes, *, max_chars: int | None = MAX_JSON_CHARS) -> 
 
 
 class BoundedComposer(yaml.SafeLoader):
-    """SafeLoader that counts its values, aliases written out, and stops at the limits above.
-
-    It counts nodes while it composes them, so a small text with many values costs little.
-    """
+    """SafeLoader that counts its values while it composes them, and stops at the limits above."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -91,11 +81,7 @@ MEMBER = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
 def tar_members(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Yield every member with its open tar.
-
-    Raises:
-        tarfile.TarError: The file is not an uncompressed tar, or it is damaged.
-    """
+    """Yield every member with its open tar; TarError if the file is no plain tar, or damaged."""
     bounded: Any = BoundedReads(stream)
     with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
         remembered: list[tarfile.TarInfo] = vars(tar)["members"]

@@ -1,10 +1,6 @@
 """JSON files in the user's cache: one file for each kind and key.
 
-    $XDG_CACHE_HOME or ~/.cache / earmill / <kind>-<hash of the key>.json
-
 Every value can be computed again, so a missing, damaged or unwritable file is no error.
-
-`models_key` is the key of values about models. It imports no model.
 """
 
 from __future__ import annotations

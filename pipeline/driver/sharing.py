@@ -66,10 +66,7 @@ def _array_start(run: RunSpec) -> float | None:
 
 @contextmanager
 def opening(layout: Layout, sharing: SharingPolicy, *, shares: bool) -> Iterator[DriverLock | None]:
-    """Hold the lock while the plan may be written; None for a driver that joins and finds a plan.
-
-    `shares` lets other drivers join.
-    """
+    """Hold the lock while the plan may be written; None for a driver that joins and finds one."""
     if not sharing.joins:
         with DriverLock(layout, shares=shares) as lock:
             yield lock

@@ -1,9 +1,8 @@
 """Add another model's streams to the rows of a dataset.
 
 An addition is a dataset below `additions/<name>`, with the good rows of the current snapshot in the
-same shards. An ordinary job makes it. When the job is finished, a new snapshot of the dataset names
-the addition, and readers see both. After rows have changed, the next snapshot does not name the
-addition, until the same command has computed the new rows.
+same shards. When its job is finished, a new snapshot of the dataset names it. After rows have
+changed, the next snapshot does not, until the same command has computed the new rows.
 """
 
 from __future__ import annotations
@@ -56,13 +55,8 @@ def add_features(
 ) -> events.JobFinished:
     """Compute other models' streams for the rows of a dataset that lack them.
 
-    Args:
-        job: Job file or mapping with `extract`. `name` names the addition, else its models do. It
-            may hold `run` and `source.storage_options`; the other sections are the dataset's.
-    Raises:
-        SpecError: No models, or a name that cannot be a folder.
-        OutputError: There is no finished dataset.
-        OvertakenError: The dataset changed meanwhile. Else as `run_job`.
+    `job` has `extract`, and perhaps `name`, `run` and `source.storage_options`; the other sections
+    are the dataset's. Raises OvertakenError if the dataset changed meanwhile. Else as `run_job`.
     """
     layout = Layout.open(uri, storage_options)
     dataset, plan = _finished(layout)

@@ -67,10 +67,10 @@ class Changes:
 
 
 def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
-    """Return how a listing differs from the plan.
+    """Return how a listing differs from the plan, in rows, places, tags, sizes, times or columns.
 
-    A row has changed if its place, tag, size, time or columns have. A plan is in the order of its
-    listing, so both are read side by side. Only rows without a partner so far are held.
+    A plan is in the order of its listing, so both are read side by side. Only rows without a
+    partner so far are held.
     """
     old, new = dict[str, Item](), dict[str, Item]()
     changed = list[str]()

@@ -1,8 +1,7 @@
 """One job from spec to finished dataset: check, lock, plan, schedule, finalise.
 
-Mistakes of the user are found before the workers start. The plan is made once and stored; resume is
-the stored plan minus the commits. The output is the only state: after any end of this process a run
-with `resume` goes on where the commits end.
+Mistakes of the user are found before the workers start. The output is the only state: after any end
+of this process a run with `resume` goes on where the commits end.
 
 The exit code is 0 if every row of the plan is committed or quarantined. It is 3 if more rows are in
 quarantine than the job allows, and 1 if shards are missing.

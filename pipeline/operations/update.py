@@ -1,9 +1,8 @@
 """Take changes of a source into its dataset; only new and changed rows are computed.
 
-The source is listed and compared with the plan. A shard without a changed or removed row stays as
-it is. From every other shard the unchanged rows are copied, which costs reading and writing. New
-and changed rows make new shards, for the run that follows. The features of a file that was moved or
-copied are copied from the committed row with the same bytes, found by size, then by sha256.
+A shard without a changed or removed row stays as it is. From every other shard the unchanged rows
+are copied. New and changed rows make new shards, for the run that follows. The features of a file
+that was moved or copied are those of the committed row with the same bytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Files of one listing with the same bytes: the first file is computed, the others are copies.
 
-Candidates are found in three steps: equal size (on stores also equal content tag), equal pieces
-(local files), equal sha256. Each step reads only the candidates of the step before. Memory holds
-eight bytes for each row, and the names of equal rows. Only whole files are compared: nothing is
-known about spans, rows of tables and members of archives before they are read.
+Candidates are found in three steps, each reading only the candidates of the step before: equal size
+(on stores also equal content tag), equal pieces (local files), equal sha256. Only whole files are
+compared: spans, rows of tables and members of archives are not known before they are read.
 """
 
 from __future__ import annotations

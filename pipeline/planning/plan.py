@@ -1,14 +1,10 @@
 """The plan: every row assigned to a shard, made once, stored, never changed.
 
 Rows keep the source's order. They are cut into shards by expected audio seconds, so that shards
-cost about the same time; a row that is longer is a shard of its own. Rows that are fetched in one
-piece (row groups of Parquet) stay together, unless they are longer than several shards. The plan id
-is a hash of the rows, their shards and the spec: equal inputs give an equal id, and a changed
-source gives another id.
+cost about the same time. The plan id is a hash of the rows, their shards and the spec.
 
-The file of a plan is one table of rows, or an index of parts, with facts about the source. A plan
-of few rows is one table, which is checked against the plan id when it is read. A plan of many rows
-is in parts (`planning.shards`), each of which is checked against its own hash.
+The file of a plan of few rows is one table, which is checked against the plan id when it is read. A
+plan of many rows is an index of parts (`planning.shards`), each checked against its own hash.
 """
 
 from __future__ import annotations

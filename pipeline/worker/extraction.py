@@ -71,11 +71,6 @@ def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
     return batches
 
 
-def _refusal(error: Exception) -> NonFiniteFeatureError:
-    """Return the RowError of a model's NonFiniteError, for samples or neurons that are infinite."""
-    return NonFiniteFeatureError(f"the model refused: {error}")
-
-
 def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str, Any]]:
     """Return the features of a batch, with a RowError in place of each refused stream."""
     from amtcore.errors import NonFiniteError  # loads torch, which only workers need
@@ -84,7 +79,8 @@ def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str,
         return extractor.extract(signals)
     except NonFiniteError as error:
         if len(signals) == 1:
-            return [{info.name: _refusal(error) for info in extractor.streams}]
+            refused = NonFiniteFeatureError(f"the model refused: {error}")
+            return [{info.name: refused for info in extractor.streams}]
         return [made for signal in signals for made in extracted(extractor, [signal])]
 
 
@@ -119,22 +115,22 @@ class CastFeatures:
             raise DtypeRangeError(f"stream {name}: {error}") from error
         return columns
 
+    def spill(
+        self, made: ModelOutput, cast: Caster, folder: str | None, *, last: bool = False
+    ) -> None:
+        """Cast the next stretch of a long clip and append it to files in `folder`."""
+        for name, stretch in made.items():
+            rows = self.take(name, stretch, cast, last=last)
+            if name not in self.streams:
+                self.streams[name] = Spilled(rows.dtype, rows.shape[1], folder)
+            self.streams[name].append(rows)  # type: ignore[union-attr]
+
 
 def stored(made: ModelOutput, cast: Caster) -> CastFeatures:
     whole = CastFeatures()
     for name, values in made.items():
         whole.streams[name] = whole.take(name, values, cast, last=True)
     return whole
-
-
-def spill(
-    whole: CastFeatures, made: ModelOutput, cast: Caster, folder: str | None, *, last: bool = False
-) -> None:
-    for name, stretch in made.items():
-        rows = whole.take(name, stretch, cast, last=last)
-        if name not in whole.streams:
-            whole.streams[name] = Spilled(rows.dtype, rows.shape[1], folder)
-        whole.streams[name].append(rows)  # type: ignore[union-attr]
 
 
 # A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
@@ -258,7 +254,7 @@ class Extraction:
                 if own is not None:
                     own.check()
         except NonFiniteError as error:
-            raise _refusal(error) from error
+            raise NonFiniteFeatureError(f"the model refused: {error}") from error
         finally:
             pieces.close()
         return wholes
@@ -278,7 +274,7 @@ class Extraction:
     ) -> None:
         with doing(ENCODE):
             kept = made if own is None else own.take(made)
-            spill(whole, kept, self._cast, self._spill_folder, last=last)
+            whole.spill(kept, self._cast, self._spill_folder, last=last)
 
 
 class GpuExtraction(Extraction):

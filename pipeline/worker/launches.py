@@ -72,11 +72,8 @@ _Place = tuple[_Request, int]
 class LaunchBatcher:
     """Collects clips, which have `nbytes`, launches them together, and returns the results.
 
-    Args:
-        launch: Computes clips in a launch thread and returns one result a clip. It raises
-            DeviceFull where they do not fit, DeviceLost where nothing can be launched any more.
-        most_clips: A launch begins when this number of clips waits, and takes no more.
-        most_bytes: The same for their bytes.
+    `launch` returns one result a clip. It raises DeviceFull where the clips do not fit, DeviceLost
+    where nothing can be launched any more. A launch begins when `most_clips` or `most_bytes` wait.
     """
 
     def __init__(

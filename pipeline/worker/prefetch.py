@@ -3,9 +3,8 @@
     items --feeder thread--> pool --> finished, waiting --> consumer
                 |  at most `in_flight` |  about `budget_bytes`  |
 
-The feeder pulls the items itself, so fetching overlaps too. The budget is checked before a piece is
-started, when its size is not known yet: up to `in_flight` pieces may exceed it. One piece is always
-allowed, so a single piece above the budget still gets through.
+The budget is checked before a piece is started, when its size is not known yet: up to `in_flight`
+pieces may exceed it. One piece is always allowed.
 """
 
 from __future__ import annotations
