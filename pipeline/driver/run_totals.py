@@ -138,9 +138,7 @@ class RunMetrics:
     """
 
     def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
     ) -> None:
         self.lock = threading.Lock()
         self.tally, self._now = RunTotals(clock), now

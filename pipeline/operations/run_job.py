@@ -32,13 +32,7 @@ from earmill.pipeline.driver.executors import WorkerRequest, executor_of
 from earmill.pipeline.driver.placement import cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
 from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
-from earmill.pipeline.driver.sharing import (
-    ShardClaims,
-    SharingPolicy,
-    close,
-    opening,
-    sharing_of,
-)
+from earmill.pipeline.driver.sharing import ShardClaims, SharingPolicy, close, opening, sharing_of
 from earmill.pipeline.driver.telemetry import observed
 from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
 from earmill.pipeline.formats.format import check_formats

@@ -16,13 +16,7 @@ from earmill.pipeline.common.arrow_types import Columns, SeenTypes, type_json
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
 from earmill.pipeline.planning.plan import Plan
-from earmill.pipeline.planning.shards import (
-    Shard,
-    ShardWriter,
-    StoredShard,
-    cut,
-    typed_columns,
-)
+from earmill.pipeline.planning.shards import Shard, ShardWriter, StoredShard, cut, typed_columns
 from earmill.pipeline.sources.base import Item, Source, as_text
 from earmill.pipeline.sources.listing_cache import ListingCache
 from earmill.pipeline.spec.job import JobSpec

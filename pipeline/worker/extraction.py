@@ -330,11 +330,7 @@ class GpuExtraction(Extraction):
     def _run_launch(self, clips: Sequence[Clip]) -> list[ModelOutput]:
         count = "one clip" if len(clips) == 1 else f"{len(clips)} clips"
         counts.batch([clip.signals[0].shape[-1] for clip in clips])
-        with (
-            doing(MODEL, self._cpu),
-            self._input.stream(),
-            device_errors(f"a launch of {count}"),
-        ):
+        with doing(MODEL, self._cpu), self._input.stream(), device_errors(f"a launch of {count}"):
             by_model = self._input.signals(clips)
             for index in self._one_caller:
                 # A model on the processor takes arrays.
