@@ -78,17 +78,14 @@ SOURCES = ExtensionPoint("earmill.sources", "source kind")
 FORMATS = ExtensionPoint("earmill.formats", "format")
 
 
-@lru_cache(maxsize=8)
-def _listed(path: tuple[str, ...]) -> Any:
-    """Return all entry points of the environment; they depend on `path`, which is `sys.path`."""
-    return entry_points()
-
-
 @lru_cache(maxsize=32)
 def _installed(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
-    """Return the entry points of a group; a failed removal leaves some without metadata behind."""
+    """Return a group's entry points, which depend on `path`, the value of `sys.path`.
+
+    A failed removal leaves some without metadata behind.
+    """
     files = "METADATA", "PKG-INFO"
-    points = _listed(path).select(group=group)
+    points = entry_points(group=group)
     return [p for p in points if p.dist is not None and any(map(p.dist.read_text, files))]
 
 

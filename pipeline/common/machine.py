@@ -92,8 +92,3 @@ INTERPRETED = "interpreted"
 def is_interpreted() -> bool:
     """Return True if "cuda" means the interpreter in this process."""
     return os.environ.get(GPU_VARIABLE) == INTERPRETED
-
-
-def gpu_environment() -> dict[str, str]:
-    """Return the variable for a worker's environment; workers of a cluster do not inherit it."""
-    return {GPU_VARIABLE: os.environ[GPU_VARIABLE]} if GPU_VARIABLE in os.environ else {}

@@ -15,7 +15,6 @@ import traceback
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from earmill.pipeline.common.redact import redact_text
 
@@ -24,18 +23,16 @@ from earmill.pipeline.common.redact import redact_text
 HIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Cf", "Zl", "Zp"})
 
 
-@lru_cache(maxsize=4096)
-def _shown(character: str) -> str:
-    if unicodedata.category(character) in HIDDEN_CATEGORIES:
-        return character.encode("unicode_escape", "surrogatepass").decode("ascii")
-    return character
-
-
 def visible(text: str, *, keep: str = "") -> str:
     r"""Replace every invisible character but those in `keep` by its escape, as ESC by `\x1b`."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in keep else _shown(c) for c in text)
+    return "".join(
+        c
+        if c in keep or unicodedata.category(c) not in HIDDEN_CATEGORIES
+        else c.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for c in text
+    )
 
 
 MESSAGE_LIMIT = 600

@@ -124,8 +124,8 @@ RESTART_POLL_S = 0.2
 class Scheduler:
     """Runs a ledger's shards on a pool until each is settled, or until told to stop.
 
-    `observe` takes events for metrics. `on_tick` is called at each turn of the loop, and may raise.
-    Shards in flight have `drain_s` seconds after a request to stop.
+    `on_tick` is called at each turn of the loop, and may raise. Shards in flight have `drain_s`
+    seconds after a request to stop.
     """
 
     def __init__(
@@ -203,8 +203,6 @@ class Scheduler:
         if self._stop.requests > 1:
             self._drain_until = self._clock()
 
-    # -- sending ------------------------------------------------------------------------------
-
     def _dispatch(self) -> None:
         if self._stopping or self._ledger.nothing_waits:
             return
@@ -232,8 +230,6 @@ class Scheduler:
             self._pool.submit(slot, "run", order, payload=assignment)
         else:
             self._pool.submit(slot, "probe", assignment.probe, payload=assignment)
-
-    # -- receiving ----------------------------------------------------------------------------
 
     def _look_ahead(self, calls: Sequence[WorkerCall]) -> None:
         self._ledger.look_ahead(call.payload.work for call in calls if call.kind == "run")
@@ -348,8 +344,6 @@ class Scheduler:
         self._pool.retire(slot)
         if all(other.state == DEAD for other in self._pool.slots):
             self._ledger.result.fatal = f"no worker could be started: {reason}"
-
-    # -- watching -----------------------------------------------------------------------------
 
     def _check_deadlines(self) -> None:
         now = self._clock()

@@ -241,10 +241,8 @@ class ShardLedger:
     Each shard ends in `result.done` or `result.failed`, unless the caller stops asking. A row is a
     culprit only after it has failed alone twice, and never for an outage.
 
-    Args:
-        committed: Reads a shard's commit record; None if there is none.
-        witnesses: Rows that an earlier run could read.
-        look_ahead: Called with the shards for which `committed` is called next.
+    `committed` reads a shard's commit record; `look_ahead` is called with the shards for which it
+    is called next. `witnesses` are rows that an earlier run could read.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.models import WarmModels, warm_models
+from earmill.pipeline.worker.models import warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor
 from earmill.pipeline.worker.shard_runner import value_versions
 
@@ -114,10 +114,18 @@ def verify_deep(
     processor = RowProcessor(
         spec, source, models.extractors, decode_threads=threads, gpu=models.gpu
     )
+    here = json.loads(json.dumps({"device": models.device, "versions": value_versions()}))
     with closing(processor):
         for stored, item, record in _stored(layout, snapshot, drawn):
-            made, reason = _computed(processor, item)
-            exact = _same_machine(record, models)
+            made, reason = dict[str, FeatureRow](), ""
+            try:
+                computed = processor.process([item])
+                made = {row.row_id: row for row in computed.good}
+                reason = "; ".join(row.message for row in computed.bad)
+            except SourceOutage as error:  # a missing file looks like an outage
+                reason = str(error)
+            # Compared as JSON, in which the record was stored.
+            exact = here == {name: record.info.get(name) for name in here}
             for row in stored:
                 size, problem = _compared(row, made.get(row.row_id), reason, exact)
                 if problem:
@@ -146,14 +154,6 @@ def _stored(
             raise CommitError(f"{layout.url()}: shard {shard.shard_id} has no commit; verify it")
         for item in items:
             yield list(stored_rows(layout, dataset, record, [item.row_id])), item, record
-
-
-def _computed(processor: RowProcessor, item: Item) -> tuple[dict[str, FeatureRow], str]:
-    try:
-        found = processor.process([item])
-    except SourceOutage as error:  # a missing file looks like an outage
-        return {}, str(error)
-    return {row.row_id: row for row in found.good}, "; ".join(row.message for row in found.bad)
 
 
 def _compared(
@@ -195,7 +195,10 @@ def differences(stored: FeatureRow, now: FeatureRow) -> dict[str, tuple[float, f
 def _difference(stored: Any, now: Any) -> tuple[float, float]:
     alike = stored.shape == now.shape and stored.tobytes() == now.tobytes()
     if stored.dtype == np.int32:
-        return 0.0 if alike else _moved(stored, now), EVENT_SHARE
+        # A moved event counts once.
+        others = {tuple(row) for row in stored.tolist()} ^ {tuple(row) for row in now.tolist()}
+        share = max(1.0, len(others) / 2) / max(1, len(stored), len(now))
+        return 0.0 if alike else share, EVENT_SHARE
     most = TOLERANCE[stored.dtype.name]
     if alike or stored.shape != now.shape:
         return 0.0 if alike else float("inf"), most
@@ -208,16 +211,3 @@ def _difference(stored: Any, now: Any) -> tuple[float, float]:
     apart = np.abs(one - other) / np.where(scale > 0, scale, 1.0)
     # 0.0 and -0.0 differ in their bits, so the difference must not be 0.
     return max(float(apart.max()), float(np.finfo(np.float64).tiny)), most
-
-
-def _moved(stored: Any, now: Any) -> float:
-    """Return the share of events that differ; a moved event counts once."""
-    others = {tuple(row) for row in stored.tolist()} ^ {tuple(row) for row in now.tolist()}
-    return max(1.0, len(others) / 2) / max(1, len(stored), len(now))
-
-
-def _same_machine(record: CommitRecord, models: WarmModels) -> bool:
-    here = {"device": models.device, "versions": value_versions()}
-    # Compared as JSON, in which the record was stored.
-    made_with = {name: record.info.get(name) for name in here}
-    return bool(made_with == json.loads(json.dumps(here)))

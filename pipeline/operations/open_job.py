@@ -204,12 +204,9 @@ def open_job(
 ) -> OpenJob:
     """Write or check plan and dataset.json; refuse to go on with an output unasked.
 
-    Args:
-        plan: The plan, stored or new.
-        again: Chooses commits to replace.
-        beside: Other drivers may be at work, and this driver does not hold the lock.
-        stored: The output's description; None if it has none yet.
-        fences: The rights to write here, while the job is opened and for the rest of the run.
+    `again` chooses commits to replace. `beside`: this driver does not hold the lock. `stored` is
+    the output's description, if it has one. `fences` are the rights to write here, while the job is
+    opened and for the rest of the run.
     """
 
     def may_write(layout: Layout) -> None:

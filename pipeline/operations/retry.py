@@ -42,20 +42,14 @@ def damaged(layout: Layout) -> Choice:
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Which quarantined rows are tried again; all rows where nothing is given.
+    """Which quarantined rows are tried again: those with a match in each list that is not empty.
 
-    A row passes if each list that is not empty has a match.
-
-    Args:
-        error: Error classes, such as `unreadable`.
-        stage: Stages where rows failed, such as `fetch`.
-        uri: Patterns of whole uris: `*` stands for any text with any `/`, `?` for a character.
-            Brackets are literal, as in the names of files.
+    In `uri`, `*` stands for any text with any `/`, and `?` for a character; brackets are literal.
     """
 
-    error: tuple[str, ...] = ()
-    stage: tuple[str, ...] = ()
-    uri: tuple[str, ...] = ()
+    error: tuple[str, ...] = ()  # Error classes, such as `unreadable`.
+    stage: tuple[str, ...] = ()  # Stages where rows failed, such as `fetch`.
+    uri: tuple[str, ...] = ()  # Patterns of whole uris.
 
     @classmethod
     def of(cls, **given: str | Iterable[str]) -> RowFilter:

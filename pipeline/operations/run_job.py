@@ -195,8 +195,6 @@ def run_job(
         resume: Go on with an output that holds commits of this job.
         again: Chooses committed shards to process once more; see `operations.retry`.
         plan: The plan of a new output; None lists the source.
-        sink: Takes all events, the last one included.
-        stop: Set by a signal handler or another thread.
         join: Work beside other drivers on this output, and take over shards that they leave.
         finish: Compute nothing; write the index if every shard is committed.
         make_runner: Builds the workers' runners; a caller may extend the row pipeline.
@@ -435,7 +433,12 @@ class _Run:
     def _finish(self, job: OpenJob, result: Result) -> events.JobFinished:
         sharing = self.sharing
         job.fence.check(job.layout)
-        before = job.before | _by_others(job, result)
+        before, known = job.before, job.before.keys() | result.done.keys()
+        if not job.again and len(known) < len(job.plan.shards):
+            # Other drivers have committed shards since this driver read the commits.
+            planned = {shard.shard_id for shard in job.plan.shards}
+            others = commits_as(job.layout, committed_of, without=known)
+            before = before | {name: others[name] for name in others.keys() & planned}
         missing = len(job.plan.shards) - len(before) - len(result.done)
         left = [shard for shard in job.copies if shard.shard_id not in before]
         if left and missing == len(left):
@@ -487,12 +490,3 @@ def _snapshot_path(layout: Layout) -> str | None:
         current = read_current(layout)
         return "" if current is None else current.snapshot.path
     return None
-
-
-def _by_others(job: OpenJob, result: Result) -> dict[str, Committed]:
-    known = job.before.keys() | result.done.keys()
-    if job.again or len(known) == len(job.plan.shards):
-        return {}
-    planned = {shard.shard_id for shard in job.plan.shards}
-    found = commits_as(job.layout, committed_of, without=known)
-    return {shard: record for shard, record in found.items() if shard in planned}

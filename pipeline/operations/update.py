@@ -75,15 +75,14 @@ def _finished(
         return
     with held(layout) as fence:
         dataset = _dataset_of(spec, layout)  # another command may have changed it before
-        if dataset is None:
+        plan = None if dataset is None else Plan.read(layout, dataset.plan_id)
+        if dataset is None or plan is None:
             yield None
-            return
-        plan = Plan.read(layout, dataset.plan_id)
-        if not is_finished(layout, plan):
+        elif is_finished(layout, plan):
+            yield dataset, plan, fence
+        else:
             sink(events.Note("an earlier run was cut off: it is finished first, then run it again"))
             yield None
-            return
-        yield dataset, plan, fence
 
 
 def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:

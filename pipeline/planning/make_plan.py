@@ -96,20 +96,18 @@ class _Listing:
         output = self._spec.output
         for group in cut(items, output.shard_seconds, output.shard_rows):
             shard = Shard(f"{self.shards:0{SHARD_DIGITS}d}", tuple(group))
-            self._add(shard)
             self.shards += 1
+            columns = self._source.columns()
+            if self._writer is None:
+                typed = typed_columns(types_json(columns))
+                self._writer = ShardWriter(self._spec.sha256(), typed)
+            self._writer.add(shard)
+            block = shard.items[0].block
+            self._split += block is not None and block == self._block
+            self._block = shard.items[-1].block
+            for item in shard.items:
+                self._types.add(unknown(item, columns))
             places.update((i.row_id, shard.shard_id) for i in group if i.row_id in places)
-
-    def _add(self, shard: Shard) -> None:
-        columns = self._source.columns()
-        if self._writer is None:
-            self._writer = ShardWriter(self._spec.sha256(), typed_columns(types_json(columns)))
-        block = shard.items[0].block
-        self._split += block is not None and block == self._block
-        self._block = shard.items[-1].block
-        for item in shard.items:
-            self._types.add(unknown(item, columns))
-        self._writer.add(shard)
 
     def plan(self) -> Plan:
         if self._writer is None:

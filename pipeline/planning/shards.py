@@ -1,16 +1,13 @@
 """Shards of a plan: their rows in memory, as a table, and in files; and the id of a plan.
 
-The table has one line for each row, in the plan's order. Columns of the source are stored as JSON
-if JSON keeps their values, else in their own type.
-
-A plan of many rows is stored in parts. A process that reads a shard reads one part:
+The table has one line for each row, in the plan's order. A plan of many rows is stored in parts. A
+process that reads a shard reads one part:
 
     plan/<plan-id>.parquet           one line a shard: part, first row there, rows, seconds
     plan/<plan-id>/<number>.parquet  the rows of whole shards, as a small plan has them
 
 While a source is listed, parts are written to a folder of this process, so that no process ever
-holds more than some thousand rows. The index names each part with the sha256 of its file, and a
-part with another hash is refused.
+holds more than some thousand rows. The index names each part with the sha256 of its file.
 """
 
 from __future__ import annotations
@@ -232,9 +229,15 @@ class PlanId:
         self._digest = hashlib.sha256(spec_sha256.encode())
 
     def add(self, shard: Shard) -> None:
+        """Hash the rows of a shard; estimates are left out, because they decide the shard."""
         for item in shard.items:
-            self._digest.update(_identity(shard.shard_id, item).encode())
-            self._digest.update(b"\n")
+            # Without a content tag the modification time is the only sign of a changed file.
+            changed = item.mtime if item.etag is None else item.etag
+            span = (item.start_s, item.end_s, *([item.part_of] if item.part_of else []))
+            where = (item.row_id, item.uri, *span, item.size, changed, item.position)
+            equal = [item.equal_to] if item.equal_to else []
+            line = _ROW_JSON.encode((shard.shard_id, *where, *equal, extra_json(item.extra)))
+            self._digest.update(f"{line}\n".encode())
 
     def __str__(self) -> str:
         return self._digest.hexdigest()[: self.CHARS]
@@ -245,16 +248,6 @@ class PlanId:
         for shard in shards:
             plan_id.add(shard)
         return str(plan_id)
-
-
-def _identity(shard_id: str, item: Item) -> str:
-    """Return the text of a row that is hashed. Estimates are left out; they decide the shard."""
-    # Without a content tag the modification time is the only sign of a changed file.
-    changed = item.mtime if item.etag is None else item.etag
-    span = (item.start_s, item.end_s, *([item.part_of] if item.part_of else []))
-    where = (item.row_id, item.uri, *span, item.size, changed, item.position)
-    equal = [item.equal_to] if item.equal_to else []
-    return _ROW_JSON.encode((shard_id, *where, *equal, extra_json(item.extra)))
 
 
 def extra_json(extra: Mapping[str, Any]) -> str:

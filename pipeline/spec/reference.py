@@ -58,6 +58,8 @@ The last table has the streams of each model.
 
 
 def reference() -> str:
+    from amtcore.features.build import list_models
+
     parts = [HEADER.rstrip()]
     for title, model in sections():
         summary = (model.__doc__ or "").strip().splitlines()[0]
@@ -66,7 +68,12 @@ def reference() -> str:
         parts.append(f"## source, kind: {name}\n\nNot usable here: {why}")
     parts += ["## Output formats", _formats_table()]
     parts += ["## Stream options", STREAMS_NOTE.rstrip(), *_stream_options()]
-    parts += ["## Models and their streams", _models_table()]
+    streams = [
+        (f"`{model.name}`", f"`{stream}`", text)
+        for model in list_models()
+        for stream, text in model.streams.items()
+    ]
+    parts += ["## Models and their streams", table(("model", "stream", "what"), streams)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -194,17 +201,6 @@ def _stream_options() -> list[str]:
         "Options of a stream of events, `spikes`:",
         table(("key", "type", "default", "meaning"), of_events),
     ]
-
-
-def _models_table() -> str:
-    from amtcore.features.build import list_models
-
-    rows = [
-        (f"`{model.name}`", f"`{stream}`", text)
-        for model in list_models()
-        for stream, text in model.streams.items()
-    ]
-    return table(("model", "stream", "what"), rows)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

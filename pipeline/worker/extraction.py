@@ -230,7 +230,7 @@ class Extraction:
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
         wholes = [CastFeatures() for _ in range(channels)]
         infos = [info for model in self._extractors for info in model.streams]
-        owns = [clip.frame_trim(infos) for _ in range(channels)]
+        owns = [clip.preparer.frame_trim(clip.item, infos) for _ in range(channels)]
         pieces = prefetched(
             counted(DECODE, clip.pieces(), current()),
             lambda piece: piece,

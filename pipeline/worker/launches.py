@@ -1,12 +1,8 @@
 """Launches of clips on a GPU.
 
-A launch has the clips of many shards, because one shard does not fill a GPU:
-
-    shard's thread --clips--> queue --launch--> launch threads --features--> shard's thread
-
-A launch begins when enough clips wait, when all shards inside wait, or when the oldest clip has
-waited for LINGER_S, for example beside a shard whose source is slow. Two launches are under way at
-once, so that the copies of one overlap the kernels of the other.
+A launch has the clips of many shards, because one shard does not fill a GPU. It begins when enough
+clips wait, when all shards inside wait, or when the oldest clip has waited for LINGER_S. Two
+launches are under way at once, so that the copies of one overlap the kernels of the other.
 
 A launch that does not fit into the device's memory is halved, down to one clip, and no later launch
 is larger. A launch that fails otherwise is tried again shard by shard: an error reaches only the
@@ -19,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -175,10 +171,7 @@ class LaunchBatcher:
 
     def _run(self, places: list[_Place]) -> None:
         """Launch clips, then the parts of them that must be launched again."""
-        for part in self._launched(places):
-            self._run(part)
-
-    def _launched(self, places: list[_Place]) -> Iterable[list[_Place]]:
+        parts: list[list[_Place]] = []
         clips = [request.clips[position] for request, position in places]
         try:
             made = self._launch(clips)
@@ -193,27 +186,30 @@ class LaunchBatcher:
                     half_bytes = sum(clip.nbytes for clip in clips) // 2
                     self.most_bytes = min(self.most_bytes, half_bytes)
                 half = len(places) // 2
-                return places[:half], places[half:]
-            advice = (
-                "set run.device to cpu, audio.max_seconds lower, or leave the GPU to fewer workers "
-                "(run.gpus_per_worker)"
-            )
-            self._fail(places[0][0], DeviceFull(f"one clip alone is too large: {error}; {advice}"))
+                parts = [places[:half], places[half:]]
+            else:
+                advice = (
+                    "set run.device to cpu, audio.max_seconds lower, or leave the GPU to fewer "
+                    "workers (run.gpus_per_worker)"
+                )
+                full = DeviceFull(f"one clip alone is too large: {error}; {advice}")
+                self._fail(places[0][0], full)
         except DeviceLost as error:
             with self._changed:
                 self._lost = str(error)
                 self._changed.notify_all()
         except BaseException as error:
-            by_request = [list(of_one) for _, of_one in groupby(places, lambda place: place[0])]
-            if len(by_request) > 1:
-                return by_request
-            self._fail(places[0][0], error)
+            parts = [list(of_one) for _, of_one in groupby(places, lambda place: place[0])]
+            if len(parts) == 1:
+                parts = []
+                self._fail(places[0][0], error)
         else:
             with self._changed:
                 for (request, position), result in zip(places, made, strict=True):
                     request.made[position] = result
                 self._changed.notify_all()
-        return ()
+        for part in parts:
+            self._run(part)
 
     def _fail(self, request: _Request, error: BaseException) -> None:
         with self._changed:

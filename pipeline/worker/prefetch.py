@@ -69,7 +69,7 @@ def prefetched(
     feeders: Executor | None = None,
     release: Callable[[T | R], object] = lambda piece: None,
 ) -> Generator[R, None, None]:
-    """Yield `map(work, items)`, the work done ahead in `pool`.
+    """Yield `map(work, items)`, the work done ahead in `pool`, `in_flight` pieces at a time.
 
     An exception of `work` or of `items` is raised at its place in the order. Closing the generator
     early waits for the feeder, so nobody pulls from `items` afterwards. Items whose work has not
@@ -77,7 +77,6 @@ def prefetched(
 
     Args:
         nbytes: Returns the size of a finished piece; about `budget_bytes` of them may wait.
-        in_flight: Most pieces in work at once.
         feeders: Where `items` is pulled from, with a free thread for every call at the same time;
             None takes a thread of its own.
         release: Closes the files of an item or of a result, in any thread.
@@ -107,6 +106,10 @@ def prefetched(
         except BaseException as error:
             line.put(error)
 
+    def ended(piece: Future[tuple[R, int]]) -> None:
+        if piece.exception() is None:
+            release(piece.result()[0])
+
     if feeders is None:
         thread = threading.Thread(target=feed, name="feeder", daemon=True)
         thread.start()
@@ -125,17 +128,8 @@ def prefetched(
         wait_for_feeder()
         while not line.empty():
             if isinstance(entry := line.get(), tuple):
-                _abandon(*entry, release)
-
-
-def _abandon(item: T, piece: Future[tuple[R, int]], release: Callable[[T | R], object]) -> None:
-    """Release an item whose work has not begun; else its result, as soon as there is one."""
-
-    def ended(piece: Future[tuple[R, int]]) -> None:
-        if piece.exception() is None:
-            release(piece.result()[0])
-
-    if piece.cancel():
-        release(item)
-    else:
-        piece.add_done_callback(ended)
+                item, piece = entry
+                if piece.cancel():
+                    release(item)  # its work has not begun
+                else:
+                    piece.add_done_callback(ended)

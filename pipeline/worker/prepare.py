@@ -214,6 +214,11 @@ class Preparer:
             clips.append(Clip(item, channel, audio.seconds, signals, facts))
         return clips
 
+    def frame_trim(self, item: Item, streams: Iterable[StreamInfo]) -> FrameTrim | None:
+        """Return the trim of one channel of a planned span; None for any other row."""
+        margins = span_context(item, self.warm_up_s)
+        return None if margins is None else FrameTrim(margins, streams)
+
     def gains(self, rms: float) -> tuple[float, ...]:
         return tuple(self.calibration.gain_for_rms(rms, each.unit) for each in self.targets)
 
@@ -314,13 +319,9 @@ class LongClip:
         self.item = item
         self._clips = clips_of_channels(preparer.channels, reader.channel_ids)
         self.channels = tuple(channel for channel, _ in self._clips)
-        self._preparer, self.stream, self._reader = preparer, stream, reader
+        self.preparer, self.stream, self._reader = preparer, stream, reader
         self._blocks, self._remaining = blocks, remaining
         self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self._clips]
-
-    def frame_trim(self, streams: Iterable[StreamInfo]) -> FrameTrim | None:
-        margins = span_context(self.item, self._preparer.warm_up_s)
-        return None if margins is None else FrameTrim(margins, streams)
 
     @property
     def nbytes(self) -> int:
@@ -334,7 +335,7 @@ class LongClip:
     def facts(self, position: int) -> dict[str, Scalar]:
         """Return the provenance of one of `channels`; known after the last piece."""
         gains = self._gains[position]
-        return self._preparer.facts(self.item, self._reader.facts, gains)
+        return self.preparer.facts(self.item, self._reader.facts, gains)
 
     def pieces(self) -> Iterator[list[tuple[Signal, ...]]]:
         """Yield the clip piece by piece: per entry of `channels`, one signal per target.
@@ -342,7 +343,7 @@ class LongClip:
         Targets get pieces of their own lengths, some of them empty. Closes the stream at the end.
         """
         try:
-            if self._preparer.calibration.needs_whole_clip:
+            if self.preparer.calibration.needs_whole_clip:
                 self._measure()
             resamplers = [self._resamplers(rows) for _, rows in self._clips]
             for block in chain(self._undelivered(), [None]):
@@ -373,18 +374,17 @@ class LongClip:
             squares += np.square(block, dtype=np.float64).sum(axis=1)
             frames += block.shape[1]
         self._gains = [
-            self._preparer.gains(math.sqrt(squares[rows].mean() / frames))
-            for _, rows in self._clips
+            self.preparer.gains(math.sqrt(squares[rows].mean() / frames)) for _, rows in self._clips
         ]
         self._reader.close()
-        self._reader = self._preparer.read(self.item, self.stream)
+        self._reader = self.preparer.read(self.item, self.stream)
         self._remaining = iter(self._reader)
 
     def _resamplers(self, rows: slice) -> dict[float, list[ResampleStream]]:
-        rates = {target.fs_hz for target in self._preparer.targets}
+        rates = {target.fs_hz for target in self.preparer.targets}
         from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
         return {
-            rate: [ResampleStream(from_hz, rate, self._preparer.resampler) for _ in ears]
+            rate: [ResampleStream(from_hz, rate, self.preparer.resampler) for _ in ears]
             for rate in rates
         }
 
@@ -403,4 +403,4 @@ class LongClip:
                 else:
                     made = [stream.push(ear) for stream, ear in zip(of_ears, ears, strict=True)]
                 by_rate[rate] = np.stack(made)
-        return self._preparer.ready(by_rate, gains)
+        return self.preparer.ready(by_rate, gains)

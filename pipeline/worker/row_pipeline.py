@@ -54,12 +54,10 @@ from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import (
     LONG_S,
     Clip,
-    FrameTrim,
     LongClip,
     ModelOutput,
     Preparer,
     Target,
-    span_context,
 )
 
 if TYPE_CHECKING:
@@ -89,14 +87,9 @@ class ShardRows:
 class RowProcessor:
     """A job's row pipeline, with its decode threads and warm models.
 
-    Args:
-        source: Yields the bytes of rows; used by one thread per shard in flight.
-        extractors: One a model of the spec, in its order; on a CPU used by one caller at a time.
-        long_s: Clips above this are streamed through decoder and model, their features into files.
-        spill_folder: Folder of these files; None takes the system's.
-        gpu: GPU that the extractors were built for; None for the CPU.
-        shards: Most shards in flight.
-        cpu: Gets the CPU time of launches, which several shards share.
+    The source is used by one thread per shard in flight, the extractors by one caller at a time on
+    a CPU. Clips above `long_s` are streamed through decoder and model, their features into files in
+    `spill_folder`. `cpu` gets the CPU time of launches, which several shards share.
     """
 
     def __init__(
@@ -156,12 +149,9 @@ class RowProcessor:
     ) -> ShardRows:
         """Process all rows of a shard, in planned order.
 
-        Args:
-            attempts: Recorded with quarantined rows.
-            witnesses: Rows of the source that were read elsewhere; see `fetch_confirmed`.
-            on_audio: Called with the seconds of audio of each row that is through the models.
-            memory_share: Part of the usual bytes for clips that wait and for batches.
-            stages: Gets the times at which rows are fetched, decoded, and in the models.
+        `attempts` are recorded with quarantined rows. For `witnesses` see `fetch_confirmed`.
+        `on_audio` is called with the seconds of each row that is through the models. `memory_share`
+        is the part of the usual bytes for clips that wait and for batches.
         """
         stages = stages or StageTimes()
         rows: dict[Place, Future[Row] | QuarantineRow] = {}
@@ -216,8 +206,6 @@ class RowProcessor:
             pool.shutdown(wait=True, cancel_futures=True)
         if self._children is not None:
             self._children.close()
-
-    # -- stages of the chain ------------------------------------------------------------------
 
     def _prepared(
         self,
@@ -315,8 +303,7 @@ class RowProcessor:
         row_id = f"{item.row_id}#ch{clip.channel}" if self._each else item.row_id
         try:
             if not isinstance(features, CastFeatures):
-                if margins := span_context(item, self._preparer.warm_up_s):
-                    trim = FrameTrim(margins, self._infos)
+                if trim := self._preparer.frame_trim(item, self._infos):
                     features = trim.take(features)
                     trim.check()
                 features = stored(features, self._cast)

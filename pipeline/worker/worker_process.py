@@ -1,11 +1,9 @@
 """A worker: it runs shards, several at a time, and answers calls of its driver over a pipe.
 
-An exception becomes an `Outcome` here. Only the death of the process reaches the executor.
-
-`serve` puts it behind a pipe. The first message says what to build, each later one is a call with
-its number, and an answer carries the number back. The process ends with the pipe: no driver, no
-worker. It ignores Ctrl-C and the SIGTERM that a batch system sends to every process: the driver
-handles them, and lets its workers finish what they have.
+The first message says what to build, each later one is a call with its number, and an answer
+carries the number back. An exception becomes an `Outcome`. The process ends with the pipe: no
+driver, no worker. It ignores Ctrl-C and the SIGTERM that a batch system sends to every process:
+the driver handles them, and lets its workers finish what they have.
 """
 
 from __future__ import annotations

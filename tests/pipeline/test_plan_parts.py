@@ -117,7 +117,7 @@ def test_typed_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     in_parts(monkeypatch)
     plan = make_plan(source, spec(shard_rows=4))  # type: ignore[arg-type]
     plan.write(Layout.open(str(tmp_path)))
-    read = Plan.read(Layout.open(str(tmp_path)))
+    read = only_plan(Layout.open(str(tmp_path)))
     assert all(item.extra == {"tags": [0.5, 1.0]} for item in read.items())
 
 

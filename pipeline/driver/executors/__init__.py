@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from earmill.pipeline.common.machine import gpu_environment
+from earmill.pipeline.common.machine import GPU_VARIABLE
 from earmill.pipeline.driver.placement import Node, Placement
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.worker.messages import LostCall, Outcome
@@ -37,7 +37,9 @@ class WorkerRequest:
     @property
     def environment(self) -> dict[str, str]:
         """Variables to set before anything large is imported."""
-        return {"OMP_NUM_THREADS": str(self.place.threads)} | gpu_environment()
+        # Workers of a cluster do not inherit the variable of the GPU's interpreter.
+        inherited = {k: v for k, v in os.environ.items() if k == GPU_VARIABLE}
+        return {"OMP_NUM_THREADS": str(self.place.threads)} | inherited
 
 
 class Workers(Protocol):
