@@ -40,9 +40,6 @@ from earmill.pipeline.spec.job import JobSpec, read_mapping
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
-# Sections of the job file that count here; the dataset has the others.
-SECTIONS = ("name", "extract", "run", "source")
-
 
 def add_features(
     uri: str,
