@@ -39,8 +39,7 @@ class ErrorKind(Enum):
     UNKNOWN = "unknown"
 
 
-# Programs raise the first for a name or value that they were not written for; the second row says
-# that an archive is damaged.
+# Programs raise these for a name or value that they were not written for, or a damaged archive.
 DEFECT_CLASSES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
     *(NotImplementedError, RecursionError, TypeError),
@@ -63,8 +62,7 @@ OUTAGE_STATUS = frozenset({408, 425, 429})
 # By name, because their packages are imported only where they are used.
 REFUSED_CLASSES = frozenset({"ParamValidationError", "InvalidURL", "EntryNotFoundError"})
 # The network, in the words of several clients (no class of requests is Python's); answers that are
-# cut off or damaged; botocore without an answer; fsspec, Google (gcsfs makes ProxyError of 502) and
-# Azure.
+# cut off or damaged. gcsfs makes ProxyError of 502; BotoCoreError is no answer of the store.
 OUTAGE_CLASSES = frozenset(
     "ClientConnectionError ConnectTimeout ConnectionError HTTPClientError ServerDisconnectedError "
     "Timeout TimeoutException TransportError gaierror ChecksumError ChunkedEncodingError "

@@ -231,7 +231,6 @@ class StageTimes:
             self.mark(name, began_s, time.time())
 
     def during(self, stage: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, in a stage from the first to the last."""
         with self.stage(stage):
             yield from items
 

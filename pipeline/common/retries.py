@@ -51,7 +51,6 @@ class RetryPolicy:
     jitter: Callable[[], float] = random.random  # Random number in [0, 1).
 
     def run(self, work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
-        """Return the value of `work`; raise its last exception if it is not tried again."""
         began, pause_s = self.clock(), self.first_s
         # A copy, because other threads add and remove jobs.
         budgets = [budget_s for budget_s in [*_jobs.values()] if budget_s is not None]

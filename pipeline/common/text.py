@@ -36,8 +36,7 @@ def visible(text: str, *, keep: str = "") -> str:
 
 
 MESSAGE_LIMIT = 600
-# Most characters of a value or a name that a message quotes.
-VALUE_LIMIT = 60
+VALUE_LIMIT = 60  # Most characters of a value or a name that a message quotes.
 
 
 def one_line(text: BaseException | str) -> str:
@@ -67,8 +66,7 @@ def nearest(word: str, valid: Sequence[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-# Least figure that is shown exactly.
-LEAST = 0.01
+LEAST = 0.01  # Least figure that is shown exactly.
 
 
 def figure(value: float) -> str:

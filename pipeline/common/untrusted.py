@@ -20,8 +20,7 @@ MAX_YAML_BYTES = 2**20
 MAX_VALUES = 50_000
 MAX_DEPTH = 40
 MAX_ALIASES = 1000
-# One line of a manifest, or the JSON of an option.
-MAX_JSON_CHARS = 2**20
+MAX_JSON_CHARS = 2**20  # One line of a manifest, or the JSON of an option.
 
 
 class TooMuchError(ValueError):
@@ -74,8 +73,7 @@ class BoundedComposer(yaml.SafeLoader):
 
 
 MB = 2**20
-# Most bytes of one header, or of one read of a member.
-MAX_HELD_BYTES = MB
+MAX_HELD_BYTES = MB  # Most bytes of one header, or of one read of a member.
 # In WebDataset a sample's key is the member's name up to the first dot behind the last slash.
 MEMBER = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 

@@ -298,9 +298,6 @@ class JobFinished(Shown, Event):
         }
 
 
-# -- for metrics alone: too many for a person -----------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerSays(Event):
     """CPU seconds and counts of a worker process since it began.

@@ -14,8 +14,7 @@ from itertools import cycle, islice, zip_longest
 from earmill.pipeline.common.errors import DeviceError, SpecError
 from earmill.pipeline.spec.job import RunSpec
 
-# Enough for Ray to count the worker, too little to ever fill a node.
-CPUS_RESERVED = 0.001
+CPUS_RESERVED = 0.001  # Enough for Ray to count the worker, too little to ever fill a node.
 
 
 @dataclass(frozen=True, slots=True)

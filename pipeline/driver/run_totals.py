@@ -17,8 +17,7 @@ from typing import Any
 from earmill.pipeline.common.monitoring import DRIVER, Counts, counts
 from earmill.pipeline.driver import events
 
-# Below this much work the rate says nothing.
-RATE_AFTER_S = 0.5
+RATE_AFTER_S = 0.5  # Below this much work the rate says nothing.
 # Events come every second. A longer pause means that the process was stopped; it is not counted.
 STOPPED_S = 30.0
 
@@ -112,8 +111,7 @@ class RunTotals:
         }
 
 
-# Upper ends of buckets, in seconds: of commits, from a local disk to a store that throttles; and of
-# whole shards.
+# Upper ends of buckets, in seconds: a local disk commits in 1 ms, a store that throttles in 100 s.
 COMMIT_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 SHARD_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
 COMMIT_STAGE = "commit"

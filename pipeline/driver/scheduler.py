@@ -31,10 +31,8 @@ from earmill.pipeline.driver.worker_pool import (
 from earmill.pipeline.spec.job import GRACE_S
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome
 
-# Start-up, compilation and slow storage, whatever the audio.
-BASE_S = 300.0
-# Before a rate is known: a shard may take ten times its audio.
-WALL_PER_AUDIO_S = 10.0
+BASE_S = 300.0  # Start-up, compilation and slow storage, whatever the audio.
+WALL_PER_AUDIO_S = 10.0  # Before a rate is known: a shard may take ten times its audio.
 # Once three rates are known: a shard may take 20 times their median.
 OVER_MEDIAN = 20.0
 RATES_NEEDED = 3

@@ -208,8 +208,7 @@ class Assignment:
 FRUITLESS_SEARCHES = 2
 # A shard that ran out of memory is tried with a quarter of it, down to a sixteenth of the usual.
 LESS_MEMORY, LEAST_MEMORY = 1 / 4, 1 / 16
-# Readable rows that travel with an order, to test the source.
-WITNESSES = 4
+WITNESSES = 4  # Readable rows that travel with an order, to test the source.
 
 
 @dataclass(frozen=True, slots=True)

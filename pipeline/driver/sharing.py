@@ -27,8 +27,7 @@ from earmill.pipeline.spec.job import SLURM_ARRAY, RunSpec
 from earmill.pipeline.storage.layout import Layout
 
 POLL_S = 0.5
-# Pause while another driver makes the plan or writes the index, in seconds.
-TURN_S = 2.0
+TURN_S = 2.0  # Pause while another driver makes the plan or writes the index, in seconds.
 # Variables in which batch systems name the task of an array, and the number of tasks.
 ARRAYS = (
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
@@ -48,9 +47,7 @@ class SharingPolicy:
 def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> SharingPolicy:
     if run.executor == SLURM_ARRAY or run.array is not None:
         return SharingPolicy(joins=True, stays=join, works=not finish, start=_array_start(run))
-    if join or finish:
-        return SharingPolicy(joins=True, works=not finish, start=None)
-    return SharingPolicy()
+    return SharingPolicy(True, works=not finish, start=None) if join or finish else SharingPolicy()
 
 
 def _array_start(run: RunSpec) -> float | None:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
 TEXT_FILE = ".prom"
-# Time between two versions of a text file, in seconds.
-WRITE_EVERY_S = 5.0
+WRITE_EVERY_S = 5.0  # Time between two versions of a text file, in seconds.
 # The value of a metric, or a value for each label; a tuple where there are several labels.
 Values = float | Mapping[Any, float]
 

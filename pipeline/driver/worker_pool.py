@@ -132,7 +132,6 @@ class WorkerPool:
             yield call, result
 
     def restart(self, slot: WorkerSlot) -> None:
-        """Warm up the worker again, whose process died and is started again."""
         slot.state, slot.info, slot.seconds_in_flight, slot.waits_for = WARMING, None, 0.0, ""
         slot.warming_since = self.now()
         slot.generation += 1
@@ -176,8 +175,7 @@ class WorkerPool:
         return lost
 
 
-# Digits of a node's id in messages.
-ID_DIGITS = 8
+ID_DIGITS = 8  # Digits of a node's id in messages.
 
 
 class WorkerPlacements:

@@ -37,10 +37,9 @@ from earmill.pipeline.worker.models import warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor
 from earmill.pipeline.worker.shard_runner import value_versions
 
-# Tolerances for values that were made on another machine. A difference is divided by the value or
-# by the RMS of its column in the row, whichever is larger. The bound is two steps of float16, and
-# rounding by other instructions in float32. In int8 a value may be rounded to the next step, so its
-# difference is divided by the largest value of its column.
+# Tolerances for values that were made on another machine: two steps of float16, rounding by other
+# instructions in float32. A difference is divided by the value or by the RMS of its column in the
+# row, whichever is larger. In int8 a value may be a step away: divided by the column's largest.
 TOLERANCE = {"float16": 2e-3, "float32": 1e-4, INT8: 1e-2}
 # Share of a row's events that may differ if they were made on another machine.
 EVENT_SHARE = 0.01

@@ -126,8 +126,6 @@ def listing(source: Source) -> Iterator[Item]:
 
 @dataclass(frozen=True)
 class OpenJob:
-    """A job that is checked and may start; the lock is held."""
-
     spec: JobSpec
     layout: Layout
     plan: Plan

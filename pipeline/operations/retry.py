@@ -75,8 +75,6 @@ class RowFilter:
 
 
 def quarantined(chosen: RowFilter) -> Chooser:
-    """Choose the shards with bad rows that pass a filter; the other bad rows stay."""
-
     def choose(layout: Layout) -> Choice:
         found: dict[str, tuple[QuarantineRow, ...]] = {}
         for shard, record in commits(layout).items():
@@ -162,8 +160,7 @@ def find_retry(
         spec = stored_job(layout, uri, storage_options, job=job, overrides=overrides)
         if choose(layout):
             return spec, choose
-        # A run may have replaced commits or begun a revision, and ended before it closed the
-        # dataset.
+        # A run may have replaced commits or begun a revision, and ended before it closed it.
         records = commits(layout)
         begun = require_dataset(layout).change is not None
         again = begun or any(record.generation for record in records.values())

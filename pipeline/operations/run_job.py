@@ -168,7 +168,6 @@ def _complete_message(
 
 
 def _bad_by_class(layout: Layout) -> dict[str, int]:
-    """Return quarantined rows by reason, most frequent first, from the current index."""
     name = current_index(layout)
     if name is None:
         return {}
@@ -252,8 +251,7 @@ class _Run:
         self.stored = stored_dataset(spec, self.layout)
         self.models = built_models(spec)
         check_stream_names(stream for model in self.models for stream in model.description.streams)
-        # A driver alone makes its plan before it takes the lock, so a mistake leaves the output
-        # empty.
+        # A driver alone makes its plan before it takes the lock: a mistake leaves no output.
         self.plan = plan if self.stored is None else None
         if self.plan is None and not self.sharing.joins:
             self.plan = self._make_plan(self.stored)
@@ -296,8 +294,7 @@ class _Run:
             stored = stored_dataset(self.spec, layout)
             if stored is None and (lock is None or self.stored is not None):
                 raise overtaken(layout)
-            # Another command may have begun or changed the dataset since the job was checked, so a
-            # plan of that time counts only if the description is the same.
+            # An earlier plan counts only if no other command has changed the dataset since.
             plan = self.plan
             if plan is None or (stored is not None and stored != self.stored):
                 plan = self._make_plan(stored)

@@ -32,8 +32,7 @@ from earmill.pipeline.storage.scratch import own_folder
 
 # A longer row costs the same from beginning to end, so only its first seconds are processed.
 ROW_S = 150.0
-# Shards of the sample, at least: a range needs several.
-LEAST_SHARDS = 4
+LEAST_SHARDS = 4  # Shards of the sample, at least: a range needs several.
 # Half the width of a range. By Student's t for five shards, 96 % of costs are within it.
 STANDARD_ERRORS = 3.0
 # Two runs of a job on one machine differ by this share, so no range is narrower.

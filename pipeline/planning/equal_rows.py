@@ -24,8 +24,7 @@ from earmill.pipeline.storage.backend import is_local
 # Kinds of sources in which a row is a file.
 OF_FILES = ("files", "manifest")
 PIECE_BYTES = 4096
-# Files that are fetched at a time.
-FETCHED_ROWS = 256
+FETCHED_ROWS = 256  # Files that are fetched at a time.
 # Row id to the id of the row that it equals, and the sha256 of both.
 Equal = dict[str, tuple[str, str]]
 

@@ -120,7 +120,6 @@ class Plan:
         return cast(tuple[StoredShard, ...], self.shards) if parted else ()
 
     def write(self, store: Layout) -> str:
-        """Store the plan unless it is stored already, and return its path."""
         path = plan_path(self.plan_id)
         if self.parts:
             store_parts(self.parts, store, self.plan_id)

@@ -35,12 +35,10 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import part_path
 from earmill.pipeline.storage.scratch import own_folder
 
-# Seconds of a row whose duration is not known before it is read.
-UNKNOWN_SECONDS = 10.0
+UNKNOWN_SECONDS = 10.0  # Seconds of a row whose duration is not known before it is read.
 # Rows that are fetched in one piece stay together up to this many times a shard's length.
 BLOCK_SHARDS = 8
-# Rows of a part. A plan of fewer rows has no parts.
-PART_ROWS = 8192
+PART_ROWS = 8192  # Rows of a part. A plan of fewer rows has no parts.
 # Last used parts and shards that a process keeps in memory.
 TABLES_KEPT, SHARDS_KEPT = 4, 8
 
@@ -107,14 +105,12 @@ def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Seq
 Value = TypeVar("Value")
 
 TYPED_PREFIX = "typed:"
-# Column of plans in which some durations are estimated.
-ESTIMATED = "estimated"
+ESTIMATED = "estimated"  # Column of plans in which some durations are estimated.
 # Columns of plans with spans of long rows: start and end of the whole row.
 PART_START, PART_END = "part_of_start_s", "part_of_end_s"
 # Columns of plans with copies: the row that is copied, see `EqualRow`.
 EQUAL = {name: f"equal_to_{name}" for name in EqualRow._fields}
-# Types whose values do not change in JSON.
-IN_JSON = ("string", "int64", "double", "bool")
+IN_JSON = ("string", "int64", "double", "bool")  # Types whose values do not change in JSON.
 
 # `json.dumps` with these options would build an encoder for every row.
 _ROW_JSON = json.JSONEncoder(separators=(",", ":"))
@@ -122,8 +118,7 @@ _EXTRA_JSON = json.JSONEncoder(
     sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain_json
 )
 
-# Versions of the file of a plan. Version 2 has some columns of the source in their own types beside
-# the JSON of the others. Version 3 is an index of parts.
+# Version 2 of a plan's file has some columns in their own types. Version 3 is an index of parts.
 PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
 
 SCHEMA = pa.schema(
@@ -221,8 +216,6 @@ def _item(row: Mapping[str, Any]) -> Item:
 
 
 class PlanId:
-    """The id of a plan for a spec, computed shard by shard."""
-
     CHARS = 16
 
     def __init__(self, spec_sha256: str) -> None:

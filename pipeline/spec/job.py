@@ -2,11 +2,8 @@
 
 The hash covers everything that decides the features, and nothing else: no name of the job, no `run`
 section, no licences, no credentials, no address of the output. Numbers have one form (44100 and
-44100.0 are equal), and the order of keys does not matter. `spec.models` checks models and their
-parameters by building them, so that reading a spec stays cheap.
-
-Output formats are named by the entry points of `earmill.formats`. A format is imported as soon as a
-job names it, so that a broken format ends the job before any work.
+44100.0 are equal), and the order of keys does not matter. A format is imported as soon as a job
+names it, so that a broken format ends the job before any work.
 """
 
 from __future__ import annotations
@@ -66,8 +63,7 @@ class _Installed:
 FormatName = Annotated[str, AfterValidator(_usable), _Installed]
 
 
-# One worker keeps two launches in flight, which fills a GPU.
-GPUS_PER_WORKER = 1.0
+GPUS_PER_WORKER = 1.0  # One worker keeps two launches in flight, which fills a GPU.
 # Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
 GRACE_S = 25.0
 SLURM_ARRAY = "slurm-array"

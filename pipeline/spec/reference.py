@@ -78,7 +78,6 @@ def reference() -> str:
 
 
 def sections() -> list[tuple[str, type[BaseModel]]]:
-    """Return title and model of every section, with installed kinds of source."""
     kinds = [(f"source, kind: {name}", kind.section) for name, kind in _kinds()[0].items()]
     return [("The job", JobSpec), *kinds, *AFTER_SOURCE]
 

@@ -25,8 +25,7 @@ from pydantic import Field, model_validator
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.spec import SpecModel
 
-# exp(-17) is 4e-8, less than the rounding of float32.
-TIMES = 17.0
+TIMES = 17.0  # exp(-17) is 4e-8, less than the rounding of float32.
 # Seconds behind a span for resampling filters and half windows. Also added to the warm-up.
 TAIL_S = 1
 # Row id of a span: id of the recording, number of the span, number of spans.

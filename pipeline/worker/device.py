@@ -224,8 +224,7 @@ FRAMES_TOLERANCE = 1e-5
 # Part of a stream's spikes: rounding can delay a spike by one step near the threshold.
 EVENTS_TOLERANCE = 0.02
 
-# The difference of sums of a thousand products in another order; factors rounded to 10 bits would
-# give ten times this.
+# Sums of a thousand products in another order; factors of 10 bits would give ten times this.
 RESAMPLER_TOLERANCE = 5e-5
 RESAMPLED_HZ = (16000.0, 44100.0)
 

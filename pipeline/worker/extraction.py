@@ -138,8 +138,7 @@ BATCH_S = 160.0
 # Callers of models that several callers may use: one computes, the next one is ready.
 CALLERS = 2
 
-# Positions of clips that are computed together, and per clip stream name -> (frames, width), or
-# events.
+# Positions of clips that are computed together, and the features of each.
 Batch = tuple[Sequence[int], Future[list[ModelOutput]]]
 
 

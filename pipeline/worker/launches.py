@@ -132,8 +132,6 @@ class LaunchBatcher:
         for thread in self._threads:
             thread.join()
 
-    # -- in the launch threads ----------------------------------------------------------------
-
     def _work(self) -> None:
         while places := self._next():
             self._run(places)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.planning.shards import Shard
     from earmill.pipeline.sources.base import Item
 
-# Shards in a worker: one is extracted while the next is decoded or the last is written. A worker on
-# a GPU takes as many as fill its launches.
+# Shards in a worker on a CPU: one is extracted while the next is decoded or the last is written.
 CONCURRENT_SHARDS = 2
 # Quarantined rows of a shard in its notes; all of them are in its quarantine table.
 MOST_ROWS_TOLD = 20

@@ -113,8 +113,7 @@ def _events_between(events: Any, first: int, stop: int | None) -> Any:
     )
 
 
-# Longer clips are streamed: 21 MB of samples at 44.1 kHz.
-LONG_S = 120.0
+LONG_S = 120.0  # Longer clips are streamed: 21 MB of samples at 44.1 kHz.
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,7 @@ from earmill.pipeline.worker.messages import (
 from earmill.pipeline.worker.models import warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
 
-# A read of the source, or a call to the output, that takes longer is named as the reason when the
-# shard is killed for hanging.
+# A longer read of the source, or call to the output, is named when a shard is killed for hanging.
 SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 
 

@@ -61,8 +61,6 @@ class LocalExecutor:
 
 
 class LocalSession:
-    """This machine as the only node; it is there as long as this process is."""
-
     def __init__(self, run: RunSpec) -> None:
         self._gpus = visible_gpus() if run.gpus_wanted else []
         stand_ins = int(is_interpreted() and bool(run.gpus_wanted))

@@ -196,9 +196,6 @@ def muted(threads: Collection[threading.Thread]) -> Iterator[None]:
         yield
 
 
-# -- nodes ----------------------------------------------------------------------------------------
-
-
 def live_nodes() -> list[Node]:
     import ray
 
@@ -328,9 +325,6 @@ class RaySession:
                 self._seen, self._last_good = seen, self._clock()
 
 
-# -- workers --------------------------------------------------------------------------------------
-
-
 class RayWorkers:
     """Actors as `Workers`; Ray starts an actor again whose process has died."""
 
@@ -398,8 +392,7 @@ def _result(ref: Any) -> Outcome | LostCall:
         cause = lines[-1][:200] if lines else "no reason given"
         return LostCall(f"the worker process died: {cause}")
     except RayTaskError as error:
-        # The process lives, but the call failed before `ShardWorker` could catch the error: its
-        # arguments could not be unpickled, for example.
+        # The process lives, but the call failed before `ShardWorker`: in unpickling, for example.
         return Outcome(ok=False, stage="rows", message=named_line(error.cause or error))
     except RayError as error:
         # The process was killed for memory, its node is gone, or Ray lost the call otherwise.
