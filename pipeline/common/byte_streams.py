@@ -1,8 +1,8 @@
 """Read-only binary streams: regular files alone, the base class of seekable ones, their sha256.
 
 A pipe waits for a writer, a device may never end, a socket cannot be read: none of them is a
-recording. The kind is asked before opening, because opening alone can do something to a device, and
-again afterwards, because a name can be given to something else in between.
+recording. Opening alone can do something to a device, so the kind is asked before it. The name can
+be given to something else in between, so the kind is asked again afterwards.
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@ A job error stops the run before work starts and maps to an exit code. A row err
 the quarantine table and stops nothing else. After an outage the work is tried again later. Each
 class also inherits the built-in exception that a caller would expect.
 
-`classify` searches the chain of causes of another library's exception; only this module knows the
-classes of backends. Its answers:
+Only this module knows the classes of backends. The chain of causes is searched, with these answers:
 
-- REFUSED: the store answered and refused this name. This is a property of the object only if other
-  objects can be read.
+- REFUSED: the store answered and refused this name. The object is at fault only if other objects
+  can be read.
 - OUTAGE: nobody answered, or the answer was "not now", or this machine ran out of a resource.
 - DEFECT: a program failed on this name or content. It would fail again, so the row is quarantined.
 - UNKNOWN: none of them; the caller decides.
@@ -241,7 +240,7 @@ class SpillError(EarmillError, OSError, help_topic="no-space"):
 class SourceOutage(EarmillError, OSError, help_topic="no-answer"):
     """The source does not answer, or this machine cannot read its bytes; rows may be good.
 
-    `kind` is `source`, or `missing` if the source answers but no object was ever read.
+    The kind is `source`, or `missing` if the source answers but no object was ever read.
     """
 
     def __init__(self, message: str, kind: str = "source") -> None:
@@ -255,7 +254,7 @@ class SourceOutage(EarmillError, OSError, help_topic="no-answer"):
 class StorageError(EarmillError, OSError, help_topic="no-answer"):
     """A file of the output could not be read or written.
 
-    `transient`: a later try may succeed. `errno` is the error number of the cause, if it has one.
+    If it is transient, a later try may succeed. The cause may have an error number.
     """
 
     def __init__(self, message: str, *, transient: bool = False, errno: int | None = None) -> None:

@@ -53,8 +53,8 @@ class Threads(ThreadPoolExecutor):
 def run_python(what: str, code: str, given: bytes = b"") -> bytes:
     """Run code in a process that ends at once, so that its imports take no memory here.
 
-    `what` is its purpose, for the message: "builds the models". `given` is its standard input;
-    returns its standard output. Raises ChildProcessError if it fails.
+    Its purpose, "builds the models", is for the message. Returns its standard output for a standard
+    input. Raises ChildProcessError if it fails.
     """
     path = "import sys; sys.path[:] = sys.argv[1:]"
     done = subprocess.run(

@@ -9,7 +9,7 @@ Threads of libraries (kernels, torch, Zarr) do not use `doing`. Each counts for 
 which it was first seen, and is read when such a part ends. Time that no part claims is `other`.
 
 Stages (`StageTimes`) overlap, because a shard's first clips are in the models while its last clips
-are fetched: their times do not add up. Of the counters all but the queued bytes only grow.
+are fetched: their times do not add up. All counters but the queued bytes only grow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bounded reading of YAML, JSON and tar archives that others wrote.
 
 A job file of 400 bytes can name a billion values through aliases, and a thousand brackets exhaust
-the stack of a parser. `tarfile` treats a block that it cannot read as the end of the archive, and
-reads a header of any claimed size into memory; both are errors in `tar_members`.
+the stack of a parser. Python treats a block of a tar that it cannot read as the end of the archive,
+and reads a header of any claimed size into memory. Both are errors in `tar_members`.
 """
 
 from __future__ import annotations

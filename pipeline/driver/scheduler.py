@@ -42,8 +42,8 @@ HUNG_FACTOR = 2.0
 class Deadlines:
     """Deadlines of shards: generous for the first three shards, then learned from their rates.
 
-    `fixed_s` is the job's deadline of a shard, if it has one; `row_s` that of a row, which a shard
-    has for each of its rows.
+    The job's deadline of a shard is `fixed_s`. Its deadline of a row is `row_s`, which a shard has
+    for each of its rows.
     """
 
     def __init__(self, fixed_s: float | None = None, row_s: float | None = None) -> None:

@@ -240,8 +240,8 @@ class ShardLedger:
     Each shard ends in `result.done` or `result.failed`, unless the caller stops asking. A row is a
     culprit only after it has failed alone twice, and never for an outage.
 
-    `committed` reads a shard's commit record; `look_ahead` is called with the shards for which it
-    is called next. `witnesses` are rows that an earlier run could read.
+    A shard's commit record is read by `committed`; just before, its shard is named to `look_ahead`.
+    Rows that an earlier run could read are `witnesses`.
     """
 
     def __init__(

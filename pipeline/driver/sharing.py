@@ -47,7 +47,9 @@ class SharingPolicy:
 def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> SharingPolicy:
     if run.executor == SLURM_ARRAY or run.array is not None:
         return SharingPolicy(joins=True, stays=join, works=not finish, start=_array_start(run))
-    return SharingPolicy(True, works=not finish, start=None) if join or finish else SharingPolicy()
+    if join or finish:
+        return SharingPolicy(joins=True, works=not finish, start=None)
+    return SharingPolicy()
 
 
 def _array_start(run: RunSpec) -> float | None:

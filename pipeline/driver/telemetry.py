@@ -150,7 +150,7 @@ class Collector:
 def exposed(figures: RunMetrics, where: str) -> Iterator[str]:
     """Show the metrics for the time of the block; gives a sentence that says where.
 
-    `where` is HOST:PORT to listen at, or the path of a text file, with `{pid}` and `{host}`.
+    The place is HOST:PORT to listen at, or the path of a text file, with `{pid}` and `{host}`.
     """
     with needed_modules("run.metrics"):
         import prometheus_client  # noqa: F401

@@ -202,9 +202,9 @@ def open_job(
 ) -> OpenJob:
     """Write or check plan and dataset.json; refuse to go on with an output unasked.
 
-    `again` chooses commits to replace. `beside`: this driver does not hold the lock. `stored` is
-    the output's description, if it has one. `fences` are the rights to write here, while the job is
-    opened and for the rest of the run.
+    Commits to replace are chosen by `again`. A driver `beside` others does not hold the lock. The
+    output's description is `stored`. The rights to write here are `fences`: one while the job is
+    opened, one for the rest of the run.
     """
 
     def may_write(layout: Layout) -> None:

@@ -113,7 +113,7 @@ def stored_job(
 ) -> JobSpec:
     """Return the job of a dataset, with this place, as the caller wrote it, as output.
 
-    `job` is the job file, for keys that dataset.json does not hold: credentials, `run`.
+    The job file has the keys that dataset.json does not hold: credentials, `run`.
     """
     dataset = require_dataset(layout)
     known: Mapping[str, Any] = {}

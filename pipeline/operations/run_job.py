@@ -99,8 +99,8 @@ def summarise(
 ) -> JobFinished:
     """Return the last event of a run.
 
-    `before` are commits of earlier runs, `skipped` the rows that the listing left out, in words.
-    `closed`: the run made the current snapshot, perhaps of copied rows alone.
+    Commits of earlier runs are in `before`, and rows that the listing left out in `skipped`. A run
+    that made the current snapshot, perhaps of copied rows alone, is `closed`.
     """
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)

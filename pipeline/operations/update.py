@@ -1,8 +1,8 @@
 """Take changes of a source into its dataset; only new and changed rows are computed.
 
 A shard without a changed or removed row stays as it is. From every other shard the unchanged rows
-are copied. New and changed rows make new shards, for the run that follows. The features of a file
-that was moved or copied are those of the committed row with the same bytes.
+are copied. New and changed rows make new shards, for the run that follows. A file that was moved or
+copied gets the features of the committed row with the same bytes.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def committed_bytes(
 ) -> dict[tuple[Any, ...], Place]:
     """Return (bytes, start, end, recording, sha256) to the good row with such a file.
 
-    `parts` are row id of a span to its recording: the models hear the audio before a span.
+    The models hear the audio before a span, so `parts` has row ids of spans to recordings.
     """
     if not sizes:
         return {}

@@ -38,8 +38,8 @@ def make_plan(
 ) -> Plan:
     """List a source and cut it into shards.
 
-    `progress` is called every `PROGRESS_S` seconds with the number of rows so far. `kept` has the
-    results of an earlier listing that was interrupted, for slow sources.
+    Every `PROGRESS_S` seconds `progress` is called with the number of rows so far. Slow sources
+    take the results of an earlier listing, which was interrupted, from `kept`.
     """
     keep = getattr(source, "keep", None)
     if keep is not None and kept is not None:

@@ -1,9 +1,9 @@
 """The GPU of a worker: found, described, given clips, checked, and its errors classified.
 
-`self_check` compares a golden second on the GPU with the CPU's kernels before a worker takes any
-shard. Fused kernels give the same bits. Streams behind a Fourier transform differ by a few parts
-in 10^7 of the largest value, because two libraries round differently. A kernel, a driver or a chip
-that is wrong is off by far more than the tolerance.
+A golden second on the GPU is compared with the CPU's kernels before a worker takes any shard
+(`self_check`). Fused kernels give the same bits. Streams behind a Fourier transform differ by a few
+parts in 10^7 of the largest value, because two libraries round differently. A kernel, a driver or a
+chip that is wrong is off by far more than the tolerance.
 """
 
 from __future__ import annotations

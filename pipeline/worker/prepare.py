@@ -147,8 +147,8 @@ class Unresampled:
 class Clip:
     """One clip of one row, whole.
 
-    `channel` is -1 for mixed or both ears. `signals` has one for each target, (time,) or (2, time);
-    equal targets share one array. `facts` are the provenance columns of the row.
+    A channel of -1 is mixed or both ears. Each target has a signal, (time,) or (2, time); equal
+    targets share one array. The facts are the provenance columns of the row.
     """
 
     item: Item

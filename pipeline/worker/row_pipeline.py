@@ -149,9 +149,9 @@ class RowProcessor:
     ) -> ShardRows:
         """Process all rows of a shard, in planned order.
 
-        `attempts` are recorded with quarantined rows. For `witnesses` see `fetch_confirmed`.
-        `on_audio` is called with the seconds of each row that is through the models. `memory_share`
-        is the part of the usual bytes for clips that wait and for batches.
+        Quarantined rows record `attempts`. For `witnesses` see `fetch_confirmed`. Each row that is
+        through the models is told to `on_audio`, in seconds. Clips that wait and batches take
+        `memory_share` of the usual bytes.
         """
         stages = stages or StageTimes()
         rows: dict[Place, Future[Row] | QuarantineRow] = {}

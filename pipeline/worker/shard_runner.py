@@ -69,7 +69,7 @@ SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 class WorkerJob:
     """A job as it is sent to a worker, once; called there, it builds the runner.
 
-    `streams` are as dataset.json describes them, because an earlier release may have begun the
+    Its streams are as dataset.json describes them, because an earlier release may have begun the
     dataset, and all shards are stored alike. There are none for a new dataset.
     """
 

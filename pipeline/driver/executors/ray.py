@@ -110,8 +110,8 @@ def _unreachable(address: str, error: Exception) -> ClusterError:
 def ray_session(address: str | None = None) -> Iterator[None]:
     """Connect this process to Ray for the time of the block.
 
-    None for the address uses the Ray that this process is connected to, and leaves it as it is;
-    without one a Ray is started, and stopped after the block.
+    Without an address, the Ray that this process is connected to is used, and left as it is.
+    Without such a Ray, one is started, and stopped after the block.
     """
     if address is None and not is_connected():
         for name, value in OWN_RAY_ENV.items():
@@ -277,9 +277,8 @@ def _look() -> list[Node] | None:
 class RaySession:
     """Ray's nodes and actors; notices when Ray is gone.
 
-    Ray goes on for minutes without a word when its raylet has died. A look at the nodes is made
-    every few seconds in a thread, because it may hang; it returns None where this machine is not
-    among the live nodes.
+    Ray goes on for minutes without a word when its raylet has died. The look at the nodes is made
+    in a thread, because it may hang. It returns None where this machine is not among them.
     """
 
     def __init__(
