@@ -25,13 +25,6 @@ SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 def plan(
     job: options.JobFile,
     set_: options.Overrides = None,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Time the job's models here first; this takes seconds and is cached.",
-        ),
-    ] = False,
     sample: Annotated[
         int,
         typer.Option(
@@ -48,7 +41,7 @@ def plan(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Show what a job would do: rows, hours, shards, bytes, time. Writes nothing to its output."""
+    """Show what a job would do: rows, hours, shards, bytes. Writes nothing to its output."""
     from earmill.pipeline.spec.job import JobSpec
 
     if not sample and seed is not None:
@@ -64,7 +57,7 @@ def plan(
 
         on_begin = teller(quiet=quiet)
         sampler = partial(run_sample, spec=spec, rows=sample, seed=seed, on_begin=on_begin)
-    result = job_cost(spec, measure=measure, sampler=sampler).to_dict()
+    result = job_cost(spec, sampler).to_dict()
     say_json(result) if as_json else print_estimate(result)
 
 

@@ -183,13 +183,6 @@ def print_estimate(result: dict[str, Any]) -> None:
     from earmill.pipeline.formats.stream_layout import layout_of
 
     bytes_out = ", ".join(f"{bytes_text(n)} {fmt}" for fmt, n in result["bytes_out"].items())
-    time = "unknown"
-    if result["wall_s"] is not None:
-        what = "the job" if result["speed_from"] == "job" else "models"
-        time = (
-            f"about {rounded_up(result['wall_s'])} here: {rounded_up(result['start_s'])} to start, "
-            f"then {what} at {result['times_real_time_here']:,.0f} x real time"
-        )
     rows = {
         "rows": f"{result['rows']:,}",
         "audio": f"about {audio(result['hours'] * 3600)}",
@@ -197,7 +190,6 @@ def print_estimate(result: dict[str, Any]) -> None:
         "bytes in": bytes_text(result["bytes_in"]),
         "bytes out": f"{bytes_out} before compression",
         "objects": f"{result['objects']:,}",
-        "time": time,
         "output": result["output"],
     }
     if result["sample"]:

@@ -1,9 +1,8 @@
 """Read-only binary streams: regular files alone, the base class of seekable ones, their sha256.
 
-`open_regular` opens a local file, and nothing else that may stand under its name. A pipe waits for
-a writer, a device may never end, a socket cannot be read: none of them is a recording, nor a file
-of a dataset. The kind is asked before opening, because opening alone can do something to a device.
-It is asked again afterwards, because a name can be given to something else in between.
+A pipe waits for a writer, a device may never end, a socket cannot be read: none of them is a
+recording. Opening alone can do something to a device, so the kind is asked before it. The name can
+be given to something else in between, so the kind is asked again afterwards.
 """
 
 from __future__ import annotations
@@ -73,7 +72,6 @@ def open_regular(path: str) -> io.BufferedReader:
 
 
 def open_descriptor(path: str) -> int:
-    """Return the descriptor of `open_regular`, which the caller closes."""
     check_regular(path)
     # Does not wait, whatever has taken the file's place since.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -124,7 +124,6 @@ def plan(
     spec: Spec,
     *,
     overrides: Iterable[str] = (),
-    measure: bool = False,
     sample: int = 0,
     seed: int | None = None,
 ) -> JobCost:
@@ -133,8 +132,6 @@ def plan(
     Args:
         spec: See `extract`.
         overrides: See `extract`.
-        measure: Time the job's models here first, which takes seconds, and keep the result. Else
-            the time is from earlier runs here, or from a built-in reference.
         sample: Process this many random rows in a private folder, and scale their time and size by
             seconds of audio; 0 processes none.
         seed: With `sample`: a seed that draws the same rows again.
@@ -148,11 +145,11 @@ def plan(
     if sample < 0 or (not sample and seed is not None):
         raise ValueError(f"expected sample above 0 with a seed, else 0 or more, got {sample}")
     if not sample:
-        return job_cost(job, measure=measure)
+        return job_cost(job)
     from earmill.pipeline.operations.sample import sample as process
 
     sampler = partial(process, spec=job, rows=sample, seed=seed, on_begin=logged_text())
-    return job_cost(job, measure=measure, sampler=sampler)
+    return job_cost(job, sampler)
 
 
 def verify(

@@ -41,7 +41,7 @@ from earmill.pipeline.planning.estimate import estimate
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.extraction import CastFeatures, spill, stored
+from earmill.pipeline.worker.extraction import CastFeatures, stored
 from tests.pipeline.reader_data import Writer, make_row, stream
 from tests.pipeline.test_plan import ListSource, clips, spec
 
@@ -164,8 +164,8 @@ def test_a_long_clip_is_stored_as_if_it_were_whole(cuts: list[int], tmp_path: Pa
     frames, held = wave(3, 9.3), CastFeatures()
     edges = [0, *cuts, len(frames)]
     for first, last in pairwise(edges):
-        spill(held, {"modulation": frames[first:last]}, CAST, str(tmp_path))
-    spill(held, {"modulation": frames[:0]}, CAST, str(tmp_path), last=True)
+        held.spill({"modulation": frames[first:last]}, CAST, str(tmp_path))
+    held.spill({"modulation": frames[:0]}, CAST, str(tmp_path), last=True)
     whole = stored({"modulation": frames}, CAST)
     assert held.steps == whole.steps == {"modulation": 930}
     np.testing.assert_array_equal(
