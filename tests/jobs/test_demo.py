@@ -110,9 +110,7 @@ def test_the_demo_leaves_other_peoples_data_alone(
     assert other.name != NAME
 
 
-def test_the_whole_demo(
-    tmp_path: Path, ray_session: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_whole_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["demo", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "demo passed: 13 clips extracted, 2 damaged files in quarantine" in said
