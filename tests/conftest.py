@@ -17,6 +17,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 # What is imported and collected stays: as often as usual, looking for garbage takes a tenth.
 gc.set_threshold(10_000)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported and collected out of garbage collection: it takes 0.3 s each time."""
+    gc.freeze()
+
+
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,9 +47,15 @@ def _computing(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _drawn_alike() -> None:
-    """What a test draws does not depend on those before it."""
+    """What a test draws does not depend on those before it.
+
+    torch.manual_seed formats the call stack for each device that is not initialised. It takes more
+    time than many a test.
+    """
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(0)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(0)
 
