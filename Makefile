@@ -106,8 +106,9 @@ part-%: setup
 
 # Longer versions of tests that are in `make test` as well, and the pages with training. One page
 # has recordings (apt-get install alsa-utils espeak-ng).
+test-long: export EARMILL_TEST_LONG = 1
 test-long: setup  ## Longer tests: more kills, models and pages, all reference data
-	$(BIN)/python -m pytest -m "long or pages" tests
+	$(BIN)/python -m pytest -m "long or pages or hypothesis" tests
 	$(BIN)/python $(INTERPRETED)
 	$(BIN)/python -m docs.builder.notebooks --execute
 

@@ -9,12 +9,17 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+from tests.short import drawn
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # Ray's workers give way to everybody else: beside other tests they would stand still.
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+settings.register_profile("tests", drawn(100))
+settings.load_profile("tests")
 # What is imported and collected stays: as often as usual, looking for garbage takes a tenth.
 gc.set_threshold(10_000)
 

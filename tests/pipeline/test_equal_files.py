@@ -29,6 +29,7 @@ from tests.chaos.jobs import assert_whole, committed_files, write_job
 from tests.pipeline import audio_factory
 from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
 from tests.pipeline.changing_corpus import Dying, Values, note_computed, values_of
+from tests.short import only
 
 pytestmark = pytest.mark.usefixtures("no_ray")
 COPIES = {"copy/a.wav": "a.wav", "copy/c.wav": "c.wav", "d.wav": "b.wav", "e.wav": "a.wav"}
@@ -165,8 +166,9 @@ def test_spans_of_equal_files_are_computed(job: Job) -> None:
     assert labels == {"whole": "x", "again": "y", "span": "z"}
 
 
+@pytest.mark.parametrize("step", only([18], [18, 9]))
 def test_killed_anywhere_it_ends_as_if_it_had_not_been(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     job.extract()
     whole, now = committed_files(job.out), job.values()
@@ -174,7 +176,7 @@ def test_killed_anywhere_it_ends_as_if_it_had_not_been(
     kills = 0
     while True:
         shutil.rmtree(job.out)
-        Dying.left = 9 * kills
+        Dying.left = step * kills
         try:
             job.extract()
             break
