@@ -207,7 +207,7 @@ def test_rows_that_only_went_need_no_worker(changing: Changing) -> None:
     assert_whole(changing.out)
 
 
-@pytest.mark.parametrize("step", [14, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_an_update_that_is_killed_anywhere_ends_as_if_it_had_not_been(
     step: int, changing: Changing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ def test_limits_of_merged_shards_are_kept(changing: Changing) -> None:
     assert earmill.compact(changing.out, shard_rows=6, shard_seconds=2 * seconds) is not None
 
 
-@pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_compacting_and_collecting_may_be_killed_anywhere(
     step: int, changing: Changing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
