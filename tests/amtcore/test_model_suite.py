@@ -217,7 +217,7 @@ def test_compiled_inference_equals_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "learnable"), spread(3, CASES, ["pickle", "deepcopy", "state_dict"], [0, 1])
+    ("name", "how", "learnable"), spread(6, CASES, ["pickle", "deepcopy", "state_dict"], [0, 1])
 )
 def test_copies_compute_the_same(name: str, how: str, learnable: int) -> None:
     case = CASES[name]
