@@ -22,7 +22,7 @@ from .loudness_golden import one_thread  # noqa: F401
 SAME = Tolerance(1e-6, "the same constants", 1e-12)
 CHAIN = Tolerance(1e-9, "the chain rule", 1e-12)
 HOWS = ("load", "to_empty", "meta", "assign", "meta assign", "deepcopy", "pickle")
-#: Of all but one model each way is tried in `make test-long`, these in turn here.
+#: `make test` loads Dau1997 in every way, and each other class in one of these, in turn.
 FEW_WAYS = ("meta assign", "pickle")
 
 

@@ -1,5 +1,5 @@
 """Jobs whose workers are plain processes: asked to stop, killed, and gone on with by another
-executor; the result is that of an undisturbed job in one process."""
+executor; the result equals an undisturbed job in one process."""
 
 from __future__ import annotations
 
