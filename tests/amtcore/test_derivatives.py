@@ -24,9 +24,9 @@ from amtcore.kernels.ops.fir import fir
 from amtcore.kernels.ops.lif import lif
 from amtcore.kernels.ops.program import program
 from amtcore.kernels.ops.roex import lower_skirt
+from tests.short import some
 
 from ..compare import Tolerance, assert_close
-from ..short import spread
 from .constant_cases import CASES as MODULES
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import leaves
@@ -263,7 +263,7 @@ def _is(name: str, kinds: tuple[str, ...]) -> bool:
     return name.split("-")[0] in kinds
 
 
-@pytest.mark.parametrize("name", spread(2, MODULES))
+@pytest.mark.parametrize("name", some(4, MODULES))
 def test_modules_in_torch_func(name: str) -> None:
     """Gradients of inputs and parameters, and those of each item of a batch."""
     loss, parameters, inputs = _module(name)
@@ -282,7 +282,7 @@ def test_modules_in_torch_func(name: str) -> None:
             assert_close(each[key][i], gradient, SAME32, f"{name} {key}")
 
 
-@pytest.mark.parametrize("name", spread(2, MODULES))
+@pytest.mark.parametrize("name", some(4, MODULES, 1))
 def test_forward_mode_of_modules_is_right_or_raises(name: str) -> None:
     loss, parameters, inputs = _module(name)
 
@@ -308,7 +308,7 @@ def test_forward_mode_of_modules_is_right_or_raises(name: str) -> None:
             jvp(lambda p: loss(p, *inputs), (parameters,), (parameters,))
 
 
-@pytest.mark.parametrize("name", spread(2, MODULES))
+@pytest.mark.parametrize("name", some(4, MODULES, 2))
 def test_second_derivatives_of_modules_are_there_or_raise(name: str) -> None:
     loss, parameters, inputs = _module(name)
     leaf = inputs[0].clone().requires_grad_()

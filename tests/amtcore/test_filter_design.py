@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.signal
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -24,6 +24,7 @@ from amtcore.filter_design.iir import (
     lowpass2_rows,
     section_rows,
 )
+from tests.short import drawn
 
 FS_HZ = 44100.0
 LENGTH = 4096
@@ -170,7 +171,7 @@ class TestRows:
         zeros=st.tuples(st.floats(-1.5, 1.5), st.floats(-1.5, 1.5)),
         scale=st.floats(0.2, 5.0),
     )
-    @settings(max_examples=40, deadline=None)
+    @drawn(40)
     def test_any_stable_section(
         self, radius: float, angle: float, zeros: tuple[float, float], scale: float
     ) -> None:

@@ -21,7 +21,7 @@ from ..short import but
 from .test_recurrences import CASES
 
 #: Banks whose plain loop takes seconds; `test_gradcheck_of_a_bank` stays.
-SLOW = ("two_sections_bank",)
+SLOW = ("modulation_bank", "two_sections_bank")
 GRADIENT = Tolerance(1e-10, "float64 gradients by two routes", 1e-12)
 
 

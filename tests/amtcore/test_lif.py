@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import get_num_threads, set_num_threads
 
 from ..compare import Tolerance, assert_close
-from ..short import but, only, spread
+from ..short import but, drawn, only, spread
 from .compiling import one_graph
 
 GRADIENT = {
@@ -156,7 +156,7 @@ def test_spike_count_and_its_gradient_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("neurons", "synapses"), SIZES)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@drawn(15, derandomize=True)
 @given(cuts=st.lists(st.integers(0, 70), max_size=5))
 def test_chunks_equal_the_whole_exactly(neurons: int, synapses: int, cuts: list[int]) -> None:
     x, coef, state = _inputs(neurons, synapses, torch.float32)

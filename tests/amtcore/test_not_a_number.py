@@ -202,7 +202,7 @@ def test_every_model_is_looked_at() -> None:
     assert every <= MODEL_TYPES
 
 
-SLOW = ("king2019_hilbert", "osses2021", "jepsen2008", "king2019_resampled")
+SLOW = ("dau1997", "king2019_hilbert", "osses2021", "jepsen2008", "king2019_resampled")
 
 
 def _bad_signals(name: str, samples: int) -> Tensor:

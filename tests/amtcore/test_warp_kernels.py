@@ -23,7 +23,7 @@ ARCHITECTURE = "sm_90"
 _looked_at: set[str] = set()
 #: Every so many cases in single and in double precision; the others are in `make test-long`. Which
 #: kernels there are is tested in `test_no_operation_is_left_out`.
-SINGLE, DOUBLE = 4, 24
+SINGLE, DOUBLE = 6, 48
 
 
 def _param(case: Case, dtype: torch.dtype) -> Any:

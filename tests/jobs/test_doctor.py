@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -27,15 +28,32 @@ from earmill.jobs.doctor.models import (
     worst_error,
 )
 from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.driver.executors import ray as ray_executor
+from earmill.pipeline.driver.executors.ray import live_nodes
+from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.storage.layout import Layout
+from tests.listeners import LOOPBACK, listening_addresses
+from tests.waiting import processes_end
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 
 def test_this_machine_is_well(
-    ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole command without its timings: a line for each check, then the verdict."""
+    """Run the whole command without its timings: a line for each check, then the verdict.
+
+    The check of Ray starts a private Ray. It listens on loopback and ends with the check.
+    """
+    listening: set[str] = set()
+    started: list[psutil.Process] = []
+
+    def nodes() -> list[Node]:
+        started[:] = psutil.Process().children(recursive=True)
+        listening.update(listening_addresses(started))
+        return live_nodes()
+
+    monkeypatch.setattr(ray_executor, "live_nodes", nodes)
     code = run(["doctor", "--quick", "--device", "cpu", "--uri", str(tmp_path)])
     out = capsys.readouterr().out
     *checks, verdict = out.splitlines()
@@ -46,6 +64,8 @@ def test_this_machine_is_well(
     assert "Ray" in found and "processor" in found and "GPU" not in found
     assert "created, read back, not overwritten, listed, deleted" in found[f"storage {tmp_path}"]
     assert list(tmp_path.iterdir()) == []
+    assert listening and listening <= LOOPBACK
+    processes_end(started)
 
 
 @pytest.fixture
@@ -130,13 +150,9 @@ def test_a_kernel_that_is_not_equal_is_reported(monkeypatch: pytest.MonkeyPatch)
         return right(self, *signals) * (1.0 if self.backend == "reference" else 1.001)
 
     monkeypatch.setattr(AdaptLoop, "forward", wrong)
-    (found,) = [c for c in _first_two(kernel_checks()) if c.what == "kernels of dau1997"]
-    assert found.state is State.FAILED
+    found = next(kernel_checks())
+    assert (found.what, found.state) == ("kernels of dau1997", State.FAILED)
     assert "float64 kernels differ from their plain loops by 1" in found.text
-
-
-def _first_two(checks: Iterator[Check]) -> list[Check]:
-    return [next(checks), next(checks)]
 
 
 def test_what_is_not_finite_or_of_another_shape_is_no_small_error() -> None:

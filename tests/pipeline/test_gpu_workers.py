@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -27,6 +26,7 @@ from earmill.pipeline.worker.launches import DeviceFull
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, ShardOrder, WorkerInfo
 from earmill.pipeline.worker.worker_process import ShardWorker
 from tests.pipeline.runners import shard
+from tests.pipeline.visible_gpus import Looking
 
 REASON = "the driver finds no device; check nvidia-smi"
 
@@ -112,19 +112,6 @@ def test_provenance_names_the_gpu_and_its_driver(
     }
     version.unlink()
     assert device.nvidia_driver() is None
-
-
-class Looking:
-    """A runner whose warm-up tells which GPUs its process sees."""
-
-    def warm_up(self) -> WorkerInfo:
-        return WorkerInfo(1, "cuda", 1, note=os.environ["CUDA_VISIBLE_DEVICES"])
-
-    def cpu_s(self) -> dict[str, float]:
-        return {}
-
-    def waits_for(self) -> str:
-        return ""
 
 
 def test_each_local_worker_sees_the_gpu_that_is_dealt_to_it() -> None:

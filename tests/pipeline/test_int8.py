@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import earmill.pipeline.formats.parquet.format as parquet_sink
@@ -44,6 +44,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.extraction import CastFeatures, stored
 from tests.pipeline.reader_data import Writer, make_row, stream
 from tests.pipeline.test_plan import ListSource, clips, spec
+from tests.short import drawn
 
 FORMATS = ("parquet", "webdataset", "zarr")
 FRAMES = stream("modulation", (1, 3, 3), 100.0)
@@ -98,7 +99,7 @@ def largest(frames: np.ndarray) -> np.ndarray:
     return np.concatenate([frames[:0], *peaks])
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(n=st.integers(0, 3 * BLOCK_FRAMES), seed=st.integers(0, 99), power=st.integers(-44, 36))
 def test_a_value_is_off_by_a_252nd_of_the_largest(n: int, seed: int, power: int) -> None:
     rng = np.random.default_rng(seed)

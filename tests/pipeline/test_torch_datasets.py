@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 from torch.utils.data import DataLoader
 
 import earmill.pipeline.formats.parquet.format as parquet_sink
@@ -31,10 +30,11 @@ from tests.pipeline.reader_data import (
     small_row_groups,
     write_set,
 )
+from tests.short import drawn
 
 N_ROWS = 26
 __all__ = ["no_process_stays", "no_read_ahead"]
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = drawn(40, derandomize=True)
 
 
 @pytest.fixture(scope="module")
