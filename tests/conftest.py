@@ -32,7 +32,7 @@ def _computing(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.config.getoption("--backend") == "cpu":
         yield
         return
-    from amtcore.kernels.backends.chosen import computing_with
+    from amtcore.kernels.devices import computing_with
 
     with computing_with(request.config.getoption("--backend")):
         yield

@@ -18,15 +18,11 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
-from amtcore.kernels.fused.operations import (
-    ADD,
-    BROKEN_STICK,
-    POLE_ZERO_CASCADE,
-    SAVE,
-    STATE_VARIABLE,
-    SWAP,
-)
-from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.compression import BROKEN_STICK
+from amtcore.kernels.operations.one_pole import POLE_ZERO_CASCADE
+from amtcore.kernels.operations.parallel_paths import ADD, SAVE, SWAP
+from amtcore.kernels.operations.sections import STATE_VARIABLE
 from amtcore.stages.base import (
     FilterbankStage,
     check_below_nyquist,

@@ -16,7 +16,7 @@ from numba.core.typing import signature
 from numba.extending import intrinsic
 
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.warp.launching import THREADS
+from amtcore.kernels.gpu.launcher import THREADS
 from amtcore_interpreter.body import (
     BACKWARDS,
     COUNTERS,

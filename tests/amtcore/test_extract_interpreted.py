@@ -16,7 +16,7 @@ from amtcore.features.base import Extractor
 from amtcore.features.build import build_extractor
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.spike_stream import join
-from amtcore.kernels.backends.chosen import computing_with
+from amtcore.kernels.devices import computing_with
 
 from ..compare import Tolerance, assert_close
 from . import test_torch_module

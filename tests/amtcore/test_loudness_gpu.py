@@ -19,7 +19,7 @@ from amtcore.features.base import Extractor
 from amtcore.features.build import build_extractor
 from amtcore.features.loudness import LoudnessExtractor
 from amtcore.features.loudness_waves import LoudnessWaves, Signal, cut_into_waves, grouped
-from amtcore.kernels.backends.chosen import computing_with
+from amtcore.kernels.devices import computing_with
 from amtcore.models.loudness import LoudnessModel
 
 from ..compare import Tolerance, assert_close
