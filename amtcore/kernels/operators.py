@@ -136,7 +136,7 @@ def _differentiable(
                 return backward(ctx, *upstream)
 
         setup_context = staticmethod(keep)
-        jvp = staticmethod(_refuse_forward_mode)
+        jvp = staticmethod(_refuse_forward_mode)  # type: ignore[assignment]
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -149,7 +149,7 @@ def _differentiable(
 def _refuse_tangents(args: Iterable[Any]) -> None:
     """Raise where an argument has a forward-mode derivative, which operators would pass by."""
     for tensor in args:
-        if isinstance(tensor, Tensor) and has_tangent(tensor):
+        if isinstance(tensor, Tensor) and has_tangent(tensor, unknown=True):
             _refuse_forward_mode()
 
 

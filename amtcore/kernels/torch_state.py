@@ -56,12 +56,18 @@ def is_watched(tensor: Tensor) -> bool:
     return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
 
 
-def has_tangent(tensor: Tensor) -> bool:
-    """Return True where a level of forward mode follows this very tensor."""
+def has_tangent(tensor: Tensor, unknown: bool = False) -> bool:
+    """Return True where a level of forward mode follows this very tensor.
+
+    Args:
+        tensor: Any.
+        unknown: The answer for a tensor that cannot tell: of vmap, or inside an operator while a
+            level is open.
+    """
     try:
         return forward_ad.unpack_dual(tensor).tangent is not None
-    except RuntimeError:  # inside vmap, or an inference tensor inside an operator
-        return False
+    except RuntimeError:
+        return unknown
 
 
 def is_transformed(*tensors: Tensor) -> bool:

@@ -1,6 +1,5 @@
-"""The block kernels for a GPU: LANES is a warp, a vector is one number in each of its threads.
+"""Operations on a GPU: PTX made of the same compiled parts, and what launches it.
 
-    families, fused --target--> LLVM IR --assemble--> PTX --launching--> a GPU, or the interpreter
-
-It may import `fused`, `families` and `vector`.
+    backend -> chain_kernel, row_kernel -> device_code, ptx -> launcher
+    cuda_launcher -> device -> driver
 """
