@@ -62,7 +62,7 @@ def gpu_backend() -> Backend:
 
 
 @contextmanager
-def computing_with(name: str) -> Iterator[Backend]:
+def use_backend(name: str) -> Iterator[Backend]:
     """Inside, this backend computes on tensors of the CPU, in the whole process: for "interpreted",
     which else only extraction uses."""
     global _of_cpu_tensors

@@ -11,9 +11,8 @@ import torch
 
 from amtcore.errors import BackendError, DeviceMemoryError, WrongDeviceError
 from amtcore.kernels.gpu.cuda_launcher import CudaLauncher
-from amtcore.kernels.gpu.device import device_facts
+from amtcore.kernels.gpu.device import PROBE, device_facts, probe
 from amtcore.kernels.gpu.driver import device_errors
-from amtcore.kernels.gpu.device import PROBE, probe
 from amtcore.kernels.gpu.launcher import Kernel
 from tests.gpu.conftest import refusing_to_wait
 
