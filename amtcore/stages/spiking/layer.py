@@ -224,13 +224,13 @@ class LIFExodus(HasFiles, Stage):
 
     def _continue(self, data: Tensor, record: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Process a signal from the kept state on, and keep the last one, detached."""
-        if is_transformed(data, *self.parameters(), *self.buffers()):
+        batched = self._as_batch(data)
+        spikes, vmem, isyn, last = self._run(batched, self._kept(batched.shape[0]), record)
+        if is_transformed(last):
             raise ParameterError(
                 "LIFExodus keeps its state between calls, which torch.func cannot map; map "
                 "stream(), or call the layer with the whole batch"
             )
-        batched = self._as_batch(data)
-        spikes, vmem, isyn, last = self._run(batched, self._kept(batched.shape[0]), record)
         if not is_exporting() and batched.shape[1]:
             # Copies: what is kept between calls must not hold on to the whole output.
             last = last.detach()
