@@ -118,7 +118,7 @@ test-long: setup  ## Longer tests: more kills, models and pages, all reference d
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup  ## Tests that need a CUDA device
-	$(BIN)/python -c "from amtcore.kernels.warp.driver.available import find_device; find_device('cuda')"
+	$(BIN)/python -c "from amtcore.kernels.gpu.device import find_device; find_device('cuda')"
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
 # Outputs on servers that others wrote, in the place of our stand-ins: fake-gcs-server, Azurite (npm).

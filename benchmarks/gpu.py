@@ -25,8 +25,8 @@ from amtcore.errors import BackendError, DeviceMemoryError
 from amtcore.features.base import Extractor
 from amtcore.features.build import build_extractor
 from amtcore.features.registry import get_model
-from amtcore.kernels.warp.driver.device_facts import DeviceFacts, device_facts
-from amtcore.kernels.warp.driver.failures import device_errors
+from amtcore.kernels.gpu.device import DeviceFacts, device_facts
+from amtcore.kernels.gpu.driver import device_errors
 from benchmarks import loudness, models
 from benchmarks.kernel import FS_HZ
 from benchmarks.report import table, write_section

@@ -44,9 +44,9 @@ def _computing(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.config.getoption("--backend") == "cpu":
         yield
         return
-    from amtcore.kernels.backends.chosen import computing_with
+    from amtcore.kernels.devices import use_backend
 
-    with computing_with(request.config.getoption("--backend")):
+    with use_backend(request.config.getoption("--backend")):
         yield
 
 

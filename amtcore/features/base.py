@@ -18,8 +18,8 @@ from amtcore.errors import NonFiniteError, ShapeError
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo as StreamInfo
 from amtcore.features.stream_info import StreamKind as StreamKind
-from amtcore.kernels.backends.base import Backend
-from amtcore.kernels.backends.chosen import get_backend
+from amtcore.kernels.backend import Backend
+from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import get_num_threads
 
 Frames = NDArray[np.floating[Any]]

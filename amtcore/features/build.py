@@ -11,7 +11,7 @@ from amtcore.features.base import Extractor
 from amtcore.features.module_model import DTYPES
 from amtcore.features.parameters import Parameter
 from amtcore.features.registry import Registration, get_registration, registrations
-from amtcore.kernels.backends.chosen import get_backend
+from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import set_num_threads
 
 

@@ -30,8 +30,8 @@ from amtcore.features.feature_model import check_options
 from amtcore.features.filterbank import FrontEnd, FusedFeatures, WholeFeatures
 from amtcore.features.module_model import ModuleModel
 from amtcore.features.spike_stream import SpikeFeatures, build_spikes, join
-from amtcore.kernels.backends.base import Backend
-from amtcore.kernels.fused.program import compile_chain, identity_bank
+from amtcore.kernels.backend import Backend
+from amtcore.kernels.chain import compile_chain, identity_bank
 from amtcore.models.base import TimeDomainModel
 
 Features = FusedFeatures | WholeFeatures | SpikeFeatures

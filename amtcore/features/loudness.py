@@ -44,10 +44,10 @@ from amtcore.features.loudness_pooling import (
 )
 from amtcore.features.loudness_waves import Carried, LoudnessWaves, Signal
 from amtcore.features.module_model import ModuleModel
-from amtcore.kernels.backends.base import Backend
-from amtcore.kernels.backends.chosen import get_backend
-from amtcore.kernels.fused.cpu import POOLS
-from amtcore.kernels.fused.program import frame_ratio
+from amtcore.kernels.backend import Backend
+from amtcore.kernels.chain import frame_ratio
+from amtcore.kernels.devices import get_backend
+from amtcore.kernels.pooling import POOLS
 from amtcore.kernels.vector.threads import get_num_threads, one_torch_thread
 from amtcore.models.loudness import LoudnessModel, LoudnessState
 from amtcore.scales.phon import PhonTable

@@ -19,7 +19,7 @@ from amtcore.features.base import StreamKind, StreamOptions
 from amtcore.features.filterbank import FusedFeatures, PooledStream
 from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
 from amtcore.features.spike_events import SpikeEvents
-from amtcore.kernels.backends.base import Samples
+from amtcore.kernels.backend import Samples
 from amtcore.models.base import TimeDomainModel
 
 #: Frames of all clips of a batch that are held at a time.

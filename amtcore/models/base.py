@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, StateError, nearest_hint
-from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
+from amtcore.kernels.chain import Bank, BlockOp, identity_bank
 from amtcore.models.loading import share_type
 from amtcore.models.swapped import any_hooks, check_fuses, check_streams
 from amtcore.stages.base import BlockStage, Chunk, Stage, check_fs, taking_chunks

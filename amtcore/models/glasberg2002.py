@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
-from amtcore.kernels.ops.loudness import audible
-from amtcore.kernels.ops.loudness_frames import Frames
+from amtcore.kernels.operations.loudness_frames import Frames
+from amtcore.kernels.operations.specific_loudness import audible
 from amtcore.models.base import Kwargs
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
 from amtcore.models.loudness_rows import frames_of

@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from amtcore.kernels.ops.loudness_frames import Frames, Prepared
+from amtcore.kernels.operations.loudness_frames import Frames, Prepared
 from amtcore.kernels.vector.simd import LANES
 from amtcore.models.block_threads import map_blocks
 from amtcore.models.frame_blocks import Segment
@@ -105,5 +105,5 @@ def rows_of_blocks(
                 if not prepared.specific(signal, values[b, part]):
                     rows.specific[b, :, part] = specific(signal)[:, : segment.frames]
 
-    map_blocks(make, together, values.device)
+    map_blocks(make, together, values)
     return rows

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from amtcore.errors import ParameterError, ShapeError, WrongDeviceError
-from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
-from amtcore.kernels.ops.dispatch import rows_of
-from amtcore.kernels.ops.recurrences import rest_state, run_ops
-from amtcore.kernels.vector.exporting import is_exporting
+from amtcore.kernels.chain import Bank, BlockOp, identity_bank
+from amtcore.kernels.operators import rest_state, run_ops
+from amtcore.kernels.torch_state import is_exporting, rows_of
 from amtcore.stages.constants import WORKING_TYPES, HasConstants, refuse_torchscript
 from amtcore.stages.states import Form, taking_states
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from amtcore.arguments import RATE, checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
-from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
-from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
 from amtcore.stages.base import ChannelStage, check_below_nyquist, lowpass_memory_s
 from amtcore.stages.limits import frequencies
 

@@ -18,15 +18,12 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
-from amtcore.kernels.fused.operations import (
-    ADD,
-    BROKEN_STICK,
-    POLE_ZERO_CASCADE,
-    SAVE,
-    STATE_VARIABLE,
-    SWAP,
-)
-from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operation import ChainOperation
+from amtcore.kernels.operations.compression import BROKEN_STICK
+from amtcore.kernels.operations.one_pole import POLE_ZERO_CASCADE
+from amtcore.kernels.operations.parallel_paths import ADD, SAVE, SWAP
+from amtcore.kernels.operations.sections import STATE_VARIABLE
 from amtcore.stages.base import (
     FilterbankStage,
     check_below_nyquist,
@@ -211,12 +208,16 @@ class DRNLFilterbank(FilterbankStage):
         ]
 
     def _op(
-        self, code: int, coef: Tensor | None = None, values: int = 0, argument: int = 0
+        self,
+        operation: ChainOperation,
+        coef: Tensor | None = None,
+        values: int = 0,
+        argument: int = 0,
     ) -> BlockOp:
         if coef is None:
             coef = self.fc.new_zeros(self.num_channels, 0)
         rest = self.fc.new_zeros(self.num_channels, values)
-        return BlockOp(code, argument, coef.to(self.dtype), rest)
+        return BlockOp(operation, argument, coef.to(self.dtype), rest)
 
     def extra_repr(self) -> str:
         """Model, subject, number and range of the filters."""

@@ -17,12 +17,15 @@ from torch import Tensor
 
 from amtcore.arguments import whole
 from amtcore.errors import ParameterError
-from amtcore.kernels.ops.fir import fir
+from amtcore.kernels.operations.fir import FIR
+from amtcore.kernels.operators import operator
 from amtcore.stages.base import Stage
 from amtcore.stages.states import check_kept
 
 FirState = tuple[Tensor, int]
 _SHAPES = "(time,), (batch, time) or (batch, channel, time)"
+
+_fir = operator(FIR)
 
 
 class FirStage(Stage):
@@ -105,14 +108,14 @@ class FirStage(Stage):
         count = x.shape[-1] - first
         if last:
             first, count = ahead, max(x.shape[-1] + self.advance - ahead, 0)
-        y = fir(window, self.applied_taps(), 1, first, count, self.backend)
+        y = _fir(window, self.applied_taps(), 1, first, count, self.backend)
         return y, (window[..., window.shape[-1] - self.order :], max(ahead - x.shape[-1], 0))
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once: (.., time), same shape out."""
         x = self.as_input(x, (1, 2, 3), _SHAPES)
         first = self.advance - self.order
-        return fir(x, self.applied_taps(), 1, first, x.shape[-1], self.backend)
+        return _fir(x, self.applied_taps(), 1, first, x.shape[-1], self.backend)
 
     def get_frequency_response(self, nfft: int = 8192) -> tuple[Tensor, Tensor]:
         """Complex response of the stage, delay taken out where the stage takes it out.

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.operations import ONE_POLE_CASCADE
-from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE
 from amtcore.scales.erb import ERB_FLOOR_HZ, ERB_Q
 from amtcore.stages.base import FilterbankStage, check_below_nyquist, check_channels
 from amtcore.stages.limits import bandwidths, frequencies

@@ -16,9 +16,9 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
-from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
-from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.dispatch import by_item
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
+from amtcore.kernels.torch_state import by_item
 from amtcore.stages.base import ChannelStage, check_below_nyquist, lowpass_memory_s
 from amtcore.stages.limits import Range, StableDenominator
 

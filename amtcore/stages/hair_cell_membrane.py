@@ -13,8 +13,8 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.operations import HAIR_CELL
-from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.hair_cell import HAIR_CELL
 from amtcore.stages.base import ChannelStage
 from amtcore.stages.limits import Range, around
 

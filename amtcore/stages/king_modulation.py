@@ -17,10 +17,10 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
-from amtcore.kernels.fused.filters import BANK_TWO_SECTIONS
-from amtcore.kernels.fused.program import Bank, BlockOp
-from amtcore.kernels.ops.envelope import hilbert_envelope
-from amtcore.kernels.ops.one_pole import modulation_bank
+from amtcore.kernels.chain import Bank, BlockOp
+from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
+from amtcore.kernels.operations.modulation_filters import BANK_TWO_SECTIONS
+from amtcore.kernels.operators import modulation_bank, operator
 from amtcore.stages.base import BlockStage, check_below_nyquist
 from amtcore.stages.limits import MOST_CYCLES, Range, frequencies
 
@@ -29,6 +29,8 @@ _PHASE_LIMIT_HZ = 10.0  # above it the phase is dropped
 _STATES = 4  # of one filter
 _FACTORS = Range(1e-3, 1e4)
 _LEAST_BAND = 1e-3  # of the highest edge, for bands that learning moved to fs/2
+
+_hilbert_envelope = operator(HILBERT_ENVELOPE)
 
 
 def king_centres(mflow_hz: float, mfhigh_hz: float, q: float, nmod: int | None) -> list[float]:
@@ -184,7 +186,7 @@ class King2019ModulationFilterbank(BlockStage):
         return y.unflatten(1, (channels, count)), state
 
     def _finished(self, band: Tensor, m: int) -> Tensor:
-        return hilbert_envelope(band, self.backend) if self.insensitive[m] else band
+        return _hilbert_envelope(band, self.backend) if self.insensitive[m] else band
 
     def _check_streamable(self) -> None:
         if not self.can_stream:

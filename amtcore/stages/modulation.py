@@ -20,11 +20,14 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, StateError
 from amtcore.filter_design import iir as design
-from amtcore.kernels.fused.filters import BANK_MODULUS, BANK_REAL, BANK_STATE_VARIABLE
-from amtcore.kernels.fused.operations import FIRST_ORDER
-from amtcore.kernels.fused.program import Bank, BlockOp
-from amtcore.kernels.ops.one_pole import modulation_bank
-from amtcore.kernels.ops.recurrences import run_ops
+from amtcore.kernels.chain import Bank, BlockOp
+from amtcore.kernels.operations.modulation_filters import (
+    BANK_MODULUS,
+    BANK_REAL,
+    BANK_STATE_VARIABLE,
+)
+from amtcore.kernels.operations.sections import FIRST_ORDER
+from amtcore.kernels.operators import modulation_bank, run_ops
 from amtcore.stages.base import (
     BlockStage,
     check_below_nyquist,

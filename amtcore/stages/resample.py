@@ -15,10 +15,10 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design.fir import resample_taps
-from amtcore.kernels.fused.operations import DECIMATE
-from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.fir import fir
-from amtcore.kernels.vector.exporting import is_exporting
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.fir import DECIMATE, FIR
+from amtcore.kernels.operators import operator
+from amtcore.kernels.torch_state import is_exporting
 from amtcore.stages.base import BlockStage, check_fs
 from amtcore.stages.states import check_kept
 
@@ -27,6 +27,8 @@ _LARGEST = 4096
 #: Numbers of dimensions that the input may have.
 _NDIMS = (1, 2, 3, 4)
 ResampleState = tuple[Tensor, int, int]
+
+_fir = operator(FIR)
 
 
 class Resampler(BlockStage):
@@ -132,7 +134,7 @@ class Resampler(BlockStage):
         # the length of the signal; the last of them may lie beyond `ready`.
         count = -((done - ready) // self.up)
         parts = [
-            fir(x, self.phases[(self.reach - m * self.down) % self.up].flip(0), self.down,
+            _fir(x, self.phases[(self.reach - m * self.down) % self.up].flip(0), self.down,
                 self._first(m) - start, count, self.backend)
             for m in range(done, done + self.up)
         ]  # fmt: skip

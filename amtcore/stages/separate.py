@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.kernels.ops.autograd import is_transformed
+from amtcore.kernels.torch_state import is_transformed
 
 
 def can_separate(x: Tensor) -> bool:
     """Whether the memory of a result of x can be looked at."""
     plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu"
-    return plain and not (torch.compiler.is_compiling() or is_transformed()) and x.numel() > 0
+    return plain and not (torch.compiler.is_compiling() or is_transformed(x)) and x.numel() > 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from amtcore.kernels.ops.spectrum import SIDE, Factors
+from amtcore.kernels.operations.running_spectrum import SIDE, Factors
 
 Array = NDArray[np.float64]
 

@@ -101,8 +101,8 @@ def _version(package: str) -> str:
 
 
 def _kernel_cache() -> str:
+    from amtcore.kernels.gpu.ptx_cache import cache_folder
     from amtcore.kernels.vector.source_digest import sources_digest
-    from amtcore.kernels.warp.ptx_cache import cache_folder
 
     sources_digest()  # raises if other users can write to the sources
     folder = cache_folder()

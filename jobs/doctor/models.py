@@ -122,7 +122,7 @@ def gpu_checks(*, wanted: bool) -> Iterator[Check]:
     from amtcore.errors import BackendError
     from amtcore.features.build import build_extractor
     from amtcore.features.registry import BUILT_IN
-    from amtcore.kernels.backends.chosen import gpu_backend
+    from amtcore.kernels.devices import gpu_backend
 
     try:
         backend = gpu_backend().name
@@ -148,18 +148,18 @@ def gpu_checks(*, wanted: bool) -> Iterator[Check]:
 def _gpu_facts(backend: str) -> str:
     if backend == "interpreted":
         return "none: AMTCORE_GPU puts the interpreter of PTX in its place"
-    from amtcore.kernels.warp.driver.device_facts import device_facts
+    from amtcore.kernels.gpu.device import device_facts
 
     return str(device_facts())
 
 
 def _launch(backend: str) -> str:
-    from amtcore.kernels.backends.chosen import get_backend
-    from amtcore.kernels.backends.warp import WarpBackend
-    from amtcore.kernels.warp.driver.probe import probe
+    from amtcore.kernels.devices import get_backend
+    from amtcore.kernels.gpu.backend import GpuBackend
+    from amtcore.kernels.gpu.device import probe
 
     found = get_backend(backend)
-    assert isinstance(found, WarpBackend)
+    assert isinstance(found, GpuBackend)
     probe(found.launcher)
     return f"loaded and launched: {found.name} adds two vectors"
 
@@ -238,7 +238,7 @@ def gpu_rate(extractor: Extractor) -> tuple[float, int]:
 def as_large_as_fits(measure: Callable[[int], float], count: int) -> tuple[float, int]:
     """Measure `count` clips, or half as many until they fit the GPU's memory; return the count."""
     from amtcore.errors import DeviceMemoryError
-    from amtcore.kernels.warp.driver.failures import device_errors
+    from amtcore.kernels.gpu.driver import device_errors
 
     while True:
         try:

@@ -52,7 +52,7 @@ class Gpu:
         return min(LAUNCH_BYTES, free // 8)
 
     def describe(self) -> dict[str, Any]:
-        from amtcore.kernels.warp.driver.device_facts import device_facts
+        from amtcore.kernels.gpu.device import device_facts
 
         kind = {"device": "cuda", "backend": self.backend}
         if self.device.type != "cuda":
@@ -81,7 +81,7 @@ def check_gpu() -> None:
     """Raise GpuUnusable on a machine without a GPU; takes none of its memory."""
     if is_interpreted():
         return
-    from amtcore.kernels.warp.driver.available import why_no_gpu
+    from amtcore.kernels.gpu.device import why_no_gpu
 
     if reason := why_no_gpu():
         raise GpuUnusable(reason)
@@ -92,7 +92,7 @@ def find_gpu() -> Gpu:
     import torch
 
     from amtcore.errors import BackendError
-    from amtcore.kernels.warp.driver.available import find_device
+    from amtcore.kernels.gpu.device import find_device
 
     check_gpu()
     if is_interpreted():
@@ -135,7 +135,7 @@ def exact_convolutions() -> None:
 def device_errors(doing: str) -> Iterator[None]:
     """Turn the device's errors into DeviceFull (a launch too large) and DeviceLost."""
     from amtcore.errors import DeviceLostError, DeviceMemoryError
-    from amtcore.kernels.warp.driver.failures import device_errors as of_torch
+    from amtcore.kernels.gpu.driver import device_errors as of_torch
 
     try:
         with of_torch(doing):

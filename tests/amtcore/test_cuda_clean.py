@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from amtcore import GammatoneFilterbank
 from amtcore.errors import WrongDeviceError
-from amtcore.kernels.ops import dispatch
+from amtcore.kernels import operators
 from amtcore.stages import base
 from tests.short import some
 
@@ -37,7 +37,7 @@ STREAMING = sorted(
 )
 
 
-_CHOOSE, _IN_AUTOCAST = dispatch.use_reference, base.in_autocast
+_CHOOSE, _IN_AUTOCAST = operators.use_reference, base.in_autocast
 
 
 def _use_reference(x: Tensor, backend: str | None) -> bool:

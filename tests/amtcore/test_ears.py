@@ -16,7 +16,8 @@ from torch import Tensor
 from amtcore import Osses2021, Paulick2024
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.filter_design.fir import fir2, minimum_phase, resample_taps
-from amtcore.kernels.ops.fir import fir
+from amtcore.kernels.operations.fir import FIR
+from amtcore.kernels.operators import operator
 from amtcore.stages.ears import MIDDLE_EAR_TYPES, PHASE_TYPES, HeadphoneFilter, MiddleEarFilter
 from amtcore.stages.fir import FirStage
 from amtcore.stages.outer_middle_ear import (
@@ -30,6 +31,8 @@ from amtcore.tables import load_table
 from ..compare import FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
 from ..short import but, spread
 from .compiling import one_graph
+
+fir = operator(FIR)
 
 FS = 16000
 GRADIENT = Tolerance(1e-9, "float64 gradients by two routes", 1e-12)

@@ -14,14 +14,14 @@ from amtcore import Dau1997
 from amtcore.errors import BackendError, ParameterError, ShapeError, UnknownModelError
 from amtcore.features.base import StreamInfo
 from amtcore.features.build import build_extractor, list_models
-from amtcore.kernels.fused.cpu import POOLS
-from amtcore.kernels.fused.program import frame_ratio
-from amtcore.kernels.fused.reference import pool_frames
+from amtcore.kernels.chain import frame_ratio
+from amtcore.kernels.pooling import POOLS
 from amtcore.kernels.vector.simd import LANES
 from amtcore.units import Calibration
 from tests.short import drawn
 
 from ..compare import FLOAT32, KERNEL64, Tolerance, assert_close
+from .plain_frames import pool_frames
 
 FS = 16000
 POOLING = Tolerance(1e-3, "float32 sums of a frame against float64")

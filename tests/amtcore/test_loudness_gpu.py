@@ -19,7 +19,7 @@ from amtcore.features.base import Extractor
 from amtcore.features.build import build_extractor
 from amtcore.features.loudness import LoudnessExtractor
 from amtcore.features.loudness_waves import LoudnessWaves, Signal, cut_into_waves, grouped
-from amtcore.kernels.backends.chosen import computing_with
+from amtcore.kernels.devices import use_backend
 from amtcore.models.loudness import LoudnessModel
 
 from ..compare import Tolerance, assert_close
@@ -147,7 +147,7 @@ def test_several_callers_at_once(there: Extractor, whole: list[dict[str, Any]]) 
 def test_kernels_for_gpus_give_the_same_bits(there: Extractor) -> None:
     clips = [noise(1000).numpy(), noise(200, seed=1).numpy()]
     expected = there.extract(clips)
-    with computing_with("interpreted"):
+    with use_backend("interpreted"):
         assert all(map(_equal, there.extract(clips), expected))
 
 

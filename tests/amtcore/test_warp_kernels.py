@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from amtcore.kernels.backends.chosen import get_backend
-from amtcore.kernels.fused.operations import OPERATIONS
-from amtcore.kernels.warp.launching import Kernel
+from amtcore.kernels.devices import get_backend
+from amtcore.kernels.gpu.launcher import Kernel
+from amtcore.kernels.registry import BUILT_IN
 
 from .ptxas import faults
 from .warp_cases import DTYPES, Case, all_cases, interpreted, operations, recorder
@@ -34,7 +34,7 @@ def _param(case: Case, dtype: torch.dtype) -> Any:
 
 
 def test_no_operation_is_left_out() -> None:
-    assert {op.code for op in operations(torch.float32).values()} == set(OPERATIONS)
+    assert {op.operation for op in operations(torch.float32).values()} == set(BUILT_IN)
 
 
 @pytest.mark.parametrize(("case", "dtype"), [_param(*each) for each in product(CASES, DTYPES)])

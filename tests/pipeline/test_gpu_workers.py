@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from amtcore.errors import BackendError, DeviceLostError, DeviceMemoryError
-from amtcore.kernels.warp.driver import device_facts
-from amtcore.kernels.warp.driver.device_facts import DeviceFacts
+from amtcore.kernels.gpu import device as device_facts
+from amtcore.kernels.gpu.device import DeviceFacts
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executors import WorkerRequest
@@ -34,7 +34,7 @@ REASON = "the driver finds no device; check nvidia-smi"
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose kernels say why there is none."""
-    from amtcore.kernels.warp.driver import available
+    from amtcore.kernels.gpu import device as available
 
     monkeypatch.delenv("AMTCORE_GPU", raising=False)
     monkeypatch.setattr(available, "why_no_gpu", lambda: REASON)
@@ -54,7 +54,7 @@ def test_cuda_without_a_gpu_says_why_and_auto_goes_to_the_cpu() -> None:
 
 
 def test_a_gpu_that_is_too_old_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from amtcore.kernels.warp.driver import available
+    from amtcore.kernels.gpu import device as available
 
     def find_device(device: object) -> None:
         raise BackendError("cuda:0 is a Tesla V100 of compute capability 7.0")
