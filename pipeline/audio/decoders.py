@@ -25,6 +25,7 @@ from earmill.pipeline.audio.containers.lossless import (
     BEFORE_END,
     FLAC_BEGINS,
     FLAC_COUNT,
+    FLAC_HEAD_BYTES,
     FRAME_SYNC,
     StreamInfo,
     flac_goes_on,
@@ -224,12 +225,13 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
         return None
     is_short = source.seek(0, io.SEEK_END) <= MOST_BYTES
     source.seek(0)
-    data = source.read() if is_short else b""
-    info = StreamInfo.of(data)
+    info = StreamInfo.of(source.read(FLAC_HEAD_BYTES)) if is_short else None
     if info is None or info.bits not in SUBTYPES:
         return None
     if not 0 < info.frames * info.channels <= MOST_SAMPLES:
         return None
+    source.seek(0)
+    data = source.read()
     # dr_flac would search for the next frame, and so skip a damaged first one.
     at, is_last = 4, False
     while not is_last and at < len(data):

@@ -365,18 +365,18 @@ def test_a_program_that_fails_over_a_row_costs_that_row(
     error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was taken for an outage: the job could never finish."""
-    from earmill.pipeline.sources import fetch
+    from earmill.pipeline.sources import base
 
     for name in ("a.wav", "b.wav"):
         (tmp_path / name).write_bytes(data(name))
-    real = fetch.object_of
+    real = base.object_of
 
     def failing(uri: str, options: Any) -> Any:
         if uri.endswith("a.wav"):
             raise error("what was not thought of")
         return real(uri, options)
 
-    monkeypatch.setattr("earmill.pipeline.sources.base.object_of", failing)
+    monkeypatch.setattr(base, "object_of", failing)
     source = files(tmp_path)
     items: list[Item] = list(source.items())
     bad, good = contents(source, items)
