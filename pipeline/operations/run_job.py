@@ -445,7 +445,7 @@ class Run:
             # Other drivers have committed shards since this driver read the commits.
             planned = {shard.shard_id for shard in job.plan.shards}
             others = commits_as(job.layout, committed_of, without=known)
-            before = before | {name: others[name] for name in others.keys() & planned}
+            before = before | {name: one for name, one in others.items() if name in planned}
         missing = len(job.plan.shards) - len(before) - len(result.done)
         left = [shard for shard in job.copies if shard.shard_id not in before]
         if left and missing == len(left):
