@@ -25,7 +25,6 @@ from earmill.jobs.commands import options
 from earmill.jobs.console.job_texts import print_estimate
 from earmill.jobs.console.terminal import say, say_json
 from earmill.pipeline.common.errors import EarmillError, OutputError, SourceError, SpecError
-from earmill.pipeline.common.extension_points import FORMATS, SOURCES
 from earmill.pipeline.common.text import nearest, one_line
 from earmill.pipeline.storage.backend import is_local
 
@@ -235,6 +234,8 @@ def _write_and_estimate(
 
 
 def _source(answer: str, kind: str | None) -> tuple[str, str]:
+    from earmill.pipeline.common.extension_points import SOURCES
+
     place = cleaned_place(answer)
     if kind is not None and kind not in SOURCES.names():
         raise SpecError(f"--kind: expected one of {', '.join(SOURCES.names())}, got {kind!r}")
@@ -301,6 +302,8 @@ def _output(answer: str, source: str) -> str:
 
 
 def _formats(answer: str) -> list[str]:
+    from earmill.pipeline.common.extension_points import FORMATS
+
     words = answer.replace(",", " ").split()
     if not words:
         raise SpecError(f"expected at least one of {', '.join(FORMATS.names())}")

@@ -236,7 +236,8 @@ class Truncating(Layout):
     """A store that publishes a file cut short, as closed streams can."""
 
     def upload_file(self, local: str | Path, rel: str) -> None:
-        os.truncate(local, os.path.getsize(local) - 1)
+        if os.path.isfile(local):
+            os.truncate(local, os.path.getsize(local) - 1)
         super().upload_file(local, rel)
 
 

@@ -185,7 +185,6 @@ def test_a_spawned_worker_knows_the_rank_of_its_parent(
     inside: Any = object()
     told = pickle.dumps(ds.iterable(seed=2))
     monkeypatch.setattr("earmill.pipeline.loader.ranks.of_torch", lambda: (1, 2))
-    monkeypatch.setattr("earmill.pipeline.loader.stream.of_torch", lambda: (1, 2))
     stream = ds.iterable(seed=2)
     there = pickle.loads(pickle.dumps(stream))
     monkeypatch.undo()

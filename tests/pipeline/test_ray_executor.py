@@ -198,14 +198,12 @@ class TestNodes:
         nodes = iter([[CPU_NODE], [CPU_NODE], [CPU_NODE, GPU_NODE]])
         monkeypatch.setattr(ray, "live_nodes", lambda: next(nodes))
         wishes: list[tuple[str, int]] = []
-        monkeypatch.setattr(
-            ray, "_ask_for", lambda run, times: wishes.append((ray._wish(run), times))
-        )
+        monkeypatch.setattr(ray, "_ask_for", lambda run, times: wishes.append((run.device, times)))
         said: list[str] = []
         wait: dict[str, Any] = {"may_grow": True, "sleep": lambda seconds: None}
         on_gpu = RunSpec(device="cuda", gpus_per_worker=0.5)
         assert wait_for_nodes(on_gpu, said.append, **wait) == [GPU_NODE]
-        assert wishes == [("GPUs", 1), ("GPUs", 0)] and "offer GPUs" in said[0]
+        assert wishes == [("cuda", 1), ("cuda", 0)] and "offer GPUs" in said[0]
         monkeypatch.setattr(ray, "live_nodes", lambda: [CPU_NODE, GPU_NODE])
         assert wait_for_nodes(RunSpec(), said.append, **wait) == [CPU_NODE, GPU_NODE]
 
