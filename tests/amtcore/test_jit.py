@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -148,3 +150,34 @@ def test_who_waits_for_a_kernel_finds_it(made: list[str]) -> None:
         order.append("first")
     waiting.join()
     assert order == ["first", "second"]
+
+
+_OF_ONE_KIND = """
+import sys, numba, numpy as np
+numba.config.CACHE_DIR = sys.argv[1]
+from amtcore.kernels.vector.jit import kernel, part
+
+def times(factor):
+    lines = ["    for i in range(len(x)):", *["        x[i] = x[i] * factor + 1 / x[i]"] * 200]
+    scope = {"factor": factor}
+    exec("\\n".join(["def scaled(x):", *lines]), scope)
+    scaled = part(scope["scaled"], key=str(factor))  # too large to become part of its caller
+    @kernel(key=str(factor))
+    def run(x):
+        scaled(x[:3])
+        scaled(x)
+        return x[0]
+    return run
+
+print(*(times(float(each))(np.ones(9)) for each in sys.argv[2:]))
+"""
+
+
+def test_kernels_of_one_name_that_two_processes_compiled_are_told_apart(tmp_path: Path) -> None:
+    """Each was the first that its process compiled, so numba gave both one number."""
+    made = []
+    for factors in (["0.5"], ["0.7"], ["0.5", "0.7"], ["0.7", "0.5"]):
+        command = [sys.executable, "-c", _OF_ONE_KIND, str(tmp_path), *factors]
+        made.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    first, other, *both = (each.split() for each in made)
+    assert first != other and both == [first + other, other + first]

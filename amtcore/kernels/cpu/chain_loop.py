@@ -52,7 +52,9 @@ BLOCK = ADJOINT_BLOCK
 LONG_BLOCK = 16 * BLOCK
 
 
-def picker(parts: Mapping[int, Any], parameters: str, arguments: str, missing: str) -> Any:
+def picker(
+    parts: Mapping[int, Any], parameters: str, arguments: str, missing: str, key: str = ""
+) -> Any:
     """The part that calls `parts[row[0]]`.
 
     Compiled code calls what was known when it was compiled: it cannot look a function up in a dict.
@@ -70,6 +72,7 @@ def picker(parts: Mapping[int, Any], parameters: str, arguments: str, missing: s
         parameters: Of the part that is made; one is `row`.
         arguments: Of the parts, by the names of the parameters.
         missing: Message of the `ParameterError` for a row with another code.
+        key: What the parts are, where there are others of the same parameters.
     """
     lines = [f"def pick({parameters}):", "    code = row[0]"]
     for code in parts:
@@ -78,7 +81,7 @@ def picker(parts: Mapping[int, Any], parameters: str, arguments: str, missing: s
     scope = {f"part_{code}": each for code, each in parts.items()}
     scope |= {"missing": missing, "ParameterError": ParameterError}
     exec("\n".join(lines), scope)
-    return part(scope["pick"])
+    return part(scope["pick"], key=f"{parameters} {key}")
 
 
 def _arguments(parameters: tuple[str, ...]) -> str:
@@ -174,15 +177,17 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
         "row, a, b, side, n, coef, state",
         _arguments(BLOCK_PARAMETERS),
         "the chain has no such operation",
+        key,
     )
     run_op_block_adjoint = picker(
         {code: each.adjoint for code, each in enumerate(operations) if each.adjoint},
         "row, x, gy, gx, n, coef, gcoef, state, gstate, scratch",
         _arguments(ADJOINT_PARAMETERS),
         "the operation has no adjoint: differentiate its plain loop",
+        key,
     )
 
-    @part
+    @part(key=key)
     def run_ops(ops: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
         """All operations, BLOCK samples at a time; returns how many there are after them, which may
         differ from `n` where that is one block."""

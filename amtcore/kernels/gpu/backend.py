@@ -334,11 +334,17 @@ class GpuBackend(Backend):
         return gx, unpack_tensor(gcoef, channels).sum(0)
 
     def run_rows(self, operation: RowOperation, *args: Any) -> Any:
-        """By torch's functions where the operation has no kernel for a GPU."""
+        """By torch's functions where the operation has no kernel for a GPU. The interpreter's
+        tensors lie in the processor's memory, so kernels for numbers alone run there."""
         if operation.gpu is not None:
             return operation.gpu(self, *args)
+        of_processor = operation.numbers_only or operation.reference is None
+        if of_processor and self.device.type == "cpu":
+            return operation.cpu(self, *args)
         if operation.reference is None:
-            raise BackendError(f"{operation.name} runs on the CPU only, got tensors of {self.name}")
+            raise BackendError(
+                f"{operation.name} runs on the CPU only, got tensors on {self.device}"
+            )
         return operation.reference(*args)
 
     def run_items(self, body: Any, items: int, *arguments: Tensor | int, room: int = 0) -> None:

@@ -13,6 +13,7 @@ What is a part belongs to no machine, so `kernels.warp` compiles parts for a GPU
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -130,15 +131,29 @@ class _Kernel(CPUDispatcher):
         return entry
 
 
-def part(function: Any = None, **options: Any) -> Any:
+def _with_key(function: Callable[..., Any], key: str | None) -> Callable[..., Any]:
+    """The function, whose name in machine code says what its code depends on.
+
+    numba numbers functions of one name in the order in which a process compiles them. Code of two
+    processes can so have one name, and code that is loaded later would run what came first.
+    """
+    if key is None and function.__closure__:
+        key = repr([cell.cell_contents for cell in function.__closure__])
+    if key:
+        function.__qualname__ += "_" + hashlib.sha256(key.encode()).hexdigest()[:12]
+    return function
+
+
+def part(function: Any = None, *, key: str | None = None, **options: Any) -> Any:
     """Decorator of a function that kernels are made of.
 
     Args:
+        key: What its code depends on beside sources and types; None is the constants around it.
         options: numba's, `forceinline` for one.
     """
     if function is None:
-        return functools.partial(part, **options)
-    return _Part(function, options)
+        return functools.partial(part, key=key, **options)
+    return _Part(_with_key(function, key), options)
 
 
 def kernel(function: Any = None, *, key: str | None = None) -> Any:
@@ -153,6 +168,7 @@ def kernel(function: Any = None, *, key: str | None = None) -> Any:
     if function is None:
         return functools.partial(kernel, key=key)
     sources_digest()
+    _with_key(function, key)
     made = _Kernel(function, targetoptions=_KERNEL, pipeline_class=_KernelCompiler)
     made._cache = KernelFiles(function, key)
     return made
