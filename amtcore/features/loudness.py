@@ -50,7 +50,7 @@ from amtcore.kernels.fused.cpu import POOLS
 from amtcore.kernels.fused.program import frame_ratio
 from amtcore.kernels.vector.threads import get_num_threads, one_torch_thread
 from amtcore.models.loudness import LoudnessModel, LoudnessState
-from amtcore.scales.phon import PhonTable
+from amtcore.scales import PhonTable
 
 UNITS = ("sone", "phon")
 _OPTIONS = {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amtcore.features.base import Frames, StreamInfo
 from amtcore.models.loudness import Loudness
-from amtcore.scales.phon import PhonTable
+from amtcore.scales import PhonTable
 
 SHORT, LONG = "short_term_loudness", "long_term_loudness"
 SPECIFIC, SUMMARY = "specific_loudness", "loudness_summary"

@@ -14,7 +14,7 @@ import torch
 from amtcore.arguments import checked_arguments
 from amtcore.models.base import Kwargs, Link, TimeDomainModel, check_range
 from amtcore.models.stage_arguments import stage_arguments
-from amtcore.scales.erb import erb_space_bw
+from amtcore.scales import erb_space_bw
 from amtcore.stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
 
 

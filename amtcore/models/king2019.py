@@ -18,7 +18,7 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.models.base import Kwargs, Link, TimeDomainModel, WholeBands, check_range
 from amtcore.models.stage_arguments import stage_arguments
-from amtcore.scales.erb import erb_frequency, erb_number, erb_space_bw
+from amtcore.scales import erb_frequency, erb_number, erb_space_bw
 from amtcore.stages.butterworth import ButterworthFilter
 from amtcore.stages.compression import BrokenStickCompression, PowerCompression
 from amtcore.stages.gammatone import GammatoneFilterbank

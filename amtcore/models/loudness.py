@@ -24,7 +24,7 @@ from amtcore.models.frame_blocks import BLOCK_FRAMES, FrameBlocks, FrameState, S
 from amtcore.models.loading import share_type
 from amtcore.models.loudness_rows import Rows, rows_of_blocks
 from amtcore.models.swapped import any_hooks, check_fuses, is_foreign
-from amtcore.scales.phon import PhonTable, phon_by, table_levels, tones
+from amtcore.scales import PhonTable, phon_by, table_levels, tones
 from amtcore.stages.base import Stage
 from amtcore.stages.constants import Converted
 from amtcore.stages.loudness_ear import LoudnessEar

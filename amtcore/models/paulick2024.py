@@ -20,7 +20,7 @@ from amtcore.errors import ParameterError
 from amtcore.models.base import Kwargs, Link, StageSequence, TimeDomainModel, check_range
 from amtcore.models.decision_methods import DecisionMethods
 from amtcore.models.stage_arguments import stage_arguments
-from amtcore.scales.erb import erb_space
+from amtcore.scales import erb_space
 from amtcore.stages.adaptation import AdaptLoop
 from amtcore.stages.compression import SquaringExpansion
 from amtcore.stages.drnl import DRNLFilterbank

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amtcore import filter_design as design
 from amtcore.arguments import RATE, checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.stages.base import ChannelStage, check_below_nyquist, lowpass_memory_s

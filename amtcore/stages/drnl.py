@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from amtcore import filter_design as design
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.operations import (
     ADD,
     BROKEN_STICK,

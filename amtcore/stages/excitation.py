@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amtcore.arguments import RATE, Number, Numbers, checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.scales.cam import cam_number, cam_space
+from amtcore.scales import cam_number, cam_space
 from amtcore.stages.component_nodes import ComponentStage
 from amtcore.stages.limits import Range
 from amtcore.stages.roex_filters import (

@@ -17,7 +17,7 @@ from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.kernels.fused.operations import ONE_POLE_CASCADE
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.scales.erb import ERB_FLOOR_HZ, ERB_Q
+from amtcore.scales import ERB_FLOOR_HZ, ERB_Q
 from amtcore.stages.base import FilterbankStage, check_below_nyquist, check_channels
 from amtcore.stages.limits import bandwidths, frequencies
 

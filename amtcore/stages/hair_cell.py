@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from amtcore import filter_design as design
 from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.dispatch import by_item

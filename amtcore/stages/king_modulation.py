@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amtcore import filter_design as design
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.filters import BANK_TWO_SECTIONS
 from amtcore.kernels.fused.program import Bank, BlockOp
 from amtcore.kernels.ops.envelope import hilbert_envelope

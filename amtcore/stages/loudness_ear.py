@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.filter_design.fir import fir2
+from amtcore.filter_design import fir2
 from amtcore.kernels.vector.exporting import is_exporting
 from amtcore.stages.base import Stage
 from amtcore.stages.limits import DECIBELS

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amtcore import filter_design as design
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, StateError
-from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.filters import BANK_MODULUS, BANK_REAL, BANK_STATE_VARIABLE
 from amtcore.kernels.fused.operations import FIRST_ORDER
 from amtcore.kernels.fused.program import Bank, BlockOp

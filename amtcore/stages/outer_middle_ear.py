@@ -16,7 +16,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.filter_design.fir import fir2
+from amtcore.filter_design import fir2
 from amtcore.stages.fir import FirStage
 from amtcore.stages.limits import DECIBELS
 from amtcore.tables import load_table

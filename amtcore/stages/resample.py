@@ -14,7 +14,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.filter_design.fir import resample_taps
+from amtcore.filter_design import resample_taps
 from amtcore.kernels.fused.operations import DECIMATE
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.fir import fir

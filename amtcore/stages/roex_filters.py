@@ -22,7 +22,7 @@ from torch import Tensor
 from amtcore.kernels.ops import excitation
 from amtcore.kernels.ops.dispatch import rows_of
 from amtcore.kernels.ops.roex import lower_skirt
-from amtcore.scales.cam import CAM_FLOOR_HZ, CAM_SLOPE
+from amtcore.scales import CAM_FLOOR_HZ, CAM_SLOPE
 from amtcore.stages.base import product
 from amtcore.stages.component_nodes import ComponentStage
 from amtcore.stages.limits import Range

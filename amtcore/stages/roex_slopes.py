@@ -13,7 +13,7 @@ from typing import Any
 
 from amtcore.arguments import Number, plain_number
 from amtcore.errors import ParameterError
-from amtcore.scales.cam import cam_bandwidth
+from amtcore.scales import cam_bandwidth
 
 #: Frequency over bandwidth at 1 kHz.
 KHZ_PER_ERB = 1000.0 / float(cam_bandwidth(1000.0))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amtcore import Osses2021, Paulick2024
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.filter_design.fir import fir2, minimum_phase, resample_taps
+from amtcore.filter_design import fir2, minimum_phase, resample_taps
 from amtcore.kernels.ops.fir import fir
 from amtcore.stages.ears import MIDDLE_EAR_TYPES, PHASE_TYPES, HeadphoneFilter, MiddleEarFilter
 from amtcore.stages.fir import FirStage
