@@ -261,7 +261,7 @@ RULES: dict[str, Rule] = {
     "preset": Text(optional=True),
     "backend": kernel_choice,
     "dtype": working_type,
-    # constants of neurons, one or many of them: spiking_checks
+    # constants of neurons, one or many of them: stages.lif_attributes
     **dict.fromkeys(
         ("shape", "tau_mem", "tau_syn", "threshold", "bias", "alpha", "beta", "dash_mem",
          "dash_syn", "max_spikes_per_dt", "learning_window", "dt"), own_check,

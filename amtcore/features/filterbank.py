@@ -22,7 +22,7 @@ from amtcore.kernels.backends.base import Backend, Samples
 from amtcore.kernels.backends.chosen import get_backend
 from amtcore.kernels.fused.program import BlockOp, PooledChain, lay_out
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
-from amtcore.stages.base import Stage
+from amtcore.stages.stage import Stage
 
 Bands = Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
 #: Signals whose channels a GPU holds at once.

@@ -21,7 +21,7 @@ from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError, ShapeError, nearest_hint
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.stages import LIFExodus
-from amtcore.stages.spiking.checks import checked
+from amtcore.stages.lif_attributes import checked
 
 Numbers = float | tuple[float, ...]
 

@@ -19,8 +19,8 @@ from amtcore.errors import ParameterError, StateError, nearest_hint
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
 from amtcore.models.loading import share_type
 from amtcore.models.swapped import any_hooks, check_fuses, check_streams
-from amtcore.stages.base import BlockStage, Chunk, Stage, check_fs, taking_chunks
 from amtcore.stages.constants import Converted
+from amtcore.stages.stage import BlockStage, Chunk, Stage, check_fs, taking_chunks
 
 Kwargs = Mapping[str, Any] | None
 State = dict[str, Any]

@@ -21,9 +21,8 @@ from amtcore.models.base import Kwargs
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
 from amtcore.models.loudness_rows import frames_of
 from amtcore.models.stage_arguments import stage_arguments
-from amtcore.stages.base import Stage, check_fs
+from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
-from amtcore.stages.loudness_ear import LoudnessEar
 from amtcore.stages.loudness_integration import LoudnessIntegration
 from amtcore.stages.specific_loudness import SpecificLoudness
 from amtcore.stages.spectrum import (
@@ -32,6 +31,7 @@ from amtcore.stages.spectrum import (
     WindowedSpectrum,
     inaudible,
 )
+from amtcore.stages.stage import Stage, check_fs
 from amtcore.units import REFERENCE_PA
 
 

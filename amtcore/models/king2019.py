@@ -19,12 +19,12 @@ from amtcore.errors import ParameterError
 from amtcore.models.base import Kwargs, Link, TimeDomainModel, WholeBands, check_range
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.scales import erb_frequency, erb_number, erb_space_bw
+from amtcore.stages.basilar_membrane import GammatoneFilterbank
 from amtcore.stages.butterworth import ButterworthFilter
 from amtcore.stages.compression import BrokenStickCompression, PowerCompression
-from amtcore.stages.gammatone import GammatoneFilterbank
-from amtcore.stages.hair_cell import IHCEnvelope
-from amtcore.stages.king_modulation import King2019ModulationFilterbank
-from amtcore.stages.resample import Resampler
+from amtcore.stages.fir import Resampler
+from amtcore.stages.hair_cells import IHCEnvelope
+from amtcore.stages.modulation import King2019ModulationFilterbank
 
 COMPRESSIONS = {"brokenstick": BrokenStickCompression, "power": PowerCompression}
 _ERB_AROUND_BASE = 2

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amtcore.stages.base import Stage
+from amtcore.stages.stage import Stage
 
 
 def share_type(model: nn.Module, _: Any = None) -> None:

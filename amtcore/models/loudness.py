@@ -25,11 +25,10 @@ from amtcore.models.loading import share_type
 from amtcore.models.loudness_rows import Rows, rows_of_blocks
 from amtcore.models.swapped import any_hooks, check_fuses, is_foreign
 from amtcore.scales import PhonTable, phon_by, table_levels, tones
-from amtcore.stages.base import Stage
 from amtcore.stages.constants import Converted
-from amtcore.stages.loudness_ear import LoudnessEar
+from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.spectrum import WindowedSpectrum
-from amtcore.stages.states import check_state
+from amtcore.stages.stage import Stage, check_state
 
 #: Samples up to this count as 0 (-306 dB SPL): powers of them would be denormal, hence slow.
 SILENT_PA = 1e-20

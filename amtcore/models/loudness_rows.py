@@ -20,7 +20,7 @@ from amtcore.kernels.vector.simd import LANES
 from amtcore.models.block_threads import map_blocks
 from amtcore.models.frame_blocks import Segment
 from amtcore.stages.component_nodes import ComponentStage
-from amtcore.stages.roex_filters import RoexFilters
+from amtcore.stages.excitation import RoexFilters
 from amtcore.stages.specific_loudness import CompressiveLaw
 from amtcore.stages.spectrum import WindowedSpectrum
 

@@ -27,8 +27,8 @@ from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
 from amtcore.models.loudness_rows import Rows, frames_of
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
+from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import Moore2016ExcitationPattern
-from amtcore.stages.loudness_ear import LoudnessEar
 from amtcore.stages.loudness_integration import Moore2016AGC, Moore2016TemporalIntegration
 from amtcore.stages.specific_loudness import Moore2016SpecificLoudness
 from amtcore.stages.spectrum import (

@@ -17,9 +17,9 @@ from amtcore.models.base import Kwargs, Link, TimeDomainModel, check_range
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.scales import erb_space_bw
 from amtcore.stages.adaptation import AdaptLoop
+from amtcore.stages.basilar_membrane import GammatoneFilterbank
 from amtcore.stages.ears import HeadphoneFilter, MiddleEarFilter
-from amtcore.stages.gammatone import GammatoneFilterbank
-from amtcore.stages.hair_cell import IHCEnvelope
+from amtcore.stages.hair_cells import IHCEnvelope
 from amtcore.stages.modulation import ModulationFilterbank
 
 

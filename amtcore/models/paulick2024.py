@@ -22,13 +22,12 @@ from amtcore.models.decision_methods import DecisionMethods
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.scales import erb_space
 from amtcore.stages.adaptation import AdaptLoop
+from amtcore.stages.basilar_membrane import DRNLFilterbank
 from amtcore.stages.compression import SquaringExpansion
-from amtcore.stages.drnl import DRNLFilterbank
 from amtcore.stages.ears import HeadphoneFilter, MiddleEarFilter
-from amtcore.stages.hair_cell import IHCEnvelope
-from amtcore.stages.hair_cell_membrane import IHCPaulick2024
+from amtcore.stages.fir import Resampler
+from amtcore.stages.hair_cells import IHCEnvelope, IHCPaulick2024
 from amtcore.stages.modulation import ModulationFilterbank
-from amtcore.stages.resample import Resampler
 from amtcore.tables import load_table
 
 MODELS = ("paulick2024", "jepsen2008")

@@ -17,8 +17,8 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.fused.operations import ADAPTATION
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.stages.base import ChannelStage
-from amtcore.stages.limits import SECONDS, Range
+from amtcore.stages.constants import SECONDS, Range
+from amtcore.stages.stage import ChannelStage
 
 _DAU_TAU_S = (0.005, 0.050, 0.129, 0.253, 0.500)
 _EVEN_TAU_S = tuple(0.005 + i * (0.500 - 0.005) / 4 for i in range(5))

@@ -19,9 +19,9 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.ops.binaural import TINY, divisor, inhibition, inhibition_of_rows
 from amtcore.kernels.ops.loudness import can_compute
-from amtcore.stages.base import Stage, product
+from amtcore.stages.constants import Range
 from amtcore.stages.excitation import STEP_CAM
-from amtcore.stages.limits import Range
+from amtcore.stages.stage import Stage, product
 
 #: Reach of the smoothing in Cam.
 REACH_CAM = 18.0

@@ -14,8 +14,8 @@ from amtcore.arguments import RATE, checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.stages.base import ChannelStage, check_below_nyquist, lowpass_memory_s
-from amtcore.stages.limits import frequencies
+from amtcore.stages.constants import frequencies
+from amtcore.stages.stage import ChannelStage, check_below_nyquist, lowpass_memory_s
 
 
 class ButterworthFilter(ChannelStage):

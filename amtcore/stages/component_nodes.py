@@ -24,8 +24,8 @@ from torch import Tensor
 
 from amtcore.kernels.ops import excitation
 from amtcore.kernels.ops.loudness import NODES, audible, can_compute, nodes_of_audible
-from amtcore.stages.base import Stage, product
 from amtcore.stages.spectrum import level_db
+from amtcore.stages.stage import Stage, product
 
 Array = NDArray[np.float64]
 

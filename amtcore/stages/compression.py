@@ -16,8 +16,8 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.fused.operations import BROKEN_STICK, SQUARE
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.stages.base import ChannelStage
-from amtcore.stages.limits import DECIBELS, Range
+from amtcore.stages.constants import DECIBELS, Range
+from amtcore.stages.stage import ChannelStage
 
 _EXPONENTS = Range(1e-6, 10.0)
 

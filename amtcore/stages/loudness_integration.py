@@ -15,10 +15,10 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.ops.attack_release import attack_release, attack_release_rows
-from amtcore.stages.base import Stage
+from amtcore.stages.constants import SECONDS, Range
 from amtcore.stages.excitation import STEP_CAM
-from amtcore.stages.limits import SECONDS, Range
 from amtcore.stages.spectrum import default_hop
+from amtcore.stages.stage import Stage
 
 _RATES = Range(1e-7, 1.0 - 1e-6)
 #: The frame distance that published rates belong to.

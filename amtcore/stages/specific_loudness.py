@@ -20,8 +20,8 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.ops.loudness import law_rows, specific_loudness
-from amtcore.stages.base import Stage
-from amtcore.stages.limits import Range
+from amtcore.stages.constants import Range
+from amtcore.stages.stage import Stage
 from amtcore.tables import load_table
 
 #: Below this frequency the threshold rises.

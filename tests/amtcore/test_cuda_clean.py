@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from amtcore import GammatoneFilterbank
 from amtcore.errors import WrongDeviceError
 from amtcore.kernels.ops import dispatch
-from amtcore.stages import base
+from amtcore.stages import stage as base
 
 from ..short import only, spread
 from .compiling import one_graph

@@ -21,7 +21,7 @@ from amtcore.models.base import Link, TimeDomainModel
 from amtcore.stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
 from amtcore.stages.butterworth import ButterworthFilter
 from amtcore.stages.compression import BrokenStickCompression, SquaringExpansion
-from amtcore.stages.hair_cell_membrane import IHCPaulick2024
+from amtcore.stages.hair_cells import IHCPaulick2024
 
 from .model_cases import CASES, FS
 

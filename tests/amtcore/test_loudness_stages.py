@@ -29,7 +29,7 @@ from amtcore.scales import (
     phon_by,
     stevens_phon,
 )
-from amtcore.stages.loudness_ear import fft_length
+from amtcore.stages.ears import fft_length
 from amtcore.tables import load_table, table_names
 
 from ..compare import KERNEL64, Tolerance, assert_close

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amtcore import Dau1997, ModulationFilterbank, Moore2016, Osses2021, Paulick2024
 from amtcore.kernels.ops.one_pole import modulation_bank
-from amtcore.stages.separate import Folded, can_separate
+from amtcore.stages.modulation import Folded, can_separate
 
 from .compiling import one_graph
 

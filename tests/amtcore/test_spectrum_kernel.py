@@ -15,7 +15,7 @@ from amtcore import Moore2016Spectrum, MultiResolutionFFT
 from amtcore.kernels.families.spectrum import reference
 from amtcore.kernels.ops.spectrum import Factors, powers
 from amtcore.kernels.vector.simd import LANES
-from amtcore.stages.spectrum_factors import LEFT_OUT, can_factor, factors_of
+from amtcore.stages.spectrum import LEFT_OUT, can_factor, factors_of
 
 from ..compare import Tolerance, assert_close
 

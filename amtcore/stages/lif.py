@@ -21,13 +21,10 @@ from amtcore.kernels.families.lif.reference import spike_count
 from amtcore.kernels.ops.autograd import is_transformed
 from amtcore.kernels.ops.lif import lif
 from amtcore.kernels.vector.exporting import is_exporting
-from amtcore.stages.base import Stage
-from amtcore.stages.constants import outside_inference
-from amtcore.stages.limits import Range
-from amtcore.stages.spiking.attributes import STATES
-from amtcore.stages.spiking.checks import check_max_spikes, check_shape, checked
-from amtcore.stages.spiking.files import HasFiles
-from amtcore.stages.spiking.leak import Leak
+from amtcore.stages.constants import Range, outside_inference
+from amtcore.stages.lif_attributes import STATES, Leak, check_max_spikes, check_shape, checked
+from amtcore.stages.lif_files import HasFiles
+from amtcore.stages.stage import Stage
 
 #: Default time step in s.
 DEFAULT_DT_S = 1e-3
