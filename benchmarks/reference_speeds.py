@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import earmill.pipeline.planning.speeds as speeds
-from amtcore.features.build import build_extractor, list_models
+from amtcore.features.registry import build_extractor, list_models
 from earmill.pipeline.common.machine import processor_name
 from earmill.pipeline.planning.speeds import seconds_of_a_second, warm_up
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.loader.rows import Row
 
 # Digital RMS of 1 is 100 dB SPL, which is 2 Pa.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.loader.rows import Row
 
 STYLE: dict[Any, Any] = {

@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from amtcore.features.base import (
+from amtcore.features.feature_model import (
     DEFAULT_FRAME_RATE_HZ,
     DEFAULT_POOL,
     Extractor,
     ExtractStream,
     Frames,
     Made,
+    ModuleModel,
     Params,
-    StreamInfo,
     StreamOptions,
     as_clip,
+    check_options,
     module_constants,
 )
-from amtcore.features.feature_model import check_options
-from amtcore.features.filterbank import FrontEnd, FusedFeatures, WholeFeatures
-from amtcore.features.module_model import ModuleModel
-from amtcore.features.spike_stream import SpikeFeatures, build_spikes, join
+from amtcore.features.pooled_streams import FrontEnd, FusedFeatures, WholeFeatures
+from amtcore.features.spike_encoder import SpikeFeatures, build_spikes, join
+from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.backends.base import Backend
 from amtcore.kernels.fused.program import compile_chain, identity_bank
-from amtcore.models.base import TimeDomainModel
+from amtcore.models.time_domain import TimeDomainModel
 
 Features = FusedFeatures | WholeFeatures | SpikeFeatures
 

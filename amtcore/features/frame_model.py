@@ -35,19 +35,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.features.base import (
+from amtcore.features.feature_model import (
     Extractor,
     ExtractStream,
+    FeatureModel,
     Frames,
     Made,
     Params,
-    StreamInfo,
-    StreamKind,
     StreamOptions,
     as_clip,
+    check_options,
 )
-from amtcore.features.feature_model import FeatureModel, check_options
 from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
+from amtcore.features.stream_info import StreamInfo, StreamKind
 
 #: What `StreamInfo.pool` says of frames that a model makes itself.
 OWN_FRAMES = "model"

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amtcore.features.base import Frames, StreamInfo
+from amtcore.features.feature_model import Frames
+from amtcore.features.stream_info import StreamInfo
 from amtcore.models.loudness import Loudness
 from amtcore.scales import PhonTable
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from amtcore.arguments import checked_arguments
-from amtcore.models.base import Kwargs, Link, TimeDomainModel, check_range
-from amtcore.models.stage_arguments import stage_arguments
+from amtcore.models.composition import stage_arguments
+from amtcore.models.time_domain import Kwargs, Link, TimeDomainModel, check_range
 from amtcore.scales import erb_space_bw
 from amtcore.stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
 

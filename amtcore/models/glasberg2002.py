@@ -17,10 +17,9 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.kernels.ops.loudness import audible
 from amtcore.kernels.ops.loudness_frames import Frames
-from amtcore.models.base import Kwargs
-from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
-from amtcore.models.loudness_rows import frames_of
-from amtcore.models.stage_arguments import stage_arguments
+from amtcore.models.composition import stage_arguments
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, frames_of
+from amtcore.models.time_domain import Kwargs
 from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
 from amtcore.stages.loudness_integration import LoudnessIntegration

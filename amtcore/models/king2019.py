@@ -16,8 +16,8 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.models.base import Kwargs, Link, TimeDomainModel, WholeBands, check_range
-from amtcore.models.stage_arguments import stage_arguments
+from amtcore.models.composition import stage_arguments
+from amtcore.models.time_domain import Kwargs, Link, TimeDomainModel, WholeBands, check_range
 from amtcore.scales import erb_frequency, erb_number, erb_space_bw
 from amtcore.stages.basilar_membrane import GammatoneFilterbank
 from amtcore.stages.butterworth import ButterworthFilter

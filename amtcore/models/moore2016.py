@@ -20,12 +20,10 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.ops.binaural import sides_of
 from amtcore.kernels.ops.loudness import audible
 from amtcore.kernels.ops.loudness_frames import Frames
-from amtcore.models.base import Kwargs
-from amtcore.models.block_threads import map_blocks
-from amtcore.models.frame_blocks import BLOCK_FRAMES
-from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
-from amtcore.models.loudness_rows import Rows, frames_of
-from amtcore.models.stage_arguments import stage_arguments
+from amtcore.models.composition import stage_arguments
+from amtcore.models.frame_blocks import BLOCK_FRAMES, map_blocks
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Rows, frames_of
+from amtcore.models.time_domain import Kwargs
 from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
 from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import Moore2016ExcitationPattern

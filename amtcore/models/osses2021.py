@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from amtcore.arguments import checked_arguments
-from amtcore.models.base import Kwargs, Link, TimeDomainModel, check_range
-from amtcore.models.stage_arguments import stage_arguments
+from amtcore.models.composition import stage_arguments
+from amtcore.models.time_domain import Kwargs, Link, TimeDomainModel, check_range
 from amtcore.scales import erb_space_bw
 from amtcore.stages.adaptation import AdaptLoop
 from amtcore.stages.basilar_membrane import GammatoneFilterbank

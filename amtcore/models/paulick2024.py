@@ -17,9 +17,9 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.models.base import Kwargs, Link, StageSequence, TimeDomainModel, check_range
-from amtcore.models.decision_methods import DecisionMethods
-from amtcore.models.stage_arguments import stage_arguments
+from amtcore.models.composition import stage_arguments
+from amtcore.models.decisions import DecisionMethods
+from amtcore.models.time_domain import Kwargs, Link, StageSequence, TimeDomainModel, check_range
 from amtcore.scales import erb_space
 from amtcore.stages.adaptation import AdaptLoop
 from amtcore.stages.basilar_membrane import DRNLFilterbank

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from amtcore.features.base import Extractor
+    from amtcore.features.feature_model import Extractor
 
 FS_HZ = 16000.0
 #: A plain loop takes milliseconds per sample.
@@ -129,8 +129,7 @@ _TRANSFORMS_BOUND = 1e-4
 def gpu_checks(*, wanted: bool) -> Iterator[Check]:
     """Yield the checks of the GPU; a missing GPU fails only if `wanted`."""
     from amtcore.errors import BackendError
-    from amtcore.features.build import build_extractor
-    from amtcore.features.registry import BUILT_IN
+    from amtcore.features.registry import BUILT_IN, build_extractor
     from amtcore.kernels.backends.chosen import gpu_backend
 
     try:
@@ -240,7 +239,7 @@ def gpu_answers(checks: list[Check]) -> bool:
 
 
 def _measured(name: str, gpu: bool) -> Speed:
-    from amtcore.features.build import build_extractor
+    from amtcore.features.registry import build_extractor
     from earmill.pipeline.planning.speeds import seconds_of_a_second, warm_up
 
     extractor = build_extractor(name)
@@ -292,7 +291,7 @@ def best_of(run: Callable[[], object], repeats: int) -> float:
 def _cycles() -> str:
     import torch
 
-    from amtcore.features.build import build_extractor
+    from amtcore.features.registry import build_extractor
     from amtcore.kernels.warp.driver.device_facts import device_facts
 
     facts, extractor = device_facts(), build_extractor("dau1997", backend="cuda")

@@ -39,7 +39,7 @@ from earmill.pipeline.storage.documents import (
 from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 T = TypeVar("T")
 

@@ -162,7 +162,7 @@ def _copy(
     fence: Fence,
 ) -> None:
     """Publish one shard of copies, its sources in the order of their ids."""
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
     items = {item.row_id: item for item in shard.items}
     good: list[FeatureRow] = []

@@ -69,7 +69,7 @@ from earmill.pipeline.storage.local_store import files_below, remove
 from earmill.pipeline.storage.scratch import private_scratch
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.values import pieces
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 Counts = Sequence[int] | np.ndarray
 

@@ -43,7 +43,7 @@ from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.paths import is_suffix
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from earmill.pipeline.formats.values import Int8Frames, Values, converted
 from earmill.pipeline.storage.documents import Strict
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 BLOCK_FRAMES = 1024
 Columns = NDArray[np.float64]

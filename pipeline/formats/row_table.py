@@ -22,7 +22,7 @@ from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.stream_layout import layout_of
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.formats.format import Encoding
 
 EXTRA_PREFIX = "extra_"

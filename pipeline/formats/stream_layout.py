@@ -42,8 +42,8 @@ from earmill.pipeline.formats.values import (
 )
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
     from amtcore.features.spike_events import SpikeEvents
+    from amtcore.features.stream_info import StreamInfo
 
 EVENT_COLUMNS = ("frame", "channel", "count")
 EVENT_DTYPE = "int32"

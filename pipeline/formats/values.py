@@ -45,7 +45,7 @@ from earmill.pipeline.common.errors import (
 from earmill.pipeline.common.missing_modules import missing_package
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 # Bytes that are read from a file of values or written to it at a time.
 PIECE_BYTES = 4 * 2**20

@@ -47,7 +47,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import own_folder
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 MB = 2**20
 ABOUT = "__earmill__"

@@ -25,7 +25,7 @@ from earmill.pipeline.loader.epoch_order import check_whole
 from earmill.pipeline.loader.rows import line, short, table, values_text
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.loader.rows import Row
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)

@@ -18,7 +18,7 @@ from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.formats.moments import StreamStatistics
 
 # Begin and end of a span of a clip, s; an end of infinity is the end of the clip.

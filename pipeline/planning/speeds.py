@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from amtcore.features.base import Extractor
+    from amtcore.features.feature_model import Extractor
 
 JOB, TIMING, REFERENCE = "job", "timing", "reference"
 REFERENCE_FILE = "reference_speeds.json"

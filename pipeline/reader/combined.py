@@ -43,7 +43,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.formats.moments import StreamStatistics
     from earmill.pipeline.loader.rows import Row, Span
 

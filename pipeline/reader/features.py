@@ -63,7 +63,7 @@ from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.paths import rows_path
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.dataset.description import DatasetFile
     from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
 

@@ -21,7 +21,7 @@ from earmill.pipeline.loader.rows import Row
 from earmill.pipeline.spec.spans import SPAN_ID
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.loader.rows import FeatureRows
 
 # Number of a set, and the id of a recording in it.

@@ -155,7 +155,7 @@ def type_text(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
 
 
 def _stream_options() -> list[str]:
-    from amtcore.features.base import DEFAULT_FRAME_RATE_HZ, DEFAULT_POOL
+    from amtcore.features.feature_model import DEFAULT_FRAME_RATE_HZ, DEFAULT_POOL
     from amtcore.features.spike_encoder import SpikeOptions
 
     of_frames = [
@@ -201,7 +201,7 @@ def _stream_options() -> list[str]:
 
 
 def _models_table() -> str:
-    from amtcore.features.build import list_models
+    from amtcore.features.registry import list_models
 
     rows = [
         (f"`{model.name}`", f"`{stream}`", text)
@@ -224,7 +224,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def json_schema() -> dict[str, Any]:
     """Return the whole schema; it depends only on the installation."""
-    from amtcore.features.build import list_models
+    from amtcore.features.registry import list_models
 
     schema: dict[str, Any] = _cleaned(JobSpec.model_json_schema())
     parts, kinds = schema["$defs"], _kinds()[0]

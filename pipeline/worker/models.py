@@ -38,7 +38,7 @@ from earmill.pipeline.worker.device import (
 )
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor
+    from amtcore.features.feature_model import Extractor
     from earmill.pipeline.spec.job import JobSpec
 
 # Lengths that compile and load every kernel: a second, and two odd lengths after it.
@@ -99,7 +99,7 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
 
 def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -> list[Extractor]:
     """Build the job's models, without warming them up."""
-    from amtcore.features.build import build_extractor
+    from amtcore.features.registry import build_extractor
 
     return [
         build_extractor(**entry, threads=threads, backend=backend) for entry in entries_of(spec)
@@ -181,7 +181,7 @@ def compile_into(
 
 
 if __name__ == "__main__":
-    from amtcore.features.build import build_extractor
+    from amtcore.features.registry import build_extractor
 
     logging.getLogger("amtcore").setLevel(logging.ERROR)
     exercised([build_extractor(**json.loads(sys.argv[1]))])

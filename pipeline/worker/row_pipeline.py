@@ -62,7 +62,7 @@ from earmill.pipeline.worker.prepare import (
 )
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor
+    from amtcore.features.feature_model import Extractor
     from earmill.pipeline.spec.job import JobSpec
 
 Prepared = list[Clip] | LongClip | QuarantineRow

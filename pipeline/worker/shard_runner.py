@@ -62,7 +62,7 @@ from earmill.pipeline.worker.models import warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.spec.job import JobSpec
 
 # A read of the source, or a call to the output, that takes longer is named as the reason when the

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amtcore import models as models
     from amtcore import stages as stages
-    from amtcore.features.base import Extractor as Extractor
-    from amtcore.features.base import StreamInfo as StreamInfo
-    from amtcore.features.build import ModelInfo as ModelInfo
-    from amtcore.features.build import build_extractor as build_extractor
-    from amtcore.features.build import list_models as list_models
+    from amtcore.features.feature_model import Extractor as Extractor
+    from amtcore.features.registry import ModelInfo as ModelInfo
+    from amtcore.features.registry import build_extractor as build_extractor
+    from amtcore.features.registry import list_models as list_models
     from amtcore.features.spike_encoder import SpikeEncoder as SpikeEncoder
     from amtcore.features.spike_encoder import SpikeOptions as SpikeOptions
     from amtcore.features.spike_events import SpikeEvents as SpikeEvents
+    from amtcore.features.stream_info import StreamInfo as StreamInfo
     from amtcore.units import Calibration as Calibration
     from earmill import formats as formats
     from earmill import sources as sources
@@ -98,8 +98,8 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "testing": ("earmill.testing", None),
 }
 for _module, _names in {
-    "amtcore.features.base": "Extractor StreamInfo",
-    "amtcore.features.build": "ModelInfo build_extractor list_models",
+    "amtcore.features.feature_model": "Extractor StreamInfo",
+    "amtcore.features.registry": "ModelInfo build_extractor list_models",
     "amtcore.features.spike_encoder": "SpikeEncoder SpikeOptions",
     "amtcore.features.spike_events": "SpikeEvents",
     "amtcore.units": "Calibration",

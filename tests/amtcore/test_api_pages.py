@@ -22,8 +22,8 @@ import torch
 
 import amtcore
 from amtcore.features import spike_encoder as spikes
-from amtcore.models import base as model_base
 from amtcore.models import loudness as loudness_models
+from amtcore.models import time_domain as model_base
 from amtcore.stages import stage as stage_base
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("api*.md"))

@@ -17,7 +17,7 @@ import torch
 import amtcore
 from amtcore.arguments import plain_number
 from amtcore.errors import AmtError, ParameterError
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.features.spike_encoder import SpikeOptions
 
 FS = 16000

@@ -14,7 +14,7 @@ import torch
 from amtcore_interpreter import InterpretedLauncher
 from torch import Tensor
 
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.kernels.backends.warp import WarpBackend
 from amtcore.kernels.warp.launching import Kernel
 from tests.amtcore.fake_driver import FUNCTION, MULTIPROCESSORS, FakeDriver, Launch, open_launcher

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError
-from amtcore.models.swapped import any_hooks, check_streams, defines, has_hooks
+from amtcore.models.composition import any_hooks, check_streams, defines, has_hooks
 from amtcore.stages import IHCEnvelope
 
 from ..compare import Tolerance, assert_close

@@ -20,7 +20,7 @@ from amtcore import (
     Resampler,
 )
 from amtcore.errors import ParameterError
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.kernels.ops.envelope import hilbert_envelope
 
 from ..compare import FLOAT32, FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close

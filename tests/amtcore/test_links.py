@@ -17,7 +17,7 @@ from amtcore.features.filterbank_model import FilterbankModel
 from amtcore.kernels.fused.operations import DECIMATE, OPERATIONS
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.recurrences import RECURRENCES, get_recurrence, rest_state, run_ops
-from amtcore.models.base import Link, TimeDomainModel
+from amtcore.models.time_domain import Link, TimeDomainModel
 from amtcore.stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
 from amtcore.stages.butterworth import ButterworthFilter
 from amtcore.stages.compression import BrokenStickCompression, SquaringExpansion

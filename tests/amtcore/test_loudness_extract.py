@@ -11,13 +11,14 @@ import torch
 
 from amtcore import Glasberg2002, Moore2016, get_num_threads, set_num_threads
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.features import loudness as loudness_extract
-from amtcore.features.base import Extractor, StreamInfo
-from amtcore.features.build import build_extractor, list_models
+from amtcore.features import loudness_model as loudness_extract
+from amtcore.features.feature_model import Extractor
 from amtcore.features.loudness_pooling import SUMMARY_COLUMNS
+from amtcore.features.registry import build_extractor, list_models
+from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.fused.reference import pool_frames
 from amtcore.kernels.vector.threads import parallel_for
-from amtcore.models.block_threads import can_share, map_blocks
+from amtcore.models.frame_blocks import can_share, map_blocks
 
 from ..compare import Tolerance, assert_close
 from ..short import only

@@ -11,7 +11,7 @@ import pytest
 
 from amtcore.errors import ShapeError
 from amtcore.features import FrameDesign, FrameGrid, FrameModel, StreamKind
-from amtcore.features.base import Extractor, ExtractStream, Frames, Made
+from amtcore.features.feature_model import Extractor, ExtractStream, Frames, Made
 from amtcore.features.frame_model import FrameExtractor
 from earmill.testing import ModelConformance
 

@@ -12,8 +12,8 @@ import torch._inductor.config
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.extensions.torch_module import TorchModule
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
+from amtcore.features.torch_module import TorchModule
 from earmill.testing import ModelConformance
 
 from ..compare import Tolerance, assert_close

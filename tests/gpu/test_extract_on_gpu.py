@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from amtcore.features.build import build_extractor
-from amtcore.features.registry import BUILT_IN
+from amtcore.features.registry import BUILT_IN, build_extractor
 from earmill.jobs.doctor.models import WITH_TRANSFORMS, as_array, noise
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.commit_record import commits

@@ -1,6 +1,6 @@
 """From tensors to the kernel of the loudness models: one signal at a time, on the caller's thread.
 
-Blocks of signals go to threads already, see `models.block_threads`.
+Blocks of signals go to threads already, see `models.frame_blocks`.
 """
 
 from __future__ import annotations

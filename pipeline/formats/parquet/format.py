@@ -54,7 +54,7 @@ from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 # First byte of a range in a file, and the byte after the last.
 Span = tuple[int, int]

@@ -64,7 +64,7 @@ from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import in_values, layout_of
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 MB = 2**20
 # About ten minutes of Dau1997.

@@ -46,7 +46,7 @@ from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 # Bytes of one request. A local file gives a few chunks as fast as many, and a few stay in the
 # processor's cache until they are decoded.

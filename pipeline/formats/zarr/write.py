@@ -44,7 +44,7 @@ from earmill.pipeline.formats.zarr.arrays import (
 from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 # Chosen by measurement on features of all models, see the section on codecs of
 # benchmarks/RESULTS.md.

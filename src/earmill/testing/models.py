@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from amtcore.features.base import Extractor, Frames, Made, StreamInfo, StreamValues
-from amtcore.features.feature_model import FeatureModel
+from amtcore.features.feature_model import Extractor, FeatureModel, Frames, Made, StreamValues
 from amtcore.features.registry import get_model
 from amtcore.features.spike_events import SpikeEvents
+from amtcore.features.stream_info import StreamInfo
 from amtcore.units import Calibration
 
 #: RMS of the noise by input unit of the model; it is 60 dB SPL.

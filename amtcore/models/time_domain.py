@@ -1,9 +1,9 @@
-"""What the time-domain models share: chunks through their stages, and their place in extraction.
+"""Base class of the time-domain models: an ordered chain of stages, for whole signals or chunks.
 
     waveform -> front end (waveform to waveform) -> channels, stage by stage -> modulation filters
 
 A model names its stages once, as `links`. Signals, chunks and gradients go through them one by one;
-the fused kernel that pools features gets the operations of those from the filterbank on.
+the fused kernel that pools features gets the operations of the stages from the filterbank on.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, StateError, nearest_hint
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
-from amtcore.models.loading import share_type
-from amtcore.models.swapped import any_hooks, check_fuses, check_streams
+from amtcore.models.composition import any_hooks, check_fuses, check_streams, share_type
 from amtcore.stages.constants import Converted
 from amtcore.stages.stage import BlockStage, Chunk, Stage, check_fs, taking_chunks
 

@@ -28,12 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.extensions.compiling import Compiled
 from amtcore.features import FeatureModel, FrameDesign, FrameGrid, Parameter, StreamKind
-from amtcore.features.base import Params, StreamOptions
-from amtcore.features.feature_model import check_options
+from amtcore.features.feature_model import Params, StreamOptions, check_options
 from amtcore.features.frame_model import FrameExtractor, Signal, check_float32
 from amtcore.features.parameters import built, checked_params, parameters_of
+from amtcore.features.torch_compile import Compiled
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 #: Shortest bucket; each further one is twice as long.

@@ -1,17 +1,62 @@
-"""Stages that are not called as modules: where hooks and replacements would go unnoticed.
+"""How a model is put together: arguments of its stages, one type for all, replaced stages, hooks.
 
-Streams, blocks and fused kernels use methods of our stages, not their calls. A hook, or a stage
-that somebody put in, is only seen by a call; so these paths ask here first.
+Streams, blocks and fused kernels use methods of our stages instead of calling them. Only a call
+runs hooks, or a stage that a user put in, so these paths check first.
+
+`load_state_dict(.., assign=True)` keeps the tensors that it is given. Stages without constants,
+such as a resampler, are given none and would stay in their old type: `share_type` converts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError
+from amtcore.stages.stage import Stage
+
+
+def stage_arguments(
+    name: str,
+    given: Mapping[str, Any] | None,
+    models: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """All arguments of a stage.
+
+    Args:
+        name: Of the model's argument that holds `given`, for the error.
+        given: What the caller set for the stage; None is nothing.
+        models: What is the model's to say, such as learnable and dtype; the caller may repeat it
+            but not contradict it.
+        defaults: What the model sets for the stage and the caller may change.
+    """
+    given = given or {}
+    for key in models.keys() & given.keys():
+        number = plain_number(given[key])
+        value = given[key] if number is None else number
+        if value != models[key]:
+            raise ParameterError(
+                f"{name}: {key} is the model's, {models[key]!r}, and cannot be {given[key]!r} for "
+                f"one stage; set {key} where the model is built, or leave it out"
+            )
+    return {**(defaults or {}), **given, **models}
+
+
+def share_type(model: nn.Module, _: Any = None) -> None:
+    """Bring the stages of a model to the widest type of what they have loaded."""
+    stages = [stage for stage in model.modules() if isinstance(stage, Stage)]
+    loaded = [stage.dtype for stage in stages if stage.state_dict()]
+    wanted = torch.float64 if torch.float64 in loaded else torch.float32
+    for stage in stages:
+        if loaded and stage.dtype != wanted:
+            stage.to(wanted)
+
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OWN = "amtcore."

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import ParameterError
-from amtcore.extensions.compiling import Compiled
 from amtcore.features import ExtractStream, FrameDesign, FrameGrid, FrameModel, StreamKind
-from amtcore.features.base import Made
+from amtcore.features.feature_model import Made
+from amtcore.features.torch_compile import Compiled
 
 #: Frames of a block.
 BLOCK_FRAMES = 64

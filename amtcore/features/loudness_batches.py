@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amtcore.features.base import Frames, Made
+from amtcore.features.feature_model import Frames, Made
 from amtcore.features.loudness_pooling import ClipNumbers, Pooler, StreamPlan
 from amtcore.kernels.backends.base import Backend
 from amtcore.kernels.fused.program import PooledChain, compile_chain, identity_bank
+from amtcore.models.composition import check_fuses
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Recurrence
-from amtcore.models.swapped import check_fuses
 
 #: Blocks of a wave, those of each ear counted: on a GPU 16384 frames, whose longest windows laid
 #: out for a product are 134 MB of float32.

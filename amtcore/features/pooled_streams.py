@@ -130,7 +130,7 @@ class WholeFeatures:
 
     Args:
         ops: Operations up to the bands' input.
-        bands: See `models.base.WholeBands`.
+        bands: See `models.time_domain.WholeBands`.
         n_bands: How many there are.
         pooling: Pools one band of all channels.
         rates: (up, down): time' = floor(time * up / down).

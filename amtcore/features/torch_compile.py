@@ -1,6 +1,6 @@
-"""`torch.compile` where it works, the function itself where it does not, and one line that says so.
+"""`torch.compile` where it works; where it fails the function itself, and one line in the log.
 
-Every shape is compiled on its own, so callers keep the number of shapes small.
+Every shape is compiled separately, so callers keep the number of shapes small.
 """
 
 from __future__ import annotations

@@ -16,20 +16,21 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.features.base import (
+from amtcore.features.feature_model import (
     DEFAULT_FRAME_RATE_HZ,
     DEFAULT_POOL,
     Extractor,
     ExtractStream,
     Frames,
     Made,
+    ModuleModel,
     Params,
-    StreamInfo,
     StreamOptions,
     check_finite,
+    check_options,
     module_constants,
 )
-from amtcore.features.feature_model import check_options
+from amtcore.features.loudness_batches import Carried, LoudnessWaves, Signal
 from amtcore.features.loudness_pooling import (
     LONG,
     PER_CLIP,
@@ -42,8 +43,7 @@ from amtcore.features.loudness_pooling import (
     Pooler,
     StreamPlan,
 )
-from amtcore.features.loudness_waves import Carried, LoudnessWaves, Signal
-from amtcore.features.module_model import ModuleModel
+from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.backends.base import Backend
 from amtcore.kernels.backends.chosen import get_backend
 from amtcore.kernels.fused.cpu import POOLS
