@@ -17,7 +17,7 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.models.composition import stage_arguments
-from amtcore.models.time_domain import Kwargs, Link, TimeDomainModel, WholeBands, check_range
+from amtcore.models.time_domain import ChainStage, Kwargs, TimeDomainModel, WholeBands, check_range
 from amtcore.scales import erb_frequency, erb_number, erb_space_bw
 from amtcore.stages.basilar_membrane import GammatoneFilterbank
 from amtcore.stages.butterworth import ButterworthFilter
@@ -89,14 +89,14 @@ class King2019(TimeDomainModel):
     torch.Size([2, 480, 5, 5])
     """
 
-    links = (
-        Link("filterbank", returned="gtone_response"),
-        Link("compression", returned="compressed_response"),
-        Link("ihc", returned="ihc", stream="envelope"),
-        Link("adaptation_filter", returned="adapted_response", stream="adaptation"),
-        Link("lp150_filter"),
-        Link("modulation_filterbank", stream="modulation"),
-        Link("resampler"),  # of the bands: see `whole_bands`
+    chain_stages = (
+        ChainStage("filterbank", returned="gtone_response"),
+        ChainStage("compression", returned="compressed_response"),
+        ChainStage("ihc", returned="ihc", stream="envelope"),
+        ChainStage("adaptation_filter", returned="adapted_response", stream="adaptation"),
+        ChainStage("lp150_filter"),
+        ChainStage("modulation_filterbank", stream="modulation"),
+        ChainStage("resampler"),  # of the bands: see `whole_bands`
     )
     input_unit = "rms1=100dB"
     output_unit = "input unit"

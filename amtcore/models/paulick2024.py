@@ -19,7 +19,13 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.models.composition import stage_arguments
 from amtcore.models.decisions import DecisionMethods
-from amtcore.models.time_domain import Kwargs, Link, StageSequence, TimeDomainModel, check_range
+from amtcore.models.time_domain import (
+    ChainStage,
+    Kwargs,
+    StageSequence,
+    TimeDomainModel,
+    check_range,
+)
 from amtcore.scales import erb_space
 from amtcore.stages.adaptation import AdaptLoop
 from amtcore.stages.basilar_membrane import DRNLFilterbank
@@ -103,14 +109,14 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
     [(2, 5, 110), (2, 8, 110), (2, 8, 110)]
     """
 
-    links = (
-        Link("outer_middle_ear", returned="outerear"),
-        Link("drnl", returned="drnl", stream="velocity"),
-        Link("ihc", returned="ihc", stream="envelope"),
-        Link("expansion", returned="ihc", stream="envelope"),
-        Link("adaptation", returned="adaptation", stream="adaptation"),
-        Link("resampler", returned="resampled"),
-        Link("modulation", stream="modulation"),
+    chain_stages = (
+        ChainStage("outer_middle_ear", returned="outerear"),
+        ChainStage("drnl", returned="drnl", stream="velocity"),
+        ChainStage("ihc", returned="ihc", stream="envelope"),
+        ChainStage("expansion", returned="ihc", stream="envelope"),
+        ChainStage("adaptation", returned="adaptation", stream="adaptation"),
+        ChainStage("resampler", returned="resampled"),
+        ChainStage("modulation", stream="modulation"),
     )
     input_unit = "pa"
 

@@ -2,7 +2,7 @@
 
     waveform -> front end (waveform to waveform) -> channels, stage by stage -> modulation filters
 
-A model names its stages once, as `links`. Signals, chunks and gradients go through them one by one;
+A model names its stages once, as `chain_stages`. Signals, chunks and gradients go through them one by one;
 the fused kernel that pools features gets the operations of the stages from the filterbank on.
 """
 
@@ -19,7 +19,7 @@ from amtcore.errors import ParameterError, StateError, nearest_hint
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
 from amtcore.models.composition import any_hooks, check_fuses, check_streams, share_type
 from amtcore.stages.constants import Converted
-from amtcore.stages.stage import BlockStage, Chunk, Stage, check_fs, taking_chunks
+from amtcore.stages.stage import BlockStage, Stage, StreamChunk, accepts_chunks, check_fs
 
 Kwargs = Mapping[str, Any] | None
 State = dict[str, Any]
@@ -39,7 +39,7 @@ def check_range(fs: float, flow: float, fhigh: float) -> None:
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainStage:
     """One stage of a model's chain.
 
     Args:
@@ -55,7 +55,7 @@ class Link:
     stream: str = ""
 
 
-class Passage:
+class StreamContext:
     """One chunk on its way through a model: hands each stage its state and keeps the new one.
 
     Args:
@@ -78,7 +78,7 @@ class Passage:
         check_streams(name, stage)
         if self._before is not None and name not in self._before:
             raise StateError(f"{_STATES}, got one without the stage {name!r}")
-        chunk = Chunk(
+        chunk = StreamChunk(
             None if self._before is None else self._before[name],
             {"last": self._last} if getattr(stage, "looks_ahead", False) else {},
         )
@@ -119,14 +119,14 @@ class StageSequence(nn.Sequential):
 
     def stream(self, x: Tensor, state: State | None = None, last: bool = False) -> Any:
         """Process the next chunk; see `FirStage.stream`."""
-        step = Passage(state, last)
+        step = StreamContext(state, last)
         for name, stage in self.named_children():
             x = step(name, stage, x)
         step.check_left()
         return x, step.state
 
     #: Calls take chunks too, as those of a stage.
-    forward = taking_chunks(nn.Sequential.forward)
+    forward = accepts_chunks(nn.Sequential.forward)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class TimeDomainModel(Converted):
     """A model from a waveform to what its modulation filters make of it.
 
     Attributes:
-        links: The chain, the stages in order. Those before `auditory_filters` are the front end.
+        chain_stages: The chain, the stages in order. Those before `auditory_filters` are the front end.
 
     Args:
         fs: Sampling rate in Hz.
@@ -162,7 +162,7 @@ class TimeDomainModel(Converted):
         `model(x)` equals the chunks of `model.stream` over any split of x, one after another.
     """
 
-    links: ClassVar[tuple[Link, ...]]
+    chain_stages: ClassVar[tuple[ChainStage, ...]]
     input_unit: str
     output_unit = "model units"
     #: Advice on parameters with which the model streams, for messages.
@@ -196,10 +196,10 @@ class TimeDomainModel(Converted):
         """Number of auditory channels."""
         return self.auditory_filters.num_channels
 
-    def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+    def forward_chunk(self, x: Tensor, step: StreamContext) -> tuple[Any, dict[str, Tensor]]:
         """Output and returned stages of one chunk."""
         returned: dict[str, Tensor] = {}
-        for link in self.links:
+        for link in self.chain_stages:
             stage = getattr(self, link.name)
             if stage is not None:
                 x = step(link.name, stage, x)
@@ -224,23 +224,23 @@ class TimeDomainModel(Converted):
         Returns:
             What `forward` returns for this chunk, and the state to pass with the next one.
         """
-        step = Passage(state, last)
+        step = StreamContext(state, last)
         out, stages = self.forward_chunk(x, step)
         step.check_left()
         return ((out, stages) if self.return_stages else out), step.state
 
     def forward(self, x: Tensor) -> Any:
         """The whole signal at once; every stage is called as a module, with its hooks."""
-        out, stages = self.forward_chunk(x, Passage(None, True, whole=True))
+        out, stages = self.forward_chunk(x, StreamContext(None, True, whole=True))
         return (out, stages) if self.return_stages else out
 
     @property
     def memory_s(self) -> float | None:
         """Time constant in s with which its output forgets what was: that of the slowest state of
         each stage, summed over the stages, which follow each other. None where one does not say."""
-        return _summed_s(dict(self._present(self.links)).values())
+        return _summed_s(dict(self._present(self.chain_stages)).values())
 
-    def _present(self, links: Sequence[Link]) -> list[tuple[str, Any]]:
+    def _present(self, links: Sequence[ChainStage]) -> list[tuple[str, Any]]:
         """Names and stages of those links that have one."""
         stages = ((link.name, getattr(self, link.name)) for link in links)
         return [(name, stage) for name, stage in stages if stage is not None]
@@ -248,7 +248,7 @@ class TimeDomainModel(Converted):
     def front_end(self) -> list[Stage]:
         """The stages before the channels split: waveform in, waveform out."""
         ear: list[Any] = []
-        for name, stage in self._present(self.links):
+        for name, stage in self._present(self.chain_stages):
             if stage is self.auditory_filters:
                 break
             parts = stage.named_children() if isinstance(stage, StageSequence) else [(name, stage)]
@@ -261,15 +261,15 @@ class TimeDomainModel(Converted):
         """The operations and the final bank of a feature stream, for the fused kernel.
 
         Args:
-            stream: Of one of the `links`.
+            stream: Of one of the `chain_stages`.
         """
         check_fuses(self, self.named_children(), "block_ops", "bank")
-        ends = {link.stream: i + 1 for i, link in enumerate(self.links) if link.stream}
+        ends = {link.stream: i + 1 for i, link in enumerate(self.chain_stages) if link.stream}
         if stream not in ends:
             raise ParameterError(
                 f"{type(self).__name__} has no stream {stream!r}{nearest_hint(stream, ends)}"
             )
-        links = self.links[: ends[stream]]
+        links = self.chain_stages[: ends[stream]]
         stages: list[BlockStage] = [stage for _, stage in self._present(links)]
         stages = stages[stages.index(self.auditory_filters) :]
         ops = [op for stage in stages for op in stage.block_ops(self.num_channels)]

@@ -65,7 +65,7 @@ def check_kept(kept: tuple[int, ...], chunk: tuple[int, ...]) -> None:
         )
 
 
-def taking_states(stream: Callable[..., Any], form: Form) -> Callable[..., Any]:
+def checks_state(stream: Callable[..., Any], form: Form) -> Callable[..., Any]:
     """A `stream` that refuses the state of something else before any work."""
 
     @functools.wraps(stream)
@@ -121,7 +121,7 @@ def check_channels(expected: int, got: int) -> None:
         raise ParameterError(f"expected {expected} channels, got {got}")
 
 
-class Chunk:
+class StreamChunk:
     """The state of a stage on its way through a call, so that hooks see chunks as they see signals.
 
     Args:
@@ -133,7 +133,7 @@ class Chunk:
         self.state, self.ending = state, ending
 
 
-def taking_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
+def accepts_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A `forward` that passes a `chunk` on to `stream`.
 
     Torch runs backward hooks for a tensor or a tuple of them only: where there are any, a list
@@ -141,7 +141,7 @@ def taking_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(forward)
-    def call(self: Any, *args: Any, chunk: Chunk | None = None, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, chunk: StreamChunk | None = None, **kwargs: Any) -> Any:
         if chunk is None:
             y = forward(self, *args, **kwargs)
         else:
@@ -178,14 +178,14 @@ class Stage(HasConstants):
     state_form: Form | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let calls of the stage take chunks too, see `Chunk`; check states where a class that
+        """Let calls of the stage take chunks too, see `StreamChunk`; check states where a class that
         defines `stream` names their form."""
         super().__init_subclass__(**kwargs)
         own = vars(cls)
         if "stream" in own and own.get("state_form") is not None:
-            cls.stream = taking_states(own["stream"], own["state_form"])  # type: ignore[attr-defined]
+            cls.stream = checks_state(own["stream"], own["state_form"])  # type: ignore[attr-defined]
         if "forward" in vars(cls):
-            cls.forward = taking_chunks(vars(cls)["forward"])
+            cls.forward = accepts_chunks(vars(cls)["forward"])
 
     def __init__(
         self, fs: float, learnable: bool, dtype: torch.dtype, backend: str | None = None

@@ -17,7 +17,7 @@ from amtcore.features.filterbank_model import FilterbankModel
 from amtcore.kernels.fused.operations import DECIMATE, OPERATIONS
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.recurrences import RECURRENCES, get_recurrence, rest_state, run_ops
-from amtcore.models.time_domain import Link, TimeDomainModel
+from amtcore.models.time_domain import ChainStage, TimeDomainModel
 from amtcore.stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
 from amtcore.stages.butterworth import ButterworthFilter
 from amtcore.stages.compression import BrokenStickCompression, SquaringExpansion
@@ -41,7 +41,7 @@ STAGES: dict[str, Callable[..., Any]] = {
 
 def _returned(model: TimeDomainModel, stream: str) -> str:
     """What the signal that ends a stream is called among the returned stages."""
-    return [link.returned for link in model.links if link.stream == stream][-1]
+    return [link.returned for link in model.chain_stages if link.stream == stream][-1]
 
 
 def _after_front_end(model: TimeDomainModel, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def test_operations_of_a_stream_make_what_the_stages_make(name: str) -> None:
     """Bit for bit, for every stream but the modulation, whose bank comes after the operations."""
     model, x = CASES[name].build(return_stages=True), CASES[name].signal(2)
     stages = model(x)[1]
-    streams = {link.stream for link in model.links} - {"", "modulation"}
+    streams = {link.stream for link in model.chain_stages} - {"", "modulation"}
     assert {"envelope", "adaptation"} <= streams
     for stream in streams:
         ops, bank = model.chain(stream)
@@ -67,10 +67,10 @@ def test_operations_of_a_stream_make_what_the_stages_make(name: str) -> None:
 class _Smoothed(Dau1997):
     """A model of one more stage, which is said in one place."""
 
-    links = (
-        *Dau1997.links[:2],
-        Link("smooth", returned="smooth", stream="envelope"),
-        *Dau1997.links[2:],
+    chain_stages = (
+        *Dau1997.chain_stages[:2],
+        ChainStage("smooth", returned="smooth", stream="envelope"),
+        *Dau1997.chain_stages[2:],
     )
 
     def __init__(self, fs: float, **options: Any) -> None:
@@ -112,7 +112,7 @@ def test_of_several_links_of_a_stream_the_last_counts() -> None:
 @pytest.mark.parametrize("model", REGISTERED, ids=lambda each: each.name)
 def test_every_registered_stream_is_a_link(model: FilterbankModel) -> None:
     frames = {name for name, kind in model.streams.items() if kind.layout != "events"}
-    links = model.module(model.default_fs_hz, {}, "float32").links
+    links = model.module(model.default_fs_hz, {}, "float32").chain_stages
     assert frames == {link.stream for link in links if link.stream}
     assert len(REGISTERED) == 4
 
