@@ -38,7 +38,7 @@ _HELD_BYTES = 2**28
 
 
 @dataclass
-class Carried:
+class SignalState:
     """What one signal takes from wave to wave.
 
     Args:
@@ -70,11 +70,11 @@ class Signal:
     begin: int
     end: int
     goes_on: bool = False
-    carried: Carried = field(default_factory=Carried)
+    carried: SignalState = field(default_factory=SignalState)
 
 
 @dataclass(frozen=True)
-class Row:
+class BlockRun:
     """Successive blocks of one signal in a wave.
 
     Args:
@@ -93,7 +93,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Rows of a wave that follow one another and run in one go: as long as one another.
 
     Args:
@@ -101,8 +101,8 @@ class Group:
         carried: Of the one row that has something before it or after it; None without.
     """
 
-    rows: list[Row]
-    carried: Carried | None
+    rows: list[BlockRun]
+    carried: SignalState | None
 
     def cut(self, values: Tensor) -> Tensor:
         """(block, frame, ..) of a wave -> (row, frame, ..)."""
@@ -111,10 +111,10 @@ class Group:
         return mine.reshape(len(self.rows), -1, *values.shape[2:])
 
 
-class _RowsOverTime(OverTime):
+class _RunsOverTime(OverTime):
     """Recurrences over the rows of a wave."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[RunGroup]) -> None:
         super().__init__({})
         self._groups = groups
 
@@ -129,16 +129,16 @@ class _RowsOverTime(OverTime):
         return torch.cat([*parts, x.new_zeros(left, *x.shape[1:])])
 
 
-def cut_into_waves(signals: Sequence[Signal], size: int) -> Iterator[list[Row]]:
+def batches_of_runs(signals: Sequence[Signal], size: int) -> Iterator[list[BlockRun]]:
     """Rows of `size` blocks at a time, signals in their order."""
-    rows: list[Row] = []
+    rows: list[BlockRun] = []
     at = 0
     for number, signal in enumerate(signals):
         begin = signal.begin
         while begin < signal.end:
             blocks = min(size - at, -(-(signal.end - begin) // BLOCK_FRAMES))
             end = min(begin + blocks * BLOCK_FRAMES, signal.end)
-            rows.append(Row(number, begin, end, at, blocks))
+            rows.append(BlockRun(number, begin, end, at, blocks))
             begin, at = end, at + blocks
             if at == size:
                 yield rows
@@ -147,17 +147,17 @@ def cut_into_waves(signals: Sequence[Signal], size: int) -> Iterator[list[Row]]:
         yield rows
 
 
-def grouped(rows: Sequence[Row], signals: Sequence[Signal]) -> list[Group]:
+def grouped(rows: Sequence[BlockRun], signals: Sequence[Signal]) -> list[RunGroup]:
     """Rows as they can run together; one that carries something runs alone."""
-    groups: list[Group] = []
+    groups: list[RunGroup] = []
     for row in rows:
         signal = signals[row.number]
         if row.begin > 0 or row.end < signal.end or signal.goes_on:
-            groups.append(Group([row], signal.carried))
+            groups.append(RunGroup([row], signal.carried))
             continue
         last = groups[-1] if groups else None
         if last is None or last.carried is not None or last.rows[0].blocks != row.blocks:
-            groups.append(Group([], None))
+            groups.append(RunGroup([], None))
         groups[-1].rows.append(row)
     return groups
 
@@ -168,7 +168,7 @@ class _Unpooled:
     def __init__(self, plan: StreamPlan) -> None:
         self._plan = plan
 
-    def take(self, groups: Sequence[Group], loudness: Loudness) -> list[Tensor]:
+    def take(self, groups: Sequence[RunGroup], loudness: Loudness) -> list[Tensor]:
         """Frames of every row."""
         values = self._plan.source(loudness)
         return [
@@ -185,7 +185,7 @@ class _Pooled:
     def __init__(self, plan: StreamPlan, like: Tensor, backend: Backend) -> None:
         self._plan, self._chain = plan, backend.place(_pooling(plan, like))
 
-    def take(self, groups: Sequence[Group], loudness: Loudness) -> list[Tensor]:
+    def take(self, groups: Sequence[RunGroup], loudness: Loudness) -> list[Tensor]:
         """Frames that every row completes."""
         values = self._plan.source(loudness)
         # (row, column, frame): what follows the end of a signal completes no frame of it.
@@ -201,7 +201,7 @@ class _Pooled:
                 made += [next(frames)[: self._plan.n_frames(row.end)] for row in group.rows]
         return made
 
-    def _carried(self, carried: Carried, row: Row, rows: Tensor) -> list[Tensor]:
+    def _carried(self, carried: SignalState, row: BlockRun, rows: Tensor) -> list[Tensor]:
         name, count = self._plan.info.name, self._plan.n_frames
         states = carried.pooling.setdefault(name, self._chain.fresh(1))
         frames = self._chain.push(list(rows), states, row.begin)
@@ -216,7 +216,7 @@ def _pooling(plan: StreamPlan, like: Tensor) -> PooledChain:
     return replace(chain, tables=replace(chain.tables, samples_per_frame=plan.ratio))
 
 
-class LoudnessWaves:
+class LoudnessBatches:
     """A loudness model and its streams on a GPU; any number of callers at once.
 
     Args:
@@ -245,7 +245,7 @@ class LoudnessWaves:
             ClipNumbers(plan) if plan.ratio is None else Pooler(plan, one) for plan in self._plans
         ]
 
-    def as_given(self, ears: Any) -> Any:
+    def as_input(self, ears: Any) -> Any:
         """(ear, time) in the working type: of the host as it is, a tensor on the device."""
         if isinstance(ears, Tensor):
             return ears.to(self.backend.device, self._model.dtype)
@@ -255,7 +255,7 @@ class LoudnessWaves:
         """Features of clips (ear, time)."""
         signals = [
             Signal(clip, 0, clip.shape[-1], 0, clip.shape[-1] // self._grid.hop)
-            for clip in map(self.as_given, clips)
+            for clip in map(self.as_input, clips)
         ]
         return self.made(signals, [self.finishers() for _ in clips], last=True)
 
@@ -294,10 +294,10 @@ class LoudnessWaves:
         of_streams = list(zip(*results, strict=True))
         held: list[Tensor] = []
         places: list[list[Frames]] = []
-        for rows in cut_into_waves(signals, size):
+        for rows in batches_of_runs(signals, size):
             groups = grouped(rows, signals)
             x, inside = self._samples(rows, signals, size)
-            loudness = self._model.run_blocks(x, inside, self._taps, _RowsOverTime(groups))
+            loudness = self._model.run_blocks(x, inside, self._taps, _RunsOverTime(groups))
             for maker, pieces in zip(self._makers, of_streams, strict=True):
                 held += maker.take(groups, loudness)
                 places += [pieces[row.number] for row in rows]
@@ -311,7 +311,7 @@ class LoudnessWaves:
             place.append(frames)
 
     def _samples(
-        self, rows: Sequence[Row], signals: Sequence[Signal], size: int
+        self, rows: Sequence[BlockRun], signals: Sequence[Signal], size: int
     ) -> tuple[Tensor, Tensor]:
         """(block, ear, samples) of a wave, and (block, 1, samples), whether there is signal."""
         grid, parts, place = self._grid, [], 0

@@ -30,7 +30,7 @@ from amtcore.features.feature_model import (
     check_options,
     module_constants,
 )
-from amtcore.features.loudness_batches import Carried, LoudnessWaves, Signal
+from amtcore.features.loudness_batches import LoudnessBatches, Signal, SignalState
 from amtcore.features.loudness_pooling import (
     LONG,
     PER_CLIP,
@@ -102,22 +102,22 @@ class LoudnessStream(ExtractStream):
         return made
 
 
-class WaveStream(ExtractStream):
+class LoudnessBatchStream(ExtractStream):
     """The same on a GPU.
 
     Invariants:
         The frames of all pushes and of `finish`, put together, are those of the whole signal.
     """
 
-    def __init__(self, waves: LoudnessWaves, model: LoudnessModel) -> None:
+    def __init__(self, waves: LoudnessBatches, model: LoudnessModel) -> None:
         self._waves, self._model, self._finishers = waves, model, waves.finishers()
         self._tail: Tensor | None = None
         self._samples = self._frames = 0  # so far
-        self._carried = Carried()
+        self._carried = SignalState()
 
     def push(self, chunk: Frames) -> Made:
         """Feed the next samples in Pa, (time,) or (ear, time); returns the frames they complete."""
-        signal = self._waves.as_given(as_ears(chunk, self._model))
+        signal = self._waves.as_input(as_ears(chunk, self._model))
         size = round(_PIECE_S * self._model.fs)
         starts = range(0, max(signal.shape[-1], 1), size)
         return joined([self._take(signal[:, at : at + size], last=False) for at in starts])
@@ -172,7 +172,7 @@ class LoudnessExtractor(Extractor):
             ],
         )
         self._module, self._plans = model, plans
-        self._waves: LoudnessWaves | None = None
+        self._waves: LoudnessBatches | None = None
 
     def place(self, backend: Backend) -> None:
         """Compute there from now on; a GPU takes many clips at once."""
@@ -181,7 +181,7 @@ class LoudnessExtractor(Extractor):
         self.backend, self._waves = backend, None
         self._module.to(backend.device)
         if backend.name != "cpu":
-            self._waves = LoudnessWaves(self._module, self._plans, backend, taps)
+            self._waves = LoudnessBatches(self._module, self._plans, backend, taps)
 
     def constants(self) -> list[tuple[str, Tensor]]:
         """Those of the model."""
@@ -213,7 +213,7 @@ class LoudnessExtractor(Extractor):
         """Start on a long signal; end it with `finish`."""
         if self._waves is None:
             return LoudnessStream(self._module, self._plans)
-        return WaveStream(self._waves, self._module)
+        return LoudnessBatchStream(self._waves, self._module)
 
 
 def _memory_s(model: LoudnessModel, plans: Sequence[StreamPlan]) -> float | None:

@@ -16,7 +16,7 @@ from amtcore import Glasberg2002, Moore2016
 from amtcore.errors import ShapeError
 from amtcore.features import loudness_batches, loudness_model
 from amtcore.features.feature_model import Extractor
-from amtcore.features.loudness_batches import LoudnessWaves, Signal, cut_into_waves, grouped
+from amtcore.features.loudness_batches import LoudnessBatches, Signal, batches_of_runs, grouped
 from amtcore.features.loudness_model import LoudnessExtractor
 from amtcore.features.registry import build_extractor
 from amtcore.kernels.backends.chosen import computing_with
@@ -192,7 +192,7 @@ def test_nothing_waits_for_a_gpu_until_all_waves_are_on_their_way(
     assert isinstance(extractor, LoudnessExtractor)
     backend: Any = _AbsentBackend(absent)
     taps = absent.like(model.ear.taps(), torch.float64)
-    waves = LoudnessWaves(absent.take(model), extractor._plans, backend, taps)
+    waves = LoudnessBatches(absent.take(model), extractor._plans, backend, taps)
     clips = [np.zeros((ears, 32 * 3000), np.float32) for ears in model.input_channels] * 8
     with absent.watching():
         made = waves.extract(clips)
@@ -221,7 +221,7 @@ def test_rows_of_waves() -> None:
         return Signal(np.zeros((1, 0)), 0, 0, 0, frames, goes_on)
 
     signals = [signal(700), signal(200), signal(256), signal(1), signal(5, True), signal(0)]
-    waves = list(cut_into_waves(signals, 5))
+    waves = list(batches_of_runs(signals, 5))
     assert [[(r.number, r.begin, r.end, r.at, r.blocks) for r in rows] for rows in waves] == [
         [(0, 0, 640, 0, 5)],
         [(0, 640, 700, 0, 1), (1, 0, 200, 1, 2), (2, 0, 256, 3, 2)],
