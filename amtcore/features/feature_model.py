@@ -36,7 +36,7 @@ Frames = NDArray[np.floating[Any]]
 #: What a stretch of signal gives in one stream: (frame, column), or the spikes in it.
 StreamValues = Frames | SpikeEvents
 #: The same by stream name.
-Made = dict[str, StreamValues]
+ClipFeatures = dict[str, StreamValues]
 Params = Mapping[str, object]
 StreamOptions = Mapping[str, object]
 
@@ -52,11 +52,11 @@ class ExtractStream(ABC):
     """
 
     @abstractmethod
-    def push(self, chunk: Frames) -> Made:
+    def push(self, chunk: Frames) -> ClipFeatures:
         """Feed the next samples (in the model's input unit); returns the frames they complete."""
 
     @abstractmethod
-    def finish(self) -> Made:
+    def finish(self) -> ClipFeatures:
         """End the signal; returns the frames that were waiting for what follows its last sample.
 
         A model that looks ahead holds some back; others have none left.
@@ -131,7 +131,7 @@ class Extractor(ABC):
         """Whole frames of each stream in so many samples."""
 
     @abstractmethod
-    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+    def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         """Features of several clips.
 
         Args:

@@ -36,11 +36,11 @@ from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.features.feature_model import (
+    ClipFeatures,
     Extractor,
     ExtractStream,
     FeatureModel,
     Frames,
-    Made,
     Params,
     StreamOptions,
     as_clip,
@@ -220,16 +220,16 @@ class FrameExtractor(Extractor):
         grids = self._design.grids
         return {info.name: grids[info.name].n_frames(n_samples) for info in self.streams}
 
-    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+    def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         """Features of several clips, one after another: none depends on its neighbours."""
         return [self._extract_one(as_clip(clip, self.dtype)) for clip in clips]
 
-    def _extract_one(self, signal: Frames | Tensor) -> Made:
+    def _extract_one(self, signal: Frames | Tensor) -> ClipFeatures:
         signal = signal.cpu().numpy() if isinstance(signal, Tensor) else signal
         wanted = self.n_frames(len(signal))
         # Without a frame there is nothing to compute, and a model need not take such signals.
         found = self._design.compute(signal.astype(np.float32)) if any(wanted.values()) else {}
-        made: Made = {}
+        made: ClipFeatures = {}
         for info in self.streams:
             shape = (wanted[info.name], info.width)
             frames = np.asarray(found[info.name]) if shape[0] else np.empty(shape)
@@ -269,15 +269,15 @@ class _AskedStreams(ExtractStream):
     def __init__(self, stream: ExtractStream, names: Sequence[str]) -> None:
         self._stream, self._names = stream, names
 
-    def push(self, chunk: Frames) -> Made:
+    def push(self, chunk: Frames) -> ClipFeatures:
         """Feed the next samples (1-D, input unit); returns the frames they complete."""
         return self._asked(self._stream.push(as_clip(chunk, np.dtype(np.float32))))
 
-    def finish(self) -> Made:
+    def finish(self) -> ClipFeatures:
         """End the signal; returns the frames that were waiting for what follows its last sample."""
         return self._asked(self._stream.finish())
 
-    def _asked(self, made: Made) -> Made:
+    def _asked(self, made: ClipFeatures) -> ClipFeatures:
         return {name: np.ascontiguousarray(made[name], np.float32) for name in self._names}
 
 

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amtcore.features.feature_model import Frames, Made
+from amtcore.features.feature_model import ClipFeatures, Frames
 from amtcore.features.loudness_pooling import ClipNumbers, Pooler, StreamPlan
 from amtcore.kernels.backends.base import Backend
 from amtcore.kernels.fused.program import PooledChain, compile_chain, identity_bank
-from amtcore.models.composition import check_fuses
+from amtcore.models.composition import require_fusable
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Recurrence
 
@@ -251,7 +251,7 @@ class LoudnessBatches:
             return ears.to(self.backend.device, self._model.dtype)
         return np.ascontiguousarray(ears, self.dtype)
 
-    def extract(self, clips: Sequence[Any]) -> list[Made]:
+    def extract(self, clips: Sequence[Any]) -> list[ClipFeatures]:
         """Features of clips (ear, time)."""
         signals = [
             Signal(clip, 0, clip.shape[-1], 0, clip.shape[-1] // self._grid.hop)
@@ -264,11 +264,11 @@ class LoudnessBatches:
         signals: Sequence[Signal],
         finishers: Sequence[Sequence[ClipNumbers | Pooler]],
         last: bool,
-    ) -> list[Made]:
+    ) -> list[ClipFeatures]:
         """Frames of every signal by stream; `last` where the signals end here."""
-        results: list[Made] = []
+        results: list[ClipFeatures] = []
         for of_signal, mine in zip(self.run(signals), finishers, strict=True):
-            made: Made = {}
+            made: ClipFeatures = {}
             for plan, pieces, finisher in zip(self._plans, of_signal, mine, strict=True):
                 nothing = np.empty((0, plan.source_width), self.dtype)
                 made[plan.info.name] = finisher.push(np.concatenate([nothing, *pieces]), last)
@@ -277,7 +277,7 @@ class LoudnessBatches:
 
     def run(self, signals: Sequence[Signal]) -> list[list[list[Frames]]]:
         """Frames of every signal and stream in pieces, before they are put into its unit."""
-        check_fuses(self._model, self._model.named_children())
+        require_fusable(self._model, self._model.named_children())
         made: list[list[list[Frames]]] = [[[] for _ in self._makers] for _ in signals]
         by_ears = sorted({len(signal.ears) for signal in signals})
         with torch.no_grad(), self.backend.stream():

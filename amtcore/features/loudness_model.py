@@ -19,10 +19,10 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.features.feature_model import (
     DEFAULT_FRAME_RATE_HZ,
     DEFAULT_POOL,
+    ClipFeatures,
     Extractor,
     ExtractStream,
     Frames,
-    Made,
     ModuleModel,
     Params,
     StreamOptions,
@@ -80,22 +80,22 @@ class LoudnessStream(ExtractStream):
         ]
         self._state: LoudnessState | None = None
 
-    def push(self, chunk: Frames) -> Made:
+    def push(self, chunk: Frames) -> ClipFeatures:
         """Feed the next samples in Pa, (time,) or (ear, time); returns the frames they complete."""
         signal = get_backend("cpu").upload(as_ears(chunk, self._model)).to(self._model.dtype)
         pieces = signal.split(round(_PIECE_S * self._model.fs), -1)
         return joined([self._take(piece, last=False) for piece in pieces])
 
-    def finish(self) -> Made:
+    def finish(self) -> ClipFeatures:
         """The frames that were waiting for what follows the last sample."""
         ears = 1 if self._state is None else self._state.blocks.tail.shape[1]
         return self._take(torch.zeros(ears, 0, dtype=self._model.dtype), last=True)
 
-    def _take(self, signal: Tensor, last: bool) -> Made:
+    def _take(self, signal: Tensor, last: bool) -> ClipFeatures:
         batch = signal if self._model.input_channels == (1,) else signal.unsqueeze(0)
         with torch.no_grad(), one_torch_thread():
             loudness, self._state = self._model.stream_loudness(batch, self._state, last)
-        made: Made = {}
+        made: ClipFeatures = {}
         for plan, pooler in zip(self._plans, self._poolers, strict=True):
             outputs = plan.source(loudness)[0].numpy()
             made[plan.info.name] = pooler.push(outputs[:-1] if last else outputs, last)
@@ -115,23 +115,23 @@ class LoudnessBatchStream(ExtractStream):
         self._samples = self._frames = 0  # so far
         self._carried = SignalState()
 
-    def push(self, chunk: Frames) -> Made:
+    def push(self, chunk: Frames) -> ClipFeatures:
         """Feed the next samples in Pa, (time,) or (ear, time); returns the frames they complete."""
         signal = self._waves.as_input(as_ears(chunk, self._model))
         size = round(_PIECE_S * self._model.fs)
         starts = range(0, max(signal.shape[-1], 1), size)
         return joined([self._take(signal[:, at : at + size], last=False) for at in starts])
 
-    def finish(self) -> Made:
+    def finish(self) -> ClipFeatures:
         """The frames that were waiting for what follows the last sample."""
         ears = 1 if self._tail is None else len(self._tail)
         return self._take(np.zeros((ears, 0), self._waves.dtype), last=True)
 
-    def _take(self, piece: Any, last: bool) -> Made:
+    def _take(self, piece: Any, last: bool) -> ClipFeatures:
         with self._waves.backend.stream():
             return self._take_next(self._waves.backend.upload(piece), last)
 
-    def _take_next(self, piece: Tensor, last: bool) -> Made:
+    def _take_next(self, piece: Tensor, last: bool) -> ClipFeatures:
         grid, known = self._model.grid(), piece
         if self._tail is not None:
             if len(self._tail) != len(piece):
@@ -192,7 +192,7 @@ class LoudnessExtractor(Extractor):
         outputs = n_samples // self._module.hop_length
         return {plan.info.name: plan.n_frames(outputs) for plan in self._plans}
 
-    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+    def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         """Features of several clips.
 
         Args:
@@ -205,7 +205,7 @@ class LoudnessExtractor(Extractor):
             return [self._extract_one(clip) for clip in clips]
         return self._waves.extract([as_ears(clip, self._module) for clip in clips])
 
-    def _extract_one(self, clip: Frames) -> Made:
+    def _extract_one(self, clip: Frames) -> ClipFeatures:
         stream = self.open_stream()
         return joined([stream.push(clip), stream.finish()])
 
@@ -224,7 +224,7 @@ def _memory_s(model: LoudnessModel, plans: Sequence[StreamPlan]) -> float | None
     return short_s + (long_s if LONG in [plan.info.name for plan in plans] else 0.0)
 
 
-def joined(parts: Sequence[Made]) -> Made:
+def joined(parts: Sequence[ClipFeatures]) -> ClipFeatures:
     """Frames of stretches that follow one another, by stream."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from amtcore.errors import ParameterError
 from amtcore.features import ExtractStream, FrameDesign, FrameGrid, FrameModel, StreamKind
-from amtcore.features.feature_model import Made
+from amtcore.features.feature_model import ClipFeatures
 from amtcore.features.torch_compile import Compiled
 
 #: Frames of a block.
@@ -247,7 +247,7 @@ class MelStream(ExtractStream):
         self._waiting = np.zeros(0, np.float32)  # padded samples from the next frame on
         self._last = np.zeros(0, np.float32)  # what the end is reflected from
 
-    def push(self, chunk: Rows) -> Made:
+    def push(self, chunk: Rows) -> ClipFeatures:
         """Feed the next samples; returns the blocks of frames they complete."""
         self._samples += len(chunk)
         self._last = np.concatenate([self._last, chunk])[-(self._pad + 1) :]
@@ -263,7 +263,7 @@ class MelStream(ExtractStream):
             rows.append(self._block(BLOCK_FRAMES))
         return self._made(rows)
 
-    def finish(self) -> Made:
+    def finish(self) -> ClipFeatures:
         """End the signal; returns the frames left."""
         if self._started:
             end = self._padded(self._last, 0, self._pad)[len(self._last) :]
@@ -292,7 +292,7 @@ class MelStream(ExtractStream):
         padded: Rows = np.pad(samples, (before, after), mode=mode)
         return padded
 
-    def _made(self, rows: list[Rows]) -> Made:
+    def _made(self, rows: list[Rows]) -> ClipFeatures:
         empty = np.empty((0, self._grid.width), np.float32)
         return {self._name: self._finished(np.concatenate([empty, *rows]))}
 

@@ -123,14 +123,14 @@ class _FusedStream:
         return self._features.finish(self._states, [self._samples])[0]
 
 
-class WholeFeatures:
+class WholeClipFeatures:
     """A stream that needs the whole clip: channels at full rate, then one modulation band at a
     time, so that memory is that of a few bands of as many clips as there are threads. On a GPU
     clips of similar length run together.
 
     Args:
         ops: Operations up to the bands' input.
-        bands: See `models.time_domain.WholeBands`.
+        bands: See `models.time_domain.WholeSignalBands`.
         n_bands: How many there are.
         pooling: Pools one band of all channels.
         rates: (up, down): time' = floor(time * up / down).

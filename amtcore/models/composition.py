@@ -89,12 +89,12 @@ def defines(stage: nn.Module, changed: Iterable[str], unless: Iterable[str] = ()
     return True
 
 
-def is_foreign(stage: nn.Module) -> bool:
+def is_replaced(stage: nn.Module) -> bool:
     """Whether only a call computes what the stage computes."""
     return defines(stage, ("forward", "stream", "_run"))
 
 
-def check_streams(name: str, stage: nn.Module) -> None:
+def require_streamable(name: str, stage: nn.Module) -> None:
     """Raises where a stage cannot take chunks."""
     if defines(stage, ("forward",), ("stream", "_run")):
         raise ParameterError(
@@ -103,7 +103,9 @@ def check_streams(name: str, stage: nn.Module) -> None:
         )
 
 
-def check_fuses(model: nn.Module, stages: Iterable[tuple[str, nn.Module]], *unless: str) -> None:
+def require_fusable(
+    model: nn.Module, stages: Iterable[tuple[str, nn.Module]], *unless: str
+) -> None:
     """Raises where kernels would compute something else than the stages, or pass hooks by."""
     for name, stage in stages:
         what = ""

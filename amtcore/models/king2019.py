@@ -17,7 +17,13 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.models.composition import stage_arguments
-from amtcore.models.time_domain import ChainStage, Kwargs, TimeDomainModel, WholeBands, check_range
+from amtcore.models.time_domain import (
+    ChainStage,
+    Kwargs,
+    TimeDomainModel,
+    WholeSignalBands,
+    check_range,
+)
 from amtcore.scales import erb_frequency, erb_number, erb_space_bw
 from amtcore.stages.basilar_membrane import GammatoneFilterbank
 from amtcore.stages.butterworth import ButterworthFilter
@@ -178,15 +184,15 @@ class King2019(TimeDomainModel):
     def _needs_whole(self) -> bool:
         return self.resampler is not None or not self.modulation_filterbank.can_stream
 
-    def whole_bands(self, stream: str) -> WholeBands | None:
+    def whole_bands(self, stream: str) -> WholeSignalBands | None:
         """The modulation stream of whole signals, with the Hilbert envelope or resampled."""
         if stream != "modulation" or not self._needs_whole:
             return None
         count = self.modulation_filterbank.num_filters
         if self.resampler is None:
-            return WholeBands(self.modulation_filterbank.bands, count, self.fs)
+            return WholeSignalBands(self.modulation_filterbank.bands, count, self.fs)
         rates = (self.resampler.up, self.resampler.down)
-        return WholeBands(self._resampled_bands, count, self.resampler.fs_out, rates)
+        return WholeSignalBands(self._resampled_bands, count, self.resampler.fs_out, rates)
 
     def _resampled_bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
         assert self.resampler is not None

@@ -28,7 +28,7 @@ from amtcore.kernels.ops.loudness import can_compute
 from amtcore.kernels.ops.loudness_frames import Frames, Prepared
 from amtcore.kernels.vector.exporting import is_exporting
 from amtcore.kernels.vector.simd import LANES
-from amtcore.models.composition import any_hooks, check_fuses, is_foreign, share_type
+from amtcore.models.composition import any_hooks, is_replaced, require_fusable, share_type
 from amtcore.models.frame_blocks import (
     BLOCK_FRAMES,
     FrameBlocks,
@@ -321,7 +321,7 @@ class LoudnessModel(Converted):
 
     def _needs_calls(self) -> bool:
         """Whether blocks would pass a hook by, or compute something else than a stage."""
-        return any(any_hooks(stage) or is_foreign(stage) for stage in self.children())
+        return any(any_hooks(stage) or is_replaced(stage) for stage in self.children())
 
     def _stage(self) -> Stage:
         """Any stage of ours: all have the same working type."""
@@ -334,7 +334,7 @@ class LoudnessModel(Converted):
         self, x: Tensor, state: LoudnessState | None = None, last: bool = False
     ) -> tuple[Loudness, LoudnessState]:
         """As `stream`, with everything there is to know of the frames."""
-        check_fuses(self, self.named_children())
+        require_fusable(self, self.named_children())
         if state is not None:
             check_state(self, state, LoudnessState)
         signal, batched = self._as_batch(x)

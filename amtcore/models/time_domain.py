@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, StateError, nearest_hint
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
-from amtcore.models.composition import any_hooks, check_fuses, check_streams, share_type
+from amtcore.models.composition import any_hooks, require_fusable, require_streamable, share_type
 from amtcore.stages.constants import Converted
 from amtcore.stages.stage import BlockStage, Stage, StreamChunk, accepts_chunks, check_fs
 
@@ -75,7 +75,7 @@ class StreamContext:
         """The output of a stage for this chunk; a stage that cannot stream needs the whole."""
         if self._whole or (self._alone and not getattr(stage, "can_stream", True)):
             return stage(x)
-        check_streams(name, stage)
+        require_streamable(name, stage)
         if self._before is not None and name not in self._before:
             raise StateError(f"{_STATES}, got one without the stage {name!r}")
         chunk = StreamChunk(
@@ -130,7 +130,7 @@ class StageSequence(nn.Sequential):
 
 
 @dataclass(frozen=True)
-class WholeBands:
+class WholeSignalBands:
     """Modulation bands that need the whole signal.
 
     Args:
@@ -253,7 +253,7 @@ class TimeDomainModel(Converted):
                 break
             parts = stage.named_children() if isinstance(stage, StageSequence) else [(name, stage)]
             for part_name, part in parts:
-                check_streams(part_name, part)
+                require_streamable(part_name, part)
                 ear.append(part)
         return ear
 
@@ -263,7 +263,7 @@ class TimeDomainModel(Converted):
         Args:
             stream: Of one of the `chain_stages`.
         """
-        check_fuses(self, self.named_children(), "block_ops", "bank")
+        require_fusable(self, self.named_children(), "block_ops", "bank")
         ends = {link.stream: i + 1 for i, link in enumerate(self.chain_stages) if link.stream}
         if stream not in ends:
             raise ParameterError(
@@ -277,7 +277,7 @@ class TimeDomainModel(Converted):
             return ops, identity_bank(self.num_channels, self.fc)
         return ops, stages[-1].bank(self.num_channels)
 
-    def whole_bands(self, stream: str) -> WholeBands | None:
+    def whole_bands(self, stream: str) -> WholeSignalBands | None:
         """How a feature stream is made that the fused kernel cannot make; None where it can.
 
         `chain` then gives the operations up to the bands' input, and no bank to speak of.

@@ -54,7 +54,7 @@ def can_separate(x: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Folded:
+class SeparateOutputs:
     """The filters of a batch as those of one item with more channels.
 
     Args:
@@ -385,7 +385,7 @@ class ModulationFilterbank(BlockStage):
         if not can_separate(x):
             y, state = modulation_bank(x, coef, state, self.kinds, self.offsets, self.backend)
             return list(y.split(self._counts, -2)), state
-        folded = Folded(tuple(self._counts), x.shape[0])
+        folded = SeparateOutputs(tuple(self._counts), x.shape[0])
         y, state = modulation_bank(
             folded.signals(x), folded.coefficients(coef), folded.state(state), self.kinds,
             folded.offsets, self.backend,

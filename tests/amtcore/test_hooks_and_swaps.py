@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError
-from amtcore.models.composition import any_hooks, check_streams, defines, has_hooks
+from amtcore.models.composition import any_hooks, defines, has_hooks, require_streamable
 from amtcore.stages import IHCEnvelope
 
 from ..compare import Tolerance, assert_close
@@ -226,7 +226,7 @@ def test_the_guards() -> None:
     assert defines(nn.Identity(), ("forward",), ("stream",))
     assert defines(_Louder(16000), ("_run",), ("block_ops",))
     assert not defines(_Louder(16000), ("_run",), ("_run",))
-    check_streams("ihc", _Louder(16000))
+    require_streamable("ihc", _Louder(16000))
     handle = stage.register_full_backward_hook(lambda *_: None)
     assert has_hooks(nn.Sequential(stage)) and any_hooks(stage)
     handle.remove()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amtcore import Dau1997, ModulationFilterbank, Moore2016, Osses2021, Paulick2024
 from amtcore.kernels.ops.one_pole import modulation_bank
-from amtcore.stages.modulation import Folded, can_separate
+from amtcore.stages.modulation import SeparateOutputs, can_separate
 
 from .compiling import one_graph
 
@@ -78,7 +78,7 @@ def test_separate_outputs_and_gradients_are_those_of_the_plain_bank(batch: int) 
 
 
 def test_the_fold_and_back() -> None:
-    folded = Folded((2, 3), 2)
+    folded = SeparateOutputs((2, 3), 2)
     assert folded.offsets == [0, 2, 4, 7, 10]
     state = torch.arange(2 * 5 * 2.0).view(2, 5, 2)
     assert folded.state(state)[0, :, 0].tolist() == [0, 2, 10, 12, 4, 6, 8, 14, 16, 18]
