@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError
 from amtcore.stages.stage import Stage
+from amtcore.torch_internals import has_hooks
 
 
 def stage_arguments(
@@ -58,19 +58,8 @@ def share_type(model: nn.Module, _: Any = None) -> None:
             stage.to(wanted)
 
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OWN = "amtcore."
 _WHOLE = "call the model itself with the whole signal, which calls every stage as a module"
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module, or of one inside it, would run hooks of their own."""
-    return any(getattr(each, hooks) for each in module.modules() for hooks in _HOOKS)
-
-
-def any_hooks(module: nn.Module) -> bool:
-    """As `has_hooks`, those that torch keeps for all modules among them."""
-    return torch_module._has_any_global_hook() or has_hooks(module)
 
 
 def defines(stage: nn.Module, changed: Iterable[str], unless: Iterable[str] = ()) -> bool:

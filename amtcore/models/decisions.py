@@ -204,11 +204,11 @@ def _weights(
     return weights
 
 
-def decision_rule(name: str) -> str:
-    """The comparison, "greater" or "less", that a rule of discrimination means."""
-    if name not in RULES:
-        raise ParameterError(f"decision_rule must be one of {', '.join(RULES)}, got {name!r}")
-    return RULES[name]
+def comparison_of(rule: str) -> str:
+    """Return the comparison, "greater" or "less", of a rule of discrimination."""
+    if rule not in RULES:
+        raise ParameterError(f"decision_rule must be one of {', '.join(RULES)}, got {rule!r}")
+    return RULES[rule]
 
 
 def make_decision(
@@ -313,7 +313,7 @@ class DecisionMethods:
             criterion: The page's example: the metric under this name asks for the chosen interval
                 as a number, 0 or 1 (int64, 0 where they are equal), instead of a bool.
         """
-        rule = decision_rule(decision_rule)
+        rule = comparison_of(decision_rule)
         first, second = (
             decision_variable(self._represent(sound), criterion or metric)
             for sound in (stimulus1, stimulus2)

@@ -28,7 +28,7 @@ from amtcore.kernels.ops.loudness import can_compute
 from amtcore.kernels.ops.loudness_frames import Frames, Prepared
 from amtcore.kernels.vector.exporting import is_exporting
 from amtcore.kernels.vector.simd import LANES
-from amtcore.models.composition import any_hooks, is_replaced, require_fusable, share_type
+from amtcore.models.composition import is_replaced, require_fusable, share_type
 from amtcore.models.frame_blocks import (
     BLOCK_FRAMES,
     FrameBlocks,
@@ -46,6 +46,7 @@ from amtcore.stages.excitation import RoexFilters
 from amtcore.stages.specific_loudness import CompressiveLaw
 from amtcore.stages.spectrum import WindowedSpectrum
 from amtcore.stages.stage import Stage, check_state
+from amtcore.torch_internals import has_any_hooks
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,7 @@ class LoudnessModel(Converted):
 
     def _needs_calls(self) -> bool:
         """Whether blocks would pass a hook by, or compute something else than a stage."""
-        return any(any_hooks(stage) or is_replaced(stage) for stage in self.children())
+        return any(has_any_hooks(stage) or is_replaced(stage) for stage in self.children())
 
     def _stage(self) -> Stage:
         """Any stage of ours: all have the same working type."""

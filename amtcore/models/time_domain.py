@@ -2,8 +2,8 @@
 
     waveform -> front end (waveform to waveform) -> channels, stage by stage -> modulation filters
 
-A model names its stages once, as `chain_stages`. Signals, chunks and gradients go through them one by one;
-the fused kernel that pools features gets the operations of the stages from the filterbank on.
+A model names its stages once, as `chain_stages`. Signals, chunks and gradients go through them one
+by one; the fused kernel that pools features gets the operations from the filterbank on.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, StateError, nearest_hint
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
-from amtcore.models.composition import any_hooks, require_fusable, require_streamable, share_type
+from amtcore.models.composition import require_fusable, require_streamable, share_type
 from amtcore.stages.constants import Converted
 from amtcore.stages.stage import BlockStage, Stage, StreamChunk, accepts_chunks, check_fs
+from amtcore.torch_internals import has_any_hooks
 
 Kwargs = Mapping[str, Any] | None
 State = dict[str, Any]
@@ -82,7 +83,7 @@ class StreamContext:
             None if self._before is None else self._before[name],
             {"last": self._last} if getattr(stage, "looks_ahead", False) else {},
         )
-        if any_hooks(stage):
+        if has_any_hooks(stage):
             y = stage(x, chunk=chunk)
         else:
             y, chunk.state = stage.stream(x, chunk.state, **chunk.ending)  # type: ignore[operator]
@@ -151,7 +152,7 @@ class TimeDomainModel(Converted):
     """A model from a waveform to what its modulation filters make of it.
 
     Attributes:
-        chain_stages: The chain, the stages in order. Those before `auditory_filters` are the front end.
+        chain_stages: The stages in order. The stages before `auditory_filters` are the front end.
 
     Args:
         fs: Sampling rate in Hz.

@@ -30,6 +30,14 @@ from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, ReadOnlyError, ShapeError, TracingError
 from amtcore.kernels.ops.autograd import is_transformed
+from amtcore.torch_internals import (
+    BUFFERS,
+    MODULES,
+    PARAMETERS,
+    UNSAVED_BUFFERS,
+    Module,
+    version_of,
+)
 
 #: Bounds of frequencies and bandwidths in cycles a sample: below them a pole rounds to the unit
 #: circle in float32, above them the bilinear transform does.
@@ -196,7 +204,6 @@ def around(value: float, factor: float = 1e3) -> Range:
 WORKING_TYPES = (torch.float32, torch.float64)
 Value = Tensor | Sequence[float] | float
 _RAW, _ROUNDING = "_raw", "_rounding"
-_WORKING_TYPES = (torch.float32, torch.float64)
 
 
 def check_conversion(fn: Callable[[Tensor], Tensor]) -> None:
@@ -265,7 +272,7 @@ class BuiltOnCpu(type):
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-class Converted(nn.Module, metaclass=BuiltOnCpu):
+class Converted(Module, metaclass=BuiltOnCpu):
     """Base class of all models and stages: what can be changed after construction, and what not.
 
     Filters are designed once, from the arguments. So every public attribute that a constructor of
@@ -306,20 +313,25 @@ class Converted(nn.Module, metaclass=BuiltOnCpu):
     def _is_read_only(self, name: str, value: Any) -> bool:
         if not self._settings or name.startswith("_") or name in self.assignable:
             return False
-        if name in self._parameters or name in self._modules:
+        if name in getattr(self, PARAMETERS) or name in getattr(self, MODULES):
             return False
         if isinstance(value, nn.Module) and vars(self).get(name, value) is None:
             return False  # a stage that the model was built without
-        return name in self._settings or name in self._buffers or _is_class_data(type(self), name)
+        return (
+            name in self._settings
+            or name in getattr(self, BUFFERS)
+            or _is_class_data(type(self), name)
+        )
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuse `torch.jit.script`, which calls this method of every module that it meets."""
         refuse_torchscript(type(self))
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def convert(self, fn: Any, recurse: bool) -> Any:
+        """Refuse a conversion to a type that nothing here works in, before it begins."""
         check_conversion(fn)
         with outside_inference():
-            return super()._apply(fn, recurse)
+            return super().convert(fn, recurse)
 
 
 def _is_own(kind: type) -> bool:
@@ -386,7 +398,8 @@ class HasConstants(Converted):
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         if name in self._learnt:
-            given = self._buffers[name]  # by torch.func.functional_call, for the time of a call
+            # `torch.func.functional_call` puts a value here for the time of a call.
+            given = getattr(self, BUFFERS)[name]
             if given is not None:
                 return given
             return self._value(name)
@@ -424,7 +437,7 @@ class HasConstants(Converted):
     def _exact(self, name: str) -> Tensor:
         """A learnt constant in float64: what follows from the parameter, and what its rounding
         left of the value that was set."""
-        limit, rounding = self._limits[name], self._buffers[name + _ROUNDING]
+        limit, rounding = self._limits[name], getattr(self, BUFFERS)[name + _ROUNDING]
         assert rounding is not None
         return limit.within(limit.value(self._source(name).double()) + rounding)
 
@@ -441,7 +454,7 @@ class HasConstants(Converted):
         if shape is not None and shape != kept.shape:
             kept.data = kept.new_zeros(shape)
             if name in self._learnt:
-                self._buffers[name + _ROUNDING] = tensor.new_zeros(shape)
+                getattr(self, BUFFERS)[name + _ROUNDING] = tensor.new_zeros(shape)
         if tensor.ndim and tensor.shape != kept.shape:
             raise ShapeError(
                 f"{name} must have shape {tuple(kept.shape)} or be one number, got "
@@ -484,18 +497,18 @@ class HasConstants(Converted):
         # `torch.export` finds a buffer by its place among those that are not None, where it counts
         # all before it: so the empty places of learnt constants come last.
         for name in self._learnt:
-            self._buffers[name] = self._buffers.pop(name)
+            getattr(self, BUFFERS)[name] = getattr(self, BUFFERS).pop(name)
         self._note_made(sources)
 
     def _note_made(self, sources: Mapping[str, Tensor]) -> None:
         """Note what the tables are true to."""
         self._made_from = {
             **dict.fromkeys(self._learnt, (None, 0)),
-            **{key: (kept, _version(kept)) for key, kept in sources.items()},
+            **{key: (kept, version_of(kept)) for key, kept in sources.items()},
         }
 
     def _keep_table(self, name: str, table: Tensor) -> None:
-        self._buffers.pop(name, None)
+        getattr(self, BUFFERS).pop(name, None)
         self.register_buffer(name, table, persistent=False)
 
     def derived(self, name: str, *of: str) -> Tensor:
@@ -507,7 +520,7 @@ class HasConstants(Converted):
             of: The constants and buffers that it follows from; all of the module if there are none.
         """
         if not torch.compiler.is_compiling() and self._nothing_changed():
-            return self._buffers[name]  # type: ignore[return-value]
+            return getattr(self, BUFFERS)[name]  # type: ignore[return-value]
         sources = self._sources()
         keys = [key if key in sources else key + _RAW for key in of] or list(sources)
         if any(sources[key].requires_grad for key in keys):
@@ -521,30 +534,33 @@ class HasConstants(Converted):
 
     def _nothing_changed(self) -> bool:
         """Whether all is as when the tables were made, without gradients: the quick way out."""
-        buffers, parameters = self._buffers, self._parameters
+        buffers, parameters = getattr(self, BUFFERS), getattr(self, PARAMETERS)
         for key, (before, version) in self._made_from.items():
             kept = buffers[key] if key in buffers else parameters[key]
             if kept is not before:
                 return False
-            if kept is not None and (kept.requires_grad or _version(kept) != version):
+            if kept is not None and (kept.requires_grad or version_of(kept) != version):
                 return False
         return bool(self._made_from)
 
     def _is_as_made(self, key: str, kept: Tensor) -> bool:
         before, version = self._made_from.get(key, (None, 0))
-        return kept is before and _version(kept) == version
+        return kept is before and version_of(kept) == version
 
     def _source(self, name: str) -> Tensor:
         """Where a constant is kept: its parameter or its buffer."""
         learnt = name in self._learnt
-        kept = self._parameters[name + _RAW] if learnt else self._buffers[name]
+        kept = getattr(self, PARAMETERS)[name + _RAW] if learnt else getattr(self, BUFFERS)[name]
         assert kept is not None
         return kept
 
     def _sources(self) -> dict[str, Tensor]:
         """All that a state dict holds, as it is kept or, for the time of a call, given."""
-        own, made = {**self._parameters, **self._buffers}, self._non_persistent_buffers_set
-        given = [name + _RAW for name in self._learnt if self._buffers[name] is not None]
+        own, made = (
+            {**getattr(self, PARAMETERS), **getattr(self, BUFFERS)},
+            getattr(self, UNSAVED_BUFFERS),
+        )
+        given = [name + _RAW for name in self._learnt if getattr(self, BUFFERS)[name] is not None]
         return {
             key: kept
             for key, kept in own.items()
@@ -553,14 +569,15 @@ class HasConstants(Converted):
 
     # --- saving, loading, moving ---
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+    def save_own(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Save learnt constants in their unit."""
+        super().save_own(destination, prefix, keep_vars)
         for name in self.learnt:
             value = getattr(self, name)
             del destination[prefix + name + _RAW]
             destination[prefix + name] = value if keep_vars else value.detach()
 
-    def _load_from_state_dict(
+    def load_own(  # type: ignore[override]  # torch passes these
         self,
         state_dict: Mapping[str, Any],
         prefix: str,
@@ -596,14 +613,14 @@ class HasConstants(Converted):
         missing: list[str] = []
         self._loading = True
         try:
-            super()._load_from_state_dict(
+            super().load_own(
                 own, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
             )
         finally:
             self._loading = False
         missing_keys += [key.removesuffix(_RAW) for key in missing]
         for name, rounding in roundings.items():
-            self._buffers[name + _ROUNDING] = rounding.to(self._source(name).device)
+            getattr(self, BUFFERS)[name + _ROUNDING] = rounding.to(self._source(name).device)
         self._follow_dtype()
         self.refresh()
 
@@ -613,27 +630,27 @@ class HasConstants(Converted):
         own = {prefix + key for key in (*self._sources(), *self._limits)}
         return {
             key: kept.to(self.dtype)
-            if key in own and kept.is_floating_point() and kept.dtype not in _WORKING_TYPES
+            if key in own and kept.is_floating_point() and kept.dtype not in WORKING_TYPES
             else kept
             for key, kept in state_dict.items()
         }
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def convert(self, fn: Any, recurse: bool) -> Any:
         """Keep `dtype` true, and the digits of learnt constants in a smaller type."""
         with outside_inference():
-            return self._applied(fn, recurse)
+            return self._converted(fn, recurse)
 
-    def _applied(self, fn: Any, recurse: bool) -> Any:
+    def _converted(self, fn: Any, recurse: bool) -> Any:
         before = {name: self._exact(name).detach() for name in self._learnt}
         sources = self._sources()
         true = all(self._is_as_made(key, kept) for key, kept in sources.items())
         kinds = {key: (kept.dtype, kept.device) for key, kept in sources.items()}
-        super()._apply(fn, recurse)
+        super().convert(fn, recurse)
         for name, exact in before.items():
             raw = self._source(name).detach()
             if not exact.is_meta:  # else there is nothing to keep
                 left = exact.to(raw.device) - self._limits[name].value(raw.double())
-                self._buffers[name + _ROUNDING] = left
+                getattr(self, BUFFERS)[name + _ROUNDING] = left
         self._follow_dtype()
         if true:
             self._follow_device(kinds)
@@ -661,8 +678,3 @@ def _split(limit: Limit, exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     """The parameter of a float64 value in a working type, and what its rounding left, float64."""
     raw = limit.raw(exact).to(dtype)
     return raw, exact - limit.value(raw.double())
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place, as far as torch counts it."""
-    return 0 if tensor.is_inference() else tensor._version

@@ -282,9 +282,9 @@ class LIFExodus(HasFiles, Stage):
         self.vmem, self.isyn, self.spikes = zeros[:, 0], zeros[:, 1:], zeros[:, 0].clone()
         return self
 
-    def _load_from_state_dict(self, *args: Any) -> None:
+    def load_own(self, *args: Any) -> None:
         """Constants are loaded; states belong to a run, so the layer is at rest then."""
-        super()._load_from_state_dict(*args)
+        super().load_own(*args)
         self.reset_state()
 
     def extra_repr(self) -> str:

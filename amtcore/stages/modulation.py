@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -48,68 +48,23 @@ from amtcore.stages.stage import (
 
 
 def can_separate(x: Tensor) -> bool:
-    """Whether the memory of a result of x can be looked at."""
+    """Return True if the memory of a result of `x` can be read.
+
+    Under torch.compile and torch.func, and on a GPU, outputs of channels stay views.
+    """
     plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu"
     return plain and not (torch.compiler.is_compiling() or is_transformed()) and x.numel() > 0
 
 
-@dataclass(frozen=True)
-class SeparateOutputs:
-    """The filters of a batch as those of one item with more channels.
+class SeparateOutputs(torch.autograd.Function):
+    """Parts of a tensor as tensors with storages of their own on the same memory.
 
-    Args:
-        counts: Filters of each channel.
-        batch: Items.
+    A part that is saved alone then takes its own bytes only; a view would take the whole tensor.
     """
-
-    counts: tuple[int, ...]
-    batch: int
-
-    @property
-    def offsets(self) -> list[int]:
-        """Where the filters of each channel of each item begin, and the end."""
-        at = [0]
-        for count in self.counts:
-            start = at[-1]
-            at += [start + count * (b + 1) for b in range(self.batch)]
-        return at
-
-    def _order(self) -> Tensor:
-        """Row (item * filters + filter) of each folded row."""
-        total = sum(self.counts)
-        rows = torch.arange(self.batch * total).view(self.batch, total)
-        return torch.cat([part.reshape(-1) for part in rows.split(list(self.counts), 1)])
-
-    def signals(self, x: Tensor) -> Tensor:
-        """(batch, channel, time) -> (1, channel * batch, time)."""
-        return x.transpose(0, 1).flatten(0, 1).unsqueeze(0)
-
-    def coefficients(self, coef: Tensor) -> Tensor:
-        """(filter, ..) -> (filter of every item, ..)."""
-        return coef if self.batch == 1 else coef[self._order() % len(coef)]
-
-    def state(self, state: Tensor) -> Tensor:
-        """(batch, filter, values) -> (1, filter of every item, values)."""
-        return state.flatten(0, 1)[self._order()].unsqueeze(0)
-
-    def unfold_state(self, state: Tensor) -> Tensor:
-        """The inverse of `state`."""
-        back = torch.argsort(self._order())
-        return state[0][back].unflatten(0, (self.batch, -1))
-
-    def outputs(self, y: Tensor) -> list[Tensor]:
-        """(1, filter of every item, time) -> list over channels of (batch, M, time)."""
-        rows = [count * self.batch for count in self.counts]
-        parts = _Separate.apply(y[0], rows)
-        return [part.unflatten(0, (self.batch, -1)) for part in parts]
-
-
-class _Separate(torch.autograd.Function):
-    """Parts of a tensor as tensors with storages of their own on the same memory."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        """(row, time) -> parts of so many rows."""
+        """Split (row, time) into parts of `rows` rows."""
         memory, at, parts = y.detach().numpy(), 0, []
         for count in rows:
             parts.append(torch.from_numpy(memory[at : at + count]))
@@ -118,7 +73,7 @@ class _Separate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The parts' gradients together."""
+        """Join the gradients of the parts."""
         return torch.cat(gradients), None
 
 
@@ -255,9 +210,8 @@ class ModulationFilterbank(BlockStage):
         """Centres and bandwidths of all filters, and what the m-th filter of a channel is."""
         limits = [min(f / 4, self.max_mfc) if self.use_upper_limit else self.max_mfc for f in fc_hz]
         centres = [modulation_centres(limit, self.Q) for limit in limits]
-        self.offsets = [0]
-        for of_channel in centres:
-            self.offsets.append(self.offsets[-1] + len(of_channel))
+        self._counts = list(map(len, centres))
+        self.offsets = [0, *accumulate(self._counts)]
         longest = max(centres, key=len)
         edge = 1.0 + 0.5 / self.Q if self.filter_type == "butterworth" else 1.0
         check_below_nyquist("the highest modulation frequency", longest[-1] * edge, self.fs)
@@ -289,10 +243,6 @@ class ModulationFilterbank(BlockStage):
         bands = [1.0 / (math.pi * float(widths_hz.min()))] if len(widths_hz) else []
         lows_hz = [(float(self.lp_cutoff.detach()), 2), (self.lowpass_cutoff, 1)]
         return max([*bands, *(lowpass_memory_s(hz, order) for hz, order in lows_hz if hz)])
-
-    @property
-    def _counts(self) -> list[int]:
-        return [b - a for a, b in pairwise(self.offsets)]
 
     def tables(self) -> dict[str, Tensor]:
         """Of each filter: whether it is its channel's low-pass, and the gain of its output."""
@@ -381,16 +331,26 @@ class ModulationFilterbank(BlockStage):
 
     def _filter(self, x: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
         """Outputs of every channel, each with a storage of its own where that can be had."""
-        coef = self.coefficients()
+        coef, counts, batch = self.coefficients(), self._counts, x.shape[0]
         if not can_separate(x):
             y, state = modulation_bank(x, coef, state, self.kinds, self.offsets, self.backend)
-            return list(y.split(self._counts, -2)), state
-        folded = SeparateOutputs(tuple(self._counts), x.shape[0])
+            return list(y.split(counts, -2)), state
+        # The batch goes into the channels, (batch, channel, time) -> (1, channel * batch, time), so
+        # that the filters of a channel lie together for all items.
+        rows = torch.arange(batch * len(coef)).view(batch, -1)
+        order = torch.cat([part.reshape(-1) for part in rows.split(counts, 1)])
+        sizes = [count for count in counts for _ in range(batch)]
         y, state = modulation_bank(
-            folded.signals(x), folded.coefficients(coef), folded.state(state), self.kinds,
-            folded.offsets, self.backend,
-        )  # fmt: skip
-        return folded.outputs(y), folded.unfold_state(state)
+            x.transpose(0, 1).flatten(0, 1).unsqueeze(0),
+            coef if batch == 1 else coef[order % len(coef)],
+            state.flatten(0, 1)[order].unsqueeze(0),
+            self.kinds,
+            [0, *accumulate(sizes)],
+            self.backend,
+        )
+        parts = SeparateOutputs.apply(y[0], [count * batch for count in counts])
+        after = state[0][torch.argsort(order)].unflatten(0, (batch, -1))
+        return [part.unflatten(0, (batch, -1)) for part in parts], after
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """The whole signal at once: list over channels of (batch, M_i, time)."""

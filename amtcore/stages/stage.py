@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
+from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError, StateError, WrongDeviceError
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
@@ -21,6 +20,13 @@ from amtcore.kernels.ops.dispatch import rows_of
 from amtcore.kernels.ops.recurrences import rest_state, run_ops
 from amtcore.kernels.vector.exporting import is_exporting
 from amtcore.stages.constants import WORKING_TYPES, HasConstants, refuse_torchscript
+from amtcore.torch_internals import (
+    BACKWARD_HOOKS,
+    BACKWARD_PRE_HOOKS,
+    BUFFERS,
+    GLOBAL_BACKWARD_HOOKS,
+    PARAMETERS,
+)
 
 #: A type, or one for each part of a tuple.
 Form = type | tuple[type, ...]
@@ -146,15 +152,15 @@ def accepts_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
             y = forward(self, *args, **kwargs)
         else:
             y, chunk.state = self.stream(*args, chunk.state, **chunk.ending)
-        return tuple(y) if isinstance(y, list) and _has_backward_hooks(self) else y
+        if isinstance(y, list) and (
+            getattr(self, BACKWARD_HOOKS)
+            or getattr(self, BACKWARD_PRE_HOOKS)
+            or any(GLOBAL_BACKWARD_HOOKS)
+        ):
+            return tuple(y)
+        return y
 
     return call
-
-
-def _has_backward_hooks(module: nn.Module) -> bool:
-    own = module._backward_hooks or module._backward_pre_hooks
-    every = torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
-    return bool(own or every)
 
 
 class Stage(HasConstants):
@@ -178,8 +184,7 @@ class Stage(HasConstants):
     state_form: Form | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let calls of the stage take chunks too, see `StreamChunk`; check states where a class that
-        defines `stream` names their form."""
+        """Let calls of the stage take chunks (see `StreamChunk`), and check their states."""
         super().__init_subclass__(**kwargs)
         own = vars(cls)
         if "stream" in own and own.get("state_form") is not None:
@@ -233,7 +238,7 @@ class Stage(HasConstants):
     def _check_device(self, x: Tensor) -> None:
         """Raises where x lies elsewhere than the constants: looked at, not moved, since a copy
         between devices is the caller's to see and to time."""
-        kept = (*self._parameters.values(), *self._buffers.values())
+        kept = (*getattr(self, PARAMETERS).values(), *getattr(self, BUFFERS).values())
         own = next((constant.device for constant in kept if constant is not None), x.device)
         if own != x.device:
             raise WrongDeviceError(
