@@ -54,6 +54,7 @@ OWN_FRAMES = "model"
 
 Signal = NDArray[np.float32]
 Compute = Callable[[Signal], Mapping[str, Frames]]
+ComputeBatch = Callable[[Sequence[Signal]], Sequence[Mapping[str, Frames]]]
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ class FrameDesign:
             those of `compute`. None for a model that needs whole clips.
         memory_s: As of `Extractor`: 0 where a frame depends on its window alone. Frames may depend
             on up to a second that follows. None where long recordings must go in order.
+        compute_batch: Frames of several signals, in their order; `compute` of each signal where
+            None. The values of a signal must not depend on the other signals.
     """
 
     grids: Mapping[str, FrameGrid]
@@ -139,6 +142,7 @@ class FrameDesign:
     constants: Mapping[str, NDArray[Any] | Tensor] = field(default_factory=dict)
     open_stream: Callable[[], ExtractStream] | None = None
     memory_s: float | None = None
+    compute_batch: ComputeBatch | None = None
 
 
 P = TypeVar("P")
@@ -190,7 +194,7 @@ class FrameModel(FeatureModel, Generic[P]):
 
 
 class FrameExtractor(Extractor):
-    """A model of whole clips, one clip at a time; not for several callers at once."""
+    """A model of whole clips, one by one or in batches; not for several callers at once."""
 
     def __init__(
         self,
@@ -221,22 +225,29 @@ class FrameExtractor(Extractor):
         return {info.name: grids[info.name].n_frames(n_samples) for info in self.streams}
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
-        """Features of several clips, one after another: none depends on its neighbours."""
-        return [self._extract_one(as_clip(clip, self.dtype)) for clip in clips]
-
-    def _extract_one(self, signal: Frames | Tensor) -> ClipFeatures:
-        signal = signal.cpu().numpy() if isinstance(signal, Tensor) else signal
-        wanted = self.n_frames(len(signal))
+        """Features of several clips; none depends on its neighbours."""
+        arrays = [as_clip(clip, self.dtype) for clip in clips]
+        signals = [
+            (each.cpu().numpy() if isinstance(each, Tensor) else each).astype(np.float32)
+            for each in arrays
+        ]
         # Without a frame there is nothing to compute, and a model need not take such signals.
-        found = self._design.compute(signal.astype(np.float32)) if any(wanted.values()) else {}
-        made: ClipFeatures = {}
+        asked = [i for i, each in enumerate(signals) if any(self.n_frames(len(each)).values())]
+        chosen = [signals[i] for i in asked]
+        batch = self._design.compute_batch
+        found = batch(chosen) if batch else map(self._design.compute, chosen)
+        frames = dict(zip(asked, found, strict=True))
+        return [self._checked(len(each), frames.get(i, {})) for i, each in enumerate(signals)]
+
+    def _checked(self, n_samples: int, found: Mapping[str, Frames]) -> ClipFeatures:
+        wanted, made = self.n_frames(n_samples), ClipFeatures()
         for info in self.streams:
             shape = (wanted[info.name], info.width)
             frames = np.asarray(found[info.name]) if shape[0] else np.empty(shape)
             if frames.shape != shape:
                 raise ShapeError(
                     f"model {self.model!r}, stream {info.name!r}: expected (frame, column) "
-                    f"{shape} for {len(signal)} samples, got {frames.shape}"
+                    f"{shape} for {n_samples} samples, got {frames.shape}"
                 )
             made[info.name] = np.ascontiguousarray(frames, np.float32)
         return made

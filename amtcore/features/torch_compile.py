@@ -6,6 +6,7 @@ Every shape is compiled separately, so callers keep the number of shapes small.
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 _LOG = logging.getLogger(__name__)
+_COMPILING = threading.Lock()
 
 
 class Compiled:
@@ -39,19 +41,26 @@ class Compiled:
     ) -> None:
         self._name, self._function = name, function
         self._enabled, self._dynamic = enabled, dynamic
-        self._compiled: Callable[[Tensor], Any] | None = None
+        self._compiled: Any = None
+        #: Shapes that have run: another shape is compiled, one at a time.
+        self._shapes: set[torch.Size] = set()
 
     def __call__(self, x: Tensor) -> Any:
-        """What the function gives."""
+        """Return what the function returns."""
         with torch.no_grad():
             if not self._enabled:
                 return self._function(x)
             try:
-                with warnings.catch_warnings():
+                if x.shape in self._shapes:
+                    return self._compiled(x)
+                # One at a time: filters of warnings are the process's.
+                with _COMPILING, warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of the compiler, about itself
                     if self._compiled is None:  # loads the compiler: seconds
                         self._compiled = torch.compile(self._function, dynamic=self._dynamic)
-                    return self._compiled(x)
+                    made = self._compiled(x)
+                    self._shapes.add(x.shape)
+                    return made
             except Exception as error:  # compilers fail in many ways; the function decides below
                 made = self._function(x)
                 self._enabled = False

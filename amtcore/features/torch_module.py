@@ -7,54 +7,70 @@
         streams:
           encoded: {width: 64, hop_length: 320, window_length: 400}
 
-The module gets one clip at a time, (1, sample) float32, and runs under `torch.compile`. Lengths are
-padded with zeros to a few (buckets), so that it is compiled a few times in all; that padding leaves
-the frames alone is tried when the model is built. Only names of installed classes of `nn.Module`
-are taken: neither paths nor URLs, and never a name that a dataset tells (`names_code`).
+    clips -> buckets of length -> one padded tensor (clip, sample) per batch -> the module once
+        -> every stream takes its output -> frames cut per clip
+
+A bucket has one batch shape: clips are padded with zeros to the length of their bucket, and a batch
+with fewer clips is filled up with clips of zeros. So a compiled module has few shapes, and a clip
+meets the same shape whatever clips run beside it. Noise of three lengths goes through the module
+when it is built, clip by clip and together; a module whose frames differ is refused.
+
+Only names of installed classes of `nn.Module` are taken: neither paths nor URLs, and never a name
+that a dataset tells (`names_code`).
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from queue import SimpleQueue
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from amtcore.errors import ParameterError, ShapeError
+from amtcore.errors import ParameterError, ShapeError, nearest_hint
 from amtcore.features import FeatureModel, FrameDesign, FrameGrid, Parameter, StreamKind
-from amtcore.features.feature_model import Params, StreamOptions, check_options
+from amtcore.features.feature_model import Frames, Params, StreamOptions, check_options
 from amtcore.features.frame_model import FrameExtractor, Signal, check_float32
 from amtcore.features.parameters import built, checked_params, parameters_of
 from amtcore.features.torch_compile import Compiled
+from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-#: Shortest bucket; each further one is twice as long.
+#: Shortest bucket; each further bucket is twice as long.
 BUCKET_S = 1.0
-#: How far padding may move a frame, relative to the largest value: rounding in another order.
-PADDED_RTOL = 1e-4
-#: Lengths in s of the noise by which padding is tried; between buckets.
-TRIED_S = (0.7, 1.3)
+#: Most clips of a batch, and padded audio of a batch in s: 8 clips up to 4 s, 2 of 16 s, one clip
+#: alone from 32 s on. Activations of 512 channels every 5 samples take 0.2 GB then.
+BATCH_CLIPS, BATCH_S = 8, 32.0
+#: Largest change of a frame by padding and by other clips, relative to the largest value: rounding
+#: in another order.
+BATCH_RTOL = 1e-4
+#: Lengths in s of the noise that goes through the module when it is built.
+TRIED_S = (0.7, 1.3, 1.9)
 
 
 @dataclass(frozen=True)
 class ModuleParams:
-    """What a job may set.
+    """Parameters of the model.
 
     Args:
         module: The class, "package.module:Class": importable where the workers run.
         kwargs: Arguments of its constructor.
-        channel_axis: Whether it takes (1, 1, sample) instead of (1, sample).
+        channel_axis: Whether it takes (clip, 1, sample) instead of (clip, sample).
         seed: Of torch's generator while it is constructed, so that random weights are the same in
             every worker.
         compile: Run it under torch.compile; without, the values differ by rounding.
-        buckets: Pad clips with zeros to a few lengths; off, it is compiled for all lengths at once.
+        buckets: Pad clips with zeros to a few lengths; off, clips run one by one and the module is
+            compiled for all lengths at once.
+        batch: Most clips that run together, in up to 32 s of padded audio; null takes 8, and 1 runs
+            every clip alone.
     """
 
     module: str
@@ -63,21 +79,33 @@ class ModuleParams:
     seed: int = 0
     compile: bool = True
     buckets: bool = True
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and self.batch < 1:
+            raise ParameterError(f"batch must be 1 or more, or null, got {self.batch}")
+        if not self.buckets and self.batch not in (None, 1):
+            raise ParameterError(
+                f"batch {self.batch} needs clips of one length, got buckets false; leave batch out"
+            )
 
 
 @dataclass(frozen=True)
 class ModuleStream:
-    """What a job says of a stream.
+    """Options of a stream.
 
     Args:
         width: Columns of a frame.
         hop_length: Samples from one frame to the next.
         frame_rate_hz: The same as a rate; exactly one of the two.
         window_length: Samples that the first frame needs; the hop when null.
-        output: Which of its outputs: an index where it returns a tuple, a key where it returns a
-            mapping; the stream's name, or the only output, when null.
+        output: Which of the outputs: an index where the module returns a tuple, a key where it
+            returns a mapping, or a path such as "hidden_states.6"; the stream's name, or the first
+            output, when null.
         frames_axis: Axis of the frames in the output, 1 or 2; the columns are the other.
         unit: Unit of the values.
+        layer: Submodule whose output is taken instead of the module's, by its name in
+            `named_modules`, such as "encoder.layers.3".
     """
 
     width: int
@@ -87,6 +115,8 @@ class ModuleStream:
     output: int | str | None = None
     frames_axis: Literal[1, 2] = 1
     unit: str = "model units"
+    # Not in the text that provenance hashes: jobs from before it had none.
+    layer: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if (self.hop_length is None) == (self.frame_rate_hz is None):
@@ -103,23 +133,37 @@ class ModuleStream:
             hop = Fraction(fs_hz) / Fraction(str(self.frame_rate_hz))
         return FrameGrid(self.width, hop, self.window_length, unit=self.unit)
 
-    def frames(self, name: str, returned: Any) -> np.ndarray:
-        """(frame, column) of what the module returned for one clip."""
-        found = returned
-        if isinstance(returned, Mapping):
-            found = returned.get(name if self.output is None else self.output)
-        elif isinstance(returned, tuple | list):
-            index = 0 if self.output is None else self.output
-            whole = isinstance(index, int) and index < len(returned)
-            found = returned[index] if whole else None  # type: ignore[index]
-        if not isinstance(found, Tensor) or found.ndim != 3 or found.shape[0] != 1:
+    def frames(self, name: str, returned: Any, clips: int) -> np.ndarray:
+        """Take the stream from what the module returned, as (clip, frame, column)."""
+        found = _picked(returned, name, self.output)
+        if not isinstance(found, Tensor) or found.ndim != 3 or found.shape[0] != clips:
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ShapeError(
-                f"stream {name!r}: expected the module to return a tensor of shape (1, frame, "
-                f"column), or frames_axis and output to say where it is, got {got}"
+                f"stream {name!r}: expected the module to return a tensor of shape ({clips}, "
+                f"frame, column), or frames_axis and output to say where it is, got {got}"
             )
-        frames: np.ndarray = found[0].movedim(self.frames_axis - 1, 0).float().numpy()
+        frames: np.ndarray = found.movedim(self.frames_axis, 1).float().numpy()
         return frames
+
+
+def _picked(returned: Any, name: str, output: int | str | None) -> Any:
+    """Return one of a module's outputs, or None if it has none of this place or name."""
+    if isinstance(returned, Mapping):
+        key = name if output is None else output
+        if key in returned:
+            return returned[key]
+    elif not isinstance(returned, tuple | list):
+        return returned
+    elif output is None:
+        output = 0
+    for part in str(output).split("."):
+        if isinstance(returned, Mapping):
+            returned = returned.get(part)
+        elif isinstance(returned, tuple | list) and part.isdecimal():
+            returned = returned[int(part)] if int(part) < len(returned) else None
+        else:
+            return None
+    return returned
 
 
 class TorchModule(FeatureModel):
@@ -141,7 +185,7 @@ class TorchModule(FeatureModel):
         return parameters_of(ModuleParams)
 
     def kind(self, stream: str) -> StreamKind:
-        """Every name is that of a stream."""
+        """Every name is the name of a stream."""
         if not stream.isidentifier():
             raise ParameterError(f"stream {stream!r}: expected a name of letters, digits and _")
         return self.streams["features"]
@@ -153,7 +197,7 @@ class TorchModule(FeatureModel):
         streams: Mapping[str, StreamOptions],
         dtype: str = "float32",
     ) -> FrameExtractor:
-        """As the base class says; stream options are those of `ModuleStream`."""
+        """Build the extractor; stream options are the fields of `ModuleStream`."""
         check_float32(self.name, dtype)
         given = checked_params(self.name, self.parameters, params)
         asked = built(ModuleParams, self.name, given)
@@ -161,65 +205,253 @@ class TorchModule(FeatureModel):
         grids = {name: stream.grid(fs_hz) for name, stream in declared.items()}
         infos = [grids[name].info(name, self.name, self.kind(name), fs_hz) for name in declared]
         module = load_module(asked)
-        runner = _Runner(module, asked, fs_hz)
-
-        def compute(signal: Signal) -> dict[str, np.ndarray]:
-            returned = runner(signal)
-            found = {name: each.frames(name, returned) for name, each in declared.items()}
-            # The padding has frames of its own, which are no part of the clip.
-            return {name: each[: grids[name].n_frames(len(signal))] for name, each in found.items()}
-
-        _try(runner, declared, grids, fs_hz)
-        all_params = {name: getattr(asked, name) for name in self.parameters}
-        outputs = {name: str(stream) for name, stream in declared.items()}
+        runner = ModuleRunner(module, asked, declared, grids, fs_hz)
+        runner.check()
         return FrameExtractor(
             self.name,
             fs_hz,
             self.input_unit,
             infos,
-            FrameDesign(grids, compute, dict(module.state_dict())),
+            FrameDesign(
+                grids,
+                lambda signal: runner.run([signal])[0],
+                dict(module.state_dict()),
+                compute_batch=runner.run,
+            ),
             params,
-            all_params | {"streams": outputs},
+            _hashed(asked, declared),
         )
 
 
-class _Runner:
-    """The module on one signal, padded to its bucket."""
+def _hashed(params: ModuleParams, streams: Mapping[str, ModuleStream]) -> dict[str, Any]:
+    """Return what decides the values, for provenance.
 
-    def __init__(self, module: nn.Module, params: ModuleParams, fs_hz: float) -> None:
-        self._axes = (1, 1) if params.channel_axis else (1,)
-        self._shortest = round(BUCKET_S * fs_hz) if params.buckets else 0
-        self.name, self.plain = params.module, module
-        self._call = Compiled(
-            params.module, module, enabled=params.compile, dynamic=not params.buckets
-        )
+    What later versions added is left out where it has its default, so that jobs that began before
+    keep their hash.
+    """
+    facts = {name: getattr(params, name) for name in parameters_of(ModuleParams)}
+    if params.batch is None:
+        del facts["batch"]
+    layers = {name: stream.layer for name, stream in streams.items() if stream.layer is not None}
+    outputs = {name: str(stream) for name, stream in streams.items()}
+    return facts | {"streams": outputs} | ({"layers": layers} if layers else {})
+
+
+class _Layers(nn.Module):
+    """A module that also returns outputs of its submodules: (output, output by layer)."""
+
+    def __init__(self, module: nn.Module, layers: Sequence[str]) -> None:
+        super().__init__()
+        self.module = module
+        self._outputs: dict[str, Any] = {}
+        for name in layers:
+            module.get_submodule(name).register_forward_hook(self._keep(name))
+
+    def _keep(self, name: str) -> Any:
+        def hook(_: nn.Module, args: Any, output: Any) -> None:
+            self._outputs[name] = output
+
+        return hook
+
+    def forward(self, x: Tensor) -> tuple[Any, dict[str, Any]]:
+        """Run the module once."""
+        output = self.module(x)
+        layers, self._outputs = self._outputs, {}
+        return output, layers
+
+
+def _copies(module: nn.Module) -> list[nn.Module]:
+    """Return a copy of a module for every thread, on the same weights; the module alone if it
+    cannot be copied.
+
+    A module may keep values in attributes while it runs, so two threads must not share it.
+    """
+    weights = {id(weight): weight for weight in module.parameters()}
+    try:
+        more = [copy.deepcopy(module, dict(weights)) for _ in range(get_num_threads() - 1)]
+    except Exception:  # whatever an attribute of a module raises that cannot be copied
+        return [module]
+    return [module, *more]
+
+
+class ModuleRunner:
+    """A module and its streams on batches of signals.
+
+    Batches run side by side, each on one thread with a copy of the module: on torch's own threads
+    the short operations of a small module mostly wait for each other.
+
+    Args:
+        module: Ready for inference.
+        params: How it runs.
+        streams: Which of its outputs are taken.
+        grids: Where the frames of each stream lie.
+        fs_hz: Sampling rate.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        params: ModuleParams,
+        streams: Mapping[str, ModuleStream],
+        grids: Mapping[str, FrameGrid],
+        fs_hz: float,
+    ) -> None:
+        layers = [each.layer for each in streams.values() if each.layer is not None]
+        known = dict(module.named_modules())
+        for layer in layers:
+            if layer not in known:
+                raise ParameterError(
+                    f"module {params.module!r}: expected layer to name one of its submodules, got "
+                    f"{layer!r}{nearest_hint(layer, known)}"
+                )
+        self._params, self._streams, self._grids, self._fs_hz = params, streams, grids, fs_hz
+        copies = [_Layers(each, layers) if layers else each for each in _copies(module)]
+        self._plain, self._copies = copies[0], len(copies)
+        #: Copies that no thread uses at the moment.
+        self._free: SimpleQueue[Compiled] = SimpleQueue()
+        for each in copies:
+            self._free.put(
+                Compiled(params.module, each, enabled=params.compile, dynamic=not params.buckets)
+            )
 
     def bucket(self, n_samples: int) -> int:
-        """Samples of the bucket that so many fall into: the shortest times a power of two."""
-        if self._shortest == 0:
+        """Return the samples of a signal's bucket: the shortest bucket times a power of two."""
+        if not self._params.buckets:
             return n_samples
-        return self._shortest * 2 ** max(0, math.ceil(math.log2(n_samples / self._shortest)))
+        shortest = round(BUCKET_S * self._fs_hz)
+        return shortest * 2 ** max(0, math.ceil(math.log2(n_samples / shortest)))
 
-    def tensor(self, signal: Signal, n_samples: int) -> Tensor:
-        """What the module gets: the signal, and zeros up to so many samples."""
-        x = torch.zeros(*self._axes, n_samples)
-        x[..., : len(signal)] = torch.from_numpy(signal)
-        return x
+    def clips(self, bucket: int) -> int:
+        """Return the number of clips in every batch of a bucket."""
+        if not self._params.buckets:
+            return 1
+        most = max(1, int(BATCH_S * self._fs_hz) // bucket)
+        return min(most, BATCH_CLIPS if self._params.batch is None else self._params.batch)
 
-    def __call__(self, signal: Signal) -> Any:
-        return self._call(self.tensor(signal, self.bucket(len(signal))))
+    def run(self, signals: Sequence[Signal]) -> list[dict[str, Frames]]:
+        """Return the frames of every signal by stream.
 
+        Signals of a bucket run together in their order. Every batch of a bucket has the same shape.
+        """
+        by_bucket: dict[int, list[int]] = {}
+        for i, signal in enumerate(signals):
+            by_bucket.setdefault(self.bucket(len(signal)), []).append(i)
+        batches = [
+            (bucket, members[at : at + self.clips(bucket)])
+            for bucket, members in by_bucket.items()
+            for at in range(0, len(members), self.clips(bucket))
+        ]
+        made: dict[int, dict[str, Frames]] = {}
 
-def _called(runner: _Runner, signal: Signal, n_samples: int) -> Any:
-    """The module's answer while it is built; its own errors are those of the request."""
-    x = runner.tensor(signal, n_samples)
-    try:
-        return runner.plain(x)
-    except Exception as error:  # whatever the module raises for an input that it does not take
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ParameterError(
-            f"module {runner.name!r} does not take {tuple(x.shape)}: {reason}; see channel_axis"
-        ) from error
+        def run(k: int) -> None:
+            bucket, members = batches[k]
+            size, module = self.clips(bucket), self._free.get()
+            try:
+                returned = module(self._padded([signals[i] for i in members], bucket, size))
+            finally:
+                self._free.put(module)
+            found = self._taken(returned, size)
+            for row, i in enumerate(members):
+                made[i] = self._cut(found, row, len(signals[i]))
+
+        if self._copies > 1:
+            parallel_for(run, len(batches))
+        else:
+            for k in range(len(batches)):
+                run(k)
+        return [made[i] for i in range(len(signals))]
+
+    def _padded(self, signals: Sequence[Signal], n_samples: int, clips: int) -> Tensor:
+        """(clip, sample) or (clip, 1, sample): the signals, and zeros behind and below them."""
+        x = torch.zeros(clips, n_samples)
+        for row, signal in zip(x, signals, strict=False):
+            row[: len(signal)] = torch.from_numpy(signal)
+        return x.unsqueeze(1) if self._params.channel_axis else x
+
+    def _taken(self, returned: Any, clips: int) -> dict[str, np.ndarray]:
+        """Every stream as (clip, frame, column)."""
+        output, layers = returned if isinstance(self._plain, _Layers) else (returned, {})
+        return {
+            name: each.frames(name, layers[each.layer] if each.layer else output, clips)
+            for name, each in self._streams.items()
+        }
+
+    def _cut(self, found: Mapping[str, np.ndarray], row: int, n_samples: int) -> dict[str, Frames]:
+        """Frames of one clip, without frames of the padding; copies, which keep no batch alive."""
+        return {
+            name: each[row, : self._grids[name].n_frames(n_samples)].copy()
+            for name, each in found.items()
+        }
+
+    def check(self) -> None:
+        """Run noise through the module; raise where its frames are not as declared, or depend on
+        padding or on the other clips of a batch."""
+        rng = np.random.default_rng(0)
+        lengths = [round(seconds * self._fs_hz) for seconds in TRIED_S]
+        signals = [(0.05 * rng.standard_normal(n)).astype(np.float32) for n in lengths]
+        alone = [self._tried([signal], len(signal))[0] for signal in signals]
+        for made, n in zip(alone, lengths, strict=True):
+            self._check_shapes(made, n)
+        if not self._params.buckets:
+            return
+        longest = self.bucket(max(lengths))
+        for signal, wanted in zip(signals, alone, strict=True):
+            name = self._differs(wanted, self._tried([signal], longest)[0])
+            if name:
+                raise ParameterError(
+                    f"stream {name!r}: zeros after a clip change its frames; set buckets to false, "
+                    "which compiles the module for all lengths at once"
+                )
+        if self._params.batch == 1:
+            return
+        advice = "set batch: 1, which runs every clip alone"
+        try:
+            together = self._tried(signals, longest)
+        except (ParameterError, ShapeError) as error:
+            raise ParameterError(f"clips cannot run together: {error}; {advice}") from error
+        for wanted, got in zip(alone, together, strict=True):
+            name = self._differs(wanted, got)
+            if name:
+                raise ParameterError(
+                    f"stream {name!r}: expected frames that do not depend on other clips of a "
+                    f"batch (within {BATCH_RTOL:g} of the largest value), got frames that do; "
+                    f"{advice}"
+                )
+
+    def _tried(self, signals: Sequence[Signal], n_samples: int) -> list[dict[str, Frames]]:
+        """Run signals together, uncompiled; errors of the module are errors of the request."""
+        x = self._padded(signals, n_samples, len(signals))
+        try:
+            with torch.no_grad():
+                returned = self._plain(x)
+        except Exception as error:  # whatever the module raises for an input that it does not take
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ParameterError(
+                f"module {self._params.module!r} does not take {tuple(x.shape)}: {reason}; "
+                "see channel_axis"
+            ) from error
+        found = self._taken(returned, len(signals))
+        return [self._cut(found, row, len(signal)) for row, signal in enumerate(signals)]
+
+    def _check_shapes(self, made: Mapping[str, Frames], n_samples: int) -> None:
+        for name, frames in made.items():
+            wanted = (self._grids[name].n_frames(n_samples), self._streams[name].width)
+            if frames.shape != wanted:
+                raise ParameterError(
+                    f"stream {name!r}: expected {wanted[0]} frames of {wanted[1]} columns for "
+                    f"{n_samples} samples as declared, got (frame, column) {frames.shape}; correct "
+                    "width, hop_length, window_length or frames_axis"
+                )
+
+    @staticmethod
+    def _differs(wanted: Mapping[str, Frames], got: Mapping[str, Frames]) -> str:
+        """Return the name of a stream whose frames differ by more than rounding, or ""."""
+        for name, frames in wanted.items():
+            limit = BATCH_RTOL * np.abs(frames).max(initial=0.0)
+            same = frames.shape == got[name].shape
+            if not same or not np.abs(frames - got[name]).max(initial=0.0) <= limit:
+                return name
+        return ""
 
 
 def load_module(params: ModuleParams) -> nn.Module:
@@ -264,35 +496,3 @@ def _declared(name: str, options: StreamOptions) -> ModuleStream:
         return ModuleStream(**{key: known[key].checked(value) for key, value in options.items()})
     except ParameterError as error:
         raise ParameterError(f"stream {name!r}: {error}") from error
-
-
-def _try(
-    runner: _Runner,
-    declared: Mapping[str, ModuleStream],
-    grids: Mapping[str, FrameGrid],
-    fs_hz: float,
-) -> None:
-    """Raises where the frames of noise are not as declared, or zeros after it change them, as they
-    do where a module looks at all of a signal."""
-    rng = np.random.default_rng(0)
-    for seconds in TRIED_S:
-        signal = (0.05 * rng.standard_normal(round(seconds * fs_hz))).astype(np.float32)
-        n = len(signal)
-        with torch.no_grad():
-            alone = _called(runner, signal, n)
-            padded = _called(runner, signal, runner.bucket(n)) if runner.bucket(n) > n else alone
-        for name, stream in declared.items():
-            frames = grids[name].n_frames(n)
-            wanted, got = (stream.frames(name, made)[:frames] for made in (alone, padded))
-            if wanted.shape != (frames, stream.width):
-                raise ParameterError(
-                    f"stream {name!r}: expected {frames} frames of {stream.width} columns for {n} "
-                    f"samples as declared, got (frame, column) {wanted.shape}; correct width, "
-                    "hop_length, window_length or frames_axis"
-                )
-            limit = PADDED_RTOL * np.abs(wanted).max(initial=0.0)
-            if not np.abs(wanted - got).max(initial=0.0) <= limit:
-                raise ParameterError(
-                    f"stream {name!r}: zeros after a clip change its frames; set buckets to false, "
-                    "which compiles the module for all lengths at once"
-                )
