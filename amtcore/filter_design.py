@@ -137,8 +137,8 @@ def interpolate(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
 def fir2(order: int, f_hz: Tensor, gain: Tensor, fs_hz: float) -> Tensor:
     """Linear-phase FIR by frequency sampling.
 
-    Gains are interpolated linearly on a grid from 0 to fs/2, given the delay order/2, transformed
-    back, and the first order + 1 taps weighted with a Hamming window.
+    Gains are interpolated linearly on a grid from 0 to fs/2, given the delay order/2, and
+    transformed back. The first order + 1 taps are weighted with a Hamming window.
 
     Args:
         order: Number of taps less one.

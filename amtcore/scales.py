@@ -1,12 +1,12 @@
 """Frequency scales of the filters, and loudness level in phon.
 
 `erb_*` is the LTFAT scale of the filterbanks: Glasberg and Moore (1990, eqs. 3 and 4), constants
-rounded. `cam_*` is the ERB-number scale of ANSI S3.4-2007 in Cam, for the loudness models; the
-scales differ by 0.1 %:
+rounded. The `cam_*` scale is the ERB-number scale of ANSI S3.4-2007 in Cam, for the loudness
+models; the scales differ by 0.1 %:
 
-    ERB(f) = 24.673 (0.004368 f + 1),   cam(f) = 21.366 log10(0.004368 f + 1)
+    ERB(f) = 24.673 (0.004368 f + 1),   cam(f) = 21.366 log10(0.004368 f + 1).
 
-Phon is the level of the 1 kHz tone of equal loudness. `PhonTable` interpolates a model's own
+Phon is the level of the 1 kHz tone of equal loudness. A `PhonTable` interpolates a model's own
 loudness of steady 1 kHz tones in log sone, so a 1 kHz tone gets its own level back. The power law
 of Stevens (40 + 10 log2 N) agrees within a few phon above 40 phon, and is wrong below.
 """
@@ -65,8 +65,8 @@ def erb_space_bw(
 ) -> Array:
     """Frequencies in steps of `bw` ERB between two limits.
 
-    Without `hitme_hz` the points are centred in the range (half of the remainder at each end);
-    with it they are whole steps away from that frequency, which is then one of them.
+    Without `hitme_hz` the points are centred in the range (half of the remainder at each end).
+    With it they are whole steps away from that frequency, which is then one of them.
     """
     _check_range(flow_hz, fhigh_hz)
     if not bw > 0:

@@ -56,7 +56,7 @@ class Module(nn.Module):
     """An `nn.Module` whose conversion, saving and loading can be overridden by public names.
 
     Torch's public hooks run after a conversion to another type is done, and on the state dict of
-    all modules; we refuse a conversion before it begins, and save and load per module.
+    all modules. We refuse a conversion before it begins, and save and load per module.
     """
 
     def convert(self, fn: Any, recurse: bool) -> Any:

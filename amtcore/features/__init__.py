@@ -1,6 +1,6 @@
 """From a model to named feature streams of whole clips or of a long signal, chunk by chunk.
 
-It may import `models` and what is below them. A model of one's own is written against the names
+It may import `models` and lower layers. A model of one's own is written against the names
 below, which are loaded when they are first used: what a stream is needs no model.
 """
 

@@ -2,7 +2,7 @@
 
 A model is one object of a subclass of `FeatureModel`; `build` returns an `Extractor`, which turns
 clips or chunks into frames. Other distributions register a model by an entry point of the group
-`amtcore.models`, whose name is the model's (see `registry`). `frame_model.FrameModel` is the short
+`amtcore.models`, whose name is the model's (see `registry`). The class `FrameModel` is the short
 way to a model that makes frames of whole clips; `ModuleModel` is for the models of this package.
 """
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:  # a model that another distribution brings need not load ours
     from amtcore.models.time_domain import TimeDomainModel
 
 Frames = NDArray[np.floating[Any]]
-#: What a stretch of signal gives in one stream: (frame, column), or the spikes in it.
+#: Values of one stream for a stretch of signal: (frame, column), or spikes.
 StreamValues = Frames | SpikeEvents
-#: The same by stream name.
+#: Values by name of the stream.
 ClipFeatures = dict[str, StreamValues]
 Params = Mapping[str, object]
 StreamOptions = Mapping[str, object]
@@ -48,7 +48,7 @@ class ExtractStream(ABC):
     """Features of one long signal, chunk by chunk, in memory that does not grow.
 
     Invariants:
-        The frames of all pushes and of `finish`, put together, are those of the whole signal.
+        Frames of all pushes and of `finish`, concatenated, equal the frames of the whole signal.
     """
 
     @abstractmethod
@@ -114,9 +114,9 @@ class Extractor(ABC):
         self.memory_s = memory_s
         #: Whole seconds after which all of the model's grids begin anew.
         self.grid_s = math.lcm(*((hop / Fraction(str(fs_hz))).numerator for hop in hops))
-        #: Name and version of the distribution the model comes from; None for those of amtcore.
+        #: Name and version of the distribution the model comes from; None for models of amtcore.
         self.distribution: str | None = None
-        #: What it computes with, see `place`.
+        #: Device of the computation, see `place`.
         self.backend: Backend = get_backend("cpu")
 
     def place(self, backend: Backend) -> None:
@@ -128,7 +128,7 @@ class Extractor(ABC):
 
     @abstractmethod
     def n_frames(self, n_samples: int) -> dict[str, int]:
-        """Whole frames of each stream in so many samples."""
+        """Return the number of whole frames of each stream in `n_samples` samples."""
 
     @abstractmethod
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
@@ -155,7 +155,7 @@ class Extractor(ABC):
         """Every constant of the model and its streams by name, in the order they are hashed."""
 
     def settings(self) -> str:
-        """What decides the values beside the constants; "" where the constants follow from it."""
+        """Text of the settings that decide the values; "" if the constants tell them all."""
         return ""
 
     def buffers_sha256(self) -> str:
@@ -167,11 +167,11 @@ class Extractor(ABC):
         return digest.hexdigest()
 
     def describe_stream(self, info: StreamInfo) -> dict[str, Any]:
-        """What provenance records of one of the streams."""
+        """Return the provenance record of a stream."""
         return info.to_dict()
 
     def describe(self) -> dict[str, Any]:
-        """What provenance records of the model; streams of events with all their options."""
+        """Return the provenance record of the model; streams of events have all their options."""
         origin = {} if self.distribution is None else {"distribution": self.distribution}
         return {
             "model": self.model,
@@ -237,13 +237,13 @@ class FeatureModel(ABC):
     """A model and the streams it offers.
 
     Attributes:
-        name: What jobs call it.
-        summary: One line of what it is.
+        name: Name in a job.
+        summary: Description in one line.
         default_fs_hz: Sampling rate where a job names none.
         input_unit: Unit of the samples it wants, see `units.Calibration`.
         streams: Its streams by name.
-        names_code: Whether its parameters name code that is imported; then a job is run only from
-            its author's own file, never as a dataset tells it.
+        names_code: True if its parameters name code that is imported. Such a job runs only from
+            its author's own file, never from a file in a dataset.
     """
 
     name: str
@@ -256,11 +256,11 @@ class FeatureModel(ABC):
     @property
     @abstractmethod
     def parameters(self) -> Mapping[str, Parameter]:
-        """What `params` of a job may hold."""
+        """Parameters that a job may set."""
 
     @property
     def default_streams(self) -> tuple[str, ...]:
-        """What a job gets that names no stream."""
+        """Streams of a job that names none."""
         return tuple(self.streams)[:1]
 
     @abstractmethod
@@ -283,7 +283,7 @@ class FeatureModel(ABC):
         """
 
     def kind(self, stream: str) -> StreamKind:
-        """What a stream is; raises for a name that the model does not have."""
+        """Return the kind of a stream; raises for a name that the model does not have."""
         if stream not in self.streams:
             hint = nearest_hint(stream, self.streams)
             raise ParameterError(f"model {self.name!r} has no stream {stream!r}{hint}")
@@ -313,9 +313,9 @@ class ModuleModel(FeatureModel, Generic[Module]):
     """A model of this package as a job runs it.
 
     Args:
-        name: What jobs call it.
+        name: Name in a job.
         constructor: The model's class.
-        summary: One line of what it is.
+        summary: Description in one line.
         default_fs_hz: Sampling rate where a job names none.
         streams: Its streams by name.
     """

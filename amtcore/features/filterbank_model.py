@@ -47,8 +47,8 @@ class FilterbankModel(ModuleModel[TimeDomainModel]):
         streams: Mapping[str, StreamOptions],
         dtype: str = "float32",
     ) -> FilterbankExtractor:
-        """As the base class says; stream options are `frame_rate_hz` (default 100) and `pool`
-        (default mean), or for "spikes" those of `spikes.SpikeOptions`."""
+        """Build the extractor; stream options are `frame_rate_hz` (default 100) and `pool`
+        (default mean), or for "spikes" the fields of `SpikeOptions`."""
         model = self.module(fs_hz, params, dtype)
         infos, features = [], {}
         for name, options in streams.items():
@@ -120,7 +120,7 @@ class FilterbankExtractor(Extractor):
             (each.source if isinstance(each, SpikeFeatures) else each).place(backend)
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
-        """Whole frames of each stream in so many samples."""
+        """Return the number of whole frames of each stream in `n_samples` samples."""
         return {name: each.n_frames(n_samples) for name, each in self._features.items()}
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
@@ -141,7 +141,7 @@ class FilterbankExtractor(Extractor):
         return FilterbankStream(self._features, front_end, self.dtype, self.backend)
 
     def constants(self) -> list[tuple[str, Tensor]]:
-        """Those of the model, then those of each stream of events."""
+        """Constants of the model, then constants of each stream of events."""
         found = module_constants(self._module)
         for stream, features in self._spikes().items():
             found += sorted((f"{stream}.{k}", v) for k, v in features.constants().items())
@@ -187,7 +187,7 @@ class FilterbankStream(ExtractStream):
 
 
 def _memory_s(model: TimeDomainModel, features: Collection[Features]) -> float | None:
-    """Of the slowest stream; that of a stream of events has its neurons behind the model."""
+    """Return the time constant of the slowest stream; neurons add theirs to the model's."""
     if model.memory_s is None or any(isinstance(each, WholeClipFeatures) for each in features):
         return None
     neurons = [each.encoder.memory_s for each in features if isinstance(each, SpikeFeatures)]
@@ -203,7 +203,7 @@ def _frame_options(name: str, options: StreamOptions) -> tuple[Any, Any]:
 def _features(
     model: TimeDomainModel, name: str, pool: str, rate: float
 ) -> tuple[FusedFeatures | WholeClipFeatures, tuple[int, ...]]:
-    """What makes a stream, and where its columns are cut into channels."""
+    """Return the features of a stream, and the offsets of its channels."""
     ops, bank = model.chain(name)
     whole = model.whole_bands(name)
     if whole is None:

@@ -49,7 +49,7 @@ from amtcore.features.feature_model import (
 from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
 from amtcore.features.stream_info import StreamInfo, StreamKind
 
-#: What `StreamInfo.pool` says of frames that a model makes itself.
+#: `StreamInfo.pool` of frames that a model makes itself.
 OWN_FRAMES = "model"
 
 Signal = NDArray[np.float32]
@@ -96,7 +96,7 @@ class FrameGrid:
             )
 
     def n_frames(self, n_samples: int) -> int:
-        """Frames in so many samples."""
+        """Return the number of frames in `n_samples` samples."""
         window = self.hop_length if self.window_length is None else self.window_length
         if n_samples < max(window, self.min_samples):
             return 0
@@ -179,7 +179,7 @@ class FrameModel(FeatureModel, Generic[P]):
         streams: Mapping[str, StreamOptions],
         dtype: str = "float32",
     ) -> FrameExtractor:
-        """As the base class says; streams have no options, and the working type is float32."""
+        """Build the extractor; streams have no options, and the working type is float32."""
         check_float32(self.name, dtype)
         given = checked_params(self.name, self.parameters, params)
         asked = built(getattr(self, "params_class", NoParams), self.name, given)
@@ -220,7 +220,7 @@ class FrameExtractor(Extractor):
         self._design, self._all_params = design, all_params
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
-        """Whole frames of each stream in so many samples."""
+        """Return the number of whole frames of each stream in `n_samples` samples."""
         grids = self._design.grids
         return {info.name: grids[info.name].n_frames(n_samples) for info in self.streams}
 
@@ -261,7 +261,7 @@ class FrameExtractor(Extractor):
         return _AskedStreams(self._design.open_stream(), [info.name for info in self.streams])
 
     def constants(self) -> list[tuple[str, Tensor]]:
-        """Those of the design."""
+        """Constants of the design."""
         return [
             (name, torch.as_tensor(value).detach().cpu())
             for name, value in sorted(self._design.constants.items())
@@ -275,7 +275,7 @@ class FrameExtractor(Extractor):
 
 
 class _AskedStreams(ExtractStream):
-    """Of what a model gives for a long signal, the streams that a job asked for."""
+    """Streams of a model for a long signal, without streams that the job did not ask for."""
 
     def __init__(self, stream: ExtractStream, names: Sequence[str]) -> None:
         self._stream, self._names = stream, names

@@ -1,7 +1,7 @@
 """Loudness of many signals on a GPU: their blocks one after another, so many at a time.
 
     signals, longest first    | a a a a a | b b b | c c c | d | e |
-    waves of blocks           | a a a a | a b b b | c c c d | e . . . |    (. is silence)
+    waves of blocks           | a a a a | a b b b | c c c d | e . . . |    (. is silence).
 
 All that works on frames (transforms, products, sums) has the same shapes in every wave, and a
 frame the same place in its block: the device takes the same kernels and adds in the same order,
@@ -28,8 +28,8 @@ from amtcore.models.composition import require_fusable
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Recurrence
 
-#: Blocks of a wave, those of each ear counted: on a GPU 16384 frames, whose longest windows laid
-#: out for a product are 134 MB of float32.
+#: Blocks of a batch, counted per ear. 16384 frames on a GPU: their longest windows, laid out for a
+#: product, are 134 MB of float32.
 _WAVE_BLOCKS = {"cuda": 128}
 #: On a processor that stands in for one.
 _FEW_BLOCKS = 4
@@ -39,7 +39,7 @@ _HELD_BYTES = 2**28
 
 @dataclass
 class SignalState:
-    """What one signal takes from wave to wave.
+    """State of one signal between batches.
 
     Args:
         states: Of the model's recurrences.
@@ -239,7 +239,7 @@ class LoudnessBatches:
         ]
 
     def finishers(self) -> list[ClipNumbers | Pooler]:
-        """What makes a signal's pooled frames those of each stream."""
+        """Return what turns pooled frames of a signal into frames of each stream."""
         one = (1, 1)
         return [
             ClipNumbers(plan) if plan.ratio is None else Pooler(plan, one) for plan in self._plans
@@ -315,8 +315,8 @@ class LoudnessBatches:
     ) -> tuple[Tensor, Tensor]:
         """(block, ear, samples) of a wave, and (block, 1, samples), whether there is signal."""
         grid, parts, place = self._grid, [], 0
-        # Of every block: where sample 0 of its signal would be in the parts, samples from one ear
-        # to the next, index of its first sample, length of its signal.
+        # Columns of a block: place of sample 0 of its signal in the parts, samples from one ear to
+        # the next. Then index of its first sample, and length of its signal.
         table: Any = np.zeros((4, size), np.int64)
         for row in rows:
             signal, span = signals[row.number], BLOCK_FRAMES * grid.hop

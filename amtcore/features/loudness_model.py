@@ -1,7 +1,7 @@
 """Feature streams of the loudness models: traces, specific loudness, one row of numbers a clip.
 
 The models make a frame every hop; streams pool these frames further. A stream's frame f covers
-model frames ceil(f S) up to ceil((f + 1) S), S of them a frame, and the model frame that is centred
+model frames ceil(f S) up to ceil((f + 1) S), S of them a frame. The model frame that is centred
 on the end of a signal belongs to none: T samples give as many frames as in other models.
 """
 
@@ -59,7 +59,7 @@ _OPTIONS = {
     SPECIFIC: ("frame_rate_hz", "pool"),
     SUMMARY: ("unit",),
 }
-#: What a model is given at a time: bounds the memory of a long clip.
+#: Seconds that a model is given at a time: bounds the memory of a long clip.
 _PIECE_S = 16.0
 
 
@@ -70,7 +70,7 @@ class LoudnessStream(ExtractStream):
     memory that does not grow.
 
     Invariants:
-        The frames of all pushes and of `finish`, put together, are those of the whole signal.
+        Frames of all pushes and of `finish`, concatenated, equal the frames of the whole signal.
     """
 
     def __init__(self, model: LoudnessModel, plans: Sequence[StreamPlan]) -> None:
@@ -103,10 +103,10 @@ class LoudnessStream(ExtractStream):
 
 
 class LoudnessBatchStream(ExtractStream):
-    """The same on a GPU.
+    """Loudness of one long signal on a GPU, chunk by chunk.
 
     Invariants:
-        The frames of all pushes and of `finish`, put together, are those of the whole signal.
+        Frames of all pushes and of `finish`, concatenated, equal the frames of the whole signal.
     """
 
     def __init__(self, waves: LoudnessBatches, model: LoudnessModel) -> None:
@@ -184,11 +184,11 @@ class LoudnessExtractor(Extractor):
             self._waves = LoudnessBatches(self._module, self._plans, backend, taps)
 
     def constants(self) -> list[tuple[str, Tensor]]:
-        """Those of the model."""
+        """Constants of the model."""
         return module_constants(self._module)
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
-        """Whole frames of each stream in so many samples."""
+        """Return the number of whole frames of each stream in `n_samples` samples."""
         outputs = n_samples // self._module.hop_length
         return {plan.info.name: plan.n_frames(outputs) for plan in self._plans}
 
@@ -217,7 +217,7 @@ class LoudnessExtractor(Extractor):
 
 
 def _memory_s(model: LoudnessModel, plans: Sequence[StreamPlan]) -> float | None:
-    """Of the slowest stream; one row a clip is about all of it."""
+    """Return the time constant of the slowest stream; None if a row depends on the whole clip."""
     if any(plan.ratio is None for plan in plans):
         return None
     short_s, long_s = model.memories_s
@@ -260,7 +260,7 @@ class LoudnessFeatureModel(ModuleModel[LoudnessModel]):
         streams: Mapping[str, StreamOptions],
         dtype: str = "float32",
     ) -> LoudnessExtractor:
-        """As the base class says; stream options are `frame_rate_hz` (traces: default every model
+        """Build the extractor; stream options are `frame_rate_hz` (traces: default every model
         frame; specific loudness: 100), `pool` (default mean) and, but for specific loudness, `unit`
         (sone or phon)."""
         model = self.module(fs_hz, params, dtype)

@@ -1,12 +1,12 @@
 """Spectra on the mel scale and their cepstra, from torchaudio: a baseline beside auditory models.
 
     samples, padded by half a window at both ends -> blocks of frames on a fixed grid
-        -> torchaudio.transforms.MelSpectrogram -> logarithm [-> discrete cosine transform]
+        -> torchaudio.transforms.MelSpectrogram -> logarithm [-> discrete cosine transform].
 
 Every block has the same shape whatever the clip, so frames do not depend on the clip's length, its
-neighbours or its chunks, and one compilation serves all. Frame f is centred on sample f * hop; as
-in the other models n samples have floor(n / hop) frames, so the frame that torchaudio centres on
-the end of a signal belongs to none.
+neighbours or its chunks, and one compilation serves all. Frame f is centred on sample f * hop.
+A signal of n samples has floor(n / hop) frames, as in the other models. The frame that torchaudio
+centres on the end of a signal is left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class MelParams:
-    """What a job may set of a mel spectrogram.
+    """Parameters of the mel spectrogram.
 
     Args:
         n_fft: Length of the spectrum in samples.
@@ -101,7 +101,7 @@ class MelParams:
 
 @dataclass(frozen=True)
 class MfccParams(MelParams):
-    """What a job may set of mel-frequency cepstral coefficients.
+    """Parameters of the mel-frequency cepstral coefficients.
 
     Args:
         n_mfcc: Number of coefficients, the first included.
@@ -194,7 +194,8 @@ class MelBlocks:
 
     def _log_mel(self, samples: Tensor) -> Tensor:
         """(sample,) -> (frame, band)."""
-        x, params = self.mel(samples).T, self.params
+        x: Tensor = self.mel(samples).T
+        params = self.params
         if params.log is None:
             return x
         x = x.clamp(min=params.floor)
@@ -212,7 +213,7 @@ class MelBlocks:
         return rows[:frames]
 
     def finished(self, rows: Rows) -> Rows:
-        """What becomes of log-mel spectra (frame, band): themselves, or cepstra."""
+        """Return log-mel spectra (frame, band) as they are, or their cepstra."""
         if self.dct is None:
             return rows
         made = [
@@ -228,7 +229,7 @@ class MelBlocks:
 
 
 class MelStream(ExtractStream):
-    """Frames of one long signal, chunk by chunk; memory is that of a chunk and a block.
+    """Frames of one long signal, chunk by chunk; it holds a chunk and a block in memory.
 
     Args:
         stream: Name of the stream.
@@ -329,7 +330,7 @@ def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
         constants["dct"] = blocks.dct
     if top_db:
         return FrameDesign({stream: grid}, compute, constants)
-    # A frame needs its window only; what is read around a span holds windows of up to a second.
+    # A frame needs its window only; a span is read with a margin of up to a second.
     memory_s = 0.0 if blocks.params.n_fft <= blocks.fs_hz else None
     return FrameDesign({stream: grid}, compute, constants, open_stream, memory_s)
 

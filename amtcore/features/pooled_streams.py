@@ -1,7 +1,7 @@
 """From samples to frames of one feature stream: through the fused kernel, or of a whole clip.
 
     clip -> front end -> fused chain: operations, filters, pooling                (any length)
-    clip -> front end -> operations at full rate -> one band at a time -> pooling (a clip in memory)
+    clip -> front end -> operations at full rate -> one band at a time -> pooling (clip in memory).
 
 The second way is for what needs the whole signal, such as a Hilbert envelope. The front end, where
 a model has one, is computed once for all streams.
@@ -42,8 +42,8 @@ class FrontEnd:
         self._states: list[Any] = [None] * len(stages)
 
     def push(self, chunk: Samples | Tensor, last: bool = False) -> Any:
-        """What comes out for the next samples, as a chain takes it; with `last`, all that was held
-        back too."""
+        """Filter the next samples, in the form a chain takes; with `last` also what was held
+        back."""
         if not self._stages:
             return chunk
         x = self._backend.upload(chunk)
@@ -54,7 +54,7 @@ class FrontEnd:
         return self._backend.clip_of(x)
 
     def whole(self, clip: Samples | Tensor) -> Any:
-        """What comes out for a whole signal."""
+        """Filter a whole signal."""
         return FrontEnd(self._stages, self._backend).push(clip, last=True)
 
 
@@ -73,7 +73,7 @@ class FusedFeatures:
 
     def __init__(self, chain: PooledChain) -> None:
         self._compiled, self.width = chain, chain.tables.width
-        #: Samples from frame to frame, and those that the chain decimates by.
+        #: Samples from frame to frame, and factors by which the chain decimates.
         self.hops = chain.hops
         #: Bytes of one number.
         self.itemsize = chain.coef.itemsize
@@ -84,7 +84,7 @@ class FusedFeatures:
         self._backend, self.chain = backend, backend.place(self._compiled)
 
     def n_frames(self, n_samples: int) -> int:
-        """Whole frames in so many samples."""
+        """Return the number of whole frames in `n_samples` samples."""
         return self._compiled.n_frames(n_samples)
 
     def push(self, clips: Sequence[Any], states: Any, start: int) -> list[Samples]:
@@ -92,7 +92,7 @@ class FusedFeatures:
         return self._backend.download(self.chain.push(clips, states, start))
 
     def finish(self, states: Any, samples: Sequence[int]) -> list[Samples]:
-        """Frames of each clip that were waiting for what follows the last of so many samples."""
+        """Return the frames of each clip that waited for the end of its `samples` samples."""
         return self._backend.download(self.chain.finish(states, samples))
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:
@@ -158,7 +158,7 @@ class WholeClipFeatures:
         self._coef, self._rest = self._coef.to(backend.device), self._rest.to(backend.device)
 
     def n_frames(self, n_samples: int) -> int:
-        """Whole frames in so many samples."""
+        """Return the number of whole frames in `n_samples` samples."""
         return self._compiled.n_frames(n_samples * self._rates[0] // self._rates[1])
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:

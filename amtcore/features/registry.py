@@ -1,7 +1,7 @@
 """Models by name, and from a name to a warm extractor.
 
 A distribution brings a model by an entry point of the group `amtcore.models`. The entry point has
-the name of the model, and resolves to a `FeatureModel` or to a class of one without arguments:
+the name of the model, and resolves to a `FeatureModel` or to a class of one without arguments.
 
     [project.entry-points."amtcore.models"]
     mymodel = "mypackage.models:MyModel"
@@ -125,11 +125,11 @@ def _owner(entry_point: EntryPoint) -> str:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What `list_models` tells of a model.
+    """Description of a model in `list_models`.
 
     Args:
-        name: What jobs call it.
-        summary: One line of what it is.
+        name: Name in a job.
+        summary: Description in one line.
         input_unit: Unit of the samples it wants.
         default_fs_hz: Sampling rate where a job names none.
         params: What `params` of a job may hold.

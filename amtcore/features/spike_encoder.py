@@ -1,6 +1,6 @@
 """Spike trains as a feature: pooled frames of a model drive leaky integrate-and-fire neurons.
 
-    clip -> fused chain of the source stream, pooled to the neurons' steps -> neurons -> events
+    Clip -> fused chain of the source stream, pooled to the neurons' steps -> neurons -> events.
 
 Frames of a channelwise stage (adaptation, envelope) at the neurons' step rate go through
 `LIFExodus`, one neuron a channel unless more are asked for; the events are sparse. Frames of a
@@ -42,7 +42,7 @@ _PER_NEURON = ("gain", "tau_mem", "tau_syn", "threshold", "bias")
 
 @dataclass(frozen=True)
 class SpikeOptions:
-    """What a job asks of a spike stream.
+    """Options of a spike stream.
 
     Args:
         source: Stream of the model that drives the neurons.
@@ -111,7 +111,7 @@ class SpikeOptions:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     def source_streams(self) -> dict[str, dict[str, Any]]:
-        """What to ask `build_extractor` for, so that its frames are the neurons' steps."""
+        """Return `streams` for `build_extractor` whose frames are the neurons' steps."""
         return {self.source: {"frame_rate_hz": self.step_rate_hz, "pool": self.pool}}
 
 
@@ -125,7 +125,7 @@ def _numbers(name: str, value: Any) -> Numbers:
 
 
 class FrameSource(Protocol):
-    """What delivers frames chunk by chunk: `extract.ExtractStream`."""
+    """Source of frames, chunk by chunk: an `ExtractStream`."""
 
     def push(self, chunk: NDArray[np.floating[Any]]) -> dict[str, NDArray[np.floating[Any]]]:
         """The next samples in, the frames they complete out."""
@@ -138,7 +138,7 @@ class SpikeStream:
     """Spikes of one long signal, chunk by chunk, in memory that does not grow.
 
     Invariants:
-        The events of all pushes and of `finish`, concatenated, are those of the whole signal.
+        Events of all pushes and of `finish`, concatenated, equal the events of the whole signal.
     """
 
     def __init__(self, encoder: SpikeEncoder, source: FrameSource | None = None) -> None:
@@ -315,7 +315,7 @@ class SpikeFeatures:
         self.hops = source.hops
 
     def n_frames(self, n_samples: int) -> int:
-        """Whole steps in so many samples."""
+        """Return the number of whole steps in `n_samples` samples."""
         return self.source.n_frames(n_samples)
 
     def extract(self, clips: Sequence[Samples]) -> list[SpikeEvents]:
@@ -326,7 +326,7 @@ class SpikeFeatures:
         longest = max((len(clip) for clip in clips), default=0)
         stretch = self._stretch_samples(longest, len(clips))
         for start in range(0, longest, stretch):
-            # Of a clip that has ended there is nothing, which makes no frames.
+            # A clip that has ended gives an empty piece, which makes no frames.
             pieces = [clip[start : start + stretch] for clip in clips]
             for i, heard in enumerate(self.source.push(pieces, states, start)):
                 if len(heard):

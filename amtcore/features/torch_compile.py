@@ -21,8 +21,8 @@ _COMPILING = threading.Lock()
 class Compiled:
     """A function of one tensor under `torch.compile`, without gradients.
 
-    A compiler that is missing, or that cannot compile the function, is told once in the log; the
-    function is then called as it is, whose values differ by rounding.
+    A compiler that is missing, or that cannot compile the function, is reported once in the log.
+    The function then runs as it is; its values differ by rounding.
 
     Args:
         name: What it is, for the log.

@@ -7,10 +7,10 @@
         streams:
           encoded: {width: 64, hop_length: 320, window_length: 400}
 
-    clips -> buckets of length -> one padded tensor (clip, sample) per batch -> the module once
-        -> every stream takes its output -> frames cut per clip
+    Clips -> buckets of length -> one padded tensor (clip, sample) per batch -> the module once
+        -> every stream takes its output -> frames cut per clip.
 
-A bucket has one batch shape: clips are padded with zeros to the length of their bucket, and a batch
+A bucket has one batch shape. Clips are padded with zeros to the length of their bucket, and a batch
 with fewer clips is filled up with clips of zeros. So a compiled module has few shapes, and a clip
 meets the same shape whatever clips run beside it. Noise of three lengths goes through the module
 when it is built, clip by clip and together; a module whose frames differ is refused.
@@ -46,8 +46,8 @@ from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 #: Shortest bucket; each further bucket is twice as long.
 BUCKET_S = 1.0
-#: Most clips of a batch, and padded audio of a batch in s: 8 clips up to 4 s, 2 of 16 s, one clip
-#: alone from 32 s on. Activations of 512 channels every 5 samples take 0.2 GB then.
+#: Most clips of a batch, and most padded audio of a batch in s. Up to 4 s 8 clips run together, of
+#: 16 s two, and longer clips alone. Activations of 512 channels every 5 samples take 0.2 GB then.
 BATCH_CLIPS, BATCH_S = 8, 32.0
 #: Largest change of a frame by padding and by other clips, relative to the largest value: rounding
 #: in another order.
@@ -224,10 +224,10 @@ class TorchModule(FeatureModel):
 
 
 def _hashed(params: ModuleParams, streams: Mapping[str, ModuleStream]) -> dict[str, Any]:
-    """Return what decides the values, for provenance.
+    """Return the facts that decide the values, for provenance.
 
-    What later versions added is left out where it has its default, so that jobs that began before
-    keep their hash.
+    A parameter that a later version added is left out if it has its default: older jobs keep their
+    hash.
     """
     facts = {name: getattr(params, name) for name in parameters_of(ModuleParams)}
     if params.batch is None:
@@ -277,7 +277,7 @@ def _copies(module: nn.Module) -> list[nn.Module]:
 class ModuleRunner:
     """A module and its streams on batches of signals.
 
-    Batches run side by side, each on one thread with a copy of the module: on torch's own threads
+    Batches run side by side, each on one thread with a copy of the module. On torch's own threads
     the short operations of a small module mostly wait for each other.
 
     Args:
@@ -319,7 +319,8 @@ class ModuleRunner:
         if not self._params.buckets:
             return n_samples
         shortest = round(BUCKET_S * self._fs_hz)
-        return shortest * 2 ** max(0, math.ceil(math.log2(n_samples / shortest)))
+        doublings = max(0, math.ceil(math.log2(n_samples / shortest)))
+        return int(shortest * 2**doublings)
 
     def clips(self, bucket: int) -> int:
         """Return the number of clips in every batch of a bucket."""

@@ -49,7 +49,7 @@ def stage_arguments(
 
 
 def share_type(model: nn.Module, _: Any = None) -> None:
-    """Bring the stages of a model to the widest type of what they have loaded."""
+    """Convert the stages of a model to the widest type that a stage has loaded."""
     stages = [stage for stage in model.modules() if isinstance(stage, Stage)]
     loaded = [stage.dtype for stage in stages if stage.state_dict()]
     wanted = torch.float64 if torch.float64 in loaded else torch.float32
@@ -63,7 +63,7 @@ _WHOLE = "call the model itself with the whole signal, which calls every stage a
 
 
 def defines(stage: nn.Module, changed: Iterable[str], unless: Iterable[str] = ()) -> bool:
-    """Whether a class that is not ours changes one of the methods that we go around.
+    """Return True if a class that is not ours changes one of the methods that we go around.
 
     Args:
         stage: One of ours, one derived from ours, or any module.
@@ -79,7 +79,7 @@ def defines(stage: nn.Module, changed: Iterable[str], unless: Iterable[str] = ()
 
 
 def is_replaced(stage: nn.Module) -> bool:
-    """Whether only a call computes what the stage computes."""
+    """Return True if only a call computes what the stage computes."""
     return defines(stage, ("forward", "stream", "_run"))
 
 

@@ -122,7 +122,7 @@ def template_correlation(
 
 
 def difference(test: Representation, noise: Representation) -> list[Tensor]:
-    """What a noise does not explain of a test: the difference, channel by channel.
+    """Return the difference of test and noise, channel by channel.
 
     Args:
         test: List over channels of (batch, M_i, time) or (M_i, time).
@@ -214,7 +214,7 @@ def comparison_of(rule: str) -> str:
 def make_decision(
     decision_var: Tensor, threshold: float = 0.0, criterion: str = "greater"
 ) -> Tensor:
-    """Whether the decision variable is above ("greater") or below ("less") the threshold."""
+    """Return True if the decision variable is above ("greater") or below ("less") the threshold."""
     if criterion not in CRITERIA:
         raise ParameterError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}")
     return decision_var > threshold if criterion == "greater" else decision_var < threshold
@@ -261,7 +261,7 @@ class DecisionMethods:
     def make_decision(
         self, decision_var: Tensor, threshold: float = 0.0, criterion: str = "greater"
     ) -> Tensor:
-        """Whether the variable is above or below the threshold; see `decisions.make_decision`."""
+        """Return True if the variable is above or below the threshold; see `make_decision`."""
         return make_decision(decision_var, threshold, criterion)
 
     def detection_task(

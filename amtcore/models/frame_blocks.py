@@ -2,7 +2,7 @@
 
     samples   ......|----------- segment of block b -----------|....
                     |- reach -|                      |- reach -|
-    frames                    x    x    x  ..  x    x              frames b n .. b n + n - 1
+    frames                    x    x    x  ..  x    x              frames b n .. b n + n - 1.
 
 Blocks lie on a fixed grid whatever the chunks, and every block has the same size (zeros fill the
 last): so chunks equal the whole bit by bit. `reach` is half a window and half a filter.
@@ -106,7 +106,7 @@ class FrameBlocks:
         ]
 
     def complete(self, samples: int) -> int:
-        """Frames of the blocks that so many samples complete, whatever follows."""
+        """Return the frames of the blocks that `samples` samples complete, whatever follows."""
         left = samples + self.reach - self.segment_samples
         return max(left // (BLOCK_FRAMES * self.hop) + 1, 0) * BLOCK_FRAMES
 
@@ -136,8 +136,10 @@ Out = TypeVar("Out")
 
 
 def can_share(device: torch.device) -> bool:
-    """Whether blocks may go to threads: gradients, compilation, vmap and the streams of a GPU know
-    one thread only."""
+    """Return True if blocks may go to threads.
+
+    Gradients, compilation, vmap and the streams of a GPU know one thread only.
+    """
     one_thread = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed()
     return device.type == "cpu" and not one_thread
 
@@ -149,7 +151,7 @@ def map_blocks(
     if not can_share(device):
         return [function(block) for block in blocks]
     results: dict[int, Out] = {}
-    # Modes of autograd are those of a thread. Blocks change tensors of the caller in place, which
+    # A mode of autograd belongs to a thread. Blocks change tensors of the caller in place, which
     # torch allows for tensors of inference mode in that mode only.
     mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
 

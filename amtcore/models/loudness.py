@@ -1,14 +1,15 @@
 """Base class of the loudness models: frames from chunks of samples, loudness level, streaming.
 
 A frame needs samples after its instant (half a window, half a filter), so a stream holds the last
-0.1 s back until it is told that the signal ends. `forward` is the stream of one chunk.
+0.1 s back until it is told that the signal ends. The method `forward` is the stream of one chunk.
 
-`rows_of_blocks` computes rows of specific loudness by one kernel, where only numbers are wanted:
+The function `rows_of_blocks` computes rows of specific loudness by one kernel, where only numbers
+are wanted:
 
     rows    | left ear's channels | right ear's channels | zeros |      one row a frame
 
 A row is as wide as whole vectors of channels, the form that the gain controls read. Nothing between
-samples and rows is kept in memory. The numbers equal those of the stages bit by bit.
+samples and rows is kept in memory. The numbers equal the numbers of the stages bit by bit.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Rows:
 
     @property
     def specific(self) -> Tensor:
-        """The same as (batch, ear, frame, channel), in this memory."""
+        """View of the rows as (batch, ear, frame, channel)."""
         used = self.values[..., : self.ears * self.channels]
         return used.unflatten(-1, (self.ears, self.channels)).transpose(1, 2)
 
@@ -78,7 +79,7 @@ def frames_of(
     filters: RoexFilters,
     law: CompressiveLaw,
 ) -> Frames | None:
-    """What the kernel needs of the stages; None where they have none for it.
+    """Collect the tables that the kernel needs from the stages; None where they have none for it.
 
     Args:
         limits: What components must be above, `FAINTEST` or `INAUDIBLE`.
@@ -157,7 +158,7 @@ class OverTime:
         self.after: dict[str, Any] = {}
 
     def __call__(self, name: str, recurrence: Recurrence, x: Tensor) -> Tensor:
-        """What the recurrence of this name makes of the frames."""
+        """Run the recurrence of this name over the frames."""
         y, self.after[name] = recurrence(x, self._before.get(name))
         return y
 
@@ -207,7 +208,7 @@ class LoudnessModel(Converted):
     specific loudness, and integrates that over time.
 
     Invariants:
-        The outputs of `stream` over any split of a signal, one after another, equal those of
+        Outputs of `stream` over any split of a signal, concatenated, equal the output of
         `forward`.
     """
 
@@ -248,7 +249,7 @@ class LoudnessModel(Converted):
         return None
 
     def _integrate_rows(self, rows: Rows, over_time: OverTime) -> Loudness:
-        """As `_integrate`; may change the rows."""
+        """Like `_integrate`; may change the rows."""
         return self._integrate({"specific": rows.specific}, over_time)
 
     def _integrate(self, analysed: dict[str, Tensor], over_time: OverTime) -> Loudness:
@@ -264,7 +265,7 @@ class LoudnessModel(Converted):
         raise NotImplementedError
 
     def _result(self, loudness: Loudness, batched: bool) -> Any:
-        """What the caller gets."""
+        """Return the output for the caller."""
         raise NotImplementedError
 
     @property
@@ -311,8 +312,8 @@ class LoudnessModel(Converted):
         """The whole signal at once.
 
         Where a stage has hooks, or is not ours, every stage is called as a module, once with the
-        whole signal; else block by block, in less memory. `torch.export` records the whole signal
-        too, since the number of blocks depends on its length.
+        whole signal. Otherwise blocks go through one by one, in less memory.
+        `torch.export` records the whole signal too: the number of blocks depends on its length.
         """
         if not (is_exporting() or self._needs_calls()):
             return self.stream(audio, None, True)[0]
@@ -321,7 +322,7 @@ class LoudnessModel(Converted):
         return self._result(self._by_modules(signal), batched)
 
     def _needs_calls(self) -> bool:
-        """Whether blocks would pass a hook by, or compute something else than a stage."""
+        """Return True if blocks would pass a hook by, or compute something else than a stage."""
         return any(has_any_hooks(stage) or is_replaced(stage) for stage in self.children())
 
     def _stage(self) -> Stage:
@@ -334,7 +335,7 @@ class LoudnessModel(Converted):
     def stream_loudness(
         self, x: Tensor, state: LoudnessState | None = None, last: bool = False
     ) -> tuple[Loudness, LoudnessState]:
-        """As `stream`, with everything there is to know of the frames."""
+        """Like `stream`, with everything there is to know of the frames."""
         require_fusable(self, self.named_children())
         if state is not None:
             check_state(self, state, LoudnessState)
@@ -415,14 +416,14 @@ class LoudnessModel(Converted):
         return not (by_kernels or wants_derivative(*self.parameters()))
 
     def _wants_numbers(self, x: Tensor) -> bool:
-        """Whether specific loudness is all that is wanted, and nobody asks for more than
+        """Return True if specific loudness is all that is wanted, and nobody asks for more than
         numbers."""
         return not self.return_stages and can_share(x.device) and can_compute(x)
 
     def _heard(
         self, segments: Sequence[Segment | None], response: Tensor, samples: int
     ) -> list[Tensor]:
-        """What the ear lets through of some blocks of equal shape; None is silence."""
+        """Filter some blocks of equal shape by the ear; None is silence."""
         like, half = next(s.x for s in segments if s is not None), self.ear.order // 2
         x = [torch.zeros_like(like) if segment is None else segment.x for segment in segments]
         filtered = self.ear.filter_by(torch.cat(x), response).split(len(like))

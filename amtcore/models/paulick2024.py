@@ -1,9 +1,10 @@
 """Paulick, Relano-Iborra and Dau (2024): the revised CASP model, and its 2008 form.
 
 Headphone and middle ear (to stapes velocity), dual-resonance filters, a hair cell as a circuit,
-adaptation loops with a threshold per channel, a quarter of the sampling rate, modulation filters
-up to fc/4 and 150 Hz. Input in Pa; output in model units. With `model="jepsen2008"` (Jepsen, Ewert
-and Dau 2008) the hair cell is a rectifier with a 1 kHz low-pass, followed by a square.
+adaptation loops with a threshold per channel. Then at a quarter of the sampling rate: modulation
+filters up to fc/4 and 150 Hz. Input in Pa; output in model units. With `model="jepsen2008"`
+(Jepsen, Ewert and Dau 2008) the hair cell is a rectifier with a 1 kHz low-pass, followed by a
+square.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _JEPSEN_MIN_LEVEL = 1e-5
 
 
 def adaptation_min_level(fc_hz: list[float]) -> Tensor:
-    """Lowest input of the adaptation loops in V: that of the nearest frequency of the table."""
+    """Return the lowest input of the adaptation loops in V, at the table's nearest frequency."""
     levels = torch.tensor(load_table("paulick2024_adaptation_min_level")["min_level_uv"]) * 1e-6
     listed_hz = torch.from_numpy(erb_space(*_THRESHOLD_RANGE_HZ, len(levels)))
     distance = (torch.tensor(fc_hz, dtype=torch.float64).unsqueeze(1) - listed_hz).abs()

@@ -1,6 +1,6 @@
 """Base class of the time-domain models: an ordered chain of stages, for whole signals or chunks.
 
-    waveform -> front end (waveform to waveform) -> channels, stage by stage -> modulation filters
+    waveform -> front end (waveform to waveform) -> channels, stage by stage -> modulation filters.
 
 A model names its stages once, as `chain_stages`. Signals, chunks and gradients go through them one
 by one; the fused kernel that pools features gets the operations from the filterbank on.
@@ -98,7 +98,7 @@ class StreamContext:
 
 
 def _summed_s(stages: Iterable[nn.Module]) -> float | None:
-    """Sum of what stages say of their memory; None where one does not say."""
+    """Return the sum of the stages' time constants; None if a stage does not state one."""
     total = 0.0
     for stage in stages:
         memory_s: float | None = getattr(stage, "memory_s", None)
@@ -115,7 +115,7 @@ class StageSequence(nn.Sequential):
 
     @property
     def memory_s(self) -> float | None:
-        """The sum of its stages', in s; None where one does not say."""
+        """Sum of the stages' time constants in s; None if a stage does not state one."""
         return _summed_s(self.children())
 
     def stream(self, x: Tensor, state: State | None = None, last: bool = False) -> Any:
@@ -126,7 +126,7 @@ class StageSequence(nn.Sequential):
         step.check_left()
         return x, step.state
 
-    #: Calls take chunks too, as those of a stage.
+    #: Calls take chunks too, like calls of a stage.
     forward = accepts_chunks(nn.Sequential.forward)
 
 
@@ -149,7 +149,7 @@ class WholeSignalBands:
 
 
 class TimeDomainModel(Converted):
-    """A model from a waveform to what its modulation filters make of it.
+    """A model from a waveform to the outputs of its modulation filters.
 
     Attributes:
         chain_stages: The stages in order. The stages before `auditory_filters` are the front end.
@@ -209,7 +209,7 @@ class TimeDomainModel(Converted):
         return self.arranged(x), returned
 
     def arranged(self, out: Any) -> Any:
-        """What the last stage made, with its axes in the order of the model's output."""
+        """Arrange the axes of the last stage's output as the model returns them."""
         return out
 
     def stream(
@@ -237,8 +237,8 @@ class TimeDomainModel(Converted):
 
     @property
     def memory_s(self) -> float | None:
-        """Time constant in s with which its output forgets what was: that of the slowest state of
-        each stage, summed over the stages, which follow each other. None where one does not say."""
+        """Time constant in s with which the output forgets: the sum of the slowest time constants
+        of all stages in series. None if a stage does not state one."""
         return _summed_s(dict(self._present(self.chain_stages)).values())
 
     def _present(self, links: Sequence[ChainStage]) -> list[tuple[str, Any]]:

@@ -120,7 +120,7 @@ class AdaptLoop(ChannelStage):
 
     @property
     def memory_s(self) -> float:
-        """That of the slowest loop, in s."""
+        """Time constant of the slowest loop, in s."""
         return float(self.tau.detach().max())
 
     def _resting(self, levels: Tensor) -> Tensor:

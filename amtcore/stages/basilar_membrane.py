@@ -4,11 +4,11 @@
 1997): n equal complex one-pole sections in cascade, twice the real part. The cascade is more exact
 than the expanded polynomial.
 
-`DRNLFilterbank` maps stapes velocity in m/s to basilar-membrane velocity (Lopez-Poveda and Meddis
-2001, with the parameters of Paulick et al. 2024 and of Jepsen, Ewert and Dau 2008, whose gammatones
-are longer). Each channel sums a linear path (gain, gammatone, low-pass) and a compressive path
-(gammatone, broken stick, gammatone, low-pass). `HIx` is a cochlea whose compressive path has no
-gain.
+The `DRNLFilterbank` maps stapes velocity in m/s to basilar-membrane velocity (Lopez-Poveda and
+Meddis 2001, with the parameters of Paulick et al. 2024 and of Jepsen, Ewert and Dau 2008, whose
+gammatones are longer). Each channel sums a linear path (gain, gammatone, low-pass) and a
+compressive path (gammatone, broken stick, gammatone, low-pass). `HIx` is a cochlea whose
+compressive path has no gain.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class GammatoneFilterbank(FilterbankStage):
 
     @property
     def memory_s(self) -> float:
-        """That of the narrowest filter, in s."""
+        """Time constant of the narrowest filter, in s."""
         return 1.0 / (2.0 * math.pi * float(self.bandwidth.detach().min()))
 
     def coefficients(self) -> Tensor:
@@ -150,7 +150,7 @@ class _Model:
 MODELS = {"paulick2024": _Model(2, 1), "jepsen2008": _Model(3, 3)}
 SUBJECTS = ("NH", "HIx")
 _LINEAR_LOW_PASSES = 4
-_CORNER_HZ = 1000.0  # above it a and b are those of _SHARED_HZ
+_CORNER_HZ = 1000.0  # above it a and b have their values at _SHARED_HZ
 _SHARED_HZ = 1500.0
 
 
@@ -265,7 +265,7 @@ class DRNLFilterbank(FilterbankStage):
 
     @property
     def memory_s(self) -> float:
-        """That of the narrowest filter or lowest low-pass, in s."""
+        """Time constant of the narrowest filter or lowest low-pass, in s."""
         widths_hz = torch.cat((self.lin_bw, self.nlin_bw)).detach()
         cutoffs_hz = torch.cat((self.lin_cutoff, self.nlin_fc)).detach()
         return max(

@@ -1,6 +1,6 @@
 """Butterworth low- and high-pass of any order, the same for every channel.
 
-Second-order sections in state-variable form and, for an odd order, one first-order section: a
+Second-order sections in state-variable form and, for an odd order, one first-order section. A
 3 Hz high-pass at 44.1 kHz keeps its digits in float32, which the polynomial form does not.
 """
 
@@ -67,7 +67,7 @@ class ButterworthFilter(ChannelStage):
 
     @property
     def memory_s(self) -> float:
-        """That of the slowest section, in s."""
+        """Time constant of the slowest section, in s."""
         return lowpass_memory_s(float(self.fc.detach()), self.order)
 
     def sections(self) -> list[Tensor]:

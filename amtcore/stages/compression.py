@@ -1,8 +1,8 @@
 """Instantaneous nonlinearities of each channel: broken stick, power law, squaring expansion.
 
-Compression after King, Varnet and Lorenzi (2019, section II.A), with the knee given as a level; it
-keeps the sign of the waveform, which the rectification after it needs. The expansion is that of
-Jepsen, Ewert and Dau (2008) between hair cell and adaptation.
+Compression after King, Varnet and Lorenzi (2019, section II.A), with the knee given as a level. It
+keeps the sign of the waveform, which the rectification after it needs. The expansion lies
+between hair cell and adaptation (Jepsen, Ewert and Dau 2008).
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 A fixed constant `tau` is a buffer. A learnable constant is an unbounded parameter `tau_raw`; `tau`
 is then the value that follows from it:
 
-    value = lowest + (highest - lowest) sigmoid(rate raw)
+    value = lowest + (highest - lowest) sigmoid(rate raw).
 
 For any `raw` the value lies between its bounds. Far below the highest bound a step of `raw` changes
-the value by a percentage (1e-3 of raw is 0.1 %), as on a logarithmic scale; `unit` sets the step of
-values such as decibels. A denominator is bounded by its reflection coefficients (Levinson's
-recursion backwards), which are below 1 exactly where the filter is stable.
+the value by a percentage (1e-3 of raw is 0.1 %), as on a logarithmic scale. The argument `unit`
+sets the step of values such as decibels. A denominator is bounded by its reflection coefficients
+(Levinson's recursion backwards), which are below 1 exactly where the filter is stable.
 
-`state_dict` holds `tau` in both cases, so a fixed module loads what a learnable module saved.
+The `state_dict` holds `tau` in both cases, so a fixed module loads what a learnable module saved.
 Tables that follow from constants and settings are not saved: they are made after loading, and made
 again when a constant has changed in place.
 """
@@ -59,7 +59,7 @@ class Limit(Protocol):
         """Raise where a value is out of bounds."""
 
     def raw(self, value: Tensor) -> Tensor:
-        """What the optimiser sees of a value."""
+        """Return the parameter of a value."""
 
     def value(self, raw: Tensor) -> Tensor:
         """The inverse of `raw`, within the bounds for any finite `raw`."""
@@ -101,7 +101,7 @@ class Range:
             )
 
     def raw(self, value: Tensor) -> Tensor:
-        """What the optimiser sees of a value."""
+        """Return the parameter of a value."""
         share = (value - self.lowest) / (self.highest - self.lowest)
         return torch.logit(share.clamp(0.0, 1.0)).clamp(-_AT_BOUND, _AT_BOUND) / self._rate
 
@@ -163,7 +163,7 @@ class StableDenominator:
         """The gradient by the value from the gradient by `raw`."""
         first, k = torch.tanh(raw[0] / _MOST_LOG), torch.tanh(raw[1:])
         value = self.value(raw)
-        # value = first (1, k) or first (1, k0 (1 + k1), k1), solved from its far end: a matrix
+        # value = first (1, k) or first (1, k0 (1 + k1), k1), solved from its far end. A matrix
         # would be inverted by a library that makes the CPU wait for the device.
         most = 1.0 - _LEAST_DAMPING
         others = _unless_held(of_raw[1:], most * (1.0 - k.square())) / value[0]
@@ -196,7 +196,7 @@ def bandwidths(fs: float) -> Range:
 
 
 def around(value: float, factor: float = 1e3) -> Range:
-    """Positive values up to so many times larger or smaller."""
+    """Positive values up to `factor` times larger or smaller."""
     return Range(value / factor, value * factor)
 
 
@@ -239,8 +239,8 @@ def refuse_torchscript(kind: type) -> NoReturn:
 def _settling(constructor: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that makes the attributes it has set read-only.
 
-    Constructors of derived classes of this package may still change them. Those of other packages
-    add attributes of their own, which stay assignable.
+    Constructors of derived classes of this package may still change them. Constructors of
+    other packages add attributes of their own, which stay assignable.
     """
 
     @functools.wraps(constructor)
@@ -267,7 +267,7 @@ class BuiltOnCpu(type):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """Of the constructor, which `inspect` and editors would not find behind `__call__`."""
+        """Signature of the constructor, which `inspect` does not find behind `__call__`."""
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
@@ -355,10 +355,10 @@ class HasConstants(Converted):
         For any finite values of the parameters the constants lie within their bounds.
     """
 
-    #: Bounds of every constant, and the names of those that are learnt.
+    #: Bounds of every constant, and names of the learnt constants.
     _limits: Mapping[str, Limit] = {}
     _learnt: frozenset[str] = frozenset()
-    #: What the tables of `derived` were made from, by key, with the version of each.
+    #: Sources of the tables of `derived`, by key, with the version of each.
     _made_from: Mapping[str, tuple[Tensor | None, int]] = {}
     #: Persistent buffers of earlier versions that are made, not loaded.
     _once_saved: tuple[str, ...] = ()
@@ -406,7 +406,7 @@ class HasConstants(Converted):
         return super().__getattr__(name)
 
     def _value(self, name: str) -> Tensor:
-        """A learnt constant; its `grad` is that of the parameter, in the constant's unit."""
+        """A learnt constant; its `grad` is the gradient of the parameter in the constant's unit."""
         raw = self._source(name)
         value = self._exact(name).to(raw.dtype)
         if not torch.compiler.is_compiling() and raw.is_leaf and raw.grad is not None:
@@ -520,7 +520,7 @@ class HasConstants(Converted):
             of: The constants and buffers that it follows from; all of the module if there are none.
         """
         if not torch.compiler.is_compiling() and self._nothing_changed():
-            return getattr(self, BUFFERS)[name]  # type: ignore[return-value]
+            return getattr(self, BUFFERS)[name]
         sources = self._sources()
         keys = [key if key in sources else key + _RAW for key in of] or list(sources)
         if any(sources[key].requires_grad for key in keys):
@@ -533,7 +533,7 @@ class HasConstants(Converted):
         return self.get_buffer(name)
 
     def _nothing_changed(self) -> bool:
-        """Whether all is as when the tables were made, without gradients: the quick way out."""
+        """Return True if nothing has changed since the tables were made, without gradients."""
         buffers, parameters = getattr(self, BUFFERS), getattr(self, PARAMETERS)
         for key, (before, version) in self._made_from.items():
             kept = buffers[key] if key in buffers else parameters[key]
@@ -577,7 +577,7 @@ class HasConstants(Converted):
             del destination[prefix + name + _RAW]
             destination[prefix + name] = value if keep_vars else value.detach()
 
-    def load_own(  # type: ignore[override]  # torch passes these
+    def load_own(
         self,
         state_dict: Mapping[str, Any],
         prefix: str,
@@ -657,7 +657,7 @@ class HasConstants(Converted):
         return self
 
     def _follow_device(self, kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
-        """Tables that have moved along with all they were made from are still true: so they keep
+        """Tables that have moved along with all they were made from are still true. So they keep
         the digits of the CPU's design on every device, and no call has to make them there."""
         sources = self._sources()
         moved = all(

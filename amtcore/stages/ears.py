@@ -5,12 +5,12 @@
 Ewert and Dau (2008). Their outputs are as long as their inputs. Zero phase has the table's gain end
 to end, not the square of the gain that filtering twice would give.
 
-`LoudnessEar` belongs to the loudness models: the tables' dB as amplitude gains 10^(dB/20),
+The `LoudnessEar` belongs to the loudness models: the tables' dB as amplitude gains 10^(dB/20),
 interpolated linearly between their frequencies (0 at 0 Hz), by frequency sampling with a Hamming
 window. The published loudness programs compute this filter, which is up to 0.4 dB from the table
 below 60 Hz.
 
-`OuterMiddleEarFilter` is a finer filter of the same tables (ANSI S3.4-2007; Moore, Glasberg and
+The `OuterMiddleEarFilter` is a finer filter of the same tables (ANSI S3.4-2007; Moore, Glasberg and
 Baer 1997): PCHIP in dB on a 1 Hz grid, within 0.1 dB from 80 Hz to 15 kHz. Programs that design for
 10^(dB/10) and filter forwards and backwards apply four times the tables' dB.
 """
@@ -126,7 +126,7 @@ class _TableFilter(FirStage):
         )
 
     def _kind(self) -> str:
-        """What `extra_repr` names before the order."""
+        """Text of `extra_repr` before the order."""
         return ""
 
 
@@ -297,7 +297,7 @@ class MiddleEarFilter(_TableFilter):
         return super().get_parameters() | own
 
     def _kind(self) -> str:
-        """What `extra_repr` names before the order."""
+        """Text of `extra_repr` before the order."""
         return f"filter_type={self.filter_type}, "
 
 
@@ -518,12 +518,12 @@ class LoudnessEar(Stage):
         return self.filter_by(x, self.response(taps, x.shape[-1]))
 
     def response(self, taps: Tensor, samples: int) -> Tensor:
-        """Transform of the FIR for signals of so many samples, see `filter_by`."""
+        """Transform the FIR for signals of `samples` samples, see `filter_by`."""
         kind = torch.complex64 if self.dtype == torch.float32 else torch.complex128
         return torch.fft.rfft(taps, fft_length(samples)).to(kind)
 
     def filter_by(self, x: Tensor, response: Tensor) -> Tensor:
-        """As `filter_valid`, with the response at hand: for many parts of a signal."""
+        """Like `filter_valid`, with the response at hand: for many parts of a signal."""
         if x.numel() == 0:
             return x[..., self.order :]
         length = fft_length(x.shape[-1])

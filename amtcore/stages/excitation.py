@@ -2,7 +2,7 @@
 
     W(p, g) = (1 + p |g|) exp(-p |g|),   p(f) = 4 f / ERB(f),   g relative to the filter's centre
     at or above the centre fc:  p(fc)
-    below it:  p(fc) - 0.35 (p(fc) / p(1 kHz)) (X - 51),  X the level per ERB at the component in dB
+    below it:  p(fc) - 0.35 (p(fc) / p(1 kHz)) (X - 51),  X the level per ERB at a component in dB.
 
 (Glasberg and Moore 1990; ANSI S3.4-2007.) The level per ERB and the upper slopes do not depend on
 the signal: they are matrix products. The lower slopes are a kernel; without gradients, in float32,
@@ -10,9 +10,9 @@ one kernel computes the whole pattern. In float32 the components between two cha
 at a few nodes, see `component_nodes`; in float64 every component by itself. Moore2016 takes the
 level at every component, Glasberg2002 at the channels.
 
-Slopes in dB per ERB: with b = p ERB / f, W = (1 + b d) exp(-b d) at d ERB from the centre, hence
-4.34 b dB per ERB far from it. Below the centre b becomes b + c (X - 51) / 7.54, c the change of p(1
-kHz) per dB. Interfaces that state b and c in dB per ERB have numbers outside these ranges.
+Slopes in dB per ERB: with b = p ERB / f, W = (1 + b d) exp(-b d) at d ERB from the centre. Far from
+the centre this is 4.34 b dB per ERB. Below the centre b becomes b + c (X - 51) / 7.54, c the change
+of p(1 kHz) per dB. Interfaces that state b and c in dB per ERB have numbers outside these ranges.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from amtcore.stages.stage import product
 KHZ_PER_ERB = 1000.0 / float(cam_bandwidth(1000.0))
 #: dB per ERB of a filter with b = 1, far from its centre.
 DB_PER_ERB = 10.0 / math.log(10.0)
-#: Level in dB where the lower slope is that of its base.
+#: Level in dB where the lower slope equals its base.
 REFERENCE_LEVEL_DB = 51.0
 #: Up to this level the lower slope stays above 0.
 LOUDEST_DB = 130.0
@@ -151,7 +151,7 @@ class RoexFilters(ComponentStage):
         self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(dtype))
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """What components at or above a channel's centre add to it, and its slope below, too."""
+        """Also tabulate the upper slopes per component, and the lower slopes per channel."""
         return {
             **super().derive(),
             "upper": self._upper,
@@ -187,14 +187,14 @@ class RoexFilters(ComponentStage):
     def relative_slope(self, levels_db: Tensor) -> Tensor:
         """Factor of the lower slope at each level per ERB.
 
-        Never below 0, which it would reach at 137 dB: a filter does not amplify what is far away.
+        Never below 0, which it would reach at 137 dB: a filter does not amplify far components.
         """
         change = self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)
         return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
 
     def between(self) -> tuple[Tensor, Tensor]:
-        """The level before every node, and the share of the one after it; empty where levels are
-        those of the nodes."""
+        """Return the channel below every node and the share of the channel above; empty if levels
+        are given at the nodes."""
         return self.fc.new_empty(0, dtype=torch.int64), self.fc.new_empty(0)
 
     def levels_at_nodes(self, levels_db: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ class Moore2016ExcitationPattern(RoexFilters):
         self.erb_step = erb_step
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """What components add to the level per ERB at each other, too."""
+        """Also tabulate the share of every component in the level per ERB at every other."""
         return {**super().derive(), **self.weighting("between_nodes", self._between_nodes)}
 
     def _between_nodes(self) -> Tensor:
@@ -309,7 +309,7 @@ class Moore2016ExcitationPattern(RoexFilters):
         return self.of_audible(intensity, None)
 
     def of_audible(self, intensity: Tensor, least: Tensor | None) -> Tensor:
-        """As `forward`, of the components above the least, (.., frame, 1)."""
+        """Like `forward`, of the components above the least, (.., frame, 1)."""
         intensity = self.as_input(intensity, (2, 3, 4), _COMPONENTS)
         nodes = self.at_nodes(intensity, least)
         return self.pattern(nodes, self.levels_db(nodes, "between_nodes", "fc"))
@@ -318,7 +318,7 @@ class Moore2016ExcitationPattern(RoexFilters):
 class ERBIntegration(ComponentStage):
     """Level per ERB of Glasberg2002: intensity in rounded-exponential bands at the channels.
 
-    The page integrates a density from 50 Hz on; here the bands are those that set the slopes.
+    The page integrates a density from 50 Hz on; here the bands are the ones of the slopes.
 
     Args:
         frequencies: Of the components in Hz, ascending.
@@ -371,7 +371,7 @@ class ERBIntegration(ComponentStage):
         self.register_buffer("fc_erb", fc_hz.to(dtype))
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """What components add to the level per ERB of the channels, too."""
+        """Also tabulate the share of every component in the level per ERB of every channel."""
         return {**super().derive(), **self.weighting("bands", self._bands)}
 
     def _bands(self) -> Tensor:
@@ -388,7 +388,7 @@ class ERBIntegration(ComponentStage):
         return self.of_nodes(self.at_nodes(self.as_input(intensity, (2, 3), _COMPONENTS)))
 
     def of_nodes(self, nodes: Tensor) -> Tensor:
-        """As `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
+        """Like `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
         return self.levels_db(nodes, "bands", "bandwidth_scale", "fc_erb")
 
     def extra_repr(self) -> str:
@@ -480,7 +480,7 @@ class ExcitationPattern(RoexFilters):
         return self.of_nodes(self.at_nodes(intensity), levels_db)
 
     def of_nodes(self, nodes: Tensor, levels_db: Tensor) -> Tensor:
-        """As `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
+        """Like `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
         return self.pattern(nodes, levels_db)
 
     def between(self) -> tuple[Tensor, Tensor]:

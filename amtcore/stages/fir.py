@@ -4,10 +4,10 @@ A filter without its delay returns sample n when sample n + advance is known. Ch
 than they go in, and the last chunk brings the rest:
 
     pushed      [ 1 ][ 2 ][ 3 ][ 4, last ]
-    returned    []   [ 1 ][ 2 ][ 3    4  ]
+    returned    []   [ 1 ][ 2 ][ 3    4  ].
 
-`Resampler` is a zero-phase polyphase FIR as scipy.signal.resample_poly (Kaiser window, beta 5, 10
-samples of the lower rate on each side), but returns the first floor(T up / down) outputs.
+The `Resampler` is a zero-phase polyphase FIR as scipy.signal.resample_poly (Kaiser window, beta 5,
+10 samples of the lower rate on each side). It returns the first floor(T up / down) outputs.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class FirStage(Stage):
         """
         nfft = whole(1)("nfft", nfft)
         taps = self.applied_taps()
-        # The response at k fs / nfft is that of the taps wrapped round to nfft of them.
+        # The response at k fs / nfft equals the response of the taps wrapped round to nfft taps.
         wrapped = torch.nn.functional.pad(taps, (0, -len(taps) % nfft)).view(-1, nfft).sum(0)
         response = torch.fft.rfft(wrapped)
         cycles = torch.arange(len(response), dtype=torch.float64, device=response.device) / nfft

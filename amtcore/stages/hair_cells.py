@@ -1,9 +1,9 @@
 """Inner hair cells: half-wave rectification with a low-pass, and an electrical circuit.
 
-`IHCEnvelope` has presets after Dau et al. (1996), Breebaart et al. (2001), King et al. (2019),
-Lindemann (1986), Bernstein et al. (1999) and Relano-Iborra et al. (2019). `hilbert` and
-`bernstein1999` take an analytic signal by FFT, which needs the whole signal. The king2019 cutoff is
-1000 Hz as in its reference program, not the 1500 Hz that is sometimes quoted.
+The stage `IHCEnvelope` has presets after Dau et al. (1996), Breebaart et al. (2001), King et al.
+(2019), Lindemann (1986), Bernstein et al. (1999) and Relano-Iborra et al. (2019). The presets
+`hilbert` and `bernstein1999` take an analytic signal by FFT, which needs the whole signal. The
+king2019 cutoff is 1000 Hz as in its reference program, not the 1500 Hz that is sometimes quoted.
 
 `IHCPaulick2024` maps basilar-membrane velocity to receptor potential: Lopez-Poveda and
 Eustaquio-Martin (2006) as simplified by Paulick et al. (2024), with a two-step transduction
@@ -66,7 +66,7 @@ def analytic_magnitude(x: Tensor) -> Tensor:
 
 
 def _envelope_to_a_power(x: Tensor) -> Tensor:
-    """What goes into the low-pass of bernstein1999."""
+    """Return the input of the low-pass of bernstein1999."""
     weight = analytic_magnitude(x).clamp(min=torch.finfo(x.dtype).tiny)
     return (weight ** (_NEURAL_COMPRESSION - 1.0) * x).clamp(min=0).square()
 
@@ -130,12 +130,12 @@ class IHCEnvelope(ChannelStage):
 
     @property
     def can_stream(self) -> bool:
-        """Whether chunks can be processed one after another."""
+        """Return True if chunks can be processed one after another."""
         return self._nonlinearity == "half_wave"
 
     @property
     def memory_s(self) -> float | None:
-        """That of the low-pass as it was designed, in s; None where the whole signal is needed."""
+        """Time constant of the designed low-pass in s; None if the whole signal is needed."""
         if not self.can_stream or self.cutoff is None or self.learnable:
             return None
         return lowpass_memory_s(self.cutoff, self.order)
@@ -268,7 +268,7 @@ class IHCPaulick2024(ChannelStage):
 
     @property
     def memory_s(self) -> float:
-        """That of the membrane where no transduction channel is open, in s."""
+        """Time constant of the membrane where no transduction channel is open, in s."""
         return float((self.Cm / (self.Gkf + self.Gks)).detach())
 
     def coefficients(self) -> Tensor:

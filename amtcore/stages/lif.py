@@ -2,7 +2,7 @@
 
 One step is a synaptic decay, a membrane decay, threshold crossings that may be several, and a
 reset by subtraction (equations in `recurrence.lif.reference`). The gradient of the spike count is
-a surrogate, that of v / threshold within a window below the threshold and everywhere above it.
+a surrogate: v / threshold within a window below the threshold, and everywhere above it.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class LIFExodus(HasFiles, Stage):
         batched = self._as_batch(data)
         spikes, vmem, isyn, last = self._run(batched, self._kept(batched.shape[0]), record)
         if not is_exporting() and batched.shape[1]:
-            # Copies: what is kept between calls must not hold on to the whole output.
+            # Copies: a kept state must not hold on to the whole output.
             last = last.detach()
             with outside_inference():
                 self.vmem, self.isyn = last[..., 0].clone(), last[..., 1:].clone()
@@ -239,7 +239,7 @@ class LIFExodus(HasFiles, Stage):
         return spikes, records
 
     def _kept(self, batch: int) -> Tensor:
-        """The kept state as the recurrence takes it: for another batch that of its first item."""
+        """Return the kept state for the recurrence; another batch gets its first item's."""
         vmem = self.vmem if self.vmem.ndim == 2 else self.vmem.unsqueeze(0)
         isyn = self.isyn.reshape(-1, self.size_out, self.n_synapses)
         # One item serves any batch without a look at its size, which may be unknown in an export.
@@ -262,7 +262,7 @@ class LIFExodus(HasFiles, Stage):
     def evolve(
         self, input_data: Tensor | np.ndarray, record: bool = False
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """As `forward`, returning states and, if asked, their course.
+        """Like `forward`, returning states and, if asked, their course.
 
         Args:
             input_data: (batch, time, inputs) or (time, inputs), tensor or array.

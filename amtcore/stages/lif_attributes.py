@@ -1,9 +1,9 @@
 """Constants, states and settings of an integrate-and-fire layer, by name and by family.
 
-Families are those of Rockpool: "weights" (there are none), "taus", "decays", "bitshifts", "bias"
+Families are named as in Rockpool: "weights" (there are none), "taus", "decays", "bitshifts", "bias"
 and "thresholds". The leak has three forms, in each of which it can be stated and learned:
 
-    taus: factor = exp(-dt / tau)    decays: the factor itself    bitshifts: factor = 1 - 2^-dash
+    taus: factor = exp(-dt / tau)    decays: the factor itself    bitshifts: factor = 1 - 2^-dash.
 
 Bit shifts are the leak of integer hardware, v - (v >> dash); here they need not be whole numbers.
 """
@@ -30,7 +30,7 @@ def checked(
     above: float = -math.inf,
     most: float = math.inf,
 ) -> Tensor:
-    """A constant in float64; an error names the argument, its value and what is allowed.
+    """A constant in float64; an error names the argument, its value and the allowed values.
 
     Args:
         name: Name of the argument.
@@ -61,7 +61,7 @@ def checked(
 
 
 def _holds_bool(value: Any) -> bool:
-    """Whether there is a True or False among numbers, which torch would take for 1 or 0."""
+    """Return True if there is a True or False among numbers, which torch would take for 1 or 0."""
     if isinstance(value, (list, tuple)):
         return any(map(_holds_bool, value))
     return isinstance(value, (bool, np.bool_))
@@ -210,7 +210,7 @@ class HasLeak:
 
     @property
     def leak_mode(self) -> str:
-        """What the leak is stated and learned as."""
+        """Form in which the leak is stated and learned."""
         return self.leak.mode
 
     @property
@@ -339,25 +339,25 @@ class HasAttributes(HasLeak, HasConstants):
         return {name: getattr(self, name) for each in asked for name in families[each]}
 
     def state(self, family: Names | None = None) -> dict[str, Tensor]:
-        """The kept vmem, isyn and spikes, or those of them that are asked for."""
+        """Return the kept vmem, isyn and spikes, or the ones asked for."""
         asked = STATES if family is None else chosen("a family of states", family, STATES)
         return {name: getattr(self, name) for name in asked}
 
     def simulation_parameters(self, family: Names | None = None) -> dict[str, Any]:
-        """The settings that are neither constants nor states, or those that are asked for."""
+        """Return the settings, which are neither constants nor states, or the ones asked for."""
         asked = SETTINGS
         if family is not None:
             asked = chosen("a family of simulation parameters", family, SETTINGS)
         return {name: getattr(self, name) for name in asked}
 
     def attributes_named(self, name: Names) -> dict[str, Any]:
-        """Those of the given names that the layer has as constant, state or setting."""
+        """Return the attributes among the given names that are a constant, state or setting."""
         names = (name,) if isinstance(name, str) else tuple(name)
         every = (*self.constants, *STATES, *SETTINGS)
         return {each: getattr(self, each) for each in names if each in every}
 
     def remember_constants(self) -> None:
-        """Keep the present constants as those that `reset_parameters` goes back to."""
+        """Keep the present constants for `reset_parameters`."""
         self._start = {
             name: getattr(self, name).detach().double().clone() for name in self.constants
         }

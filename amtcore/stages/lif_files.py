@@ -3,7 +3,7 @@
 NIR states neurons as differential equations: tau_mem dv/dt = v_leak - v + R I and tau_syn dI/dt =
 -I + w_in S. With an input held over a step their solution is
 
-    v' = alpha v + (1 - alpha) (v_leak + R I),   I' = beta I + (1 - beta) w_in S
+    v' = alpha v + (1 - alpha) (v_leak + R I),   I' = beta I + (1 - beta) w_in S.
 
 Our layer follows with R = 1 / (1 - alpha), v_leak = bias R, w_in = beta / (1 - beta). NIR resets to
 a potential and our layer subtracts the threshold; the metadata of the graph say so.
@@ -76,7 +76,7 @@ _JSON_CLASS = "LIFExodus"
 
 
 class HasFiles(HasAttributes):
-    """What `LIFExodus` is written to and read from."""
+    """Files of `LIFExodus`."""
 
     learnable: bool
     dtype: torch.dtype

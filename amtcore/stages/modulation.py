@@ -1,9 +1,10 @@
 """Modulation filterbanks: the envelope of each channel split by modulation rate.
 
 `ModulationFilterbank`: Dau, Kollmeier and Kohlrausch (1997, section II), Jepsen et al. (2008),
-Paulick et al. (2024). `efilt` filters are frequency-shifted first-order low-passes: up to 10 Hz the
-output is the real part, above 10 Hz the modulus. `butterworth` filters are real band-passes of the
-same centres and bandwidths, whose output is the band signal, neither rectified nor attenuated.
+Paulick et al. (2024). Filters of type `efilt` are frequency-shifted first-order low-passes. Up to
+10 Hz the output is the real part, above 10 Hz the modulus. `butterworth` filters are real
+band-passes of the same centres and bandwidths, whose output is the band signal, neither rectified
+nor attenuated.
 
 `King2019ModulationFilterbank`: King, Varnet and Lorenzi (2019), constant Q from 2 to 150 Hz, with
 two second-order Butterworth sections a filter (the fourth-order polynomial form is up to 4 % wrong
@@ -238,14 +239,14 @@ class ModulationFilterbank(BlockStage):
 
     @property
     def memory_s(self) -> float:
-        """That of the slowest filter, in s."""
+        """Time constant of the slowest filter, in s."""
         widths_hz = self.bandwidth_hz.detach()[~self.is_low.bool()]
         bands = [1.0 / (math.pi * float(widths_hz.min()))] if len(widths_hz) else []
         lows_hz = [(float(self.lp_cutoff.detach()), 2), (self.lowpass_cutoff, 1)]
         return max([*bands, *(lowpass_memory_s(hz, order) for hz, order in lows_hz if hz)])
 
     def tables(self) -> dict[str, Tensor]:
-        """Of each filter: whether it is its channel's low-pass, and the gain of its output."""
+        """Mark the low-pass of each channel, and tabulate the output gain of each filter."""
         m = torch.cat([torch.arange(count) for count in self._counts])
         modulus = torch.tensor([kind == BANK_MODULUS for kind in self.kinds])[m]
         return {"is_low": m == 0, "output_gain": torch.where(modulus, self.att_factor, 1.0)}
@@ -280,7 +281,7 @@ class ModulationFilterbank(BlockStage):
         return rows.expand(channels, -1)
 
     def block_ops(self, channels: int) -> list[BlockOp]:
-        """What comes before the bank, as operations of the fused kernel."""
+        """Return the low-pass in front of the bank, as operations of the fused kernel."""
         check_channels(self.num_channels, channels)
         if not self.lowpass_cutoff:
             return []
@@ -401,7 +402,7 @@ def king_centres(mflow_hz: float, mfhigh_hz: float, q: float, nmod: int | None) 
 
 
 class King2019ModulationFilterbank(BlockStage):
-    """The same modulation filters on every channel.
+    """Modulation filters of constant Q, equal on every channel.
 
     Args:
         fs: Sampling rate in Hz.
@@ -468,7 +469,7 @@ class King2019ModulationFilterbank(BlockStage):
 
     @property
     def can_stream(self) -> bool:
-        """Whether chunks can be processed one after another."""
+        """Return True if chunks can be processed one after another."""
         return not any(self.insensitive)
 
     @property
@@ -484,7 +485,7 @@ class King2019ModulationFilterbank(BlockStage):
 
     @property
     def memory_s(self) -> float:
-        """That of the slowest filter, in s.
+        """Time constant of the slowest filter, in s.
 
         A pole p of the low-pass becomes those s of the band-pass with s^2 - p B s + w^2 = 0, B the
         band and w its middle in rad/s; p = exp(+-3 pi i / 4).

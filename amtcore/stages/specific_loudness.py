@@ -1,7 +1,7 @@
 """Specific loudness: the compressive law of the cochlea, channel by channel.
 
     above the threshold T:  N' = C ((G E + A)^alpha - A^alpha)
-    at or below it:  the same times (2 E / (E + T))^1.5
+    at or below it:  the same times (2 E / (E + T))^1.5.
 
 (Moore, Glasberg and Baer 1997.) G is the low-level gain of the cochlear amplifier
 relative to that at 500 Hz and above; alpha and A follow from it by tables. The law above an

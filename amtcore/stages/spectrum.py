@@ -1,9 +1,9 @@
 """Running spectra of the loudness models: long windows for low frequencies, short for high ones.
 
 Six Hann windows, each half as long as the one before, all centred on the frame's instant (Glasberg
-and Moore 2002); each serves one range of frequencies. The transform is a matrix
-product with the few bins a window serves, which costs less than whole FFTs of all six. All windows
-are symmetric about one instant, where only the power of a bin counts: so frames are folded there,
+and Moore 2002); each serves one range of frequencies. The transform is a matrix product with the
+few bins a window serves, which costs less than whole FFTs of all six. All windows are symmetric
+about one instant, where only the power of a bin counts: so frames are folded there:
 
     e[m] = x[c + m] + x[c - 1 - m],   o[m] = x[c + m] - x[c - 1 - m],   c = windows[0] / 2
     power = (sum_m e[m] h[m] cos((m + 1/2) w))^2 + (sum_m o[m] h[m] sin((m + 1/2) w))^2
@@ -11,9 +11,10 @@ are symmetric about one instant, where only the power of a bin counts: so frames
 which halves the products, and every window takes its share of the same e and o. Where nobody asks
 for more than numbers in float32, a kernel takes a few sums instead of all these products.
 
-`factors_of` finds the low-rank factors of the windowed transforms. Windows share hop-sized blocks,
-and neighbouring components share sums over blocks; an SVD finds both. Every component keeps its
-transform but for a share of `LEFT_OUT` of its length, half of the last digit of float32.
+The function `factors_of` finds the low-rank factors of the windowed transforms. Windows share
+hop-sized blocks, and neighbouring components share sums over blocks; an SVD finds both. Every
+component keeps its transform but for a share of `LEFT_OUT` of its length, half of the last digit of
+float32.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _TOGETHER = 40
 
 
 def can_factor(windows: Sequence[int], hop: int) -> bool:
-    """Whether half of every window is whole blocks of a hop."""
+    """Return True if half of every window is whole blocks of a hop."""
     return all(length // 2 % hop == 0 for length in windows)
 
 
@@ -157,13 +158,13 @@ def level_db(intensity: Tensor) -> Tensor:
 
 
 def inaudible(intensity: Tensor) -> Tensor:
-    """The least that is there, at `NOTHING_DB`: powers of what is below would be denormal after
-    weighting, hence slow. One number."""
+    """Return the threshold at `NOTHING_DB`: weaker powers would be denormal after weighting,
+    hence slow. One number."""
     return intensity.new_full((1,), INAUDIBLE[1])
 
 
 def faintest(intensity: Tensor) -> Tensor:
-    """What a component must be above to count in Moore2016: not too far below the strongest.
+    """Return the threshold of components in Moore2016, relative to the strongest.
 
     Args:
         intensity: (batch, ear, frame, component); the strongest is that of both ears together.
@@ -267,11 +268,11 @@ class WindowedSpectrum(Stage):
         return torch.cat(parts).unflatten(1, frames).movedim(0, -1)
 
     def has_factors(self) -> bool:
-        """Whether a kernel may take few sums instead of the products."""
+        """Return True if a kernel may take few sums instead of the products."""
         return self.dtype == torch.float32 and can_factor(self.windows, self.hop_length)
 
     def factors(self) -> Factors:
-        """Of these sums."""
+        """Factors of these sums."""
         return Factors(*(self.get_buffer(f"factor_{name}") for name in Factors._fields))
 
     def _folded(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -334,7 +335,7 @@ def _transforms(
 
 @functools.cache
 def _factors(windows: tuple[int, ...], bins: tuple[tuple[int, int], ...], hop: int) -> Factors:
-    """The same as the kernel takes them: made once, which takes as long as all else of a model."""
+    """Return the factors for the kernel; cached, as they take as long as the rest of a model."""
     pairs = [(cosines.numpy(), sines.numpy()) for cosines, sines in _transforms(windows, bins)]
     return factors_of(pairs, hop)
 

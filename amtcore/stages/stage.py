@@ -41,7 +41,7 @@ def _fits(state: Any, form: Form) -> bool:
 
 
 def check_state(owner: Any, state: Any, form: Form) -> None:
-    """Raise where a state is of another kind than those of its owner."""
+    """Raise if a state is not of the kind that its owner returns."""
     if _fits(state, form):
         return
     kinds = form if isinstance(form, tuple) else (form,)
@@ -102,7 +102,7 @@ def check_below_nyquist(name: str, highest_hz: float, fs: float) -> None:
 
 
 def in_autocast(x: Tensor) -> bool:
-    """Whether a region of torch.autocast is active where x is."""
+    """Return True if a region of torch.autocast is active where x is."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
@@ -142,7 +142,7 @@ class StreamChunk:
 def accepts_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A `forward` that passes a `chunk` on to `stream`.
 
-    Torch runs backward hooks for a tensor or a tuple of them only: where there are any, a list
+    Torch runs backward hooks for a tensor or a tuple of them only. Where there are any, a list
     passes them as a tuple, and `Stage.__call__` makes it a list again.
     """
 
@@ -176,11 +176,11 @@ class Stage(HasConstants):
         `stage(x)` equals the outputs of `stage.stream` over any split of x, one after another.
     """
 
-    #: Whether outputs wait for later inputs; `stream` then takes `last`.
+    #: True if outputs wait for later inputs; `stream` then takes `last`.
     looks_ahead = False
-    #: Whether outputs are a list of tensors.
+    #: True if outputs are a list of tensors.
     returns_list = False
-    #: What the states of the `stream` in this class are made of; None leaves them unchecked.
+    #: Types of the states of `stream`; None leaves them unchecked.
     state_form: Form | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -208,7 +208,7 @@ class Stage(HasConstants):
 
     @property
     def can_stream(self) -> bool:
-        """Whether chunks can be processed one after another."""
+        """Return True if chunks can be processed one after another."""
         return True
 
     @property
@@ -218,8 +218,10 @@ class Stage(HasConstants):
         return None
 
     def as_input(self, x: Tensor, axes: tuple[int, ...], names: str) -> Tensor:
-        """`x` in the working type; raises when it is not a float tensor with so many axes, or while
-        `torch.jit.trace` records: every call of a model comes through here."""
+        """Return `x` in the working type; raises if it is no float tensor of so many `axes`.
+
+        Every call of a model comes through here, so a record of `torch.jit.trace` is refused here.
+        """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
             refuse_torchscript(type(self))
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -299,7 +301,7 @@ class ChannelStage(BlockStage):
     state_form: Form | None = Tensor
 
     def recurrences(self, channels: int) -> list[BlockOp]:
-        """What the stage runs over time, one after another."""
+        """Return the operations of the stage, in their order."""
         raise NotImplementedError
 
     def block_ops(self, channels: int) -> list[BlockOp]:
