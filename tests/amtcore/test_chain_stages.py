@@ -1,4 +1,4 @@
-"""A chain is written once: signals, chunks and the fused kernel all follow a model's links."""
+"""A chain is written once: signals, chunks and the fused kernel follow the `chain_stages`."""
 
 from __future__ import annotations
 
