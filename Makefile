@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup lock demo demo-ray lint test core test-long test-gpu test-stores chaos infra browser proof docs docs-serve bench clean
+.PHONY: help setup install lock demo demo-ray lint test core test-long test-gpu test-stores chaos infra browser proof docs docs-serve bench clean
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | sort | column -t -s '|'
 
@@ -12,11 +12,16 @@ setup: $(STAMP)  ## Make the virtual environment in .venv
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill and the interpreter from here.
 # Without the links in src/ the last step fails, see setup.py: better at once than after minutes.
+# A checkout gives files new times; the stamp holds their checksum, and equal files install nothing.
 LINKS := src/amtcore src/earmill/jobs src/earmill/pipeline
 $(STAMP): pyproject.toml interpreter/pyproject.toml setup.py requirements.lock requirements-uv.lock
 	@for link in $(LINKS); do test -d $$link || { echo "expected a symbolic link to a folder at \
 	$$link, got a checkout without links; run: git config core.symlinks true && git checkout HEAD \
 	-- src (on Windows, switch on Developer Mode first)" >&2; exit 1; }; done
+	@cat $^ | cksum | cmp -s - $@ || $(MAKE) --no-print-directory install
+	@cat $^ | cksum > $@
+
+install:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	  -r requirements-uv.lock
@@ -24,7 +29,6 @@ $(STAMP): pyproject.toml interpreter/pyproject.toml setup.py requirements.lock r
 	  --require-hashes -r requirements.lock
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
 	  --build-constraints requirements.lock --no-deps -e . -e interpreter
-	touch $(STAMP)
 
 # The hashes of what constraints.txt pins; run it after every change of a pin.
 lock:  ## Renew the hashes after a change of constraints.txt
@@ -110,8 +114,9 @@ part-%: setup
 
 # Longer versions of tests that are in `make test` as well, and the pages with training. One page
 # has recordings (apt-get install alsa-utils espeak-ng).
+test-long: export EARMILL_TEST_LONG = 1
 test-long: setup  ## Longer tests: more kills, models and pages, all reference data
-	$(BIN)/python -m pytest -m "long or pages" tests
+	$(BIN)/python -m pytest -m "long or pages or hypothesis" tests
 	$(BIN)/python $(INTERPRETED)
 	$(BIN)/python -m docs.builder.notebooks --execute
 
@@ -125,7 +130,7 @@ core: setup  ## Linters and tests of the models alone
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup  ## Tests that need a CUDA device
-	$(BIN)/python -c "from amtcore.kernels.warp.driver.available import find_device; find_device('cuda')"
+	$(BIN)/python -c "from amtcore.kernels.gpu.device import find_device; find_device('cuda')"
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
 # Outputs on servers that others wrote, in the place of our stand-ins: fake-gcs-server, Azurite (npm).

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError, ParameterError
-from amtcore.kernels.ops.dispatch import BACKENDS
+from amtcore.kernels.torch_state import BACKENDS
 
 Rule = Callable[[str, Any], Any]
 Constructor = TypeVar("Constructor", bound=Callable[..., None])

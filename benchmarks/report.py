@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from earmill.jobs.doctor.checks import machine_line
-from earmill.jobs.doctor.models import table as table
+import numba
+import torch
+
+from earmill.jobs.doctor.checks import processor
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 _TITLE = (
@@ -32,7 +36,7 @@ def reset_peak_mb() -> float:
 def write_section(name: str, command: str, body: str) -> None:
     """Replace a section, or append a new one."""
     text = RESULTS.read_text() if RESULTS.exists() else _TITLE
-    section = f"## {name}\n\n`{command}` on {machine_line()}\n\n{body.strip()}\n"
+    section = f"## {name}\n\n`{command}` on {_machine()}\n\n{body.strip()}\n"
     pattern = re.compile(rf"^## {re.escape(name)}\n.*?(?=^## |\Z)", re.M | re.S)
     if pattern.search(text):
         text = pattern.sub(lambda _: section + "\n", text)
@@ -40,3 +44,15 @@ def write_section(name: str, command: str, body: str) -> None:
         text = text.rstrip("\n") + "\n\n" + section
     RESULTS.write_text(text.rstrip("\n") + "\n")
     print(section)
+
+
+def _machine() -> str:
+    """Return processor, cores, and the versions that decide speed."""
+    python = platform.python_version()
+    return f"{processor()}; Python {python}, torch {torch.__version__}, numba {numba.__version__}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

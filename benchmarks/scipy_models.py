@@ -13,7 +13,7 @@ import scipy.signal
 from numpy.typing import NDArray
 
 from amtcore import AdaptLoop, Dau1997, King2019, Osses2021
-from amtcore.kernels.fused.filters import BANK_MODULUS, BANK_STATE_VARIABLE
+from amtcore.kernels.operations.modulation_filters import BANK_MODULUS, BANK_STATE_VARIABLE
 
 Wave = NDArray[np.float64]
 _FRAMES_PER_S = 100

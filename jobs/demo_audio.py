@@ -65,13 +65,18 @@ def music(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
     out = np.zeros(n)
     hit_s = np.arange(int(0.12 * rate_hz)) / rate_hz
     shift = int(rng.integers(-3, 4))
+
+    def add(start: int, part: Wave) -> None:
+        room = out[start : start + len(part)]
+        room += part[: len(room)]
+
     for beat in range(int(seconds * 2) + 1):
         start = round(beat * rate_hz / 2)
         chord = CHORDS[(beat // 2) % len(CHORDS)]
         note = chord[beat % len(chord)] + shift + (12 if rng.random() < 0.3 else 0)
         for midi, level in [(note, 1.0), *((other + shift, 0.3) for other in chord)]:
-            _add(out, start, level * _pluck(rate_hz, 440.0 * 2 ** ((midi - 69) / 12)))
-        _add(out, start, 0.5 * np.exp(-45 * hit_s) * rng.standard_normal(len(hit_s)))
+            add(start, level * _pluck(rate_hz, 440.0 * 2 ** ((midi - 69) / 12)))
+        add(start, 0.5 * np.exp(-45 * hit_s) * rng.standard_normal(len(hit_s)))
     return out
 
 
@@ -116,11 +121,6 @@ def _faded(wave: Wave, rate_hz: int, seconds: float) -> Wave:
     wave[:n] *= ramp
     wave[len(wave) - n :] *= ramp[::-1]
     return wave
-
-
-def _add(out: Wave, start: int, part: Wave) -> None:
-    room = out[start : start + len(part)]
-    room += part[: len(room)]
 
 
 CLIPS = (

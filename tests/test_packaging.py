@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -73,6 +74,33 @@ def test_the_source_archive_holds_what_belongs_to_it(archive: set[str]) -> None:
     }
     assert wanted <= archive
     assert [name for name in archive if name.startswith("tests") or name.endswith(".pyc")] == []
+
+
+def test_files_that_are_equal_but_newer_install_nothing(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "setup.py", *LOCKS):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "interpreter", tmp_path / "interpreter")
+    for folder in (*LINKS, ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("python", "uv"):
+        program = tmp_path / ".venv" / "bin" / name
+        program.write_text(f"#!/bin/sh\necho {name} >> installed\n")
+        program.chmod(0o755)
+    installed = tmp_path / "installed"
+    environment = {name: value for name, value in os.environ.items() if name[:4] != "MAKE"}
+
+    def lines_after_setup() -> int:
+        subprocess.run(["make", "--quiet", "setup"], cwd=tmp_path, env=environment, check=True)
+        return len(installed.read_text().splitlines())
+
+    first = lines_after_setup()
+    now = time.time() + 10
+    os.utime(tmp_path / "pyproject.toml", (now, now))
+    assert lines_after_setup() == first > 0
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    os.utime(tmp_path / "pyproject.toml", (now + 10, now + 10))
+    assert lines_after_setup() == 2 * first
 
 
 @pytest.mark.parametrize("link", LINKS)

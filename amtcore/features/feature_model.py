@@ -24,8 +24,8 @@ from amtcore.errors import NonFiniteError, ParameterError, ShapeError, nearest_h
 from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo, StreamKind
-from amtcore.kernels.backends.base import Backend
-from amtcore.kernels.backends.chosen import get_backend
+from amtcore.kernels.backend import Backend
+from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import get_num_threads
 
 if TYPE_CHECKING:  # a model that another distribution brings need not load ours

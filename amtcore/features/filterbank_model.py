@@ -30,8 +30,8 @@ from amtcore.features.feature_model import (
 from amtcore.features.pooled_streams import FrontEnd, FusedFeatures, WholeClipFeatures
 from amtcore.features.spike_encoder import SpikeFeatures, build_spikes, join
 from amtcore.features.stream_info import StreamInfo
-from amtcore.kernels.backends.base import Backend
-from amtcore.kernels.fused.program import compile_chain, identity_bank
+from amtcore.kernels.backend import Backend
+from amtcore.kernels.chain import compile_chain, identity_bank
 from amtcore.models.time_domain import TimeDomainModel
 
 Features = FusedFeatures | WholeClipFeatures | SpikeFeatures

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from amtcore.features.feature_model import ClipFeatures, Frames
 from amtcore.features.loudness_pooling import ClipNumbers, Pooler, StreamPlan
-from amtcore.kernels.backends.base import Backend
-from amtcore.kernels.fused.program import PooledChain, compile_chain, identity_bank
+from amtcore.kernels.backend import Backend
+from amtcore.kernels.chain import PooledChain, compile_chain, identity_bank
 from amtcore.models.composition import require_fusable
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Recurrence

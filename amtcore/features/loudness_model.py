@@ -44,10 +44,10 @@ from amtcore.features.loudness_pooling import (
     StreamPlan,
 )
 from amtcore.features.stream_info import StreamInfo
-from amtcore.kernels.backends.base import Backend
-from amtcore.kernels.backends.chosen import get_backend
-from amtcore.kernels.fused.cpu import POOLS
-from amtcore.kernels.fused.program import frame_ratio
+from amtcore.kernels.backend import Backend
+from amtcore.kernels.chain import frame_ratio
+from amtcore.kernels.devices import get_backend
+from amtcore.kernels.pooling import POOLS
 from amtcore.kernels.vector.threads import get_num_threads, one_torch_thread
 from amtcore.models.loudness import LoudnessModel, LoudnessState
 from amtcore.scales import PhonTable
@@ -199,7 +199,7 @@ class LoudnessExtractor(Extractor):
             clips: Signals in Pa at `fs_hz`, (time,) or, with two ears, (2, time).
         Returns:
             Per clip, stream name -> (frames, width). A clip's values do not depend on its
-            neighbours: the processor takes one after another, a GPU as `loudness_waves` says.
+            neighbours: the processor takes one after another, a GPU as `loudness_batches` says.
         """
         if self._waves is None:
             return [self._extract_one(clip) for clip in clips]

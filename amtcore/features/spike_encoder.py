@@ -26,7 +26,7 @@ from amtcore.features.feature_model import StreamOptions
 from amtcore.features.pooled_streams import FusedFeatures, PooledStream
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamKind
-from amtcore.kernels.backends.base import Samples
+from amtcore.kernels.backend import Samples
 from amtcore.models.time_domain import TimeDomainModel
 from amtcore.stages import LIFExodus
 from amtcore.stages.lif_attributes import checked

@@ -1,8 +1,8 @@
-"""The sequential kernels: torch operators, what computes them, chains of them, families, vectors.
+"""The sequential kernels: operations, chains of them, devices that run them, and torch's operators.
 
-A family holds `reference.py` (plain loop, any device, slow) and `cpu.py` (numba block kernel over
-vector lanes); its operator in `ops` asks one of the `backends`: this processor, or a GPU, for which
-`warp` compiles the same block kernels once more. `fused` runs several families block by block while
-the data stay in cache, and pools the last one into frames. Each may import those named after it,
-and `amtcore.errors`.
+    operators -> devices -> cpu, gpu -> backend -> chain -> registry -> operations -> operation
+                                                                                 -> vector
+
+An operation is one module in `operations`: equations, plain loop, compiled parts, and one object
+that describes it. Each may import those named after it, and `amtcore.errors`.
 """

@@ -22,7 +22,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from amtcore.kernels.ops.autograd import is_transformed
+from amtcore.kernels.torch_state import is_transformed
 from amtcore.kernels.vector.threads import parallel_for
 
 #: Frames of a block: 1 MB of components a stereo block, inside a second-level cache.
@@ -135,20 +135,18 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-def can_share(device: torch.device) -> bool:
+def can_share(like: Tensor) -> bool:
     """Return True if blocks may go to threads.
 
     Gradients, compilation, vmap and the streams of a GPU know one thread only.
     """
-    one_thread = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed()
-    return device.type == "cpu" and not one_thread
+    one_thread = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed(like)
+    return like.device.type == "cpu" and not one_thread
 
 
-def map_blocks(
-    function: Callable[[In], Out], blocks: Sequence[In], device: torch.device
-) -> list[Out]:
-    """`function` of every block, in order; all of them lie on one device."""
-    if not can_share(device):
+def map_blocks(function: Callable[[In], Out], blocks: Sequence[In], like: Tensor) -> list[Out]:
+    """`function` of every block, in order; they are made of `like`."""
+    if not can_share(like):
         return [function(block) for block in blocks]
     results: dict[int, Out] = {}
     # A mode of autograd belongs to a thread. Blocks change tensors of the caller in place, which

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
-from amtcore.kernels.ops.loudness import audible
-from amtcore.kernels.ops.loudness_frames import Frames
+from amtcore.kernels.operations.loudness_frames import Frames
+from amtcore.kernels.operations.specific_loudness import audible
 from amtcore.models.composition import stage_arguments
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, frames_of
 from amtcore.models.time_domain import Kwargs

@@ -24,10 +24,8 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.ops.autograd import is_transformed, wants_derivative
-from amtcore.kernels.ops.loudness import can_compute
-from amtcore.kernels.ops.loudness_frames import Frames, Prepared
-from amtcore.kernels.vector.exporting import is_exporting
+from amtcore.kernels.operations.loudness_frames import Frames, Prepared
+from amtcore.kernels.torch_state import can_compute, is_exporting, is_transformed, wants_derivative
 from amtcore.kernels.vector.simd import LANES
 from amtcore.models.composition import is_replaced, require_fusable, share_type
 from amtcore.models.frame_blocks import (
@@ -130,7 +128,7 @@ def rows_of_blocks(
                 if not prepared.specific(signal, values[b, part]):
                     rows.specific[b, :, part] = specific(signal)[:, : segment.frames]
 
-    map_blocks(make, together, values.device)
+    map_blocks(make, together, values)
     return rows
 
 
@@ -365,11 +363,10 @@ class LoudnessModel(Converted):
         """Blocks to loudness; what they have in common is made once."""
         shown = segments or [self._nothing(blocks.tail)]
         response = self.ear.response(self.ear.taps(), shown[0].x.shape[-1])
-        device = blocks.tail.device
         frames = self._frames() if self._wants_numbers(blocks.tail) else None
         batch, ears = blocks.tail.shape[:2]
         alone = batch == 1 or (batch > 1 and self._takes_items_alone(blocks.tail))
-        if can_share(device) and ears == 1 and alone:
+        if can_share(blocks.tail) and ears == 1 and alone:
             together = self._pairs(shown)
         else:
             together = [[segment] for segment in shown]
@@ -392,7 +389,7 @@ class LoudnessModel(Converted):
         parts = map_blocks(
             lambda some: self._blocks(some, response, blocks.samples),
             [_of_items(some, item) for item in items for some in together],
-            blocks.tail.device,
+            blocks.tail,
         )
         of_item = [
             [stages for part in parts[at : at + len(together)] for stages in part]
@@ -410,7 +407,7 @@ class LoudnessModel(Converted):
         bits in any batch. Kernels need no such care, since they take every frame by itself.
         Learning makes tables anew with every product, so it takes a batch as one.
         """
-        if torch.compiler.is_compiling() or is_transformed() or x.device.type != "cpu":
+        if torch.compiler.is_compiling() or is_transformed(x) or x.device.type != "cpu":
             return False
         by_kernels = can_compute(x) and self.running_spectrum.has_factors()
         return not (by_kernels or wants_derivative(*self.parameters()))
@@ -418,7 +415,7 @@ class LoudnessModel(Converted):
     def _wants_numbers(self, x: Tensor) -> bool:
         """Return True if specific loudness is all that is wanted, and nobody asks for more than
         numbers."""
-        return not self.return_stages and can_share(x.device) and can_compute(x)
+        return not self.return_stages and can_share(x) and can_compute(x)
 
     def _heard(
         self, segments: Sequence[Segment | None], response: Tensor, samples: int

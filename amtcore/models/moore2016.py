@@ -17,9 +17,9 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.ops.binaural import sides_of
-from amtcore.kernels.ops.loudness import audible
-from amtcore.kernels.ops.loudness_frames import Frames
+from amtcore.kernels.operations.binaural_inhibition import sides_of
+from amtcore.kernels.operations.loudness_frames import Frames
+from amtcore.kernels.operations.specific_loudness import audible
 from amtcore.models.composition import stage_arguments
 from amtcore.models.frame_blocks import BLOCK_FRAMES, map_blocks
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Rows, frames_of
@@ -207,7 +207,7 @@ class Moore2016(LoudnessModel):
 
         frames, batch = range(0, values.shape[1], _INHIBITED), range(len(values))
         places = [(b, slice(at, at + _INHIBITED)) for b in batch for at in frames]
-        map_blocks(inhibited, places, values.device)
+        map_blocks(inhibited, places, values)
         _, total = self._long_term(short.unbind(), over_time)
         return Loudness(short[0] + short[1], total, specific, {}, over_time.after)
 
@@ -235,7 +235,7 @@ class Moore2016(LoudnessModel):
         parts = map_blocks(
             lambda ears: self.binaural_loudness.inhibited_by(*ears, kernel),
             list(zip(left, right, strict=True)),
-            kernel.device,
+            by_ear[0],
         )
         return torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 1)
 

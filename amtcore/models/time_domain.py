@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, StateError, nearest_hint
-from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
+from amtcore.kernels.chain import Bank, BlockOp, identity_bank
 from amtcore.models.composition import require_fusable, require_streamable, share_type
 from amtcore.stages.constants import Converted
 from amtcore.stages.stage import BlockStage, Stage, StreamChunk, accepts_chunks, check_fs
@@ -48,7 +48,7 @@ class ChainStage:
         returned: What `return_stages` calls the signal after it; "" where it is left out.
         stream: The feature stream that ends with it; "" for none.
 
-    Where several links have the same `returned` or `stream`, the last of them counts.
+    Where several stages have the same `returned` or `stream`, the last of them counts.
     """
 
     name: str

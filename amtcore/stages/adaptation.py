@@ -15,8 +15,8 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.operations import ADAPTATION
-from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.adaptation import ADAPTATION
 from amtcore.stages.constants import SECONDS, Range
 from amtcore.stages.stage import ChannelStage
 

@@ -23,16 +23,12 @@ from torch import Tensor
 from amtcore import filter_design as design
 from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.operations import (
-    ADD,
-    BROKEN_STICK,
-    ONE_POLE_CASCADE,
-    POLE_ZERO_CASCADE,
-    SAVE,
-    STATE_VARIABLE,
-    SWAP,
-)
-from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operation import ChainOperation
+from amtcore.kernels.operations.compression import BROKEN_STICK
+from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
+from amtcore.kernels.operations.parallel_paths import ADD, SAVE, SWAP
+from amtcore.kernels.operations.sections import STATE_VARIABLE
 from amtcore.scales import ERB_FLOOR_HZ, ERB_Q
 from amtcore.stages.constants import Limit, Range, bandwidths, frequencies
 from amtcore.stages.stage import (
@@ -314,12 +310,16 @@ class DRNLFilterbank(FilterbankStage):
         ]
 
     def _op(
-        self, code: int, coef: Tensor | None = None, values: int = 0, argument: int = 0
+        self,
+        operation: ChainOperation,
+        coef: Tensor | None = None,
+        values: int = 0,
+        argument: int = 0,
     ) -> BlockOp:
         if coef is None:
             coef = self.fc.new_zeros(self.num_channels, 0)
         rest = self.fc.new_zeros(self.num_channels, values)
-        return BlockOp(code, argument, coef.to(self.dtype), rest)
+        return BlockOp(operation, argument, coef.to(self.dtype), rest)
 
     def extra_repr(self) -> str:
         """Model, subject, number and range of the filters."""

@@ -17,14 +17,22 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.ops.binaural import TINY, divisor, inhibition, inhibition_of_rows
-from amtcore.kernels.ops.loudness import can_compute
+from amtcore.kernels.operations.binaural_inhibition import (
+    INHIBITION,
+    TINY,
+    divisor,
+    inhibition_of_rows,
+)
+from amtcore.kernels.operators import operator
+from amtcore.kernels.torch_state import can_compute
 from amtcore.stages.constants import Range
 from amtcore.stages.excitation import STEP_CAM
 from amtcore.stages.stage import Stage, product
 
 #: Reach of the smoothing in Cam.
 REACH_CAM = 18.0
+
+_inhibition = operator(INHIBITION)
 
 
 class Moore2016BinauralLoudness(Stage):
@@ -94,7 +102,7 @@ class Moore2016BinauralLoudness(Stage):
     def inhibited_by(self, left: Tensor, right: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
         """Like `inhibited`, with the smoothing at hand: for many parts of a signal."""
         if left.numel() and can_compute(left, right, kernel, self.p):
-            return inhibition(left, right, kernel, self.p)
+            return _inhibition(left, right, kernel, self.p)
         smooth_left, smooth_right = (product(ear, kernel) + TINY for ear in (left, right))
         return (
             left / divisor(smooth_left, smooth_right, self.p),

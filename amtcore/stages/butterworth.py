@@ -12,8 +12,8 @@ from torch import Tensor
 from amtcore import filter_design as design
 from amtcore.arguments import RATE, checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
-from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
 from amtcore.stages.constants import frequencies
 from amtcore.stages.stage import ChannelStage, check_below_nyquist, lowpass_memory_s
 

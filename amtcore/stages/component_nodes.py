@@ -23,8 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.kernels.ops import excitation
-from amtcore.kernels.ops.loudness import NODES, audible, can_compute, nodes_of_audible
+from amtcore.kernels.operations import excitation
+from amtcore.kernels.operations.specific_loudness import NODES, NODES_OF_AUDIBLE, audible
+from amtcore.kernels.operators import operator
+from amtcore.kernels.torch_state import can_compute
 from amtcore.stages.spectrum import level_db
 from amtcore.stages.stage import Stage, product
 
@@ -36,6 +38,9 @@ _PART_COMPONENTS = 120
 #: Components from the first to before the last, and their weights (component, node); None where
 #: they are their own nodes.
 Part = tuple[int, int, Array | None]
+
+_nodes_of_audible = operator(NODES_OF_AUDIBLE)
+_erb_levels = operator(excitation.ERB_LEVELS)
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ class ComponentStage(Stage):
         self.derived("nodes_hz", self.centres)  # all tables are true from here on
         if can_compute(intensity):
             limits = intensity.new_full((1,), -math.inf) if least is None else least
-            return nodes_of_audible(intensity, limits, *self.groups(), len(self.nodes_hz))
+            return _nodes_of_audible(intensity, limits, *self.groups(), len(self.nodes_hz))
         heard = intensity if least is None else audible(intensity, least)
         parts = [
             heard[..., first:last]
@@ -206,5 +211,5 @@ class ComponentStage(Stage):
         """(.., node) -> the level at every place of `weighting`; `of` as for `derived`."""
         weights = self.derived(name, *of)
         if self.by_kernel(nodes, weights):
-            return excitation.levels_db(nodes, weights, self.derived(f"{name}_blocks", *of))
+            return _erb_levels(nodes, weights, self.derived(f"{name}_blocks", *of))
         return level_db(product(nodes, weights))

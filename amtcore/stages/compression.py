@@ -14,8 +14,8 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.operations import BROKEN_STICK, SQUARE
-from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.compression import BROKEN_STICK, SQUARE
 from amtcore.stages.constants import DECIBELS, Range
 from amtcore.stages.stage import ChannelStage
 

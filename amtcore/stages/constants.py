@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, ReadOnlyError, ShapeError, TracingError
-from amtcore.kernels.ops.autograd import is_transformed
+from amtcore.kernels.torch_state import is_transformed
 from amtcore.torch_internals import (
     BUFFERS,
     MODULES,
@@ -527,7 +527,7 @@ class HasConstants(Converted):
             return self.derive()[name]()
         if torch.compiler.is_compiling() or all(self._is_as_made(k, sources[k]) for k in keys):
             return self.get_buffer(name)
-        if is_transformed():
+        if is_transformed(*(t for t in sources.values() if t is not None)):
             return self.derive()[name]()
         self.refresh()
         return self.get_buffer(name)

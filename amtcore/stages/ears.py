@@ -29,7 +29,7 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design import fir2, minimum_phase
-from amtcore.kernels.vector.exporting import is_exporting
+from amtcore.kernels.torch_state import is_exporting
 from amtcore.stages.constants import DECIBELS, Range
 from amtcore.stages.fir import FirStage
 from amtcore.stages.stage import Stage

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from amtcore.arguments import RATE, Number, Numbers, checked_arguments, plain_number
 from amtcore.errors import ParameterError
-from amtcore.kernels.ops import excitation
-from amtcore.kernels.ops.dispatch import rows_of
-from amtcore.kernels.ops.roex import lower_skirt
+from amtcore.kernels.operations import excitation
+from amtcore.kernels.operations.lower_skirt import LOWER_SKIRT
+from amtcore.kernels.operators import operator
+from amtcore.kernels.torch_state import rows_of
 from amtcore.scales import CAM_FLOOR_HZ, CAM_SLOPE, cam_bandwidth, cam_number, cam_space
 from amtcore.stages.component_nodes import ComponentStage
 from amtcore.stages.constants import Range
@@ -94,6 +95,8 @@ FARTHEST_G = 4.0
 LEAST_WEIGHT = 1e-20
 #: Bounds of the slopes.
 _BASES, _CHANGES = Range(1e-3, 10.0), Range(-10.0, 0.0)
+
+_lower_skirt, _pattern = operator(LOWER_SKIRT), operator(excitation.EXCITATION_PATTERN)
 
 
 def roex(p: Tensor, g: Tensor) -> Tensor:
@@ -216,14 +219,14 @@ class RoexFilters(ComponentStage):
         upper = self.derived("upper", "upper_slope_base", "fc")
         line = self.derived("relative", "lower_slope_base", "lower_slope_per_db")
         if self.by_kernel(intensity, levels_db, upper, line):
-            return excitation.pattern(intensity, levels_db, self.filters())
-        below = lower_skirt(
+            return _pattern(intensity, levels_db, list(self.filters()))
+        below = _lower_skirt(
             rows_of(intensity),
             rows_of(self.relative_slope(self.levels_at_nodes(levels_db))),
             self.derived("rate", "lower_slope_base", "fc"),
             self.fc,
             self.nodes_hz,
-            self.backend,
+            backend=self.backend,
         )
         return level_db(
             below.view(*intensity.shape[:-1], self.num_channels) + product(intensity, upper)

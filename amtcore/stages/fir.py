@@ -22,14 +22,16 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.filter_design import resample_taps
-from amtcore.kernels.fused.operations import DECIMATE
-from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.fir import fir
-from amtcore.kernels.vector.exporting import is_exporting
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.fir import DECIMATE, FIR
+from amtcore.kernels.operators import operator
+from amtcore.kernels.torch_state import is_exporting
 from amtcore.stages.stage import BlockStage, Stage, check_fs, check_kept
 
 FirState = tuple[Tensor, int]
 _SHAPES = "(time,), (batch, time) or (batch, channel, time)"
+
+_fir = operator(FIR)
 
 
 class FirStage(Stage):
@@ -112,14 +114,14 @@ class FirStage(Stage):
         count = x.shape[-1] - first
         if last:
             first, count = ahead, max(x.shape[-1] + self.advance - ahead, 0)
-        y = fir(window, self.applied_taps(), 1, first, count, self.backend)
+        y = _fir(window, self.applied_taps(), 1, first, count, self.backend)
         return y, (window[..., window.shape[-1] - self.order :], max(ahead - x.shape[-1], 0))
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once: (.., time), same shape out."""
         x = self.as_input(x, (1, 2, 3), _SHAPES)
         first = self.advance - self.order
-        return fir(x, self.applied_taps(), 1, first, x.shape[-1], self.backend)
+        return _fir(x, self.applied_taps(), 1, first, x.shape[-1], self.backend)
 
     def get_frequency_response(self, nfft: int = 8192) -> tuple[Tensor, Tensor]:
         """Complex response of the stage, delay taken out where the stage takes it out.
@@ -250,7 +252,7 @@ class Resampler(BlockStage):
         # the length of the signal; the last of them may lie beyond `ready`.
         count = -((done - ready) // self.up)
         parts = [
-            fir(x, self.phases[(self.reach - m * self.down) % self.up].flip(0), self.down,
+            _fir(x, self.phases[(self.reach - m * self.down) % self.up].flip(0), self.down,
                 self._first(m) - start, count, self.backend)
             for m in range(done, done + self.up)
         ]  # fmt: skip

@@ -22,9 +22,10 @@ from torch import Tensor
 from amtcore import filter_design as design
 from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.operations import FIRST_ORDER, HAIR_CELL, STATE_VARIABLE
-from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.dispatch import by_item
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operations.hair_cell import HAIR_CELL
+from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
+from amtcore.kernels.torch_state import by_item
 from amtcore.stages.constants import Range, StableDenominator, around
 from amtcore.stages.stage import ChannelStage, check_below_nyquist, lowpass_memory_s
 

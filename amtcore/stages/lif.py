@@ -17,10 +17,9 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.families.lif.reference import spike_count
-from amtcore.kernels.ops.autograd import is_transformed
-from amtcore.kernels.ops.lif import lif
-from amtcore.kernels.vector.exporting import is_exporting
+from amtcore.kernels.operations.lif import LIF, spike_count
+from amtcore.kernels.operators import operator
+from amtcore.kernels.torch_state import is_exporting, is_transformed
 from amtcore.stages.constants import Range, outside_inference
 from amtcore.stages.lif_attributes import STATES, Leak, check_max_spikes, check_shape, checked
 from amtcore.stages.lif_files import HasFiles
@@ -29,6 +28,8 @@ from amtcore.stages.stage import Stage
 #: Default time step in s.
 DEFAULT_DT_S = 1e-3
 _THRESHOLDS = Range(1e-9, 1e9)
+
+_lif = operator(LIF)
 
 
 class LIFExodus(HasFiles, Stage):
@@ -188,7 +189,7 @@ class LIFExodus(HasFiles, Stage):
 
     def _run(self, data: Tensor, state: Tensor | None, record: bool) -> tuple[Tensor, ...]:
         """Spikes, vmem, isyn of a batched signal and the state after it."""
-        return lif(
+        return _lif(
             data,
             self.coefficients(),
             self.rest_state(data.shape[0]) if state is None else state,
@@ -220,13 +221,13 @@ class LIFExodus(HasFiles, Stage):
 
     def _continue(self, data: Tensor, record: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Process a signal from the kept state on, and keep the last one, detached."""
-        if is_transformed():
+        batched = self._as_batch(data)
+        spikes, vmem, isyn, last = self._run(batched, self._kept(batched.shape[0]), record)
+        if is_transformed(last):
             raise ParameterError(
                 "LIFExodus keeps its state between calls, which torch.func cannot map; map "
                 "stream(), or call the layer with the whole batch"
             )
-        batched = self._as_batch(data)
-        spikes, vmem, isyn, last = self._run(batched, self._kept(batched.shape[0]), record)
         if not is_exporting() and batched.shape[1]:
             # Copies: a kept state must not hold on to the whole output.
             last = last.detach()

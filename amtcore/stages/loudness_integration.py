@@ -14,7 +14,8 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.ops.attack_release import attack_release, attack_release_rows
+from amtcore.kernels.operations.attack_release import ATTACK_RELEASE, smooth_rows
+from amtcore.kernels.operators import operator
 from amtcore.stages.constants import SECONDS, Range
 from amtcore.stages.excitation import STEP_CAM
 from amtcore.stages.spectrum import default_hop
@@ -28,6 +29,8 @@ MOORE2016_STL = (0.045, 0.033)
 MOORE2016_LTL = (0.01, 0.00133)
 GLASBERG2002_STL = (0.045, 0.02)
 GLASBERG2002_LTL = (0.01, 0.0005)
+
+_attack_release = operator(ATTACK_RELEASE)
 
 
 def tau_of_rate(rate: float) -> float:
@@ -105,7 +108,8 @@ class Moore2016AGC(Stage):
         rows = x if x.ndim == 3 else x.unsqueeze(-1)
         if state is None:
             state = rows.new_zeros(rows.shape[0], rows.shape[-1])
-        y, state = attack_release(rows, self.coefficients(rows.shape[-1]), state, self.backend)
+        coef = self.coefficients(rows.shape[-1])
+        y, state = _attack_release(rows, coef, state, backend=self.backend)
         return (y if x.ndim == 3 else y.squeeze(-1)), state
 
     def stream_rows(
@@ -120,7 +124,7 @@ class Moore2016AGC(Stage):
         """
         if state is None:
             state = rows.new_zeros(rows.shape[0], channels)
-        return rows, attack_release_rows(rows, self.coefficients(channels), state)
+        return rows, smooth_rows(rows, self.coefficients(channels), state)
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""
@@ -264,7 +268,7 @@ class LoudnessIntegration(Stage):
 
     def _smoothed(self, x: Tensor, rates: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         before = x.new_zeros(x.shape[0], 1) if state is None else state
-        y, after = attack_release(x.unsqueeze(-1), rates, before, self.backend)
+        y, after = _attack_release(x.unsqueeze(-1), rates, before, backend=self.backend)
         return y.squeeze(-1), after
 
     def forward(self, specific: Tensor) -> tuple[Tensor, Tensor]:

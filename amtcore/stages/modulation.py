@@ -26,18 +26,17 @@ from torch import Tensor
 from amtcore import filter_design as design
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, StateError
-from amtcore.kernels.fused.filters import (
+from amtcore.kernels.chain import Bank, BlockOp
+from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
+from amtcore.kernels.operations.modulation_filters import (
     BANK_MODULUS,
     BANK_REAL,
     BANK_STATE_VARIABLE,
     BANK_TWO_SECTIONS,
 )
-from amtcore.kernels.fused.operations import FIRST_ORDER
-from amtcore.kernels.fused.program import Bank, BlockOp
-from amtcore.kernels.ops.autograd import is_transformed
-from amtcore.kernels.ops.envelope import hilbert_envelope
-from amtcore.kernels.ops.one_pole import modulation_bank
-from amtcore.kernels.ops.recurrences import run_ops
+from amtcore.kernels.operations.sections import FIRST_ORDER
+from amtcore.kernels.operators import modulation_bank, operator, run_ops
+from amtcore.kernels.torch_state import is_transformed
 from amtcore.stages.constants import LEAST_CYCLES, MOST_CYCLES, Range, bandwidths, frequencies
 from amtcore.stages.stage import (
     BlockStage,
@@ -54,7 +53,7 @@ def can_separate(x: Tensor) -> bool:
     Under torch.compile and torch.func, and on a GPU, outputs of channels stay views.
     """
     plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu"
-    return plain and not (torch.compiler.is_compiling() or is_transformed()) and x.numel() > 0
+    return plain and not (torch.compiler.is_compiling() or is_transformed(x)) and x.numel() > 0
 
 
 class SeparateOutputs(torch.autograd.Function):
@@ -388,6 +387,8 @@ PHASE_INSENSITIVITY = ("hilbert", "none")
 _STATES = 4  # of one filter
 _FACTORS = Range(1e-3, 1e4)
 
+_hilbert_envelope = operator(HILBERT_ENVELOPE)
+
 
 def king_centres(mflow_hz: float, mfhigh_hz: float, q: float, nmod: int | None) -> list[float]:
     """Centre frequencies in Hz: evenly in log frequency, `nmod` of them or in the ratio that lets
@@ -542,7 +543,7 @@ class King2019ModulationFilterbank(BlockStage):
         return y.unflatten(1, (channels, count)), state
 
     def _finished(self, band: Tensor, m: int) -> Tensor:
-        return hilbert_envelope(band, self.backend) if self.insensitive[m] else band
+        return _hilbert_envelope(band, self.backend) if self.insensitive[m] else band
 
     def _check_streamable(self) -> None:
         if not self.can_stream:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.ops.loudness import law_rows, specific_loudness
+from amtcore.kernels.operations.specific_loudness import SPECIFIC_LOUDNESS, law_rows
+from amtcore.kernels.operators import operator
 from amtcore.stages.constants import Range
 from amtcore.stages.stage import Stage
 from amtcore.tables import load_table
@@ -29,6 +30,8 @@ FLAT_FROM_HZ = 500.0
 
 Array = NDArray[np.float64]
 _THRESHOLDS_DB = Range(-50.0, 150.0, 10.0)
+
+_specific_loudness = operator(SPECIFIC_LOUDNESS)
 
 
 def threshold_db(table: str, fc_hz: ArrayLike) -> Array:
@@ -83,7 +86,7 @@ class CompressiveLaw(Stage):
     def forward(self, excitation_db: Tensor) -> Tensor:
         """(.., frame, channel) in dB SPL -> the same shape in sone per Cam."""
         level = self.as_input(excitation_db, (1, 2, 3, 4), "(.., frame, channel)")
-        return specific_loudness(
+        return _specific_loudness(
             level, self.constants_by_channel(), self.high_divisor, self.high_exponent
         )
 

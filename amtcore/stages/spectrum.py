@@ -31,9 +31,10 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.ops.dispatch import by_item, rows_of
-from amtcore.kernels.ops.loudness import audible, can_compute
-from amtcore.kernels.ops.spectrum import SIDE, Factors, powers
+from amtcore.kernels.operations.running_spectrum import RUNNING_POWERS, SIDE, Factors
+from amtcore.kernels.operations.specific_loudness import audible
+from amtcore.kernels.operators import operator
+from amtcore.kernels.torch_state import by_item, can_compute, rows_of
 from amtcore.stages.stage import Stage, product
 from amtcore.units import REFERENCE_PA
 
@@ -139,6 +140,8 @@ NOTHING_DB = -100.0
 #: `faintest` and `inaudible` as kernels take them: (strongest a, at least b) c.
 FAINTEST = (1.0, 10.0 ** (LOUDEST_AT_LEAST_DB / 10.0), 10.0 ** (-DYNAMIC_RANGE_DB / 10.0))
 INAUDIBLE = (0.0, 10.0 ** (NOTHING_DB / 10.0), 1.0)
+
+_running_powers = operator(RUNNING_POWERS)
 
 
 def default_hop(fs: float) -> int:
@@ -255,7 +258,7 @@ class WindowedSpectrum(Stage):
         """
         if self.has_factors() and x.numel() and can_compute(x):
             count = (x.shape[-1] - self.windows[0]) // self.hop_length + 1
-            return powers(x, self.factors(), len(self.frequencies), count)
+            return _running_powers(x, list(self.factors()), len(self.frequencies), count)
         even, odd = self._folded(x)
         frames = even.shape[:-1]
         # (frame, sample) of all signals; a component's frames lie together, as products are best.

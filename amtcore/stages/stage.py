@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError, StateError, WrongDeviceError
-from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
-from amtcore.kernels.ops.dispatch import rows_of
-from amtcore.kernels.ops.recurrences import rest_state, run_ops
-from amtcore.kernels.vector.exporting import is_exporting
+from amtcore.kernels.chain import Bank, BlockOp, identity_bank
+from amtcore.kernels.operators import rest_state, run_ops
+from amtcore.kernels.torch_state import is_exporting, rows_of
 from amtcore.stages.constants import WORKING_TYPES, HasConstants, refuse_torchscript
 from amtcore.torch_internals import (
     BACKWARD_HOOKS,

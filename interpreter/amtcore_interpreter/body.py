@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from amtcore.errors import KernelError
-from amtcore.kernels.warp.launching import THREADS
+from amtcore.kernels.gpu.launcher import THREADS
 from amtcore_interpreter.program import Piece, Program
 from amtcore_interpreter.ptx import (
     Instruction,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import KernelError, ParameterError
-from amtcore.kernels.warp.launching import THREADS, Kernel, Launcher
+from amtcore.kernels.gpu.launcher import THREADS, Kernel, Launcher
 from amtcore_interpreter import body
 from amtcore_interpreter.compiled import Compiled, compile_ptx
 from amtcore_interpreter.machine import run_warps

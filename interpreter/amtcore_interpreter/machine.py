@@ -15,8 +15,8 @@ from numba import types
 from numba.core.typing import signature
 from numba.extending import intrinsic
 
+from amtcore.kernels.gpu.launcher import THREADS
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.warp.launching import THREADS
 from amtcore_interpreter.body import (
     BACKWARDS,
     COUNTERS,

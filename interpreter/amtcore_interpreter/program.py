@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amtcore.errors import KernelError
-from amtcore.kernels.warp.launching import THREADS
+from amtcore.kernels.gpu.launcher import THREADS
 from amtcore_interpreter.ptx import (
     Address,
     Group,

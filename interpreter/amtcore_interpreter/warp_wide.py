@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amtcore.errors import KernelError
-from amtcore.kernels.warp.launching import THREADS
+from amtcore.kernels.gpu.launcher import THREADS
 from amtcore_interpreter.program import Program
 from amtcore_interpreter.ptx import Instruction, Name, Number, Operand, Pair
 

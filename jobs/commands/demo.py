@@ -7,17 +7,16 @@ quarantine. The dataset is verified byte by byte, and read back in both formats 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from earmill.jobs.commands.options import Quiet
+from earmill.jobs.console.progress import reported_run
 from earmill.jobs.console.terminal import check_local, console, teller
-
-if TYPE_CHECKING:
-    from earmill.pipeline.driver.events import JobFinished
-    from earmill.pipeline.reader.features import Features
+from earmill.pipeline.common.errors import OutputError
 
 NAME = "demo"
 JOB = """\
@@ -41,8 +40,9 @@ output:
 run:
   max_bad_fraction: 0.2             # two of the fifteen files are damaged on purpose
 """
-SHOWN = {"speech": "speech/02.flac", "music": "music/02.flac"}
+SHOWN = ("speech/02.flac", "music/02.flac")
 BATCH_ROWS = 4
+FORMATS = ("zarr", "parquet")
 
 
 def demo(
@@ -52,7 +52,6 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Generate two minutes of audio and run the whole job on it."""
-    from earmill.jobs.console.progress import reported_run
     from earmill.jobs.demo_audio import write_corpus
     from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.spec.job import JobSpec
@@ -68,12 +67,11 @@ def demo(
         end = run_job(spec, sink=sink, stop=stop)
     if end.exit_code:
         raise typer.Exit(end.exit_code)
-    _check(folder, end, files)
+    _check(folder, files)
 
 
 def _clean_folder(out: Path) -> Path:
     """Return the folder after deleting the features of an earlier demo; other files stay."""
-    from earmill.pipeline.common.errors import OutputError
     from earmill.pipeline.dataset.description import read_dataset
     from earmill.pipeline.storage.layout import Layout
 
@@ -91,30 +89,42 @@ def _clean_folder(out: Path) -> Path:
     return folder
 
 
-def _check(folder: Path, end: JobFinished, files: int) -> None:
+def _check(folder: Path, files: int) -> None:
     """Verify the dataset, read it back and draw it; raise or exit if something is wrong."""
-    from earmill.jobs.demo_report import Example, draw
+    from torch.utils.data import DataLoader
+
+    from earmill.jobs.report.row_picture import draw_rows
+    from earmill.pipeline.dataset.snapshot import current_index
     from earmill.pipeline.dataset.verify import verify
+    from earmill.pipeline.loader.collate import collate_padded
     from earmill.pipeline.reader.open import open_features
+    from earmill.pipeline.storage.documents import read_table
     from earmill.pipeline.storage.layout import Layout
 
     out = console(soft_wrap=True)
     uri = str(folder / "features")
-    report = verify(Layout.open(uri))
+    layout = Layout.open(uri)
+    report = verify(layout)
     if not report.ok or report.rows_ok + report.rows_bad != files or report.rows_bad != 2:
         out.print("\n".join(report.problems) or f"unexpected rows: {report}", style="red")
         raise typer.Exit(1)
     out.print(f"verified {report.files} files, {report.bytes / 1e6:.1f} MB, by sha256")
-    batches = "; ".join(
-        f"{fmt} {_batch_shapes(open_features(uri, format=fmt))}" for fmt in ("zarr", "parquet")
-    )
+    for fmt in FORMATS:
+        # One padded batch from a DataLoader.
+        stored = open_features(uri, format=fmt).torch()
+        loader = DataLoader(stored, batch_size=BATCH_ROWS, collate_fn=collate_padded)
+        batch: Any = next(iter(loader))
+        shapes = [f"{name} {tuple(part.values.shape)}" for name, part in batch.features.items()]
+        out.print(f"batch of {BATCH_ROWS} from {fmt}: {', '.join(shapes)}")
     features = open_features(uri)
-    examples = [
-        Example(title, folder / "audio" / row_id, features.by_id(row_id))
-        for title, row_id in SHOWN.items()
-    ]
-    draw(folder / "report.png", examples, features.streams)
-    table = _summary(uri, end, batches)
+    draw_rows(folder / "report.png", [*map(features.by_id, SHOWN)], features.streams)
+    rows = []
+    for row in read_table(layout, str(current_index(layout))).to_pylist():
+        cells = ["", "", f"quarantined: {row['error_class']}"]
+        if row["status"] == "ok":
+            cells = [f"{row['seconds']:.1f}", str(row["modulation_n_frames"]), "ok"]
+        rows.append([row["row_id"], *cells])
+    table = markdown_table(["file", "seconds", "frames", "status"], rows)
     (folder / "summary.md").write_text(table + "\n")
     out.print(table)
     out.print(f"figure: {folder / 'report.png'}   table: {folder / 'summary.md'}")
@@ -127,41 +137,15 @@ def _check(folder: Path, end: JobFinished, files: int) -> None:
     )
 
 
-def _batch_shapes(features: Features) -> str:
-    """Return the shapes of one padded batch from a DataLoader."""
-    from torch.utils.data import DataLoader
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with aligned columns, for terminals too."""
+    from rich.box import MARKDOWN
+    from rich.table import Table
 
-    from earmill.pipeline.loader.collate import collate_padded
-
-    loader = DataLoader(
-        features.torch(), batch_size=BATCH_ROWS, collate_fn=collate_padded, shuffle=False
-    )
-    batch: Any = next(iter(loader))
-    return ", ".join(f"{name} {tuple(p.values.shape)}" for name, p in batch.features.items())
-
-
-def _summary(uri: str, end: JobFinished, batches: str) -> str:
-    """Return a table of the files, and one of the whole job."""
-    from earmill.jobs.demo_report import markdown_table
-    from earmill.pipeline.dataset.snapshot import current_index
-    from earmill.pipeline.storage.documents import read_table
-    from earmill.pipeline.storage.layout import Layout
-
-    layout = Layout.open(uri)
-    rows = []
-    for row in read_table(layout, str(current_index(layout))).to_pylist():
-        cells = ["", "", f"quarantined: {row['error_class']}"]
-        if row["status"] == "ok":
-            cells = [f"{row['seconds']:.1f}", str(row["modulation_n_frames"]), "ok"]
-        rows.append([row["row_id"], *cells])
-    per_file = markdown_table(["file", "seconds", "frames", "status"], rows)
-    whole = markdown_table(
-        ["what", "value"],
-        [
-            ["audio", f"{end.seconds:.0f} s"],
-            ["speed", f"{end.times_real_time:.0f} x real time, decode to commit"],
-            ["rows", f"{end.rows_ok} ok, {end.rows_bad} quarantined"],
-            [f"batch of {BATCH_ROWS}", batches],
-        ],
-    )
-    return f"{per_file}\n\n{whole}"
+    table = Table(*header, box=MARKDOWN)
+    for row in rows:
+        table.add_row(*row)
+    out = console(width=10_000)
+    with out.capture() as shown:
+        out.print(table)
+    return shown.get().strip(" \n")

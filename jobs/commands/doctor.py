@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,11 +12,6 @@ from earmill.jobs.console.terminal import console, say_json
 
 if TYPE_CHECKING:
     from earmill.jobs.doctor.checks import Check
-    from earmill.jobs.doctor.models import Speed
-
-
-# Values of `run.device` of a job.
-Device = Literal["auto", "cpu", "cuda"]
 
 
 def doctor(
@@ -25,62 +20,44 @@ def doctor(
         typer.Option(metavar="URI", help="Write to this place as a job would, then clear up."),
     ] = None,
     device: Annotated[
-        Device, typer.Option(help="cuda: a missing GPU is a failure; cpu: skip the GPU.")
+        Literal["auto", "cpu", "cuda"],  # as `run.device` of a job
+        typer.Option(help="cuda: a missing GPU is a failure; cpu: skip the GPU."),
     ] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Skip the measurement of speed.")] = False,
     as_json: options.AsJson = False,
     storage_options: options.StorageOptions = None,
 ) -> None:
-    """Check this machine: kernels, GPU, Ray, storage, speed. Exit code 1 if a check fails.
-
-    The output ends with a block of Markdown for benchmarks/RESULTS.md.
-    """
+    """Check this machine: kernels, GPU, Ray, storage, speed. Exit code 1 if a check fails."""
     from rich.text import Text
 
-    from earmill.jobs.doctor.checks import State
-    from earmill.jobs.doctor.models import markdown
+    from earmill.jobs.doctor.checks import State, machine_checks, ray_check, storage_check
+    from earmill.jobs.doctor.models import gpu_answers, gpu_checks, kernel_checks, speed_checks
 
     store_options = options.parse_storage_options(storage_options)
     checks: list[Check] = []
-    speeds: list[Speed] = []
+
+    def all_checks() -> Iterator[Check]:
+        yield from machine_checks()
+        yield from kernel_checks()
+        if device != "cpu":
+            yield from gpu_checks(wanted=device == "cuda")
+        yield ray_check()
+        if not quick:
+            yield from speed_checks(gpu=gpu_answers(checks))
+        if uri is not None:
+            yield storage_check(uri, store_options)
+
     out = console(soft_wrap=True)
     colors = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}
-    for check in _checks(device, quick, uri, store_options, checks, speeds):
+    for check in all_checks():
         checks.append(check)
         if not as_json:
             state = (f"{check.state:<7}", colors[check.state])
             out.print(Text.assemble(state, f"{check.what}: {check.text}"))
     failed = sum(check.state is State.FAILED for check in checks)
-    flags = [f"--device {device}"] if device != "auto" else []
-    command = " ".join(["earmill doctor", *flags, *(["--quick"] if quick else [])])
-    block = markdown(command, checks, speeds)
     if as_json:
-        say_json({"ok": not failed, "checks": [vars(c) for c in checks], "markdown": block})
+        say_json({"ok": not failed, "checks": [vars(c) for c in checks]})
     else:
         verdict = f"{failed} of {len(checks)} checks failed" if failed else "all that is here works"
         out.print(verdict, style="bold red" if failed else "bold green")
-        out.print(f"\n{block}")
     raise typer.Exit(1 if failed else 0)
-
-
-def _checks(
-    device: Device,
-    quick: bool,
-    uri: str | None,
-    store_options: Mapping[str, Any],
-    done: list[Check],
-    speeds: list[Speed],
-) -> Iterator[Check]:
-    """Run the checks one after the other; `done` holds the results so far."""
-    from earmill.jobs.doctor.checks import machine_checks, ray_check, storage_check
-    from earmill.jobs.doctor.models import gpu_answers, gpu_checks, kernel_checks, speed_checks
-
-    yield from machine_checks()
-    yield from kernel_checks()
-    if device != "cpu":
-        yield from gpu_checks(wanted=device == "cuda")
-    yield ray_check()
-    if not quick:
-        yield from speed_checks(speeds, gpu=gpu_answers(done))
-    if uri is not None:
-        yield storage_check(uri, store_options)

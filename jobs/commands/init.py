@@ -14,27 +14,67 @@ import shlex
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 import yaml
 
 from earmill.jobs.commands import options
-from earmill.jobs.console.estimate import print_estimate
+from earmill.jobs.console.job_texts import print_estimate
 from earmill.jobs.console.terminal import say, say_json
 from earmill.pipeline.common.errors import EarmillError, OutputError, SourceError, SpecError
-from earmill.pipeline.common.text import one_line
+from earmill.pipeline.common.extension_points import FORMATS, SOURCES
+from earmill.pipeline.common.text import nearest, one_line
+from earmill.pipeline.storage.backend import is_local
 
 POOLS = ("mean", "rms", "max", "subsample")
 DTYPES = ("float16", "float32", "int8")
-SOURCE_QUESTION = (
-    "Where is the audio? A folder, bucket, table, tars, or id of a Hugging Face dataset"
-)
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 # Needs a class that a user has written, so no default job can name it.
 NEEDS_CODE = "torch_module"
+JOB = """\
+# Written by `earmill init`. `earmill plan FILE` estimates the job, `earmill extract FILE` runs it,
+# and continues it with --resume. All keys: `earmill spec`. For an editor that completes them:
+#   earmill spec --json-schema > job.schema.json
+# and as the first line here:  # yaml-language-server: $schema=job.schema.json
+name: {name}
+
+source:
+  # files: a folder or bucket; manifest: a table; hf: a Hugging Face dataset; webdataset: tars.
+  kind: {kind}{source_note}
+  uri: {source}
+
+audio:
+  channels: mean  # or left, right, each, binaural, a channel index
+  # What the samples mean: a digital RMS of 1 is so many dB SPL. 100 is a convention; if you know
+  # the level of your recordings, say it, since auditory models are not linear.
+  calibration: {{rms1_db_spl: 100}}
+
+extract:
+  # One or several of {models}.
+  - model: {model}
+    streams:
+      {stream}:{pooling}
+
+output:{output_note}
+  uri: {output}
+  formats: [{formats}]
+  dtype: {dtype}  # float16, float32, int8
+
+{licenses}
+
+# run: {{workers: 2, threads_per_worker: 1}}   # all cores of this machine if you leave it out
+"""
+POOLING = """
+        frame_rate_hz: {rate:g}  # rows of features per second
+        pool: {pool}  # what a frame says of its samples: mean, rms, max, subsample"""
+NO_POOLING = "  # its frame rate follows from the model's parameters"
+NO_LICENSES = """\
+# For the cards, which say "not stated" without:
+# licenses: {source: CC-BY-4.0, features: CC-BY-4.0}"""
+RELATIVE = "\n  # Relative to the folder in which earmill is run."
 T = TypeVar("T")
 
 
@@ -86,28 +126,84 @@ def init(
     if not asks and (source is None or output is None):
         missing = [n for n, value in (("--source", source), ("--output", output)) if value is None]
         raise SpecError(f"nothing can be asked without a terminal: give {' and '.join(missing)}")
-    ask = _Asker(asks)
-    place, kind = ask(f"1/5  {SOURCE_QUESTION}", source, None, lambda text: _source(text, kind))
+
+    def ask(question: str, option: str | None, default: str, parse: Callable[[str], T]) -> T:
+        """Return the parsed value of an option or an answer; a wrong answer is asked for again."""
+        if option is not None or not asks:
+            return parse(default if option is None else option)
+        while True:
+            try:
+                answer = input(f"{question} [{default}]: " if default else f"{question}: ").strip()
+            except EOFError:
+                raise SpecError("no more answers; nothing was written") from None
+            try:
+                return parse(answer or default)
+            except EarmillError as error:
+                say(f"       {error}")
+
+    place, kind = ask(
+        "1/5  Where is the audio? A folder, bucket, table, tars, or id of a Hugging Face dataset",
+        source,
+        "",
+        lambda answer: _source(answer, kind),
+    )
     listed = [one for one in listed_models() if one["error"] is None and one["name"] != NEEDS_CODE]
     if asks and model is None:
         for one in listed:
             say(f"       {one['name']}: {one['summary']}")
     streams = {str(one["name"]): next(iter(one["streams"]), "") for one in listed}
-    model = ask("2/5  Which model?", model, "dau1997", lambda text: _model(text, list(streams)))
-    stream = streams[model]
-    output_question = "4/5  Where do the features go? A folder or bucket"
-    text = _job_text(
-        source=place,
-        kind=kind,
-        model=model,
-        models=list(streams),
-        stream=stream,
-        pooling=_pooling(ask, model, stream, frame_rate, pool),
-        output=ask(output_question, output, f"features-{model}", lambda text: _output(text, place)),
-        formats=ask("5/5  Stored as?", formats, "parquet,zarr", _formats),
-        dtype=ask("     In numbers of?", dtype, DTYPES[0], _one_of(DTYPES)),
-        licenses=_licenses(ask, source_license, features_license),
+    model = ask("2/5  Which model?", model, "dau1997", lambda answer: _model(answer, [*streams]))
+    pooling = NO_POOLING
+    if _has_frame_rate(model, streams[model]):
+        rate = None if frame_rate is None else str(frame_rate)
+        pooling = POOLING.format(
+            rate=ask("3/5  Frames per second?", rate, "100", _rate),
+            pool=ask("     How do samples become a frame?", pool, POOLS[0], _one_of(POOLS)),
+        )
+    elif frame_rate is not None or pool is not None:
+        raise SpecError(
+            f"--frame-rate, --pool: the frame rate of {model} follows from its parameters, see "
+            f"`earmill models {model}`; leave them out"
+        )
+    output = ask(
+        "4/5  Where do the features go? A folder or bucket",
+        output,
+        f"features-{model}",
+        lambda answer: _output(answer, place),
     )
+    chosen_formats = ask("5/5  Stored as?", formats, "parquet,zarr", _formats)
+    dtype = ask("     In numbers of?", dtype, DTYPES[0], _one_of(DTYPES))
+    licenses = {
+        "source": ask(
+            "     Licence of the audio, e.g. CC-BY-4.0, or nothing", source_license, "", _license
+        ),
+        "features": ask("     Licence of the features, or nothing", features_license, "", _license),
+    }
+    stated = [f"  {of}: {_scalar(value)}" for of, value in licenses.items() if value]
+    # The job is called by the last part of the source, and the model.
+    last = re.split(r"[/\\]", place.rstrip("/\\*."))[-1]
+    words = re.findall(r"[A-Za-z0-9]+", unicodedata.normalize("NFKD", last))
+    text = JOB.format(
+        name=_scalar("-".join([*words, model])),
+        kind=kind,
+        source_note=_note(place),
+        source=_scalar(place),
+        models=", ".join(streams),
+        model=model,
+        stream=streams[model],
+        pooling=pooling,
+        output_note=_note(output),
+        output=_scalar(output),
+        formats=", ".join(chosen_formats),
+        dtype=dtype,
+        licenses="\n".join(["licenses:  # for the cards", *stated]) if stated else NO_LICENSES,
+    )
+    _write_and_estimate(file, text, force, as_json, is_remote=kind == "hf" or not is_local(place))
+
+
+def _write_and_estimate(
+    file: str, text: str, force: bool, as_json: bool, *, is_remote: bool
+) -> None:
     # Imported after the questions, because it takes a while.
     from earmill.pipeline.planning.estimate import job_cost
     from earmill.pipeline.spec.job import JobSpec
@@ -119,7 +215,6 @@ def init(
         cost = job_cost(spec).to_dict()
     except EarmillError as error:
         # A remote source may need credentials, or a network that is not available now.
-        is_remote = kind == "hf" or not _is_local(place)
         if isinstance(error, SpecError) or not is_remote:
             raise
         trouble = one_line(error)
@@ -128,55 +223,18 @@ def init(
             job.write(text)
     except OSError as error:
         raise OutputError(f"{file}: cannot be written: {error.strerror or error}") from error
+    next_step = f"wrote {file}; next: earmill extract {shlex.quote(file)}"
     if as_json:
         say_json({"event": "init", "file": file, "job": spec.name, "cost": cost, "note": trouble})
-        return
-    shown = shlex.quote(file)
-    if cost is not None:
+    elif cost is not None:
         print_estimate(cost)
-        say(f"wrote {file}; next: earmill extract {shown}")
+        say(next_step)
     else:
         say(f"not looked into: {trouble}")
-        say(f"wrote {file}; next: earmill extract {shown}, or look again: earmill plan {shown}")
-
-
-class _Asker:
-    """Takes the value of an option, or asks; explains a wrong answer and asks again."""
-
-    def __init__(self, asks: bool) -> None:
-        self._asks = asks
-
-    def __call__(
-        self, question: str, option: str | None, default: str | None, parse: Callable[[str], T]
-    ) -> T:
-        """Return the parsed answer.
-
-        `default` is the answer for an empty line; `parse` turns the answer into a value, or raises
-        an error that explains it.
-        """
-        if option is not None or not self._asks:
-            return parse(option if option is not None else default or "")
-        shown = f" [{default}]" if default else ""
-        while True:
-            try:
-                answer = input(f"{question}{shown}: ").strip()
-            except EOFError:
-                raise SpecError("no more answers; nothing was written") from None
-            try:
-                return parse(answer or default or "")
-            except EarmillError as error:
-                say(f"       {error}")
-
-
-def _is_local(place: str) -> bool:
-    from earmill.pipeline.storage.backend import is_local
-
-    return is_local(place)
+        say(f"{next_step}, or look again: earmill plan {shlex.quote(file)}")
 
 
 def _source(answer: str, kind: str | None) -> tuple[str, str]:
-    from earmill.pipeline.common.extension_points import SOURCES
-
     place = cleaned_place(answer)
     if kind is not None and kind not in SOURCES.names():
         raise SpecError(f"--kind: expected one of {', '.join(SOURCES.names())}, got {kind!r}")
@@ -190,16 +248,13 @@ def _model(answer: str, known: Sequence[str]) -> str:
     if answer == NEEDS_CODE:
         raise SpecError(f"{NEEDS_CODE} needs a class of yours: see `earmill models {NEEDS_CODE}`")
     if answer not in known:
-        close = difflib.get_close_matches(answer.lower(), known, n=1, cutoff=0.4)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = nearest(answer.lower(), known)
         raise SpecError(f"no model {answer!r}; expected one of {', '.join(known)}{hint}")
     return answer
 
 
-def _pooling(
-    ask: _Asker, model: str, stream: str, frame_rate: float | None, pool: str | None
-) -> dict[str, Any]:
-    """Return frame rate and pooling of a stream; nothing if the model sets its frame rate."""
+def _has_frame_rate(model: str, stream: str) -> bool:
+    """Return False if the frame rate of a stream follows from the parameters of its model."""
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.spec.models import describe_models
 
@@ -208,17 +263,8 @@ def _pooling(
     try:
         describe_models(JobSpec.load(job))
     except SpecError:
-        if frame_rate is None and pool is None:
-            return {}
-        raise SpecError(
-            f"--frame-rate, --pool: the frame rate of {model} follows from its parameters, see "
-            f"`earmill models {model}`; leave them out"
-        ) from None
-    rate = None if frame_rate is None else str(frame_rate)
-    return {
-        "frame_rate_hz": ask("3/5  Frames per second?", rate, "100", _rate),
-        "pool": ask("     How do samples become a frame?", pool, POOLS[0], _one_of(POOLS)),
-    }
+        return False
+    return True
 
 
 def _rate(answer: str) -> float:
@@ -243,11 +289,11 @@ def _one_of(words: Sequence[str]) -> Callable[[str], str]:
 def _output(answer: str, source: str) -> str:
     """Return the place of the features, after a check that features can be written there."""
     place = cleaned_place(answer)
-    if not _is_local(place):
+    if not is_local(place):
         return place
     if os.path.exists(place) and not os.path.isdir(place):
         raise OutputError(f"{one_line(place)}: a file; give a folder, which is made if it is new")
-    if _is_local(source) and os.path.realpath(place) == os.path.realpath(source):
+    if is_local(source) and os.path.realpath(place) == os.path.realpath(source):
         raise OutputError(f"{one_line(place)}: the folder of the audio; give another one")
     if os.path.exists(os.path.join(place, "dataset.json")):
         raise OutputError(f"{one_line(place)}: holds features already; give another folder")
@@ -255,33 +301,22 @@ def _output(answer: str, source: str) -> str:
 
 
 def _formats(answer: str) -> list[str]:
-    from earmill.pipeline.common.extension_points import FORMATS
-
     words = answer.replace(",", " ").split()
     if not words:
         raise SpecError(f"expected at least one of {', '.join(FORMATS.names())}")
     return sorted(set(map(_one_of(FORMATS.names()), words)))
 
 
-def _licenses(ask: _Asker, source: str | None, features: str | None) -> dict[str, str]:
+def _license(answer: str) -> str:
     from pydantic import ValidationError
 
     from earmill.pipeline.spec.licenses import License
 
-    def parse(answer: str) -> str:
-        if not answer:
-            return ""
-        try:
-            return License(id=answer).id
-        except ValidationError as error:
-            message = str(error.errors()[0].get("ctx", {}).get("error", error))
-            raise SpecError(f"{message}; one with a name of its own: docs/hub.md") from None
-
-    licenses = {
-        "source": ask("     Licence of the audio, e.g. CC-BY-4.0, or nothing", source, "", parse),
-        "features": ask("     Licence of the features, or nothing", features, "", parse),
-    }
-    return {of: value for of, value in licenses.items() if value}
+    try:
+        return License(id=answer).id if answer else ""
+    except ValidationError as error:
+        message = str(error.errors()[0].get("ctx", {}).get("error", error))
+        raise SpecError(f"{message}; one with a name of its own: docs/hub.md") from None
 
 
 def cleaned_place(answer: str) -> str:
@@ -289,10 +324,8 @@ def cleaned_place(answer: str) -> str:
     text = answer.strip()
     if not text:
         raise SourceError("expected a folder, file or address, got nothing")
-    if not _is_local(text):
-        return text
     path = os.path.expanduser(text)
-    if os.path.exists(path):
+    if not is_local(text) or os.path.exists(path):
         return path
     try:
         words = shlex.split(text)
@@ -306,7 +339,7 @@ def kind_of(source: str) -> str:
     # Arrow is loaded here, not when the command starts.
     from earmill.pipeline.sources.tables import TABLE_ENDINGS
 
-    is_remote = not _is_local(source)
+    is_remote = not is_local(source)
     bare = (source.split("?")[0] if is_remote else source).lower()
     if bare.endswith((".tar", ".tar.gz", ".tgz")):
         return "webdataset"
@@ -316,22 +349,18 @@ def kind_of(source: str) -> str:
         return "hf" if source.startswith("hf://datasets/") else "files"
     if HUB_ID.fullmatch(source) and not source.startswith("."):
         return "hf"
-    raise SourceError(f"{one_line(source)}: not found{_nearby(source)}; check the name")
+    raise SourceError(f"{one_line(source)}: not found{_nearby(Path(source))}; check the name")
 
 
-def _nearby(source: str) -> str:
+def _nearby(path: Path) -> str:
     """Return a hint with the files beside a missing path."""
-    path = Path(source)
-    there = next((folder for folder in path.parents if folder.is_dir()), None)
-    if there is None:
-        return ""
     try:
+        there = next(folder for folder in path.parents if folder.is_dir())
         names = sorted(one.name for one in there.iterdir() if not one.name.startswith("."))
-    except OSError:
+    except (StopIteration, OSError):
         return ""
     wanted = path.relative_to(there).parts[0]
-    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
-    if close:
+    if close := difflib.get_close_matches(wanted, names, n=1, cutoff=0.5):
         return f"; did you mean {one_line(str(there / close[0]))}?"
     shown = ", ".join(map(one_line, names[:4])) + (", ..." if len(names) > 4 else "")
     return f"; in {one_line(str(there))} there is {shown or 'nothing'}"
@@ -342,97 +371,29 @@ def _folder_problem(folder: str) -> str:
     from earmill.pipeline.spec.source import AUDIO_EXTENSIONS
 
     endings = Counter[str]()
-    for inner, _, names in os.walk(folder):
-        for name in names:
-            ending = Path(name).suffix.lower().lstrip(".")
-            if ending in AUDIO_EXTENSIONS:
-                return ""
-            endings[ending] += 1
-            if ending in ("tar", "csv", "tsv", "jsonl", "parquet"):
-                return (
-                    f"no audio in this folder; if {one_line(os.path.join(inner, name))} says where "
-                    "it is or holds it, give that file instead"
-                )
+    for path in (Path(inner, name) for inner, _, names in os.walk(folder) for name in names):
+        ending = path.suffix.lower()
+        if ending[1:] in AUDIO_EXTENSIONS:
+            return ""
+        if ending in (".tar", ".csv", ".tsv", ".jsonl", ".parquet"):
+            return (
+                f"no audio in this folder; if {one_line(str(path))} says where it is or holds it, "
+                "give that file instead"
+            )
+        endings[ending or "without an ending"] += 1
     if not endings:
         return "an empty folder; give the one with the recordings"
-    held = ", ".join(
-        f"{count} {'.' + ending if ending else 'without an ending'}"
-        for ending, count in endings.most_common(3)
-    )
+    held = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(3))
     return (
         f"no audio in this folder (it holds {held}); give the one with the recordings, or name "
         "their endings in source.extensions of a job file of your own"
     )
 
 
-def _job_text(
-    *,
-    source: str,
-    kind: str,
-    model: str,
-    models: Sequence[str],
-    stream: str,
-    pooling: Mapping[str, Any],
-    output: str,
-    formats: Sequence[str],
-    dtype: str,
-    licenses: Mapping[str, str],
-) -> str:
-    """Return the text of the job file. `pooling` is empty if the model sets its frame rate."""
-    # Name of the job: the last part of the source, and the model.
-    last = re.split(r"[/\\]", source.rstrip("/\\*."))[-1]
-    words = re.findall(r"[A-Za-z0-9]+", unicodedata.normalize("NFKD", last))
-    relative = "\n  # Relative to the folder in which earmill is run."
-    here = relative if _is_local(source) and not os.path.isabs(source) else ""
-    there = relative if _is_local(output) and not os.path.isabs(output) else ""
-    rate = "  # its frame rate follows from the model's parameters"
-    if pooling:
-        rate = f"""
-        frame_rate_hz: {pooling["frame_rate_hz"]:g}  # rows of features per second
-        pool: {pooling["pool"]}  # what a frame says of its samples: {", ".join(POOLS)}"""
-    cards = (
-        '# For the cards, which say "not stated" without:\n'
-        "# licenses: {source: CC-BY-4.0, features: CC-BY-4.0}"
-    )
-    if licenses:
-        lines = [f"  {of}: {_scalar(name)}" for of, name in licenses.items()]
-        cards = "\n".join(["licenses:  # for the cards", *lines])
-    return f"""\
-# Written by `earmill init`. `earmill plan FILE` estimates the job, `earmill extract FILE` runs it,
-# and continues it with --resume. All keys: `earmill spec`. For an editor that completes them:
-#   earmill spec --json-schema > job.schema.json
-# and as the first line here:  # yaml-language-server: $schema=job.schema.json
-name: {_scalar("-".join([*words, model]))}
-
-source:
-  # files: a folder or bucket; manifest: a table; hf: a Hugging Face dataset; webdataset: tars.
-  kind: {kind}{here}
-  uri: {_scalar(source)}
-
-audio:
-  channels: mean  # or left, right, each, binaural, a channel index
-  # What the samples mean: a digital RMS of 1 is so many dB SPL. 100 is a convention; if you know
-  # the level of your recordings, say it, since auditory models are not linear.
-  calibration: {{rms1_db_spl: 100}}
-
-extract:
-  # One or several of {", ".join(models)}.
-  - model: {model}
-    streams:
-      {stream}:{rate}
-
-output:{there}
-  uri: {_scalar(output)}
-  formats: [{", ".join(formats)}]
-  dtype: {dtype}  # float16, float32, int8
-
-{cards}
-
-# run: {{workers: 2, threads_per_worker: 1}}   # all cores of this machine if you leave it out
-"""
+def _note(place: str) -> str:
+    return RELATIVE if is_local(place) and not os.path.isabs(place) else ""
 
 
 def _scalar(text: str) -> str:
-    """Return a text as a YAML scalar on one line."""
     dumped: str = yaml.safe_dump(text, allow_unicode=True, width=10**9, default_flow_style=True)
     return dumped.removesuffix("\n").removesuffix("\n...")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +14,12 @@ import typer
 
 from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import console, print_facts, say, say_json, teller
-from earmill.pipeline.common.text import one_line
+from earmill.pipeline.common.text import audio, bytes_text, one_line
 
 if TYPE_CHECKING:
+    from earmill.pipeline.dataset.commit_record import CommitRecord
+    from earmill.pipeline.dataset.description import DatasetFile
     from earmill.pipeline.dataset.verify import Report
-    from earmill.pipeline.operations.deep_verify import DeepReport
     from earmill.pipeline.storage.layout import Layout
 
 QUARANTINE_COLUMNS = ("shard", "row_id", "uri", "stage", "error_class", "message", "attempts")
@@ -33,24 +35,34 @@ def inspect(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Show what a dataset holds: model, streams, rows, hours, bytes, reasons for quarantine."""
-    with options.open_output(uri, storage_options) as layout:
-        if quarantine:
-            rows = _quarantined(layout)
-            say_json(rows) if as_json else _print_quarantined(rows)
-            return
-        result = _contents(layout)
-    say_json(result) if as_json else _print(result)
-
-
-def _contents(layout: Layout) -> dict[str, Any]:
-    """Return everything that `inspect` shows, as plain values."""
     from earmill.pipeline.dataset.commit_record import bad_rows, commits
     from earmill.pipeline.dataset.description import require_dataset
+
+    with options.open_output(uri, storage_options) as layout:
+        dataset, records = require_dataset(layout), list(commits(layout).values())
+        if not quarantine:
+            result = _contents(layout, dataset, records)
+            say_json(result) if as_json else _print(result)
+            return
+        bad = [(record.shard, bad_rows(layout, record).to_pylist()) for record in records]
+    found = [{"shard": shard, **row} for shard, table in bad for row in table]
+    rows: list[dict[str, Any]] = [{k: row.get(k) for k in QUARANTINE_COLUMNS} for row in found]
+    if as_json:
+        say_json(rows)
+        return
+    for row in rows:  # Lines are not cut, so that they can be searched and copied.
+        say(f"{row['row_id']}: {row['stage']}: {row['error_class']}: {one_line(row['message'])}")
+    if not rows:
+        say("no row is in quarantine")
+
+
+def _contents(
+    layout: Layout, dataset: DatasetFile, records: Sequence[CommitRecord]
+) -> dict[str, Any]:
+    from earmill.pipeline.dataset.commit_record import bad_rows
     from earmill.pipeline.dataset.snapshot import current_index
     from earmill.pipeline.planning.plan import read_row_ids
 
-    dataset = require_dataset(layout)
-    records = list(commits(layout).values())
     planned = len(read_row_ids(layout, dataset.plan_id))
     reasons, frames = Counter[str](), Counter[str]()
     for record in records:
@@ -82,28 +94,7 @@ def _contents(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _quarantined(layout: Layout) -> list[dict[str, Any]]:
-    """Return every quarantined row that a commit names, in the order of the shards."""
-    from earmill.pipeline.dataset.commit_record import bad_rows, commits
-    from earmill.pipeline.dataset.description import require_dataset
-
-    require_dataset(layout)
-    rows = []
-    for record in commits(layout).values():
-        rows += [{"shard": record.shard, **row} for row in bad_rows(layout, record).to_pylist()]
-    return [{name: row.get(name) for name in QUARANTINE_COLUMNS} for row in rows]
-
-
-def _print_quarantined(rows: list[dict[str, Any]]) -> None:
-    """Print one line a row. Lines are not cut, so that they can be searched and copied."""
-    for row in rows:
-        say(f"{row['row_id']}: {row['stage']}: {row['error_class']}: {one_line(row['message'])}")
-    if not rows:
-        say("no row is in quarantine")
-
-
 def _print(result: dict[str, Any]) -> None:
-    from earmill.pipeline.common.text import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
     facts = [("models", ", ".join(result["models"]))]
@@ -134,14 +125,6 @@ def verify(
     hashes: Annotated[
         bool, typer.Option(help="Read every byte and compare its sha256; else listings only.")
     ] = True,
-    remove_orphans: Annotated[
-        bool,
-        typer.Option(
-            "--remove-orphans",
-            help="Remove the files of crashed attempts, which no commit names; refused while a "
-            "driver works there.",
-        ),
-    ] = False,
     deep: Annotated[
         int | None,
         typer.Option(
@@ -161,12 +144,10 @@ def verify(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Check that a dataset is whole. Exit code 1 if it is not."""
-    from earmill.pipeline.dataset.garbage import remove_orphans as remove
     from earmill.pipeline.dataset.verify import verify as check
 
     deep_report = None
     with options.open_output(uri, storage_options) as layout:
-        removed = remove(layout).parts if remove_orphans else []
         report = check(layout, hashes=hashes)
         if deep is not None:
             from earmill.pipeline.operations.deep_verify import verify_deep
@@ -178,17 +159,22 @@ def verify(
     ok = report.ok and (deep_report is None or deep_report.ok)
     if as_json:
         more = {} if deep_report is None else {"deep": asdict(deep_report)}
-        say_json({**asdict(report), "ok": ok, "removed": removed, **more})
+        say_json({**asdict(report), "ok": ok, **more})
     else:
-        _print_report(uri, report, removed)
+        _print_report(uri, report)
         if deep_report is not None:
-            _print_deep(deep_report)
+            for problem in deep_report.problems:
+                say(f"problem: {problem}")
+            close = f", {deep_report.close:,} within {deep_report.worst:.2g}"
+            say(
+                f"{deep_report.rows:,} rows computed again (--seed {deep_report.seed}): "
+                f"{deep_report.equal:,} equal bit for bit{close if deep_report.close else ''}, "
+                f"{len(deep_report.problems):,} problems"
+            )
     raise typer.Exit(0 if ok else 1)
 
 
-def _print_report(uri: str, report: Report, removed: list[str]) -> None:
-    from earmill.pipeline.common.text import audio, bytes_text
-
+def _print_report(uri: str, report: Report) -> None:
     out = console(soft_wrap=True)
     for problem in report.problems:
         out.print(f"problem: {problem}", style="red")
@@ -198,16 +184,14 @@ def _print_report(uri: str, report: Report, removed: list[str]) -> None:
         f"ok, {report.rows_bad:,} quarantined, {audio(report.seconds)} audio, "
         f"{report.files:,} files, {bytes_text(report.bytes)} ({depth})"
     )
-    for part in removed:
-        out.print(f"removed: {part}")
     # Files of one store are one line.
     parts = Counter("/".join(name.split("/")[:2]) for name in report.orphans)
     for part, files in parts.items():
         out.print(f"orphan: {part} ({files:,} files)" if files > 1 else f"orphan: {part}")
     if report.orphans:
         out.print(
-            f"{len(report.orphans):,} files of crashed attempts, harmless; --remove-orphans "
-            "removes those of committed shards"
+            f"{len(report.orphans):,} files of crashed attempts, harmless; `earmill gc` removes "
+            "those of committed shards"
         )
     if report.replaced:
         out.print(f"{len(report.replaced):,} files of replaced commits, kept for older snapshots")
@@ -220,13 +204,3 @@ def _print_report(uri: str, report: Report, removed: list[str]) -> None:
         out.print("verified: whole", style="green")
     else:
         out.print(f"{len(report.problems):,} problems", style="bold red")
-
-
-def _print_deep(report: DeepReport) -> None:
-    for problem in report.problems:
-        say(f"problem: {problem}")
-    close = f", {report.close:,} within {report.worst:.2g}" if report.close else ""
-    say(
-        f"{report.rows:,} rows computed again (--seed {report.seed}): {report.equal:,} equal bit "
-        f"for bit{close}, {len(report.problems):,} problems"
-    )

@@ -67,15 +67,13 @@ def _table(model: Mapping[str, Any]) -> Table:
         add("error", {"": model["error"]})
         return table
     add("input", {"unit": model["input_unit"], "rate": f"{model['default_fs_hz']:g} Hz"})
-    add("params", {name: _meaning(parameter) for name, parameter in model["params"].items()})
+    meanings = {}
+    for name, parameter in model["params"].items():
+        default = json.dumps(parameter["default"]) if "default" in parameter else "required"
+        meanings[name] = f"{default} ({parameter['type']}): {parameter['doc']}".removesuffix(": ")
+    add("params", meanings)
     add("streams", model["streams"])
     return table
-
-
-def _meaning(parameter: Mapping[str, Any]) -> str:
-    """Return default, type and meaning of a parameter in one line."""
-    default = json.dumps(parameter["default"]) if "default" in parameter else "required"
-    return f"{default} ({parameter['type']}): {parameter['doc']}".removesuffix(": ")
 
 
 def listed_models() -> list[dict[str, Any]]:

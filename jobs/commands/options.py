@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.storage.retrying import store_errors
 
 if TYPE_CHECKING:
     from earmill.pipeline.storage.layout import Layout
@@ -80,7 +81,6 @@ def run_overrides(
     metrics: str | None,
     ray_address: str | None,
 ) -> list[str]:
-    """Return the overrides of `--set`, `--log-format`, `--metrics` and `--ray-address`."""
     named = {"log_format": log_format, "metrics": metrics, "ray_address": ray_address}
     stated = [f"run.{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
     return [*(set_ or ()), *stated]
@@ -110,7 +110,6 @@ def parse_storage_options(text: str | None) -> dict[str, Any]:
 def open_output(uri: str, storage_options: str | None) -> Iterator[Layout]:
     """Open the output of a job; errors of its store become one line."""
     from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.retrying import store_errors
 
     layout = Layout.open(uri, parse_storage_options(storage_options))
     with store_errors(layout.url()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,7 @@ import typer
 from earmill.jobs.commands import options
 from earmill.jobs.console.process import OutputLost
 from earmill.jobs.console.terminal import say, say_json
+from earmill.pipeline.common.text import audio, bytes_text
 
 if TYPE_CHECKING:
     from earmill.pipeline.hub.push import Progress
@@ -55,25 +55,24 @@ def push(
     The token comes from HF_TOKEN or `hf auth login`. After an interruption run the command again:
     files that the hub has are not sent again.
     """
-    from earmill.pipeline.common.text import audio, bytes_text
     from earmill.pipeline.hub.push import contents_of
 
     with options.open_output(uri, storage_options) as layout:
         contents = contents_of(layout, hashes=verify)
+    stored, licenses = contents.report, contents.dataset.licenses
+    if dry_run and as_json:
+        fields = {
+            "hub_id": hub_id,
+            "rows": stored.rows_ok,
+            "rows_bad": stored.rows_bad,
+            "audio_s": round(stored.seconds, 3),
+            "files": len(contents.files),
+            "bytes": contents.bytes,
+            "licenses": licenses,
+        }
+        say_json({"event": "would_push", **fields})
+        return
     if dry_run:
-        stored, licenses = contents.report, contents.dataset.licenses
-        if as_json:
-            fields = {
-                "hub_id": hub_id,
-                "rows": stored.rows_ok,
-                "rows_bad": stored.rows_bad,
-                "audio_s": round(stored.seconds, 3),
-                "files": len(contents.files),
-                "bytes": contents.bytes,
-                "licenses": licenses,
-            }
-            say_json({"event": "would_push", **fields})
-            return
         stated = licenses.get("features")
         licence = (stated.get("name") or stated["id"]) if stated else "not stated"
         say(
@@ -90,6 +89,21 @@ def push(
 
     huggingface_hub.utils.disable_progress_bars()
     huggingface_hub.logging.set_verbosity_error()  # its warnings quote signed addresses
+    printed_s = 0.0
+
+    def tell(progress: Progress) -> None:
+        nonlocal printed_s
+        if as_json:
+            with suppress(OutputLost):  # the upload goes on
+                say_json({"event": "push", **asdict(progress)})
+        elif time.monotonic() - printed_s >= LINE_EVERY_S:
+            printed_s = time.monotonic()
+            say(
+                f"{progress.files:,} of {progress.files_total:,} files, "
+                f"{bytes_text(progress.bytes)} of {bytes_text(progress.bytes_total)}",
+                sys.stderr,
+            )
+
     done = upload(
         layout,
         contents,
@@ -97,7 +111,7 @@ def push(
         private=private,
         message=message,
         replace_other=replace,
-        **({} if quiet else {"on_progress": _teller(as_json)}),
+        **({} if quiet else {"on_progress": tell}),
     )
     sent = done.progress
     if as_json:
@@ -112,28 +126,3 @@ def push(
         )
     else:
         say(f"nothing to push: {done.url} has this snapshot, commit {done.commit[:12]}")
-
-
-def _teller(as_json: bool) -> Callable[[Progress], None]:
-    """Return a listener that prints progress: JSON each time, or a line every `LINE_EVERY_S`.
-
-    The upload goes on if standard output is lost.
-    """
-    from earmill.pipeline.common.text import bytes_text
-
-    printed_s = 0.0
-
-    def tell(progress: Progress) -> None:
-        nonlocal printed_s
-        if as_json:
-            with suppress(OutputLost):
-                say_json({"event": "push", **asdict(progress)})
-        elif time.monotonic() - printed_s >= LINE_EVERY_S:
-            printed_s = time.monotonic()
-            say(
-                f"{progress.files:,} of {progress.files_total:,} files, "
-                f"{bytes_text(progress.bytes)} of {bytes_text(progress.bytes_total)}",
-                sys.stderr,
-            )
-
-    return tell

@@ -49,7 +49,6 @@ def explain(
 
 
 def page_text() -> str:
-    """Return the page about all errors as Markdown."""
     return (files("earmill.jobs") / "errors.md").read_text("utf-8")
 
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from earmill.jobs.commands import options
-from earmill.jobs.console.estimate import print_estimate
+from earmill.jobs.console.job_texts import print_estimate
+from earmill.jobs.console.progress import reported_run
 from earmill.jobs.console.terminal import console, say_json, teller
+from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.storage.backend import is_local
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
@@ -22,13 +25,6 @@ SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 def plan(
     job: options.JobFile,
     set_: options.Overrides = None,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Time the job's models here first; this takes seconds and is cached.",
-        ),
-    ] = False,
     sample: Annotated[
         int,
         typer.Option(
@@ -45,7 +41,7 @@ def plan(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Show what a job would do: rows, hours, shards, bytes, time. Writes nothing to its output."""
+    """Show what a job would do: rows, hours, shards, bytes. Writes nothing to its output."""
     from earmill.pipeline.spec.job import JobSpec
 
     if not sample and seed is not None:
@@ -61,7 +57,7 @@ def plan(
 
         on_begin = teller(quiet=quiet)
         sampler = partial(run_sample, spec=spec, rows=sample, seed=seed, on_begin=on_begin)
-    result = job_cost(spec, measure=measure, sampler=sampler).to_dict()
+    result = job_cost(spec, sampler).to_dict()
     say_json(result) if as_json else print_estimate(result)
 
 
@@ -124,7 +120,6 @@ def extract(
         job, overrides=options.run_overrides(set_, log_format, metrics, ray_address)
     )
     _check_submitted(spec)
-    from earmill.jobs.console.progress import reported_run
     from earmill.pipeline.operations.retry import damaged
     from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.operations.update import start_update
@@ -150,9 +145,6 @@ def _check_submitted(spec: JobSpec) -> None:
     Ray runs such a job in a copy of the submitted folder and deletes the copy afterwards, features
     included.
     """
-    from earmill.pipeline.common.errors import SpecError
-    from earmill.pipeline.storage.backend import is_local
-
     uri = spec.output.uri
     if SUBMITTED in os.environ and is_local(uri) and not os.path.isabs(uri):
         raise SpecError(
@@ -184,7 +176,6 @@ def add_features(
 
     Run it again after an update to compute the new rows. `extract` has the same exit codes.
     """
-    from earmill.jobs.console.progress import reported_run
     from earmill.pipeline.operations.add_features import add_features as add
 
     log_lines = log_format or "text"
@@ -238,7 +229,6 @@ def retry(
         raise typer.BadParameter(
             "--where is gone: use --error CLASS, --stage STAGE and --uri GLOB, each repeatable"
         )
-    from earmill.jobs.console.progress import reported_run
     from earmill.pipeline.operations.retry import RowFilter, find_retry
     from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.operations.update import start_retry

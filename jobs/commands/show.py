@@ -9,6 +9,9 @@ import typer
 
 from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import check_local, say, teller
+from earmill.pipeline.common.errors import OutputError, SourceError
+from earmill.pipeline.common.text import bytes_text
+from earmill.pipeline.storage.retrying import is_store_error, store_errors
 
 
 def plot(
@@ -25,10 +28,8 @@ def plot(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Draw every feature stream of one row over time."""
-    from earmill.jobs.stream_plots import draw_row
-    from earmill.pipeline.common.errors import OutputError, SourceError
+    from earmill.jobs.report.row_picture import draw_rows
     from earmill.pipeline.reader.open import open_features
-    from earmill.pipeline.storage.retrying import is_store_error, store_errors
 
     check_local(out)
     store_options = options.parse_storage_options(storage_options)
@@ -42,7 +43,7 @@ def plot(
                 raise
             raise SourceError(str(error.args[0])) from error
     try:
-        draw_row(out, shown, features.streams)
+        draw_rows(out, [shown], features.streams, start, stop)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error}; choose another --out") from error
     say(f"{out}: {shown.row_id}")
@@ -74,7 +75,6 @@ def report(
 ) -> None:
     """Write one HTML page that shows a dataset: rows, sound, features, work, provenance."""
     from earmill.jobs.report.build import Options, write_report
-    from earmill.pipeline.common.text import bytes_text
     from earmill.pipeline.spec.job import JobSpec
 
     page = write_report(

@@ -10,6 +10,7 @@ import typer
 
 from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import say, say_json, teller
+from earmill.pipeline.common.text import bytes_text
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 # Most rows of each kind that `diff` prints; most files and stores that `gc` prints.
@@ -121,7 +122,6 @@ def gc(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Remove what no snapshot names; refused while a driver works there."""
-    from earmill.pipeline.common.text import bytes_text
     from earmill.pipeline.dataset.garbage import collect_garbage
 
     with options.open_output(uri, storage_options) as layout:

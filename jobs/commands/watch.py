@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,11 @@ import typer
 
 from earmill.jobs.commands import options
 from earmill.jobs.console import process
+from earmill.jobs.console.job_texts import progress_line, progress_remarks
 from earmill.jobs.console.terminal import console, say, say_json
+from earmill.pipeline.common.errors import EarmillError
+from earmill.pipeline.common.retries import patient
+from earmill.pipeline.storage.retrying import store_errors
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress, JobWatch
@@ -60,83 +66,79 @@ def watch(
         raise typer.BadParameter("--page goes on until Ctrl-C: leave --once out")
     layout = Layout.open(uri, options.parse_storage_options(storage_options))
     job = JobWatch(layout)
+    looks = _looks(layout, job, once=once, wait=wait, every=every, goes_on=page is not None)
     show = _Lines(as_json) if as_json or not sys.stdout.isatty() else _Bar()
-    try:
-        if page is None:
-            _watch(layout, job, show, once=once, wait=wait, every=every)
-        else:
-            _serve(layout, job, show, page, wait=wait, every=every)
-    finally:
-        show.close()
-
-
-def _watch(
-    layout: Layout, job: JobWatch, show: _Lines, *, once: bool, wait: bool, every: float
-) -> None:
-    """Show progress on the terminal until the job is finished."""
-    from earmill.pipeline.common.retries import patient
-    from earmill.pipeline.dataset.watch import wait_for_job
-    from earmill.pipeline.storage.retrying import store_errors
-
-    with store_errors(layout.url()), patient():
-        progress = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
-        while True:
-            began_s = time.monotonic()
-            while once and progress.unread and (more := job.look()) is not None:
-                progress = more
-            show(progress, last=once or progress.state == "finished")
-            if once or progress.state == "finished":
+    with closing(show), patient():
+        if page is not None:
+            _serve(layout, job, looks, show, page, every)
+            return
+        for progress, _ in looks:
+            is_last = once or progress.state == "finished"
+            show(progress, last=is_last)
+            if is_last:
                 return
-            _pause(progress, every, time.monotonic() - began_s)
-            progress = job.look() or progress
-
-
-def _pause(progress: JobProgress, every: float, took_s: float) -> None:
-    """Sleep until the next look; not at all while commit records are unread."""
-    time.sleep(0.0 if progress.unread else max(every, took_s / LOOKING))
 
 
 def _serve(
-    layout: Layout, job: JobWatch, show: _Lines, place: str, *, wait: bool, every: float
+    layout: Layout,
+    job: JobWatch,
+    looks: Iterator[tuple[JobProgress, str]],
+    show: _Lines,
+    place: str,
+    every: float,
 ) -> None:
     """Also serve the page until Ctrl-C. A failed look is shown, and the next look follows."""
     from earmill.jobs.report.live import LivePage
     from earmill.jobs.report.server import PageServer, parse_place
-    from earmill.pipeline.common.errors import EarmillError
-    from earmill.pipeline.common.retries import patient
-    from earmill.pipeline.dataset.watch import wait_for_job
-    from earmill.pipeline.storage.retrying import store_errors
 
     try:
         where = parse_place(place)
     except ValueError as error:
         raise typer.BadParameter(f"--page: {error}") from error
     page = LivePage(layout, job, every)
-    with PageServer(where, page.waiting()) as server, patient():
+    with PageServer(where, page.waiting()) as server:
         try:
             say(f"{server.url} shows it; Ctrl-C ends it", file=sys.stderr)
             if not server.is_private:
                 warning = "whoever reaches this address sees the page: it has no password"
                 say(warning, file=sys.stderr)
-            with store_errors(layout.url()):
-                progress = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
-            trouble, state = "", ""
-            while True:
-                began_s = time.monotonic()
+            state = ""
+            for progress, trouble in looks:
                 server.show(page.of(progress, trouble))
                 if not state == progress.state == "finished":
                     show(progress, last=progress.state == "finished")
                 state = progress.state
-                _pause(progress, every, time.monotonic() - began_s)
-                try:
-                    with store_errors(layout.url()):
-                        progress, trouble = job.look() or progress, ""
-                except EarmillError as error:
-                    trouble = f"this look failed, the next may not: {error}"
         except KeyboardInterrupt:
             say("the page is closed", file=sys.stderr)
             if process.exit_code() != process.INTERRUPTED:  # only Ctrl-C closes the page
                 raise
+
+
+def _looks(
+    layout: Layout, job: JobWatch, *, once: bool, wait: bool, every: float, goes_on: bool
+) -> Iterator[tuple[JobProgress, str]]:
+    """Yield the progress at every look, and why a look failed, where watching `goes_on` then."""
+    from earmill.pipeline.dataset.watch import wait_for_job
+
+    with store_errors(layout.url()):
+        progress = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
+    trouble = ""
+    while True:
+        began_s = time.monotonic()
+        with store_errors(layout.url()):
+            while once and progress.unread and (more := job.look()) is not None:
+                progress = more
+        yield progress, trouble
+        # Commit records that are unread are read without a pause.
+        took_s = time.monotonic() - began_s
+        time.sleep(0.0 if progress.unread else max(every, took_s / LOOKING))
+        try:
+            with store_errors(layout.url()):
+                progress, trouble = job.look() or progress, ""
+        except EarmillError as error:
+            if not goes_on:
+                raise
+            trouble = f"this look failed, the next may not: {error}"
 
 
 class _Lines:
@@ -148,8 +150,6 @@ class _Lines:
         self._shown_s = 0.0
 
     def __call__(self, progress: JobProgress, last: bool) -> None:
-        from earmill.jobs.console.job_texts import progress_line, progress_remarks
-
         if self._as_json:
             values = {"event": "watch", **asdict(progress)}
             values["audio_hours_per_s"] = progress.audio_hours_per_s
@@ -164,7 +164,7 @@ class _Lines:
                 say(remark)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Close nothing."""
 
 
 class _Bar(_Lines):
@@ -181,8 +181,6 @@ class _Bar(_Lines):
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
-
-        from earmill.jobs.console.job_texts import progress_line, progress_remarks
 
         shown = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=1.0, completed=progress.share_done, width=BAR_WIDTH)

@@ -85,7 +85,6 @@ def release_signals() -> None:
 
 
 def exit_code() -> int:
-    """Return the exit code of a command that was interrupted."""
     return 128 + (_State.first or signal.SIGINT)
 
 
@@ -97,8 +96,6 @@ def interruption() -> str:
 
 
 class OutputLost(Exception):
-    """Standard output cannot be written."""
-
     def __init__(self, error: Exception) -> None:
         is_closed = isinstance(error, OSError) and error.errno == errno.EBADF
         cause = "it is closed" if is_closed else getattr(error, "strerror", None) or error

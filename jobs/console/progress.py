@@ -1,14 +1,10 @@
 """Report the progress of a run, and stop the run on a signal.
 
-Reporters: a bar on a terminal, plain lines elsewhere, JSON or log lines on request. Progress goes
-to standard error as text, and the result to standard output. Planned figures are estimates and
-begin with `about`.
+A bar on a terminal, plain lines elsewhere, JSON or log lines on request. Progress goes to standard
+error as text, and the result to standard output. Planned figures are estimates: `about`.
 
 SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to finish the shards in flight; a second signal ends
 the process at once. Only work in flight is lost, and `--resume` continues from the commits.
-
-`logged` sends the messages of a job to Python's `logging`, under the logger `earmill`. Nothing
-is printed unless the script sets a handler.
 """
 
 from __future__ import annotations
@@ -79,6 +75,7 @@ class Reporter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._tally, self._is_lost = clock, RunTotals(clock), False
+        self._told_at = clock()
 
     def __call__(self, event: Event) -> None:
         self._tally.take(event)
@@ -87,14 +84,14 @@ class Reporter:
                 self._report(event)
 
     def close(self) -> None:
-        with self._losing_output():
-            self._close()
+        """Give the terminal back."""
 
     def _report(self, event: Event) -> None:
         raise NotImplementedError
 
-    def _close(self) -> None:
-        pass
+    def _is_due(self, pause_s: float) -> bool:
+        """Return True if there is work, and nothing was told for `pause_s`."""
+        return self._tally.working and self._clock() - self._told_at >= pause_s
 
     @contextmanager
     def _losing_output(self) -> Iterator[None]:
@@ -113,26 +110,20 @@ class PlainLines(Reporter):
         self, news: IO[str], result: IO[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(clock)
-        self._news, self._result = news, result
-        self._printed_at, self._done_s = clock(), 0.0
+        self._news, self._result, self._done_s = news, result, 0.0
 
     def _report(self, event: Event) -> None:
         line = news(event)
         if isinstance(event, events.JobFinished):
             say(event.message, self._result)
-            if (more := cost(event)) is not None:
-                self._print(more)
-        elif line is not None:
-            self._print(line)
-        elif self._tally.working:
-            pause_s = LINE_EVERY_S if self._tally.done_s > self._done_s else SAME_LINE_EVERY_S
-            if self._clock() - self._printed_at >= pause_s:
-                self._done_s = self._tally.done_s
-                self._print(totals(self._tally))
-
-    def _print(self, line: str) -> None:
-        self._printed_at = self._clock()
-        say(line, self._news)
+            line = cost(event)
+        elif line is None:
+            moves = self._tally.done_s > self._done_s
+            if self._is_due(LINE_EVERY_S if moves else SAME_LINE_EVERY_S):
+                self._done_s, line = self._tally.done_s, totals(self._tally)
+        if line is not None:
+            self._told_at = self._clock()
+            say(line, self._news)
 
 
 class JsonLines(Reporter):
@@ -152,21 +143,19 @@ class LogLines(Reporter):
 
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        self._stream, self._told_at = stream, clock()
+        self._stream = stream
         self._job: dict[str, Any] = {}
 
     def _report(self, event: Event) -> None:
-        fields = event.to_dict()
-        kind, level, text = fields.pop("event"), level_of(event), text_of(event)
-        if kind == "in_flight":
-            now = self._clock()
-            if not self._tally.working or now - self._told_at < PROGRESS_EVERY_S:
+        fields, level, text = event.to_dict(), level_of(event), text_of(event)
+        if isinstance(event, events.InFlight):
+            if not self._is_due(PROGRESS_EVERY_S):
                 return
-            self._told_at = now
-            fields = self._tally.to_dict()
-            kind, level, text = fields.pop("event"), INFO, totals(self._tally)
-        elif kind == "job_started":
+            self._told_at = self._clock()
+            fields, level, text = self._tally.to_dict(), INFO, totals(self._tally)
+        elif isinstance(event, events.JobStarted):
             self._job = {"job": fields.pop("job"), "plan_id": fields.pop("plan_id")}
+        kind = fields.pop("event")
         fields = {_CALLED.get(name, name): value for name, value in fields.items()}
         fields.pop("message", None)
         print(log_line(kind, level, text, **self._job, **fields), file=self._stream, flush=True)
@@ -203,11 +192,17 @@ class Bar(Reporter):
         self._task: TaskID | None = None
 
     def _report(self, event: Event) -> None:
+        line = news(event)
         if isinstance(event, events.JobFinished):
-            self._finished(event)
-        elif (line := news(event)) is not None:
+            self._bar.stop()
+            if self._result is not None:
+                say(event.message, self._result)
+                line = None
+        if line is not None:
             style = "yellow" if isinstance(event, _WARNINGS) else None
             self._bar.console.print(visible(line), style=style, soft_wrap=True)
+        if (more := cost(event)) is not None:
+            self._bar.console.print(more, soft_wrap=True)
         if isinstance(event, events.JobStarted):
             self._task = self._bar.add_task("", total=event.seconds_total)
             self._bar.start()
@@ -222,17 +217,9 @@ class Bar(Reporter):
         """Draw now instead of a tenth of a second later."""
         self._bar.refresh()
 
-    def _finished(self, event: events.JobFinished) -> None:
-        self._bar.stop()
-        if self._result is None:
-            self._bar.console.print(visible(event.message), soft_wrap=True)
-        else:
-            say(event.message, self._result)
-        if (more := cost(event)) is not None:
-            self._bar.console.print(more, soft_wrap=True)
-
-    def _close(self) -> None:
-        self._bar.stop()
+    def close(self) -> None:
+        with self._losing_output():
+            self._bar.stop()
 
 
 def make_reporter(
@@ -243,13 +230,9 @@ def make_reporter(
     output: IO[str] | None = None,
     errors: IO[str] | None = None,
 ) -> Reporter:
-    """Return the reporter of a run.
-
-    JSON, log lines and the result go to `output`. Events as text and the bar go to `errors`. The
-    defaults are standard output and standard error.
-    """
+    """Return the reporter of a run, which writes to the standard streams or to these."""
     output, errors = output or sys.stdout, errors or sys.stderr
-    reporter: Reporter
+    reporter: Reporter = PlainLines(errors, output)
     if as_json:
         reporter = JsonLines(output)
     elif log_format == "json":
@@ -257,8 +240,6 @@ def make_reporter(
         reporter = LogLines(output)
     elif not quiet and errors.isatty():
         reporter = Bar(console(file=errors), output)
-    else:
-        reporter = PlainLines(errors, output)
     reporter.quiet = quiet
     return reporter
 
@@ -318,10 +299,7 @@ LOGGER.addHandler(logging.NullHandler())
 
 
 def logged(sink: Sink) -> Sink:
-    """Return a sink that logs every event with a text, and passes all events on.
-
-    A log record has the event as its attribute `event`.
-    """
+    """Return a sink that logs an event with a text, as `event` of the record, and passes it on."""
 
     def take(event: Event) -> None:
         level = getattr(logging, level_of(event).upper())

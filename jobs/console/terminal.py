@@ -51,7 +51,6 @@ def teller(*, quiet: bool) -> Callable[[str], None]:
 
 
 def say_json(value: Any, file: IO[str] | None = None) -> None:
-    """Print one JSON value on one line."""
     print(json.dumps(value), file=file or sys.stdout, flush=True)
 
 
@@ -71,12 +70,10 @@ def error_event(exit_code: int, message: str, topic: str | None = None) -> None:
 
 
 def tell_errors_as_log_lines(wanted: bool = True) -> None:
-    """Make `error_event` print log lines from now on."""
     _log_lines[0] = wanted
 
 
 def has_log_lines() -> bool:
-    """Return True if `error_event` prints log lines."""
     return _log_lines[0]
 
 
@@ -93,7 +90,6 @@ def console(**options: Any) -> Console:
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
-    """Print a table of names and values."""
     from rich.table import Table
 
     table = Table(title=title, show_header=False)

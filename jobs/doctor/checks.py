@@ -16,11 +16,10 @@ from typing import Any
 from earmill.pipeline.common.errors import EarmillError, OutputError, RunStopped
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.common.text import named_line, one_line
+from earmill.pipeline.storage.retrying import store_errors
 
 
 class State(StrEnum):
-    """Result of a check."""
-
     OK = "ok"
     #: Missing, and not asked for.
     NO = "no"
@@ -29,27 +28,21 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, its result and a text.
-
-    `names_a_place` marks a text with folders of this machine, which nobody else should see.
-    """
-
     what: str
     state: State
     text: str
-    names_a_place: bool = False
 
 
-def checked(what: str, look: Callable[[], str], *, names_a_place: bool = False) -> Check:
+def checked(what: str, look: Callable[[], str]) -> Check:
     """Run a check; an exception becomes a failed check, so that the next check follows."""
     from amtcore.errors import AmtError
 
     try:
-        return Check(what, State.OK, look(), names_a_place)
+        return Check(what, State.OK, look())
     except (EarmillError, AmtError) as error:
-        return Check(what, State.FAILED, one_line(error), names_a_place)
+        return Check(what, State.FAILED, one_line(error))
     except Exception as error:
-        return Check(what, State.FAILED, named_line(error, where=True), names_a_place)
+        return Check(what, State.FAILED, named_line(error, where=True))
 
 
 #: Features that make the kernels' vectors fast, on x86 and Arm.
@@ -61,36 +54,27 @@ _PACKAGES = (
 
 
 def machine_checks() -> Iterator[Check]:
-    """Yield facts about the machine."""
     yield checked("processor", _processor_and_load)
     yield checked("memory", _memory)
     yield checked("versions", _versions)
-    yield checked("kernel cache", _kernel_cache, names_a_place=True)
+    yield checked("kernel cache", _kernel_cache)
 
 
 def _processor_and_load() -> str:
     # Other programs slow down every speed that is measured below.
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{_processor()}{load}"
+    return f"{processor()}{load}"
 
 
-def machine_line() -> str:
-    """Return processor, cores, and the versions that decide speed, for a benchmark's section."""
-    python = platform.python_version()
-    return f"{_processor()}; Python {python}, torch {_version('torch')}, numba {_version('numba')}"
-
-
-def _processor() -> str:
+def processor() -> str:
     """Return the processor with its vectors: a cloud's name may stand for several generations."""
     from llvmlite import binding
 
     from earmill.pipeline.common.machine import cores, processor_name
 
     has = binding.get_host_cpu_features()
-    features = [name for name in _FEATURES if has.get(name)]
-    cpu = binding.get_host_cpu_name()
-    vectors = ", ".join(features) or "no vectors"
-    return f"{processor_name()} ({cpu}; {vectors}), {cores()} cores"
+    vectors = ", ".join(name for name in _FEATURES if has.get(name)) or "no vectors"
+    return f"{processor_name()} ({binding.get_host_cpu_name()}; {vectors}), {cores()} cores"
 
 
 def _memory() -> str:
@@ -117,8 +101,8 @@ def _version(package: str) -> str:
 
 
 def _kernel_cache() -> str:
+    from amtcore.kernels.gpu.ptx_cache import cache_folder
     from amtcore.kernels.vector.source_digest import sources_digest
-    from amtcore.kernels.warp.ptx_cache import cache_folder
 
     sources_digest()  # raises if other users can write to the sources
     folder = cache_folder()
@@ -162,12 +146,18 @@ def _run_task() -> str:
 
 def storage_check(uri: str, options: Mapping[str, Any]) -> Check:
     """Create, read back, create again, list and delete a small file below a URI."""
-    return checked(f"storage {redact(uri)}", lambda: _use_storage(uri, options), names_a_place=True)
+    return checked(f"storage {redact(uri)}", lambda: _use_storage(uri, options))
 
 
 def _use_storage(uri: str, options: Mapping[str, Any]) -> str:
     from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.retrying import store_errors
+
+    def expect(step: str, good: bool) -> None:
+        if not good:
+            raise OutputError(
+                f"this store does not {step} a file that was just written; use a local folder, "
+                "s3:// or gs://"
+            )
 
     with store_errors(redact(uri)):
         layout = Layout.open(uri, options)
@@ -176,18 +166,10 @@ def _use_storage(uri: str, options: Mapping[str, Any]) -> str:
         file, content = f"{folder}/probe", secrets.token_bytes(1024)
         try:
             layout.create_own(file, content)
-            _expect("read back", layout.read_bytes(file) == content)
-            _expect("refuse to overwrite", not layout.put_if_absent(file, b"second"))
-            _expect("list", layout.list(folder) == [file])
+            expect("read back", layout.read_bytes(file) == content)
+            expect("refuse to overwrite", not layout.put_if_absent(file, b"second"))
+            expect("list", layout.list(folder) == [file])
         finally:
             layout.delete(folder)
-        _expect("delete", layout.list(folder) == [])
+        expect("delete", layout.list(folder) == [])
     return "created, read back, not overwritten, listed, deleted"
-
-
-def _expect(step: str, good: bool) -> None:
-    if not good:
-        raise OutputError(
-            f"this store does not {step} a file that was just written; use a local folder, s3:// "
-            "or gs://"
-        )

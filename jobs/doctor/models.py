@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earmill.jobs.doctor.checks import Check, State, checked, machine_line
+from earmill.jobs.doctor.checks import Check, State, checked
 from earmill.pipeline.common.errors import EarmillError
-from earmill.pipeline.common.machine import processor_name
 from earmill.pipeline.common.text import named_line
 
 if TYPE_CHECKING:
@@ -45,21 +43,16 @@ def kernel_checks() -> Iterator[Check]:
     few, short = (300.0, 1200.0), {"order": 64}
     mono, long = (1, SAMPLES), (1, LOUDNESS_SAMPLES)
     models: Mapping[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
-        "dau1997": (mono, lambda **dtype: amtcore.Dau1997(FS_HZ, *few, **dtype)),
+        "dau1997": (mono, partial(amtcore.Dau1997, FS_HZ, *few)),
         "osses2021": (
             mono,
-            lambda **dtype: amtcore.Osses2021(
-                FS_HZ, *few, headphone_kwargs=short, middleear_kwargs=short, **dtype
-            ),
+            partial(amtcore.Osses2021, FS_HZ, *few, headphone_kwargs=short, middleear_kwargs=short),
         ),
-        "king2019": (mono, lambda **dtype: amtcore.King2019(FS_HZ, basef=1000.0, **dtype)),
-        "paulick2024": (
-            mono,
-            lambda **dtype: amtcore.Paulick2024(FS_HZ, *few, 3, outerear_kwargs=short, **dtype),
-        ),
-        "glasberg2002": (long, lambda **dtype: amtcore.Glasberg2002(FS_HZ, **dtype)),
-        "moore2016": ((1, 2, LOUDNESS_SAMPLES), lambda **dtype: amtcore.Moore2016(**dtype)),
-        "lif": ((1, SAMPLES, 3), lambda **dtype: amtcore.LIFExodus((3,), 0.01, 0.005, **dtype)),
+        "king2019": (mono, partial(amtcore.King2019, FS_HZ, basef=1000.0)),
+        "paulick2024": (mono, partial(amtcore.Paulick2024, FS_HZ, *few, 3, outerear_kwargs=short)),
+        "glasberg2002": (long, partial(amtcore.Glasberg2002, FS_HZ)),
+        "moore2016": ((1, 2, LOUDNESS_SAMPLES), amtcore.Moore2016),
+        "lif": ((1, SAMPLES, 3), partial(amtcore.LIFExodus, (3,), 0.01, 0.005)),
     }
     for name, (shape, build) in models.items():
         yield checked(f"kernels of {name}", partial(_against_plain_loops, shape, build))
@@ -90,7 +83,6 @@ def _against_plain_loops(shape: tuple[int, ...], build: Callable[..., Any]) -> s
 
 
 def _outputs(result: Any) -> list[Tensor]:
-    """Return all tensors of a model's output."""
     from torch import Tensor
 
     if isinstance(result, Tensor):
@@ -100,7 +92,6 @@ def _outputs(result: Any) -> list[Tensor]:
 
 
 def as_array(values: Any) -> NDArray[Any]:
-    """Return frames of any device as an array."""
     from torch import Tensor
 
     return values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
@@ -130,7 +121,7 @@ def gpu_checks(*, wanted: bool) -> Iterator[Check]:
     """Yield the checks of the GPU; a missing GPU fails only if `wanted`."""
     from amtcore.errors import BackendError
     from amtcore.features.registry import BUILT_IN, build_extractor
-    from amtcore.kernels.backends.chosen import gpu_backend
+    from amtcore.kernels.devices import gpu_backend
 
     try:
         backend = gpu_backend().name
@@ -138,8 +129,8 @@ def gpu_checks(*, wanted: bool) -> Iterator[Check]:
         state = State.FAILED if wanted else State.NO
         yield Check("GPU", state, str(error).removeprefix("no GPU: "))
         return
-    yield checked("GPU", lambda: _facts(backend))
-    yield checked("PTX", lambda: _probe(backend))
+    yield checked("GPU", partial(_gpu_facts, backend))
+    yield checked("PTX", partial(_launch, backend))
     for name in BUILT_IN:
         what = f"{name} on the GPU"
         try:
@@ -153,21 +144,21 @@ def gpu_checks(*, wanted: bool) -> Iterator[Check]:
             yield checked(what, partial(_against_cpu, name, build_extractor(name), there))
 
 
-def _facts(backend: str) -> str:
+def _gpu_facts(backend: str) -> str:
     if backend == "interpreted":
         return "none: AMTCORE_GPU puts the interpreter of PTX in its place"
-    from amtcore.kernels.warp.driver.device_facts import device_facts
+    from amtcore.kernels.gpu.device import device_facts
 
     return str(device_facts())
 
 
-def _probe(backend: str) -> str:
-    from amtcore.kernels.backends.chosen import get_backend
-    from amtcore.kernels.backends.warp import WarpBackend
-    from amtcore.kernels.warp.driver.probe import probe
+def _launch(backend: str) -> str:
+    from amtcore.kernels.devices import get_backend
+    from amtcore.kernels.gpu.backend import GpuBackend
+    from amtcore.kernels.gpu.device import probe
 
     found = get_backend(backend)
-    assert isinstance(found, WarpBackend)
+    assert isinstance(found, GpuBackend)
     probe(found.launcher)
     return f"loaded and launched: {found.name} adds two vectors"
 
@@ -201,35 +192,30 @@ def noise(extractor: Extractor, seconds: float, seed: int) -> NDArray[np.float32
 #: Clips of a launch that fills a GPU; fewer if its memory is too small.
 CLIPS = 1500
 CLIP_S = 4.0
+#: Clips of a call on the CPU.
+CPU_CLIPS = 4
 _REPEATS = 2
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Speed of a model in seconds of audio per second."""
+def speed_checks(*, gpu: bool) -> Iterator[Check]:
+    """Measure seconds of audio per second of each model, on all cores and on the GPU.
 
-    model: str
-    cpu: float  # on all cores
-    gpu: float | None = None  # with samples and features copied; None without a GPU
-    clips: int = 0  # of a launch on the GPU
-
-    def __str__(self) -> str:
-        on_gpu = f", {self.gpu:,.0f} on the GPU ({self.clips} clips)" if self.gpu else ""
-        return f"{self.cpu:,.0f} x real time on the CPU{on_gpu}"
-
-
-def speed_checks(speeds: list[Speed], *, gpu: bool) -> Iterator[Check]:
-    """Measure each model and append its speed to `speeds`."""
-    from amtcore.features.registry import BUILT_IN
+    Samples and features are copied to and from the GPU.
+    """
+    from amtcore.features.registry import BUILT_IN, build_extractor
 
     def measure(name: str) -> str:
-        speeds.append(_measured(name, gpu))
-        return str(speeds[-1])
+        extractor = build_extractor(name)
+        sounds = [np.atleast_2d(noise(extractor, CLIP_S, 0))[0]] * CPU_CLIPS
+        seconds = best_of(partial(extractor.extract, sounds), 1)
+        text = f"{CPU_CLIPS * CLIP_S / seconds:,.0f} x real time on the CPU"
+        if gpu and (there := build_extractor(name, backend="cuda")).backend.name != "cpu":
+            rate, clips = gpu_rate(there)
+            text += f", {rate:,.0f} on the GPU ({clips} clips)"
+        return text
 
     for name in BUILT_IN:
         yield checked(f"speed of {name}", partial(measure, name))
-    if gpu:
-        yield checked("cycles of dau1997", _cycles)
 
 
 def gpu_answers(checks: list[Check]) -> bool:
@@ -238,34 +224,19 @@ def gpu_answers(checks: list[Check]) -> bool:
     return "PTX" in good and not good.get("GPU", "none").startswith("none")
 
 
-def _measured(name: str, gpu: bool) -> Speed:
-    from amtcore.features.registry import build_extractor
-    from earmill.pipeline.planning.speeds import seconds_of_a_second, warm_up
-
-    extractor = build_extractor(name)
-    warm_up([extractor])
-    cpu = 1.0 / seconds_of_a_second([extractor])[0]
-    if not gpu:
-        return Speed(name, cpu)
-    there = build_extractor(name, backend="cuda")
-    if there.backend.name == "cpu":
-        return Speed(name, cpu)
-    return Speed(name, cpu, *gpu_rate(there))
-
-
-def gpu_rate(extractor: Extractor, clips: int = CLIPS, clip_s: float = CLIP_S) -> tuple[float, int]:
+def gpu_rate(extractor: Extractor) -> tuple[float, int]:
     """Return seconds of audio per second, and the clips of a launch that fit the memory."""
-    clip = noise(extractor, clip_s, 0)
+    clip = noise(extractor, CLIP_S, 0)
     seconds, clips = as_large_as_fits(
-        lambda count: best_of(partial(extractor.extract, [clip] * count), _REPEATS), clips
+        lambda count: best_of(partial(extractor.extract, [clip] * count), _REPEATS), CLIPS
     )
-    return clips * clip_s / seconds, clips
+    return clips * CLIP_S / seconds, clips
 
 
 def as_large_as_fits(measure: Callable[[int], float], count: int) -> tuple[float, int]:
     """Measure `count` clips, or half as many until they fit the GPU's memory; return the count."""
     from amtcore.errors import DeviceMemoryError
-    from amtcore.kernels.warp.driver.failures import device_errors
+    from amtcore.kernels.gpu.driver import device_errors
 
     while True:
         try:
@@ -280,72 +251,4 @@ def as_large_as_fits(measure: Callable[[int], float], count: int) -> tuple[float
 def best_of(run: Callable[[], object], repeats: int) -> float:
     """Return the seconds of the fastest run, after a run that loads the kernels."""
     run()
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return min(times)
-
-
-def _cycles() -> str:
-    import torch
-
-    from amtcore.features.registry import build_extractor
-    from amtcore.kernels.warp.driver.device_facts import device_facts
-
-    facts, extractor = device_facts(), build_extractor("dau1997", backend="cuda")
-    clip = torch.from_numpy(noise(extractor, CLIP_S, 0)).cuda()
-    return cycles_of(extractor, clip, facts.clock_hz, facts.warp_instructions_per_s)
-
-
-def cycles_of(extractor: Extractor, clip: Tensor, clock_hz: float, slots_hz: float) -> str:
-    """Return the cycles per sample of a model whose channels fit one warp, as in pooled Dau1997.
-
-    Args:
-        extractor: The model on the GPU.
-        clip: A clip on the device, so that only features are copied.
-        clock_hz: Clock of the multiprocessors.
-        slots_hz: Warp instructions that the whole device can start per second.
-    """
-
-    def seconds(count: int) -> float:
-        clips: Any = [clip] * count
-        return best_of(lambda: extractor.extract(clips), _REPEATS)
-
-    alone = seconds(1) * clock_hz / len(clip)
-    per_clip, count = as_large_as_fits(lambda count: seconds(count) / count, CLIPS)
-    return (
-        f"a sample takes {alone:,.0f} cycles for one warp alone, and "
-        f"{per_clip * slots_hz / len(clip):,.0f} instructions' time a warp with {count} clips, at "
-        "the highest clock with all schedulers busy"
-    )
-
-
-def markdown(command: str, checks: Sequence[Check], speeds: Sequence[Speed]) -> str:
-    """Return heading, machine, checks, and speeds if they were measured, as Markdown."""
-    has_row = {f"speed of {speed.model}" for speed in speeds}
-    shown = [c for c in checks if not c.names_a_place and c.what not in has_row]
-    gpu = next((c.text for c in shown if c.what == "GPU" and c.state is State.OK), None)
-    parts = [
-        f"## Doctor: {(gpu or processor_name()).partition(',')[0]}",
-        f"`{command}` on {machine_line()}",
-        table(("check", "", "found"), [(c.what, c.state, c.text) for c in shown]),
-    ]
-    if speeds:
-        rows = []
-        for speed in speeds:
-            gpu_cells = ("", "") if speed.gpu is None else (f"{speed.gpu:.0f}", str(speed.clips))
-            rows.append((speed.model, f"{speed.cpu:.0f}", *gpu_cells))
-        parts += [
-            "Seconds of audio per second, pooled to default streams, samples and features copied.",
-            table(("model", "CPU", "GPU", "clips in a launch"), rows),
-        ]
-    return "\n\n".join(parts)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return min(timeit.repeat(run, number=1, repeat=repeats))

@@ -5,5 +5,6 @@
     page, server                      HTML, and the server of the live page
     build, live                       the two pages
 
-Only `page` and its templates know HTML; they escape every text.
+Only `page` and its templates know HTML; they escape every text. `row_picture` draws the figures of
+rows as a PNG.
 """

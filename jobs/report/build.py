@@ -62,21 +62,11 @@ def _check_number(name: str, value: float, low: float, high: float, *, whole: bo
         raise ValueError(f"{name}: expected {called} {limits}, got {value!r}")
 
 
-def write_report(
-    uri: str,
-    out: Path,
-    *,
-    options: Options,
-    storage_options: Mapping[str, Any],
-    job: JobSpec | None,
-    on_begin: Callable[[str], None],
-) -> Path:
-    """Write the report of a dataset to a file of this machine; see `report_html`."""
+def write_report(uri: str, out: Path, **options: Any) -> Path:
+    """Write the report of a dataset to a file of this machine; options are of `report_html`."""
     check_local(out)
     with store_errors(uri):
-        text = report_html(
-            uri, options=options, storage_options=storage_options, job=job, on_begin=on_begin
-        )
+        text = report_html(uri, **options)
     try:
         write_local(str(out), text.encode())
     except OSError as error:
@@ -142,7 +132,6 @@ def _source_job(stored: Stored, job: JobSpec | None) -> JobSpec | str:
 
 
 def _about(stored: Stored) -> dict[str, Any]:
-    """Return the provenance of a dataset as names and values, and the job as YAML."""
     dataset, entry = stored.features.dataset, stored.entry
     provenance = dataset.provenance
     versions = provenance.get("versions", {})
@@ -181,13 +170,15 @@ def _about(stored: Stored) -> dict[str, Any]:
 
 
 def _models(dataset: DatasetFile) -> list[tuple[str, str]]:
-    """Return each model with its parameters, rate and unit, and the hash of its coefficients."""
     models = []
     for model in dataset.provenance.get("models", []):
+        name, rate, unit = model.get("model"), model.get("fs_hz"), model.get("input_unit")
         parameters = ", ".join(f"{k} = {v}" for k, v in model.get("params", {}).items())
-        rate, unit = model.get("fs_hz"), model.get("input_unit")
-        parts = [f"{rate:g} Hz" if rate else "", f"input in {unit}" if unit else ""]
-        parts += [parameters or "parameters as they are by default"]
-        parts += [f"coefficients {dataset.buffers_sha256.get(model.get('model', ''), '')[:16]}"]
-        models.append((str(model.get("model")), "; ".join(part for part in parts if part)))
+        parts = [
+            f"{rate:g} Hz" if rate else "",
+            f"input in {unit}" if unit else "",
+            parameters or "parameters as they are by default",
+            f"coefficients {dataset.buffers_sha256.get(name or '', '')[:16]}",
+        ]
+        models.append((str(name), "; ".join(filter(None, parts))))
     return models

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,13 +33,10 @@ from earmill.pipeline.common.text import bytes_text
 from earmill.pipeline.dataset.commit_record import READ_THREADS
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX, FACT_TYPES
 from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.reader.combined import JoinedFeatures
+from earmill.pipeline.reader.features import Features
+from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.storage.documents import read_table
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.dataset.description import DatasetFile
-    from earmill.pipeline.reader.combined import JoinedFeatures
-    from earmill.pipeline.reader.features import Features
 
 T = TypeVar("T")
 
@@ -64,9 +62,15 @@ def corpus(stored: Stored, facts: pa.Table) -> dict[str, Any]:
     """Return the facts about the rows of a dataset; `facts` come from `row_facts`."""
     good = len(stored.features)
     note = f"Formats are of {len(facts):,} of {good:,} rows, from shards at even distances."
+    seconds = stored.features.table.column("seconds").to_numpy().astype(np.float64)
+    plots = [
+        histogram(seconds, "Durations", "duration", text=seconds_text),
+        histogram(_levels_db(stored, facts), "Levels before scaling", "RMS level (dB re 1)"),
+        *_summaries(stored),
+    ]
     return {
-        "figures": _figures(stored),
-        "plots": _histograms(stored, facts),
+        "figures": _figures(stored, float(seconds.sum())),
+        "plots": [plot for plot in plots if plot is not None],
         "bars": _categories(facts) if len(facts) else [],
         "streams": _streams(stored),
         "note": note if len(facts) < good else "",
@@ -77,61 +81,46 @@ def row_facts(stored: Stored) -> pa.Table:
     """Return row ids and provenance, from at most `MOST_TABLES` shards at even distances."""
 
     def read(shard: StoredShard) -> pa.Table:
-        table = read_table(stored.layout, shard.rows, FACTS.names)
-        for field in FACTS:
-            if field.name not in table.column_names:
-                table = table.append_column(field, pa.nulls(len(table), field.type))
-        return table.select(FACTS.names).cast(FACTS)
+        return read_table(stored.layout, shard.rows, FACTS.names)
 
     filled = [shard for shard in stored.shards.values() if shard.rows_ok]
     with Threads(READ_THREADS) as pool:
         tables = pool.map(read, _spread_over(filled, MOST_TABLES))
-        return pa.concat_tables([FACTS.empty_table(), *tables])
+        # Tables of earlier releases lack some columns.
+        return pa.concat_tables([FACTS.empty_table(), *tables], promote_options="permissive")
 
 
 def _spread_over(items: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` items at even distances."""
     if len(items) <= most:
         return list(items)
     return [items[int(k)] for k in np.linspace(0, len(items) - 1, most).round()]
 
 
-def _figures(stored: Stored) -> list[tuple[str, str, str]]:
-    """Return the numbers of the overview: name, value and a remark."""
+def _figures(stored: Stored, total_s: float) -> list[tuple[str, str, str]]:
     good, bad = len(stored.features), stored.rows_bad
-    total_s = float(stored.features.table.column("seconds").to_numpy().sum())
     nbytes, speed = sum(one.nbytes for one in stored.facts), mean_speed(stored.facts)
-    an_hour = f"{bytes_text(3600 * nbytes / total_s)} an hour" if total_s else ""
-    state = "closed" if stored.entry is not None else "not closed"
     return [
         ("rows", f"{good:,}", "with features"),
         ("quarantined", f"{bad:,}", percent(bad / (good + bad)) if bad else "none"),
         ("audio", hours_text(total_s), f"{total_s:,.0f} s"),
-        ("stored", bytes_text(nbytes), an_hour),
-        ("shards", f"{len(stored.shards):,}", state),
+        (
+            "stored",
+            bytes_text(nbytes),
+            f"{bytes_text(3600 * nbytes / total_s)} an hour" if total_s else "",
+        ),
+        ("shards", f"{len(stored.shards):,}", "closed" if stored.entry else "not closed"),
         ("speed", f"{number_text(speed)} {TIMES}" if speed else "unknown", "of real time"),
     ]
 
 
-def _histograms(stored: Stored, facts: pa.Table) -> list[Plot]:
-    """Return histograms of durations, of levels if known, and of values of whole clips."""
-    seconds = stored.features.table.column("seconds").to_numpy().astype(np.float64)
-    levels_db = _levels_db(stored.features.dataset, facts)
-    plots = [
-        histogram(seconds, "Durations", "duration", text=seconds_text),
-        histogram(levels_db, "Levels before scaling", "RMS level (dB re 1)"),
-        *_summaries(stored),
-    ]
-    return [plot for plot in plots if plot is not None]
-
-
-def _levels_db(dataset: DatasetFile, facts: pa.Table) -> Values:
+def _levels_db(stored: Stored, facts: pa.Table) -> Values:
     """Return the levels of the clips in dB re an RMS of 1.
 
     Gains tell the levels only in jobs that scale every clip to one level; else there are none.
     """
     from amtcore.units import PA_PER_UNIT, db_to_pa
 
+    dataset = stored.features.dataset
     scaled_to = dataset.spec.get("audio", {}).get("calibration", {}).get("level_db_spl")
     models = dataset.provenance.get("models", [])
     unit = models[0].get("input_unit") if models else None
@@ -144,8 +133,6 @@ def _levels_db(dataset: DatasetFile, facts: pa.Table) -> Values:
 
 def _summaries(stored: Stored) -> list[Plot | None]:
     """Return histograms of values of whole clips, such as loudness, over rows at even distances."""
-    from earmill.pipeline.reader.open import open_features
-
     clips = {k: v for k, v in stored.features.streams.items() if v.frame_rate_hz == 0}
     if not clips or not len(stored.features):
         return []
@@ -165,16 +152,14 @@ def _summaries(stored: Stored) -> list[Plot | None]:
 
 
 def _categories(facts: pa.Table) -> list[dict[str, Any]]:
-    columns = facts.to_pydict()
-
-    def counts(name: str, text: Callable[[int], str]) -> Counter[str]:
-        return Counter("unknown" if value is None else text(value) for value in columns[name])
-
-    pairs = zip(columns["container"], columns["codec"], strict=True)
-    codecs = Counter(" ".join(str(t) for t in pair if t) or "unknown" for pair in pairs)
-    channels = counts("channels", lambda n: {1: "mono", 2: "stereo"}.get(n, f"{n} channels"))
+    rates, codecs, channels = Counter[str](), Counter[str](), Counter[str]()
+    for row in facts.to_pylist():
+        rate, count = row["rate_hz"], row["channels"]
+        rates["unknown" if rate is None else rate_text(rate)] += 1
+        codecs[" ".join(filter(None, (row["container"], row["codec"]))) or "unknown"] += 1
+        channels[{None: "unknown", 1: "mono", 2: "stereo"}.get(count, f"{count} channels")] += 1
     return [
-        bars(counts("rate_hz", rate_text), "Sample rates of the files", "rate"),
+        bars(rates, "Sample rates of the files", "rate"),
         bars(codecs, "Formats of the files", "container and codec"),
         bars(channels, "Channels of the files", "channels"),
     ]
@@ -182,16 +167,15 @@ def _categories(facts: pa.Table) -> list[dict[str, Any]]:
 
 def _streams(stored: Stored) -> Table:
     """Return the table of the streams, first the rows' own, then added ones."""
-    header = ("stream", "model", "stored", "shape", "range", "mean")
-    own, joined = stored.features, stored.joined
-    rows = [_stream(own, name, info) for name, info in own.streams.items()]
-    if joined is not None:
-        beside = {name: info for name, info in joined.streams.items() if name not in own.streams}
-        rows += [_stream(joined, name, info) for name, info in beside.items()]
-    return Table(header, tuple(rows))
+    rows = {name: _stream(stored.features, name) for name in stored.features.streams}
+    if stored.joined is not None:
+        added = [name for name in stored.joined.streams if name not in rows]
+        rows |= {name: _stream(stored.joined, name) for name in added}
+    return Table(("stream", "model", "stored", "shape", "range", "mean"), tuple(rows.values()))
 
 
-def _stream(features: Features | JoinedFeatures, name: str, info: StreamInfo) -> tuple[str, ...]:
+def _stream(features: Features | JoinedFeatures, name: str) -> tuple[str, ...]:
+    info = features.streams[name]
     layout = layout_of(info)
     stored = int(features.table.column(f"{name}_n_frames").to_numpy().sum())
     shape = f"{info.width} {layout.columns_are} {layout.rate_text} ({info.pool}), {info.unit}"
@@ -217,7 +201,7 @@ def rows_of(
     positions = _spread_over(range(len(table)), most - len(shown_bad))
     columns = [name for name in table.column_names if name.startswith(EXTRA_PREFIX)]
     names = columns[:MOST_EXTRAS]
-    files = _files(facts)
+    files = {row["row_id"]: _file(row) for row in facts.to_pylist()}
     good = [
         {
             **row,
@@ -247,32 +231,25 @@ def rows_of(
     }
 
 
-def _files(facts: pa.Table) -> dict[str, str]:
-    """Map row ids to the formats of their files."""
-    files = {}
-    for row in facts.to_pylist():
-        rate = row["rate_hz"] and rate_text(row["rate_hz"])
-        channels = row["channels"] and f"{row['channels']} ch"
-        files[row["row_id"]] = ", ".join(part for part in (row["codec"], rate, channels) if part)
-    return files
+def _file(facts: Mapping[str, Any]) -> str:
+    rate = facts["rate_hz"] and rate_text(facts["rate_hz"])
+    channels = facts["channels"] and f"{facts['channels']} ch"
+    return ", ".join(part for part in (facts["codec"], rate, channels) if part)
 
 
 def bad_rows_of(stored: Stored, most: int) -> list[dict[str, Any]]:
     """Return at most `most` quarantined rows with their shards, in the order of the shards."""
-    bad: list[dict[str, Any]] = []
     paths = [(k, one.quarantine) for k, one in stored.shards.items() if one.quarantine]
-    for shard, path in paths[:MOST_BAD_TABLES]:
-        if len(bad) >= most:
-            break
-        bad += [shown_bad_row(row, shard) for row in read_table(stored.layout, path).to_pylist()]
-    return bad[:most]
+    rows = (
+        shown_bad_row(row, shard)
+        for shard, path in paths[:MOST_BAD_TABLES]
+        for row in read_table(stored.layout, path).to_pylist()
+    )
+    return list(islice(rows, most))
 
 
 def shown_bad_row(row: Mapping[str, Any], shard: str) -> dict[str, Any]:
-    """Return a quarantined row for the page.
-
-    Its message loses the URI at its beginning, because the page shows the URI beside it.
-    """
+    """Return a quarantined row for the page, which shows its URI beside the message."""
     message = (row["message"] or "").removeprefix(f"{row['uri']}: ")
     return {**row, "shard": shard, "message": message}
 
@@ -281,13 +258,12 @@ def quarantine(reasons: Mapping[str, int], rows: Iterable[Mapping[str, Any]]) ->
     """Return the quarantine from counts by reason, most frequent first, and some rows."""
     examples: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        if len(examples[row["error_class"]]) < MOST_EXAMPLES:
-            examples[row["error_class"]].append(row)
+        examples[row["error_class"]].append(row)
     return {
         "rows": sum(reasons.values()),
         "bars": bars(reasons, "Reasons", "reason", kind="bad"),
         "reasons": [
-            {"name": name, "count": count, "rows": examples.get(name, ())}
+            {"name": name, "count": count, "rows": examples[name][:MOST_EXAMPLES]}
             for name, count in Counter(reasons).most_common()
         ],
     }

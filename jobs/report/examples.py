@@ -8,11 +8,12 @@ channels that the models heard, the level of the file, and at most 48 kHz; a sec
 from __future__ import annotations
 
 import io
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any, BinaryIO
+from functools import cached_property
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,10 @@ from numpy.typing import NDArray
 from earmill.jobs.report.page import data_uri
 from earmill.jobs.report.plots import Plot, cell_text, signed
 from earmill.jobs.report.row_panels import clip_values, panels
+from earmill.jobs.report.stored import Stored
+from earmill.pipeline.audio.channels import clips_of_channels
+from earmill.pipeline.audio.decode import BlockReader
+from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import (
     CommitError,
@@ -30,14 +35,11 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.text import named_line, one_line
 from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.reader.features import Features
+from earmill.pipeline.sources import open_source
+from earmill.pipeline.sources.base import Item, Source
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.retrying import is_store_error
-
-if TYPE_CHECKING:
-    from earmill.jobs.report.stored import Stored
-    from earmill.pipeline.reader.features import Features
-    from earmill.pipeline.sources.base import Item, Source
-    from earmill.pipeline.spec.job import JobSpec
-    from earmill.pipeline.storage.layout import Layout
 
 # Sample rates of MP3.
 RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
@@ -48,6 +50,14 @@ LOUDEST = 0.999
 NOISY = frozenset({"MP3"})
 # Larger files are not fetched for a few seconds of sound.
 MOST_BYTES = 512 * 2**20
+
+
+# Provenance that the page shows, in this order.
+FACTS = (
+    "uri", "start_s", "end_s", "container", "codec", "rate_hz", "channels", "nbytes", "decoder",
+    "decoder_version", "header_size", "unterminated", "span_short_s", "resampler", "gain_db",
+    "bytes_sha256", "pcm_sha256", "shard",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,8 +73,6 @@ class Player:
     """Fetches the first seconds of rows, by the source and the channel policy of the job."""
 
     def __init__(self, spec: JobSpec, seconds: float) -> None:
-        from earmill.pipeline.sources import open_source
-
         self._spec, self._seconds = spec, seconds
         self._source: Source = open_source(spec.source, spec.audio.array_rate_hz)
 
@@ -81,23 +89,23 @@ class Player:
             if isinstance(stream, RowError):
                 return Sound(why=f"its source cannot be read: {one_line(stream)}")
             with stream:
-                return self._of(stream, item, channel, facts)
+                expected = facts.get("bytes_sha256")
+                if expected and digest_of(stream) != expected:
+                    return Sound(why="its file is another one now than the features were made of")
+                is_noisy = facts.get("container") in NOISY
+                samples, rate_hz = self._beginning(stream, item, channel, is_noisy=is_noisy)
+            return Sound(as_mp3(samples, rate_hz), level=self._level(samples))
         except SourceOutage:
             raise
         except (EarmillError, OSError, ValueError) as error:
             return Sound(why=f"its source cannot be read: {named_line(error)}")
 
-    def _of(self, stream: BinaryIO, item: Item, channel: int, facts: Mapping[str, Any]) -> Sound:
-        from earmill.pipeline.audio.channels import clips_of_channels
-        from earmill.pipeline.audio.decode import BlockReader
-        from earmill.pipeline.audio.decoder_pool import DecoderPool
-
-        expected = facts.get("bytes_sha256")
-        if expected and digest_of(stream) != expected:
-            return Sound(why="its file is another one now than the features were made of")
+    def _beginning(
+        self, stream: BinaryIO, item: Item, channel: int, *, is_noisy: bool
+    ) -> tuple[NDArray[np.float32], int]:
         audio = self._spec.audio
         with closing(DecoderPool()) as children:
-            opened = children.open if facts.get("container") in NOISY else BlockReader
+            opened = children.open if is_noisy else BlockReader
             with opened(
                 stream,
                 uri=item.uri,
@@ -107,19 +115,16 @@ class Player:
                 limits=audio.limits(),
             ) as reader:
                 clips = dict(clips_of_channels(audio.channels, reader.channel_ids))
-                rows = clips.get(channel, slice(0, 1))
                 wanted = int(self._seconds * reader.rate_hz)
                 blocks, frames = [], 0
                 for block in reader:
-                    blocks.append(block[rows])
+                    blocks.append(block[clips.get(channel, slice(0, 1))])
                     frames += block.shape[1]
                     if frames >= wanted:
                         break
-                samples = np.concatenate(blocks, axis=1)[:, :wanted].T
-                return Sound(as_mp3(samples, reader.rate_hz), level=self._level(samples))
+                return np.concatenate(blocks, axis=1)[:, :wanted].T, reader.rate_hz
 
     def _level(self, samples: NDArray[np.float32]) -> str:
-        """Return the level by the job's calibration."""
         rms = float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))
         calibration = self._spec.audio.calibration.to_dict()
         if rms == 0:
@@ -156,14 +161,6 @@ def as_mp3(samples: NDArray[np.float32], rate_hz: int) -> str:
     return data_uri("audio/mpeg", out.getvalue())
 
 
-# Provenance that the page shows, in this order.
-FACTS = (
-    "uri", "start_s", "end_s", "container", "codec", "rate_hz", "channels", "nbytes", "decoder",
-    "decoder_version", "header_size", "unterminated", "span_short_s", "resampler", "gain_db",
-    "bytes_sha256", "pcm_sha256", "shard",
-)  # fmt: skip
-
-
 def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
     """Return positions of the named rows, or of `count` rows from the shortest to the longest."""
     if row_ids:
@@ -173,8 +170,7 @@ def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
             raise SourceError(str(error.args[0])) from error
     order = np.argsort(features.table.column("seconds").to_numpy(), kind="stable")
     count = min(count, len(order))
-    middles = (np.arange(count) + 0.5) / count if count else ()
-    return [int(order[int(len(order) * share)]) for share in middles]
+    return [int(order[int(len(order) * ((k + 0.5) / count))]) for k in range(count)]
 
 
 def examples(
@@ -184,77 +180,75 @@ def examples(
 
     The sound comes from the source of `job`, which is a reason where there is no sound.
     """
-    sounds = _Sounds(stored.layout, stored.features, job, seconds)
-    return [
-        {"number": number, **_example(stored, position, seconds, sounds)}
-        for number, position in enumerate(positions, 1)
-    ]
+    sounds = _Sounds(stored, job, seconds)
+    shown = []
+    for number, position in enumerate(positions, 1):
+        known = stored.features.table.slice(position, 1).to_pylist()[0]
+        features, place = stored.richest(position)
+        shown_s = min(seconds, known["seconds"])
+        facts: Mapping[str, Any] = {}
+        extra: Mapping[str, Any] = {}
+        plots, values, problem = list[Plot](), None, ""
+        try:
+            row = features.slice(place, 0.0, shown_s) if shown_s > 0 else features[place]
+            facts, extra = features.provenance(place), row.extra
+            plots = panels(row, features.streams, shown_s) if shown_s > 0 else []
+            values = clip_values(row, features.streams)
+        except Exception as error:
+            if not (isinstance(error, EarmillError | ValueError) or is_store_error(error)):
+                raise
+            problem = named_line(error)
+        sound = sounds.of(known, facts) if facts else Sound(why="its provenance cannot be read")
+        shown.append(
+            {
+                "number": number,
+                "row_id": known["row_id"],
+                "seconds": known["seconds"],
+                "shown_s": shown_s,
+                "sound": sound,
+                "plots": plots,
+                "clip_values": values,
+                "facts": _cells({name: facts.get(name) for name in FACTS}),
+                "extra": _cells(extra),
+                "problem": problem,
+            }
+        )
+    return shown
 
 
-def _example(stored: Stored, position: int, seconds: float, sounds: _Sounds) -> dict[str, Any]:
-    known = stored.features.table.slice(position, 1).to_pylist()[0]
-    features, place = stored.richest(position)
-    shown_s = min(seconds, known["seconds"])
-    facts: Mapping[str, Any] = {}
-    extra: Mapping[str, Any] = {}
-    plots: list[Plot] = []
-    values, problem = None, ""
-    try:
-        row = features.slice(place, 0.0, shown_s) if shown_s > 0 else features[place]
-        facts, extra = features.provenance(place), row.extra
-        plots = panels(row, features.streams, shown_s) if shown_s > 0 else []
-        values = clip_values(row, features.streams)
-    except Exception as error:
-        if not (isinstance(error, EarmillError | ValueError) or is_store_error(error)):
-            raise
-        problem = named_line(error)
-    return {
-        "row_id": known["row_id"],
-        "seconds": known["seconds"],
-        "shown_s": shown_s,
-        "sound": sounds.of(known, facts) if facts else Sound(why="its provenance cannot be read"),
-        "plots": plots,
-        "clip_values": values,
-        "facts": [(name, cell_text(facts[name])) for name in FACTS if facts.get(name) is not None],
-        "extra": [(name, cell_text(value)) for name, value in extra.items() if value is not None],
-        "problem": problem,
-    }
+def _cells(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, cell_text(value)) for name, value in values.items() if value is not None]
 
 
 class _Sounds:
     """The sounds of rows; the plan names their places in the source."""
 
-    def __init__(
-        self, layout: Layout, features: Features, job: JobSpec | str, seconds: float
-    ) -> None:
-        self._layout, self._plan_id = layout, features.dataset.plan_id
-        self._plan: Plan | None = None
+    def __init__(self, stored: Stored, job: JobSpec | str, seconds: float) -> None:
+        self._stored = stored
         self._player: Player | None = None
-        self._why = ""
-        if isinstance(job, str):
-            self._why = job
-            return
-        try:
-            self._player = Player(job, seconds)
-        except EarmillError as error:
-            self._why = f"the source cannot be opened: {error}"
+        self._why = job if isinstance(job, str) else ""
+        if not isinstance(job, str):
+            try:
+                self._player = Player(job, seconds)
+            except EarmillError as error:
+                self._why = f"the source cannot be opened: {error}"
 
     def of(self, row: Mapping[str, Any], facts: Mapping[str, Any]) -> Sound:
-        """Return the sound of a row of the table."""
         if self._player is None:
             return Sound(why=self._why)
+        wanted = row["plan_row_id"]
         try:
-            return self._player.sound(self._item(row), row["channel"], facts)
+            items = (item for item in self._items[row["shard"]] if item.row_id == wanted)
+            if (item := next(items, None)) is None:
+                return Sound(why=f"the plan has no row {wanted!r}; run `earmill verify`")
+            return self._player.sound(item, row["channel"], facts)
         except CommitError as error:
             return Sound(why=str(error))
         except SourceOutage as error:  # every further row would wait as long
             self._player, self._why = None, f"the source is away: {error}"
             return Sound(why=self._why)
 
-    def _item(self, row: Mapping[str, Any]) -> Item:
-        self._plan = self._plan or Plan.read(self._layout, self._plan_id)
-        items = (shard.items for shard in self._plan.shards if shard.shard_id == row["shard"])
-        for item in chain.from_iterable(items):
-            if item.row_id == row["plan_row_id"]:
-                return item
-        raise CommitError(f"the plan has no row {row['plan_row_id']!r}; run `earmill verify`")
+    @cached_property
+    def _items(self) -> Mapping[str, Sequence[Item]]:
+        plan = Plan.read(self._stored.layout, self._stored.features.dataset.plan_id)
+        return defaultdict(tuple, {shard.shard_id: shard.items for shard in plan.shards})

@@ -29,11 +29,13 @@ class LivePage:
     """Makes the pages of one job; a page asks for the next one after `every_s` seconds."""
 
     def __init__(self, layout: Layout, job: JobWatch, every_s: float) -> None:
-        self._job, self._bad = job, _BadRows(layout)
+        self._layout, self._job = layout, job
         self._common = {"place": layout.url(), "every": max(1.0, every_s)}
+        # Some quarantined rows of each reason; each table of a commit is read once.
+        self._bad: list[dict[str, Any]] = []
+        self._read: set[str] = set()
 
     def waiting(self) -> str:
-        """Return the page before a job has begun."""
         values = {
             "name": "waiting for a job",
             "state": "waiting",
@@ -53,7 +55,7 @@ class LivePage:
         `trouble` says why this look failed; the figures are then older.
         """
         facts = self._job.facts
-        self._bad.look(facts)
+        self._read_bad_rows(facts)
         percent_done = TOLD_STEP * int(100 * progress.share_done / TOLD_STEP)
         remarks = [text for text in (trouble, *progress_remarks(progress)) if text]
         values = {
@@ -65,9 +67,27 @@ class LivePage:
             "told": f"{progress.state}, {percent_done} % done",
             "figures": _figures(progress),
             "work": work_of(list(facts.values())),
-            "quarantine": quarantine(progress.bad_by_class, self._bad.rows),
+            "quarantine": quarantine(progress.bad_by_class, self._bad),
         }
         return page("live.html", self._common | values)
+
+    def _read_bad_rows(self, facts: Mapping[str, ShardFacts]) -> None:
+        """Read new tables with rows of a reason that has few examples yet."""
+        kept = Counter(row["error_class"] for row in self._bad)
+        wanted = [
+            (shard, one.quarantine)
+            for shard, one in facts.items()
+            if one.quarantine is not None
+            and one.quarantine not in self._read
+            and any(kept[reason] < MOST_EXAMPLES for reason in one.bad_by_class)
+        ]
+        for shard, path in wanted[:TABLES_AT_ONCE]:
+            self._read.add(path)
+            with suppress(EarmillError, OSError, ValueError):  # `earmill verify` reports it
+                for row in read_table(self._layout, path).to_pylist():
+                    if kept[row["error_class"]] < MOST_EXAMPLES:
+                        kept[row["error_class"]] += 1
+                        self._bad.append(shown_bad_row(row, shard))
 
 
 def _figures(progress: JobProgress) -> list[tuple[str, str, str]]:
@@ -92,30 +112,3 @@ def _figures(progress: JobProgress) -> list[tuple[str, str, str]]:
         ("left", "none" if progress.share_done >= 1 else left, ""),
         ("last commit", last, ago),
     ]
-
-
-class _BadRows:
-    """Some quarantined rows of each reason; each table of a commit is read once."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._read: set[str] = set()
-        self.rows: list[dict[str, Any]] = []
-
-    def look(self, facts: Mapping[str, ShardFacts]) -> None:
-        """Read new tables with rows of a reason that has few examples yet."""
-        kept = Counter(row["error_class"] for row in self.rows)
-        wanted = [
-            (shard, one.quarantine)
-            for shard, one in facts.items()
-            if one.quarantine is not None
-            and one.quarantine not in self._read
-            and any(kept[reason] < MOST_EXAMPLES for reason in one.bad_by_class)
-        ]
-        for shard, path in wanted[:TABLES_AT_ONCE]:
-            self._read.add(path)
-            with suppress(EarmillError, OSError, ValueError):  # `earmill verify` reports it
-                for row in read_table(self._layout, path).to_pylist():
-                    if kept[row["error_class"]] < MOST_EXAMPLES:
-                        kept[row["error_class"]] += 1
-                        self.rows.append(shown_bad_row(row, shard))

@@ -61,7 +61,6 @@ def picture(values: Values, low: float, high: float) -> str:
 
 
 def data_uri(kind: str, content: bytes) -> str:
-    """Return a file as a URI that holds its content."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
@@ -150,5 +149,4 @@ def _shown(value: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def _part(name: str) -> str:
-    """Read a template, style or script of this package."""
     return (files("earmill.jobs.report") / "templates" / name).read_text("utf-8")

@@ -69,8 +69,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure."""
-
     title: str
     alt: str  # text for screen readers
     x_label: str  # with unit
@@ -104,7 +102,6 @@ def number_text(value: float) -> str:
 
 
 def cell_text(value: object) -> str:
-    """Return a value of a table; nothing for None."""
     if value is None:
         return ""
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -177,7 +174,6 @@ def nice_ratios(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
 def ticks(
     values: Sequence[float], low: float, high: float, text: Callable[[float], str] = number_text
 ) -> tuple[Tick, ...]:
-    """Return the labels of a linear axis from low to high."""
     span = (high - low) or 1.0
     return tuple(Tick(100 * (value - low) / span, text(value)) for value in values)
 
@@ -228,7 +224,6 @@ def histogram(
 
 
 def _bins(values: Values, text: Callable[[float], str]) -> tuple[list[float], tuple[Tick, ...]]:
-    """Return the edges of the bins, and the labels of the axis."""
     low, high = float(values.min()), float(values.max())
     bins = max(5, min(HISTOGRAM_BINS, 2 * math.ceil(math.sqrt(len(values)))))
     if low > 0 and high / low > LOG_RATIO:

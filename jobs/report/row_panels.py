@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.jobs.report.page import MOST_COLUMNS, MOST_ROWS, picture, pooled
 from earmill.jobs.report.plots import (
     Line,
@@ -34,12 +35,8 @@ from earmill.jobs.report.plots import (
     signed,
     ticks,
 )
-from earmill.jobs.stream_plots import decibels, modulation_rms
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.loader.rows import Row
+from earmill.pipeline.loader.rows import Row
 
 ENVELOPE_RANGE_DB, MODULATION_RANGE_DB = 50.0, 30.0
 FREQUENCIES_HZ = (50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
@@ -71,7 +68,7 @@ def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[
         else:
             values, unit = _values(row, info), info.unit
             if name == "envelope":
-                values, unit = decibels(values), "dB re maximum"
+                values, unit = _decibels(values), "dB re maximum"
                 values = np.maximum(values - float(values.max()), -ENVELOPE_RANGE_DB)
             spectrograms.append(_image(values, info, seconds, unit))
     plots = [_traces(row, infos, seconds) for infos in traces.values()]
@@ -111,6 +108,11 @@ def _seconds_ticks(seconds: float) -> tuple[Tick, ...]:
     return ticks(nice_steps(0, seconds, 5), 0, seconds)
 
 
+def _decibels(values: Values) -> Values:
+    level: Values = 20 * np.log10(np.maximum(np.abs(values), 1e-9))
+    return level
+
+
 def _slowest(values: Values, info: StreamInfo, seconds: float) -> Plot:
     """Plot the slowest modulation filter of each channel, which follows the envelope."""
     rates = np.asarray(info.mfc_hz)
@@ -122,7 +124,6 @@ def _slowest(values: Values, info: StreamInfo, seconds: float) -> Plot:
 
 
 def _image(values: Values, info: StreamInfo, seconds: float, unit: str) -> Plot:
-    """Plot (time, column) as a picture over time."""
     low, high = float(values.min()), float(values.max())
     means, columns = values.mean(axis=0), values.shape[1]
     if len(info.fc_hz) == columns:
@@ -162,7 +163,6 @@ def _per_channel(names: Sequence[str], what: str, columns: Mapping[str, Values])
 
 
 def _frequency_ticks(info: StreamInfo) -> tuple[Tick, ...]:
-    """Return ticks at round frequencies between the channels."""
     fc_hz, channels = info.fc_hz, len(info.fc_hz)
     if channels < 2 or np.any(np.diff(fc_hz) <= 0):
         middles = [Tick(100 * (k + 0.5) / channels, hertz_text(f)) for k, f in enumerate(fc_hz)]
@@ -180,10 +180,24 @@ def _column_ticks(columns: int) -> tuple[Tick, ...]:
     return tuple(Tick(100 * (k + 0.5) / columns, f"{k}") for k in shown)
 
 
+def _modulation_rms(values: Values, info: StreamInfo) -> tuple[list[float], Values]:
+    """Return the rates of modulation filters, and the RMS over time of (channel, rate).
+
+    NaN marks a filter that a channel lacks.
+    """
+    rates_hz = sorted(set(info.mfc_hz))
+    rms = np.full((len(info.channel_offsets) - 1, len(rates_hz)), np.nan)
+    of_columns = np.sqrt(np.mean(values**2, axis=0))
+    for channel, (first, last) in enumerate(pairwise(info.channel_offsets)):
+        for column in range(first, last):
+            rms[channel, rates_hz.index(info.mfc_hz[column])] = of_columns[column]
+    return rates_hz, rms
+
+
 def _modulation(values: Values, info: StreamInfo) -> Plot:
     """Plot the RMS over time of each modulation filter of each channel, in dB."""
-    rates, rms = modulation_rms(values, info)
-    levels_db = decibels(rms)
+    rates, rms = _modulation_rms(values, info)
+    levels_db = _decibels(rms)
     levels_db -= np.nanmax(levels_db)
     low_db = max(-MODULATION_RANGE_DB, float(np.floor(np.nanmin(levels_db))))
     names, filters = [hertz_text(fc) for fc in info.fc_hz], [hertz_text(rate) for rate in rates]

@@ -101,7 +101,6 @@ class PageServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
 
     def show(self, page: str) -> None:
-        """Serve this page from now on."""
         self._page = page.encode()
 
     def __enter__(self) -> Self:

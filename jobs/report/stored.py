@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.dataset.commit_record import (
-    READ_THREADS,
     CommitRecord,
     commits_as,
     read_commit,
+    reading_pool,
 )
 from earmill.pipeline.dataset.snapshot import LogEntry, read_current, read_snapshot
 from earmill.pipeline.dataset.watch import ShardFacts, shard_facts
+from earmill.pipeline.reader.combined import JoinedFeatures
+from earmill.pipeline.reader.features import Features
+from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.storage.layout import Layout
-
-if TYPE_CHECKING:
-    from earmill.pipeline.reader.combined import JoinedFeatures
-    from earmill.pipeline.reader.features import Features
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,14 @@ class StoredShard:
     rows_bad: int
     rows: str
     quarantine: str | None
+
+    @classmethod
+    def of(cls, layout: Layout, record: CommitRecord) -> StoredShard:
+        facts = None
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            facts = shard_facts(layout, record)
+        rows, quarantine = str(record.path("rows")), record.path("quarantine")
+        return cls(facts, record.rows_ok, record.rows_bad, rows, quarantine)
 
 
 @dataclass(frozen=True)
@@ -47,33 +54,39 @@ class Stored:
     storage_options: Mapping[str, Any]
     layout: Layout
     features: Features
-    entry: LogEntry | None
     shards: Mapping[str, StoredShard]
-    additions: Sequence[str]
-    joined: JoinedFeatures | None  # rows that are good in all feature sets; None without additions
+    entry: LogEntry | None = None
+    additions: Sequence[str] = ()
+    joined: JoinedFeatures | None = None  # rows that are good in all feature sets, with additions
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, Any]) -> Stored:
-        """Read index and commit records."""
-        from earmill.pipeline.reader.open import open_features
-
         layout = Layout.open(uri, storage_options)
         features = open_features(uri, storage_options=storage_options)
         current = read_current(layout)
         snapshot = None if current is None else read_snapshot(layout, current)
         if snapshot is None:
-            shards = commits_as(layout, lambda record: _shard(layout, record))
-            return cls(uri, storage_options, layout, features, None, shards, (), None)
-        refs = {shard: ref.generation for shard, ref in sorted(snapshot.commits.items())}
-        with Threads(READ_THREADS) as pool:
-            read = pool.map(lambda ref: _shard_of(layout, *ref), refs.items())
-            shards = dict(zip(refs, read, strict=True))
-        joined = None
-        if snapshot.additions:
+            shards = commits_as(layout, partial(StoredShard.of, layout))
+            return cls(uri, storage_options, layout, features, shards)
+
+        def read(shard: str) -> StoredShard:
+            record = read_commit(layout, shard, snapshot.commits[shard].generation)
+            if record is None:
+                raise CommitError(
+                    f"{layout.url()}: the commit of shard {shard} is gone although the index names "
+                    "it; run `earmill verify`"
+                )
+            return StoredShard.of(layout, record)
+
+        names = sorted(snapshot.commits)
+        with reading_pool(layout, len(names)) as pool:
+            shards = dict(zip(names, pool.map(read, names), strict=True))
+        additions, joined = sorted(snapshot.additions), None
+        if additions:
             joined = open_features(uri, additions=True, storage_options=storage_options)
-        additions = sorted(snapshot.additions)
-        entry = snapshot.entry
-        return cls(uri, storage_options, layout, features, entry, shards, additions, joined)
+        return cls(
+            uri, storage_options, layout, features, shards, snapshot.entry, additions, joined
+        )
 
     def richest(self, position: int) -> tuple[Features | JoinedFeatures, int]:
         """Return the features with most streams for a row of `features`, and its position there."""
@@ -85,29 +98,8 @@ class Stored:
 
     @property
     def facts(self) -> list[ShardFacts]:
-        """Facts of the shards whose records hold them."""
         return [shard.facts for shard in self.shards.values() if shard.facts is not None]
 
     @property
     def rows_bad(self) -> int:
-        """Number of quarantined rows."""
         return sum(shard.rows_bad for shard in self.shards.values())
-
-
-def _shard_of(layout: Layout, shard: str, generation: int) -> StoredShard:
-    record = read_commit(layout, shard, generation)
-    if record is None:
-        raise CommitError(
-            f"{layout.url()}: the commit of shard {shard} is gone although the index names it; run "
-            "`earmill verify`"
-        )
-    return _shard(layout, record)
-
-
-def _shard(layout: Layout, record: CommitRecord) -> StoredShard:
-    facts: ShardFacts | None = None
-    with suppress(KeyError, TypeError, ValueError, AttributeError):
-        facts = shard_facts(layout, record)
-    rows = record.path("rows")
-    assert rows is not None
-    return StoredShard(facts, record.rows_ok, record.rows_bad, rows, record.path("quarantine"))

@@ -7,7 +7,7 @@ spread evenly over this time. Long pauses are cut out of the time axis and marke
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -49,10 +49,6 @@ GROUPS = {
     "write": (monitoring.ENCODE, monitoring.CHECK, monitoring.HASH, monitoring.COMMIT),
     "other": (monitoring.OTHER,),
 }
-GROUP_TEXT = {
-    group: f"{group}: {', '.join(parts)}" if len(parts) > 1 else group
-    for group, parts in GROUPS.items()
-}
 GROUP_OF = {part: group for group, parts in GROUPS.items() for part in parts}
 
 
@@ -81,7 +77,6 @@ def mean_speed(facts: Sequence[ShardFacts]) -> float:
 
 
 def stamp(seconds: float) -> str:
-    """Return a time in UTC."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, OSError, ValueError):
@@ -99,7 +94,7 @@ class _Clock:
     ends: Values
     places: Values
     length_s: float
-    width_s: float
+    edges: Values  # of the bins; the last bin may be narrower
 
     @classmethod
     def of(cls, facts: Sequence[ShardFacts]) -> _Clock | None:
@@ -118,26 +113,19 @@ class _Clock:
         width = next((w for w in WIDTHS_S if length_s / w <= MOST_BINS), length_s / MOST_BINS)
         begins, ends = np.array(periods).T
         places = np.cumsum([0.0, *lengths[:-1]])
-        return cls(begins, ends, places, length_s, float(min(width, length_s)))
-
-    @property
-    def edges(self) -> Values:
-        """Edges of the bins; the last one may be narrower."""
-        inner = np.arange(0.0, self.length_s * (1 - 1e-9), self.width_s)
-        return np.append(inner, self.length_s)
+        edges = np.append(np.arange(0.0, length_s * (1 - 1e-9), float(width)), length_s)
+        return cls(begins, ends, places, length_s, edges)
 
     @property
     def note(self) -> str:
         """Begin and end of the work, and the number of pauses, in words."""
-        pauses = len(self.begins) - 1
         text = f"From {stamp(float(self.begins[0]))} to {stamp(float(self.ends[-1]))}"
-        if pauses:
+        if pauses := len(self.begins) - 1:
             times = "one pause" if pauses == 1 else f"{pauses:,} pauses"
             text += f", without {times} of more than {seconds_text(LONGEST_PAUSE_S)}"
         return text + "."
 
     def place(self, moment: Values) -> Values:
-        """Return the places of times on the axis."""
         period = np.clip(np.searchsorted(self.begins, moment, "right") - 1, 0, None)
         along = np.clip(moment - self.begins[period], 0, (self.ends - self.begins)[period])
         return self.places[period] + along
@@ -164,18 +152,14 @@ def _took(one: ShardFacts) -> float:
 
 
 def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
-    """Plot seconds of audio per second in each bin."""
     amounts = np.array([[one.audio_s, one.rows_ok + one.rows_bad] for one in facts])
     rates = clock.spread(facts, amounts) / np.diff(clock.edges)[:, None]
     mean = number_text(float(amounts[:, 0].sum() / clock.length_s))
-    cells = [(number_text(speed), number_text(rows)) for speed, rows in rates.tolist()]
     return _time_plot(
         clock,
         rates[:, :1],
-        ("one",),
-        [(f"{speed} times real time, {rows} rows/s",) for speed, rows in cells],
-        ("times real time", "rows a second"),
-        cells,
+        {"one": "{} times real time, {} rows/s"},
+        {"times real time": rates[:, 0], "rows a second": rates[:, 1]},
         title="Throughput",
         alt=f"Audio seconds processed a second over {seconds_text(clock.length_s)} of work: "
         f"{mean} on average, up to {number_text(float(rates[:, 0].max()) or 1.0)}.",
@@ -185,50 +169,52 @@ def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
 
 
 def _cpu(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
-    """Plot the busy cores in each bin by group."""
     cpu_s = np.array([one.cpu_s for one in facts])
     indices = [[monitoring.PARTS.index(part) for part in parts] for parts in GROUPS.values()]
     groups = np.stack([cpu_s[:, parts].sum(axis=1) for parts in indices], axis=1)
     cores = clock.spread(facts, groups) / np.diff(clock.edges)[:, None]
-    cells = [tuple(map(number_text, busy)) for busy in cores.tolist()]
     totals = groups.sum(axis=0)
     shares = zip(GROUPS, (totals / (totals.sum() or 1.0)).tolist(), strict=True)
     return _time_plot(
         clock,
         cores,
-        tuple(GROUPS),
-        [[f"{group} {n} cores" for group, n in zip(GROUPS, busy, strict=True)] for busy in cells],
-        [f"{group} (cores)" for group in GROUPS],
-        cells,
+        {group: f"{group} {{{k}}} cores" for k, group in enumerate(GROUPS)},
+        {f"{group} (cores)": busy for group, busy in zip(GROUPS, cores.T, strict=True)},
         title="CPU time of the workers",
         alt=f"Cores busy over {seconds_text(clock.length_s)} of work, by what for: "
         f"{', '.join(f'{group} {percent(share)}' for group, share in shares)}.",
         y_label="cores busy",
-        legend=tuple(GROUP_TEXT.items()),
+        legend=tuple(
+            (group, f"{group}: {', '.join(parts)}" if len(parts) > 1 else group)
+            for group, parts in GROUPS.items()
+        ),
     )
 
 
 def _time_plot(
     clock: _Clock,
     values: Values,
-    kinds: Sequence[str],
-    titles: Sequence[Sequence[str]],
-    columns: Sequence[str],
-    cells: Sequence[tuple[str, ...]],
+    titles: Mapping[str, str],
+    columns: Mapping[str, Values],
     **fields: Any,
 ) -> Plot:
-    """Plot (bin, kind) values over working time, stacked; `columns` and `cells` are the table."""
+    """Plot (bin, kind) values over working time, stacked.
+
+    `titles` has a title of the boxes for each kind; its braces are numbers of the table's columns.
+    """
     top = float(values.sum(axis=1).max()) or 1.0
     spans = list(pairwise(clock.edges.tolist()))
     times = [f"{seconds_text(first)} to {seconds_text(last)}" for first, last in spans]
+    cells = [tuple(map(number_text, bin)) for bin in np.stack([*columns.values()], 1).tolist()]
     boxes = []
-    for k, (first, last) in enumerate(spans):
+    for (first, last), time, numbers, bin in zip(spans, times, cells, values.tolist(), strict=True):
         left, right = 100 * first / clock.length_s, 100 * last / clock.length_s
         base = 0.0
-        for kind, value, title in zip(kinds, values[k].tolist(), titles[k], strict=True):
+        for (kind, title), value in zip(titles.items(), bin, strict=True):
             y, height = 100 * (1 - base / top - value / top), 100 * value / top
             if height:
-                boxes.append(Box(left, y, right - left, height, kind, f"{times[k]}: {title}"))
+                text = f"{time}: {title.format(*numbers)}"
+                boxes.append(Box(left, y, right - left, height, kind, text))
             base += value
     length, unit = in_units(clock.length_s)
     pauses = (clock.begins[1:] - clock.ends[:-1]).tolist()
@@ -260,10 +246,8 @@ def _parts(facts: Sequence[ShardFacts]) -> list[dict[str, Any]]:
     whole, audio_s = sum(sums) or 1.0, sum(one.audio_s for one in facts)
     per_audio = aligned([1000 * seconds / audio_s for seconds in sums]) if audio_s else []
     parts, left = [], 0.0
-    for k, (part, seconds, text) in enumerate(
-        zip(monitoring.PARTS, sums, aligned(sums), strict=False)
-    ):
-        width = 100 * seconds / whole
+    for k, (seconds, text) in enumerate(zip(sums, aligned(sums), strict=True)):
+        part, width = monitoring.PARTS[k], 100 * seconds / whole
         parts.append(
             {
                 "part": part,

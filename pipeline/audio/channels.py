@@ -24,10 +24,8 @@ NAMED_CHANNELS = {"left": 0, "right": 1}
 
 
 def channel_ids(channels: Channels, n_channels: int) -> tuple[int, ...]:
-    """Return the channels that a policy selects, MIXED for the mean.
-
-    Raises:
-        ChannelIndexError: The file has other channels.
+    """Return the channels that a policy selects, MIXED for the mean; ChannelIndexError if the file
+    has other channels.
     """
     if channels == "mean":
         return (MIXED,)

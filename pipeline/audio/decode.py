@@ -1,13 +1,10 @@
 """Decode encoded bytes to float32 samples, block by block, and to facts about them.
 
-libsndfile decodes from a seekable stream, and FFmpeg decodes what libsndfile cannot read. Tags in
-front of the audio are skipped. Spans are cut from the samples of the whole file: lossy streams are
-decoded from their start.
-
-`BlockReader` decodes one span of one stream block by block in constant memory, in one pass. It
-checks the container's bookkeeping before decoding, that samples are finite during decoding, and the
-delivered length against the declared length afterwards. Bad input becomes a RowError.
-docs/howto/audio-files.md lists the damage that cannot be found.
+`BlockReader` decodes one span of one stream in constant memory, in one pass. It checks the
+container's bookkeeping before decoding, that samples are finite during decoding, and the delivered
+length against the declared length afterwards. Spans are cut from the samples of the whole file:
+lossy streams are decoded from their start. docs/howto/audio-files.md lists the damage that cannot
+be found.
 """
 
 from __future__ import annotations
@@ -24,31 +21,11 @@ import numpy as np
 
 from earmill.pipeline.audio.channels import AudioBlock, Channels, channel_ids, mix
 from earmill.pipeline.audio.containers import probe
-from earmill.pipeline.audio.decoders import (
-    UNKNOWN_FRAMES,
-    DecoderError,
-    DecoderInput,
-    open_decoder,
-)
-from earmill.pipeline.audio.time_span import (
-    END_SLACK_S,
-    ends_before,
-    frame_span,
-    seconds_to_frames,
-)
+from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, DecoderError, DecoderInput, open_decoder
+from earmill.pipeline.audio.time_span import END_SLACK_S, ends_before, frame_span, seconds_to_frames
+from earmill.pipeline.common import errors
 from earmill.pipeline.common.byte_streams import digest_of
-from earmill.pipeline.common.errors import (
-    EmptyFileError,
-    NonFiniteError,
-    NotAudioError,
-    RowError,
-    SampleRateError,
-    TooLongError,
-    TruncatedError,
-    UnreadableError,
-    UnsupportedError,
-    ZeroLengthError,
-)
+from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.common.monitoring import HASH, doing
 
 # 1.5 s at 44.1 kHz: long enough that the cost of Python is small, short enough to stream.
@@ -62,53 +39,37 @@ class Limits:
     min_rate_hz: float = 1000.0
     max_rate_hz: float = 768000.0
     max_seconds: float = 86400.0
-    # Seconds by which a span may end behind its file.
-    span_tolerance_s: float = END_SLACK_S
-    # Ogg files without an end mark are accepted.
-    unterminated: bool = False
+    span_tolerance_s: float = END_SLACK_S  # A span may end so much behind its file.
+    unterminated: bool = False  # Ogg files without an end mark are accepted.
 
 
 @dataclass(frozen=True)
 class AudioFacts:
-    """Facts about a file and the span that was read from it.
+    """Facts about a file and the span that was read from it."""
 
-    Args:
-        container: WAV, FLAC, OGG, MP3, MP4, ...
-        codec: The library's name of the codec: PCM_16, VORBIS, MPEG_LAYER_III, AAC, WMAV2, ...
-        frames: Samples per channel of the span.
-        seconds: Duration of the span.
-        nbytes: Bytes of the whole file.
-        bytes_sha256: Checksum of the whole file; empty if only a part of the file is read.
-        pcm_sha256: Checksum of the span before mixing: float32 little-endian, interleaved channels.
-        decoder: Library that decoded.
-        header_size: `ignored` if the header's size of the samples cannot be right and all samples
-            were read, `unknown` if the header states that it does not know the size, else None.
-        unterminated: The stream has no end mark; None if it has one or needs none.
-        span_short_s: Seconds by which the file ended before the span; None if it did not.
-    """
-
-    container: str
-    codec: str
+    container: str  # WAV, FLAC, OGG, MP3, MP4, ...
+    codec: str  # The library's name: PCM_16, VORBIS, MPEG_LAYER_III, AAC, WMAV2, ...
     rate_hz: int
     channels: int
-    frames: int
-    seconds: float
-    nbytes: int
-    bytes_sha256: str
+    frames: int  # Samples per channel of the span.
+    seconds: float  # Duration of the span.
+    nbytes: int  # Bytes of the whole file.
+    bytes_sha256: str  # Checksum of the whole file; empty if only a part of the file is read.
+    # Checksum of the span before mixing: float32 little-endian, interleaved channels.
     pcm_sha256: str
-    decoder: str
+    decoder: str  # Library that decoded.
     decoder_version: str
+    # Is `ignored` if the header's size of the samples cannot be right and all samples were read.
+    # Is `unknown` if the header states that it does not know the size.
     header_size: str | None = None
-    unterminated: bool | None = None
-    span_short_s: float | None = None
+    unterminated: bool | None = None  # The stream lacks its end mark; None if it needs none.
+    span_short_s: float | None = None  # Seconds by which the file ended before the span.
 
 
 class Blocks(ABC):
     """Blocks of one span, read once, decoded in this process or in another.
 
-    Attributes:
-        rate_hz: Sample rate of the file.
-        channel_ids: Channels of a block, see `channels.channel_ids`.
+    For the channels of a block see `channels.channel_ids`. Facts are complete after the last block.
     """
 
     rate_hz: int
@@ -117,7 +78,6 @@ class Blocks(ABC):
 
     @property
     def facts(self) -> AudioFacts:
-        """Facts about the span; ValueError before the last block was read."""
         if self._facts is None:
             raise ValueError("facts are complete only after the last block was read")
         return self._facts
@@ -136,27 +96,15 @@ class Blocks(ABC):
 
 
 class BlockReader(Blocks):
-    """Mixed blocks of one span in constant memory; `facts` are complete after the last block.
+    """Mixed blocks of one span in constant memory: (len(channel_ids), <= block_frames) float32.
 
-    Damage may show only after good blocks. The results of these blocks are then invalid.
+    Damage may show only after good blocks. The results of these blocks are then invalid. A RowError
+    says that the stream cannot be decoded; its subclass names the reason.
 
-    Args:
-        stream: Seekable bytes; the caller closes them. If they have a method `digest()`,
-            bytes_sha256 is its result.
-        digest: Value of bytes_sha256 if the caller knows it.
-        uri: Name of the stream in messages.
-        start_s: Start in seconds; None is the beginning.
-        end_s: End in seconds; None is the end.
-        channels: Channel policy, see `channels`.
-        limits: Limits of the file; None for the defaults.
-        block_frames: Frames in a block.
-        margins_s: Whole seconds before and after the span that blocks contain as well, within the
-            file; `facts` are about the span alone.
-    Raises:
-        RowError: The stream cannot be decoded; the subclass names the reason.
-
-    Shape:
-        - blocks: (len(channel_ids), <= block_frames) float32
+    The caller closes the seekable stream; `uri` names it in messages. Without `digest`, its sha256
+    is the result of the stream's method `digest()`, or is computed. The span is from `start_s` to
+    `end_s`; None is the beginning or end. Blocks also contain `margins_s` whole seconds before and
+    after the span, within the file. The facts are about the span alone.
     """
 
     def __init__(
@@ -180,11 +128,11 @@ class BlockReader(Blocks):
         self._frames = 0
         with self._named_errors():
             if self._nbytes == 0:
-                raise EmptyFileError("expected audio, got an empty file")
+                raise errors.EmptyFileError("expected audio, got an empty file")
             try:
                 self._probe = probe(stream, self._nbytes)
             except OSError as error:
-                raise UnreadableError(f"read failed: {error}") from error
+                raise errors.UnreadableError(f"read failed: {error}") from error
             # A failure here is the disk's, not the file's: it stays an OSError.
             with doing(HASH):
                 self._bytes_sha256 = digest_of(stream) if digest is None else digest
@@ -210,42 +158,43 @@ class BlockReader(Blocks):
         except RowError as error:
             raise type(error)(f"{self._uri}: {error}") from error.__cause__
 
+    def _check_input(self) -> None:
+        """Raise the error of a failed read, which decoders take for the end of the file."""
+        if (error := self._input.error) is not None:
+            raise errors.UnreadableError(f"read failed: {error}") from error
+
     def _open_error(self, error: DecoderError) -> RowError:
         self._check_input()
         if self._probe.rate_hz == 0:
-            return SampleRateError("expected a sample rate above 0 Hz, got 0")
+            return errors.SampleRateError("expected a sample rate above 0 Hz, got 0")
         if refused := self._refused():
             return refused
         if error.unsupported:
-            return _unsupported(error)
+            return _broken(error, 0)
         if error.not_audio or self._probe.kind == "other":
-            return NotAudioError(
+            return errors.NotAudioError(
                 "expected audio (wav, flac, ogg, mp3, opus, m4a, ...), got bytes of no supported "
                 f"format ({error})"
             )
-        return TruncatedError(f"the {self._probe.kind} header is broken: {error}")
+        return errors.TruncatedError(f"the {self._probe.kind} header is broken: {error}")
 
-    def _refused(self) -> TruncatedError | None:
+    def _refused(self) -> errors.TruncatedError | None:
         """Return the error for damage that the probe found and the job does not accept."""
         if self._probe.damage is not None:
-            return TruncatedError(f"cut or damaged: {self._probe.damage}")
+            return errors.TruncatedError(f"cut or damaged: {self._probe.damage}")
         if self._probe.unterminated and not self._limits.unterminated:
-            return TruncatedError(
+            return errors.TruncatedError(
                 "cut, or written without an end: the last Ogg page has no end-of-stream mark; "
                 "audio.unterminated: accept takes such files"
             )
         return None
-
-    def _check_input(self) -> None:
-        if (error := self._input.error) is not None:
-            raise UnreadableError(f"read failed: {error}") from error
 
     def _check_header(self, channels: Channels, before_s: int, after_s: int) -> None:
         """Compare the header with the limits, and find the frames to read."""
         self.rate_hz = int(self._file.samplerate)
         low, high = self._limits.min_rate_hz, self._limits.max_rate_hz
         if not low <= self.rate_hz <= high:
-            raise SampleRateError(
+            raise errors.SampleRateError(
                 f"expected a sample rate of {low:g} to {high:g} Hz, got {self.rate_hz}"
             )
         self.channel_ids = channel_ids(channels, self._file.channels)
@@ -268,7 +217,7 @@ class BlockReader(Blocks):
     def _check_length(self, frames: int) -> None:
         limit = self._limits.max_seconds
         if frames > limit * self.rate_hz:
-            raise TooLongError(
+            raise errors.TooLongError(
                 f"expected at most {limit:g} s of audio (audio.max_seconds), got "
                 f"{frames / self.rate_hz:.6g} s or more; raise it, or cut the file into spans with "
                 "a manifest"
@@ -276,14 +225,25 @@ class BlockReader(Blocks):
 
     def __iter__(self) -> Iterator[AudioBlock]:
         with self._named_errors():
-            self._skip_to_start()
+            self._position = 0
+            if self._from and self._file.exact_seek and self._declared is not None:
+                frame = min(self._from, self._file.frames)
+                try:
+                    self._position = self._file.seek(frame)
+                except DecoderError as error:
+                    raise _broken(error, frame) from error
+            while self._position < self._from:
+                block = self._read(min(self._block_frames, self._from - self._position))
+                if len(block) == 0:
+                    break
+                self._position += len(block)
             while self._position < self._to:
                 block = self._read(min(self._to - self._position, self._block_frames))
                 if len(block) == 0:
                     break
                 if not np.isfinite(block).all():
                     frame, channel = np.argwhere(~np.isfinite(block))[0]
-                    raise NonFiniteError(
+                    raise errors.NonFiniteError(
                         f"expected finite samples, got {block[frame, channel]} at sample "
                         f"{self._position + frame} of channel {channel}"
                     )
@@ -297,22 +257,25 @@ class BlockReader(Blocks):
                 self._check_length(self._frames)
                 yield mix(block, self.channel_ids)
             self._check_complete()
-            self._facts = self._collected_facts()
-
-    def _skip_to_start(self) -> None:
-        self._position = 0
-        if self._from and self._file.exact_seek and self._declared is not None:
-            frame = min(self._from, self._file.frames)
-            try:
-                self._position = self._file.seek(frame)
-            except DecoderError as error:
-                raise _broken(error, frame) from error
-            return
-        while self._position < self._from:
-            block = self._read(min(self._block_frames, self._from - self._position))
-            if len(block) == 0:
-                return
-            self._position += len(block)
+            end_s, missing = self._span[1], 0
+            if end_s is not None:
+                missing = seconds_to_frames(end_s, self.rate_hz) - self._start - self._frames
+            self._facts = AudioFacts(
+                container=self._file.format,
+                codec=self._file.subtype,
+                rate_hz=self.rate_hz,
+                channels=self._file.channels,
+                frames=self._frames,
+                seconds=self._frames / self.rate_hz,
+                nbytes=self._nbytes,
+                bytes_sha256=self._bytes_sha256,
+                pcm_sha256=self._pcm_sha256.hexdigest(),
+                decoder=self._file.name,
+                decoder_version=self._file.version,
+                header_size=self._probe.header_size,
+                unterminated=self._probe.unterminated or None,
+                span_short_s=missing / self.rate_hz if missing > 0 else None,
+            )
 
     def _read(self, frames: int) -> AudioBlock:
         try:
@@ -327,7 +290,7 @@ class BlockReader(Blocks):
         """Compare the delivered frames with the declared frames, once reading has stopped."""
         position, least = self._position, self._file.least_frames
         if self._is_open and position < least:
-            raise TruncatedError(
+            raise errors.TruncatedError(
                 f"cut or damaged: expected about {least} samples or more, got {position}"
             )
         if self._declared is None:
@@ -339,42 +302,21 @@ class BlockReader(Blocks):
                 if not self._whole:
                     raise ends_before(self._span, position, self.rate_hz, tolerance_s)
         elif position + self._probe.slack_frames < self._to:
-            raise TruncatedError(f"cut or damaged: expected {self._to} samples, got {position}")
+            raise errors.TruncatedError(
+                f"cut or damaged: expected {self._to} samples, got {position}"
+            )
         elif self._to == self._declared:
             more = self._file.goes_on()
             self._check_input()
             if more is not None:
-                raise TruncatedError(f"goes on behind the end that it states: {more}")
+                raise errors.TruncatedError(f"goes on behind the end that it states: {more}")
         if self._frames == 0:
-            raise ZeroLengthError("expected samples, got a header without any")
-
-    def _collected_facts(self) -> AudioFacts:
-        end_s, missing = self._span[1], 0
-        if end_s is not None:
-            missing = seconds_to_frames(end_s, self.rate_hz) - self._start - self._frames
-        return AudioFacts(
-            container=self._file.format,
-            codec=self._file.subtype,
-            rate_hz=self.rate_hz,
-            channels=self._file.channels,
-            frames=self._frames,
-            seconds=self._frames / self.rate_hz,
-            nbytes=self._nbytes,
-            bytes_sha256=self._bytes_sha256,
-            pcm_sha256=self._pcm_sha256.hexdigest(),
-            decoder=self._file.name,
-            decoder_version=self._file.version,
-            header_size=self._probe.header_size,
-            unterminated=self._probe.unterminated or None,
-            span_short_s=missing / self.rate_hz if missing > 0 else None,
-        )
-
-
-def _unsupported(error: DecoderError) -> UnsupportedError:
-    return UnsupportedError(f"expected one stream in a supported codec, got {error}; convert it")
+            raise errors.ZeroLengthError("expected samples, got a header without any")
 
 
 def _broken(error: DecoderError, frame: int) -> RowError:
     if error.unsupported:
-        return _unsupported(error)
-    return TruncatedError(f"decoding breaks after sample {frame}: {error}")
+        return errors.UnsupportedError(
+            f"expected one stream in a supported codec, got {error}; convert it"
+        )
+    return errors.TruncatedError(f"decoding breaks after sample {frame}: {error}")

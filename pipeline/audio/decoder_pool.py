@@ -3,9 +3,7 @@
     worker --> request, open file --> child --> rate, channels; blocks; facts  -->  ChildReader
 
 A child serves file after file, and there are as many children as files are open at a time. A child
-that died, or that was left in the middle of a file, is not used again. A decoder that was taken
-over by its input cannot reach the worker: it sends numbers and text within bounds
-(`decoder_process`), has no credentials and can write no file.
+that died, or that was left in the middle of a file, is not used again.
 """
 
 from __future__ import annotations
@@ -87,7 +85,12 @@ class DecoderPool:
             "digest": digest,
             "cpu_s": CPU_S + nbytes / BYTES_PER_CPU_S,
         }
-        return ChildReader(self, self._idle_child(), stream, request)
+        child = None
+        with suppress(IndexError):
+            while not (child := self._idle.pop()).is_alive():
+                child.end()
+                child = None
+        return ChildReader(self, child or _Child(), stream, request)
 
     def give_back(self, child: _Child) -> None:
         self._idle.append(child)
@@ -96,13 +99,6 @@ class DecoderPool:
         with suppress(IndexError):
             while True:
                 self._idle.pop().end()
-
-    def _idle_child(self) -> _Child:
-        with suppress(IndexError):
-            while not (child := self._idle.pop()).is_alive():
-                child.end()
-            return child
-        return _Child()
 
 
 class _Child:
@@ -162,18 +158,12 @@ class _Child:
 class ChildReader(Blocks):
     """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`.
 
-    Raises:
-        DecoderCrashError: The file crashed the child.
-        DecoderLimitError: The child took more time or memory than a file may.
-        RowError: As `BlockReader`.
+    Beside its errors, a DecoderCrashError if the file crashed the child, or a DecoderLimitError if
+    it took more time or memory than a file may.
     """
 
     def __init__(
-        self,
-        children: DecoderPool,
-        child: _Child,
-        stream: BinaryIO,
-        request: Mapping[str, Any],
+        self, children: DecoderPool, child: _Child, stream: BinaryIO, request: Mapping[str, Any]
     ) -> None:
         self._children, self._stream, self._request = children, stream, request
         self._child: _Child | None = child
@@ -211,9 +201,9 @@ class ChildReader(Blocks):
             yield np.frombuffer(payload, "<f4").reshape(rows, -1).astype(np.float32, copy=False)
 
     def _give_back(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            self._children.give_back(child)
+        if self._child is not None:
+            self._children.give_back(self._child)
+            self._child = None
 
     def _answer(self) -> tuple[dict[str, Any], bytearray]:
         """Return the child's next message; raise an error that it reports."""
@@ -234,7 +224,10 @@ class ChildReader(Blocks):
     def _failed(self, message: Mapping[str, Any]) -> RowError:
         if message["error"] == "memory":
             self.close()
-            return self._limit(f"{MEMORY_BYTES >> 30} GiB of memory")
+            return DecoderLimitError(
+                f"{self._request['uri']}: the decoder took more than {MEMORY_BYTES >> 30} GiB of "
+                "memory, which a file may not"
+            )
         kind = getattr(errors, str(message["error"]), None)
         if not (isinstance(kind, type) and issubclass(kind, RowError)):
             return self._nonsense("an error that is none")
@@ -247,19 +240,17 @@ class ChildReader(Blocks):
 
     def _died(self) -> Exception:
         child, self._child = self._child, None
-        code = 0 if child is None else child.end()
+        code, uri = 0 if child is None else child.end(), self._request["uri"]
         if code == -signal.SIGXCPU:
-            return self._limit(f"{math.ceil(self._request['cpu_s'])} s of CPU time for a block")
+            return DecoderLimitError(
+                f"{uri}: the decoder took more than {math.ceil(self._request['cpu_s'])} s of CPU "
+                "time for a block, which a file may not"
+            )
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         if -code in FROM_OUTSIDE:
             # The host is out of memory, or somebody ended the job, so it is not the row's fault.
-            return ChildProcessError(f"{self._request['uri']}: the decoder was killed ({name})")
-        return DecoderCrashError(f"{self._request['uri']}: the decoder crashed ({name})")
-
-    def _limit(self, what: str) -> DecoderLimitError:
-        return DecoderLimitError(
-            f"{self._request['uri']}: the decoder took more than {what}, which a file may not"
-        )
+            return ChildProcessError(f"{uri}: the decoder was killed ({name})")
+        return DecoderCrashError(f"{uri}: the decoder crashed ({name})")
 
     def _nonsense(self, what: str) -> DecoderCrashError:
         self.close()

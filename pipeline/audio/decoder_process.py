@@ -1,11 +1,9 @@
 """A process that decodes untrusted bytes for a worker, and the messages between the two.
 
-`python -P -m earmill.pipeline.audio.decoder_process SOCKET MEMORY_BYTES` serves requests until the
-worker is gone. The process has no credentials in its environment and can write no file. It ends if
-a block takes more memory or CPU time than the worker allows. The worker's side is
-`earmill.pipeline.audio.decoder_pool`.
-
-Messages go over a socket.
+The command `python -P -m earmill.pipeline.audio.decoder_process SOCKET MEMORY_BYTES` serves
+requests until the worker (`decoder_pool`) is gone. The process has no credentials in its
+environment and can write no file. It ends if a block takes more memory or CPU time than the worker
+allows. Messages go over a socket.
 
     frame = length of JSON, length of payload (two little-endian uint32), JSON, payload
 

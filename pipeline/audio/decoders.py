@@ -3,10 +3,6 @@
 libsndfile reads what it can. FFmpeg, through PyAV, reads the rest. dr_flac, through miniaudio,
 decodes short FLACs that are read whole. All deliver (frames, channels) float32 in pieces of any
 size with equal samples. Encoder delay and padding are left out where the container marks them.
-
-Libraries read through callbacks, in which an exception is lost. `DecoderInput` keeps it. It also
-bounds the cost of a header: until `opened` is called, a header that makes a library read on and on
-meets the end of the file instead.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -59,7 +56,11 @@ HEADER_READS = 200_000
 
 
 class DecoderInput:
-    """A stream as decoding libraries read it: without a name, with bounds, keeping errors."""
+    """A stream as decoding libraries read it: without a name, with bounds, keeping errors.
+
+    Libraries read through callbacks, in which an exception is lost: the first one is kept here.
+    Until `opened` is called, a header that makes a library read on and on meets the file's end.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -89,10 +90,9 @@ class DecoderInput:
         return len(chunk)
 
     def read(self, size: int = -1) -> bytes:
-        if self._bounded:
-            self._reads_left -= 1
-            if self._reads_left < 0 or self._bytes_left <= 0:
-                return b""
+        self._reads_left -= 1
+        if self._bounded and (self._reads_left < 0 or self._bytes_left <= 0):
+            return b""
         try:
             chunk = self._stream.read(size)
         except OSError as error:
@@ -145,7 +145,7 @@ class Decoder:
         return None
 
     def close(self) -> None:
-        """Release the file."""
+        return
 
 
 def open_decoder(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decoder:
@@ -156,24 +156,24 @@ def open_decoder(source: DecoderInput, probe: Probe, *, whole: bool = False) -> 
 
 
 def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decoder:
-    part = source.window(probe.start, probe.stop, probe.prefix)
-    if whole and probe.kind == "flac" and (flac := whole_flac(part)) is not None:
+    def part() -> DecoderInput:
+        return source.window(probe.start, probe.stop, probe.prefix)
+
+    if whole and probe.kind == "flac" and (flac := whole_flac(part())) is not None:
         return flac
-    part.seek(0)
     if probe.kind in FFMPEG or probe.by_ffmpeg:
-        return AvFile(part, probe)
+        return AvFile(part(), probe)
     try:
-        file = SndFile(part, probe)
-    except DecoderError:
-        if not probe.codec or probe.kind not in BOTH:
-            raise
-    else:
+        file = SndFile(part(), probe)
         # libsndfile guesses where MPEG audio ends, and may stop too early.
         if probe.kind != "mpeg" or file.frames >= (probe.declared_frames or 0):
             return file
         file.close()
+    except DecoderError:
+        if not probe.codec or probe.kind not in BOTH:
+            raise
     try:
-        return AvFile(source.window(probe.start, probe.stop, probe.prefix), probe)
+        return AvFile(part(), probe)
     except DecoderError as error:
         if error.unsupported or error.not_audio or not probe.codec:
             raise
@@ -184,7 +184,7 @@ def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decod
 # A quarter of an hour of speech; decoded, 16 MB of 16 bits.
 MOST_BYTES = 1 << 24
 MOST_SAMPLES = 1 << 23
-# Bits of a sample to libsndfile's name for them. libsndfile decodes FLACs of other widths.
+# Name of a codec by the bits of a sample. libsndfile decodes FLACs of other widths.
 SUBTYPES = {8: "PCM_S8", 16: "PCM_16", 24: "PCM_24"}
 
 
@@ -211,24 +211,21 @@ class WholeFlac(Decoder):
         scaled: AudioBlock = part if part.dtype == np.float32 else part * np.float32(2.0**-15)
         return scaled
 
-    def close(self) -> None:
-        self._samples = self._samples[:0]
-
 
 def whole_flac(source: DecoderInput) -> WholeFlac | None:
     """Decode a short FLAC with dr_flac, in two thirds of the time of libsndfile.
 
-    dr_flac leaves out frames whose checksum is wrong, and goes on. So its samples count only if
-    there are as many as the header declares, and no more follow. In all other cases libsndfile
-    decodes the file and reports its faults; the result is None.
+    dr_flac leaves out frames whose checksum is wrong. So its samples count only if there are as
+    many as the header declares, and no more follow. Else the result is None: libsndfile decodes the
+    file and reports its faults.
     """
     try:
         import miniaudio
     except ImportError:  # there is no wheel for every machine
         return None
-    nbytes = source.seek(0, io.SEEK_END)
+    is_short = source.seek(0, io.SEEK_END) <= MOST_BYTES
     source.seek(0)
-    info = StreamInfo.of(source.read(FLAC_HEAD_BYTES)) if nbytes <= MOST_BYTES else None
+    info = StreamInfo.of(source.read(FLAC_HEAD_BYTES)) if is_short else None
     if info is None or info.bits not in SUBTYPES:
         return None
     if not 0 < info.frames * info.channels <= MOST_SAMPLES:
@@ -245,15 +242,15 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
     # The header declares one frame more to dr_flac, which then also reads frames that follow.
     count = int.from_bytes(data[FLAC_COUNT], "big") + 1
     data = data[: FLAC_COUNT.start] + count.to_bytes(8, "big") + data[FLAC_COUNT.stop :]
-    is_short = info.bits <= 16
+    fits_16 = info.bits <= 16
     try:
-        decoded = (miniaudio.flac_read_s16 if is_short else miniaudio.flac_read_f32)(data)
+        decoded = (miniaudio.flac_read_s16 if fits_16 else miniaudio.flac_read_f32)(data)
     except miniaudio.DecodeError:
         return None
     facts = decoded.nchannels, decoded.sample_rate, decoded.num_frames
     if facts != (info.channels, info.rate_hz, info.frames):
         return None
-    samples = np.frombuffer(decoded.samples, np.int16 if is_short else np.float32)
+    samples = np.frombuffer(decoded.samples, np.int16 if fits_16 else np.float32)
     return WholeFlac(info, samples.reshape(-1, info.channels), miniaudio.__version__)
 
 
@@ -294,11 +291,8 @@ class SndFile(Decoder):
                 "subtype": bare.subtype,
                 "endian": bare.order.upper(),
             }
-        try:
+        with _sndfile_errors():
             self._file = _ForwardFile(source, **options)
-        except (soundfile.LibsndfileError, ValueError) as error:
-            code = getattr(error, "code", 0)
-            raise DecoderError(_reason(error), not_audio=code in NOT_AUDIO_CODES) from error
         if self._file.format not in CONTAINERS and not options:
             self._file.close()
             raise DecoderError(f"a {self._file.format} container", not_audio=True)
@@ -310,16 +304,12 @@ class SndFile(Decoder):
         source.opened()
 
     def seek(self, frame: int) -> int:
-        try:
+        with _sndfile_errors():
             return int(self._file.seek(frame))
-        except soundfile.LibsndfileError as error:
-            raise DecoderError(_reason(error)) from error
 
     def read(self, frames: int) -> AudioBlock:
-        try:
+        with _sndfile_errors():
             block: AudioBlock = self._file.read(frames, dtype="float32", always_2d=True)
-        except soundfile.LibsndfileError as error:
-            raise DecoderError(_reason(error)) from error
         return block
 
     def goes_on(self) -> str | None:
@@ -334,9 +324,15 @@ class SndFile(Decoder):
         self._file.close()
 
 
-def _reason(error: Exception) -> str:
-    text = getattr(error, "error_string", str(error)).rstrip(".")
-    return text or f"libsndfile error {getattr(error, 'code', '')}"
+@contextmanager
+def _sndfile_errors() -> Iterator[None]:
+    try:
+        yield
+    except (soundfile.LibsndfileError, ValueError) as error:
+        code = getattr(error, "code", 0)
+        text = getattr(error, "error_string", str(error)).rstrip(".")
+        reason = text or f"libsndfile error {code or ''}"
+        raise DecoderError(reason, not_audio=code in NOT_AUDIO_CODES) from error
 
 
 # Kind of a container to FFmpeg's demuxer and our name. The demuxer is forced, so that no file can
@@ -380,7 +376,7 @@ OGG_ORDER = {
     7: (0, 2, 1, 5, 6, 4, 3),
     8: (0, 2, 1, 6, 7, 4, 5, 3),
 }
-MOST_PLANES = 7
+MOST_PLANES = 7  # PyAV crashes at an eighth plane
 FULL_SCALE = {"u8": 128.0, "s16": 32768.0, "s32": 2147483648.0}
 
 
@@ -400,11 +396,10 @@ class AvFile(Decoder):
             self._container = av.open(source, format=demuxer, metadata_errors="ignore")
         except (av.FFmpegError, ValueError) as error:
             raise DecoderError(_words(error)) from error
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._container.close)
             self._open_track(probe)
-        except DecoderError:
-            self._container.close()
-            raise
+            undo.pop_all()
         source.opened()
 
     def _open_track(self, probe: Probe) -> None:
@@ -436,7 +431,12 @@ class AvFile(Decoder):
         if probe.kind == "amr":
             self._codec = self._av.CodecContext.create(AMR_DECODERS[codec.name], "r")
             self._codec.sample_rate, self._codec.layout = codec.sample_rate, codec.layout
-        self.seconds = 0.0 if probe.kind in GUESSED else self._duration(track)
+        # Seconds of the track by the container; 0 where it guesses or does not say.
+        self.seconds = 0.0
+        if probe.kind not in GUESSED and track.duration:
+            self.seconds = float(track.duration * track.time_base)
+        elif probe.kind not in GUESSED and len(self._container.streams) == 1:
+            self.seconds = (self._container.duration or 0) / 1e6
         least_s = self.seconds - DURATION_SLACK_S if probe.kind in TIMED else 0.0
         self.least_frames = math.floor(least_s * self.samplerate)
         self._packets = self._container.demux(track)
@@ -444,13 +444,6 @@ class AvFile(Decoder):
         self._rare_codec, self._has_begun = probe.codec, False
         self._pieces: list[AudioBlock] = []
         self._ready = 0
-
-    def _duration(self, track: Any) -> float:
-        """Return the track's seconds by the container; 0 where it guesses or does not say."""
-        if track.duration:
-            return float(track.duration * track.time_base)
-        alone = len(self._container.streams) == 1
-        return (self._container.duration or 0) / 1e6 if alone else 0.0
 
     def read(self, frames: int) -> AudioBlock:
         try:
@@ -481,7 +474,12 @@ class AvFile(Decoder):
                 raise DecoderError("a damaged frame")
             if (frame.sample_rate, len(frame.layout.channels)) != (self.samplerate, self.channels):
                 raise DecoderError("rate or channels change within the file")
-            for whole in self._readable(frame):
+            frames = [frame]
+            if frame.format.is_planar and self.channels > MOST_PLANES:
+                if self._interleave is None:
+                    self._interleave = self._av.AudioResampler(frame.format.name.removesuffix("p"))
+                frames = self._interleave.resample(frame)
+            for whole in frames:
                 samples = as_float(whole)
                 samples = samples if self._order is None else samples[:, self._order]
                 # Leave out the container's delay and padding.
@@ -491,14 +489,6 @@ class AvFile(Decoder):
                 self._left -= len(samples)
                 yield samples
 
-    def _readable(self, frame: av.AudioFrame) -> list[av.AudioFrame]:
-        """Return the samples in frames that PyAV reads: it crashes at an eighth plane."""
-        if not frame.format.is_planar or self.channels <= MOST_PLANES:
-            return [frame]
-        if self._interleave is None:
-            self._interleave = self._av.AudioResampler(frame.format.name.removesuffix("p"))
-        return self._interleave.resample(frame)
-
     def close(self) -> None:
         self._container.close()
 
@@ -507,40 +497,41 @@ class JoinedFile(Decoder):
     """Complete streams in a row: the links of a chained Ogg, or files that were joined."""
 
     def __init__(self, openers: list[Callable[[], Decoder]]) -> None:
-        self._openers = openers[1:]
+        self._openers = openers
         # Frames of the open stream that were read, and frames of the streams before it.
         self._count = self._before = 0
-        self._file = openers[0]()
+        self._open_next()
         self.format, self.subtype = self._file.format, self._file.subtype
         self.name, self.version = self._file.name, self._file.version
         self.samplerate, self.channels = self._file.samplerate, self._file.channels
-        self.least_frames = self._least()
 
     def read(self, frames: int) -> AudioBlock:
         block = self._file.read(frames)
         while not len(block) and self._openers:
+            if self._count < self._least:
+                raise DecoderError(f"expected {self._least} samples of a part, got {self._count}")
+            self._file.close()
+            self._before += self._count
             self._open_next()
+            now, first = (
+                (self._file.samplerate, self._file.channels),
+                (self.samplerate, self.channels),
+            )
+            if now != first:
+                raise DecoderError(
+                    f"{now[0]} Hz and {now[1]} channel(s) behind {first[0]} Hz and {first[1]}, as "
+                    "in joined files",
+                    unsupported=True,
+                )
             block = self._file.read(frames)
         self._count += len(block)
         return block
 
-    def _least(self) -> int:
-        declared = self._file.frames if self._file.frames < UNKNOWN_FRAMES else 0
-        return max(declared, self._file.least_frames)
-
     def _open_next(self) -> None:
-        if self._count < self._least():
-            raise DecoderError(f"expected {self._least()} samples of a part, got {self._count}")
-        self._file.close()
-        self._before += self._count
         self._file, self._count = self._openers.pop(0)(), 0
-        self.least_frames = self._before + self._least()
-        if (self._file.samplerate, self._file.channels) != (self.samplerate, self.channels):
-            raise DecoderError(
-                f"{self._file.samplerate} Hz and {self._file.channels} channel(s) behind "
-                f"{self.samplerate} Hz and {self.channels}, as in joined files",
-                unsupported=True,
-            )
+        declared = self._file.frames if self._file.frames < UNKNOWN_FRAMES else 0
+        self._least = max(declared, self._file.least_frames)
+        self.least_frames = self._before + self._least
 
     def close(self) -> None:
         self._file.close()

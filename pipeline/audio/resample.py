@@ -47,12 +47,7 @@ def resample(
 ) -> Waveform:
     """Convert a whole clip from one rate to another: (n,) to (resampled_length(n),).
 
-    Args:
-        x: The clip, float32. Sample k of the output is at time k / to_hz.
-        from_hz: Input rate in Hz, above 0.
-        to_hz: Output rate in Hz, above 0.
-        quality: One of RESAMPLERS.
-        into: Array for the output; None for a new array.
+    Rates are in Hz. Sample k of the output is at time k / to_hz. `into` is an array for the output.
 
     Example:
         >>> resample(np.zeros(16000, np.float32), 16000, 44100).shape
@@ -63,8 +58,14 @@ def resample(
         return _checked(x)
     if into is None:
         into = np.empty(resampled_length(len(x), from_hz, to_hz), np.float32)
+
+    def pieces() -> Iterator[Waveform]:
+        for start in range(0, len(x), CHUNK_SAMPLES):
+            yield stream.push(x[start : start + CHUNK_SAMPLES])
+        yield stream.finish()
+
     left = into
-    for piece in _pieces(stream, x):
+    for piece in pieces():
         left[: len(piece)] = piece
         left = left[len(piece) :]
     if len(left):
@@ -72,12 +73,6 @@ def resample(
             f"expected room for the {len(into) - len(left)} samples that come out, got {len(into)}"
         )
     return into
-
-
-def _pieces(stream: ResampleStream, x: Waveform) -> Iterator[Waveform]:
-    for start in range(0, len(x), CHUNK_SAMPLES):
-        yield stream.push(x[start : start + CHUNK_SAMPLES])
-    yield stream.finish()
 
 
 class ResampleStream:
@@ -121,7 +116,7 @@ class ResampleStream:
 
     def _advance(self, x: Waveform, *, last: bool) -> Waveform:
         if self._sinc is not None:
-            return self._sinc.finish() if last else self._sinc.push(x)
+            return self._sinc.push(x, last=last)
         if self._soxr is None:
             return x
         self._taken += len(x)

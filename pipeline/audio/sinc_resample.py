@@ -2,8 +2,7 @@
 
 The filter is `torchaudio.functional.resample` with the windowed sinc of its "kaiser_best" preset. r
 is the lower of the two rates. Gain is flat within 0.001 dB up to 0.42 r and -0.6 dB at 0.46 r;
-noise and aliases are at -105 dB, and frequencies above 0.52 r at -140 dB. torchaudio's own default,
-six zero crossings under a Hann window, is 1 dB down at 0.42 r and leaves images there at -20 dB.
+noise and aliases are at -105 dB, and frequencies above 0.52 r at -140 dB.
 
 Convolutions of libraries choose their algorithm, and so the order of their sums, by the shape of
 the call. So every call has one shape, and the position of a sample in it follows from its time:
@@ -82,9 +81,6 @@ class SincFilter:
         inner = outputs[:, self.halo * self.step_out : (self.halo + self.frames) * self.step_out]
         return inner.reshape(len(segments), -1)
 
-    def segments_of(self, n_samples: int) -> int:
-        return -(-n_samples // self.segment_in)
-
 
 @lru_cache(maxsize=32)
 def sinc_filter(from_hz: float, to_hz: float) -> SincFilter:
@@ -119,19 +115,12 @@ class SincStream:
         self._filter = sinc_filter(from_hz, to_hz)
         # Start of the next segment, with its margin.
         self._held = np.zeros(self._filter.margin, np.float32)
-        self._taken = 0
-        self._given = 0
+        self._taken = self._given = 0
 
-    def push(self, x: Waveform) -> Waveform:
+    def push(self, x: Waveform, *, last: bool = False) -> Waveform:
+        sinc, outputs = self._filter, [np.zeros(0, np.float32)]
         self._taken += len(x)
         self._held = np.concatenate([self._held, x])
-        return self._advance(last=False)
-
-    def finish(self) -> Waveform:
-        return self._advance(last=True)
-
-    def _advance(self, *, last: bool) -> Waveform:
-        sinc, outputs = self._filter, [np.zeros(0, np.float32)]
         width = sinc.segment_in + 2 * sinc.margin
         wanted = resampled_length(self._taken, sinc.from_hz, sinc.to_hz)
         while len(self._held) >= width or (last and self._given < wanted):
@@ -165,22 +154,19 @@ class DeviceResampler:
             self._kernels[from_hz, to_hz] = deepcopy(sinc.kernel).to(self.device)
         kernel = self._kernels[from_hz, to_hz]
         ears = [ear for clip in clips for ear in clip]
-        cut = torch.cat([self._segments(ear, sinc) for ear in ears])
-        outputs = torch.cat([self._call(part, sinc, kernel) for part in cut.split(self._at_once)])
-        by_ear = outputs.split([sinc.segments_of(len(ear)) for ear in ears])
+        counts = [-(-len(ear) // sinc.segment_in) for ear in ears]
+        segments, width = [], sinc.segment_in + 2 * sinc.margin
+        for ear, count in zip(ears, counts, strict=True):
+            padded = ear.new_zeros(count * sinc.segment_in + 2 * sinc.margin)
+            padded[sinc.margin : sinc.margin + len(ear)] = ear
+            segments.append(padded.unfold(0, width, sinc.segment_in))
+        outputs = []
+        for part in torch.cat(segments).split(self._at_once):
+            # The filter is called with its one shape; silence fills up the last call.
+            silence = part.new_zeros(self._at_once - len(part), width)
+            outputs.append(sinc.apply(torch.cat([part, silence]), kernel)[: len(part)])
         resampled = iter(
             out.reshape(-1)[: resampled_length(len(ear), from_hz, to_hz)]
-            for out, ear in zip(by_ear, ears, strict=True)
+            for out, ear in zip(torch.cat(outputs).split(counts), ears, strict=True)
         )
         return [torch.stack([next(resampled) for _ in clip]) for clip in clips]
-
-    def _segments(self, ear: Tensor, sinc: SincFilter) -> Tensor:
-        count = sinc.segments_of(len(ear))
-        padded = ear.new_zeros(count * sinc.segment_in + 2 * sinc.margin)
-        padded[sinc.margin : sinc.margin + len(ear)] = ear
-        return padded.unfold(0, sinc.segment_in + 2 * sinc.margin, sinc.segment_in)
-
-    def _call(self, part: Tensor, sinc: SincFilter, kernel: Resample) -> Tensor:
-        """Call the filter with its one shape; silence fills up the last call."""
-        silence = part.new_zeros(self._at_once - len(part), part.shape[1])
-        return sinc.apply(torch.cat([part, silence]), kernel)[: len(part)]

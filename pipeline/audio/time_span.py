@@ -39,11 +39,8 @@ def frame_span(
 ) -> tuple[int, int | None]:
     """Return the first frame of a span, and the frame behind its last; None for an open end.
 
-    Args:
-        span: Start and end in seconds; None is the beginning or the end of the file.
-        rate_hz: Sample rate of the file.
-        declared: Frames of the file; None if its header does not declare them.
-        tolerance_s: Seconds by which the span may end behind the file.
+    `span` is in seconds. `declared` are the frames of the file, None if its header does not declare
+    them. The span may end `tolerance_s` behind the file.
     """
     if span == (None, None):
         return 0, declared
@@ -66,14 +63,13 @@ def frame_span(
 
 def ends_before(span: TimeSpan, frames: int, rate_hz: float, tolerance_s: float) -> SpanError:
     """Return the error for a file that is shorter than the span."""
-    end_s = frames / rate_hz
-    if span[1] is None or (span[0] or 0.0) >= end_s:
-        return _error(span, f"the file ends at {end_s:.3f} s")
-    return _error(
-        span,
-        f"the file ends at {end_s:.3f} s, {span[1] - end_s:.3f} s before the span; "
-        f"audio.span_tolerance_s, {tolerance_s:g} here, takes spans that end so much behind",
-    )
+    end_s, more = frames / rate_hz, ""
+    if span[1] is not None and (span[0] or 0.0) < end_s:
+        more = (
+            f", {span[1] - end_s:.3f} s before the span; audio.span_tolerance_s, {tolerance_s:g} "
+            "here, takes spans that end so much behind"
+        )
+    return _error(span, f"the file ends at {end_s:.3f} s{more}")
 
 
 def _error(span: TimeSpan, why: str) -> SpanError:

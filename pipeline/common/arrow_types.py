@@ -1,9 +1,8 @@
 """Columns of the source that are carried through: their Arrow types and names of classes.
 
-Some sources know the types of their columns (Hugging Face features, Parquet). For other sources
-(csv, JSON) types are inferred from the values of the whole plan. Plan and dataset.json store types
-as JSON: a primitive by its Arrow name, any other type as `{"kind": [...]}`. Binary values,
-extension types and unions are not carried through; the job says so before it starts.
+Types that the source does not know (csv, JSON) are inferred from the values of the whole plan. Plan
+and dataset.json store types as JSON: a primitive by its Arrow name, any other type as `{"kind":
+[...]}`. Binary values, extension types and unions are not carried through.
 """
 
 from __future__ import annotations

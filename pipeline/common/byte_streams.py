@@ -1,9 +1,8 @@
 """Read-only binary streams: regular files alone, the base class of seekable ones, their sha256.
 
-`open_regular` opens a local file, and nothing else that may stand under its name. A pipe waits for
-a writer, a device may never end, a socket cannot be read: none of them is a recording, nor a file
-of a dataset. The kind is asked before opening, because opening alone can do something to a device.
-It is asked again afterwards, because a name can be given to something else in between.
+A pipe waits for a writer, a device may never end, a socket cannot be read: none of them is a
+recording. Opening alone can do something to a device, so the kind is asked before it. The name can
+be given to something else in between, so the kind is asked again afterwards.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import hashlib
 import io
 import os
 import stat
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from earmill.pipeline.common.errors import NotRegularError
 
 
 class SeekableFile(io.RawIOBase):
-    """Base class of read-only seekable files; `readinto` of a subclass reads at `_at`."""
+    """Base class of read-only seekable files; a subclass has `read` or `readinto`, at `_at`."""
 
     def __init__(self, size: int) -> None:
         self._size, self._at = size, 0
@@ -34,8 +33,14 @@ class SeekableFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
+        self._at = max(0, base + offset)
         return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view)) or b""
+        view[: len(data)] = data
+        return len(data)
 
 
 def sha256_of(stream: BinaryIO) -> str:
@@ -67,7 +72,6 @@ def open_regular(path: str) -> io.BufferedReader:
 
 
 def open_descriptor(path: str) -> int:
-    """Return the descriptor of `open_regular`, which the caller closes."""
     check_regular(path)
     # Does not wait, whatever has taken the file's place since.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

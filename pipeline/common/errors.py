@@ -4,19 +4,13 @@ A job error stops the run before work starts and maps to an exit code. A row err
 the quarantine table and stops nothing else. After an outage the work is tried again later. Each
 class also inherits the built-in exception that a caller would expect.
 
-`classify` classifies exceptions of other libraries. Backends raise classes of their own (botocore,
-aiohttp, httpx, errno in several forms); only this module knows them. It searches the chain of
-causes, and has four answers:
+Only this module knows the classes of backends. The chain of causes is searched, with these answers:
 
-- REFUSED: the store answered and refused this name: missing, forbidden, invalid. This is a property
-  of the object only if other objects can be read.
-- OUTAGE: nobody answered, or the answer was "not now", or this machine ran out of a resource. This
-  is never a property of the object.
-- DEFECT: a program failed on this name or content. It would fail again, so the row is quarantined
-  and no outage is waited for.
+- REFUSED: the store answered and refused this name. The object is at fault only if other objects
+  can be read.
+- OUTAGE: nobody answered, or the answer was "not now", or this machine ran out of a resource.
+- DEFECT: a program failed on this name or content. It would fail again, so the row is quarantined.
 - UNKNOWN: none of them; the caller decides.
-
-`is_out_of_memory` recognises exhausted memory by the classes and messages of all libraries.
 """
 
 from __future__ import annotations
@@ -44,55 +38,39 @@ class ErrorKind(Enum):
     UNKNOWN = "unknown"
 
 
+# Programs raise these for a name or value that they were not written for, or a damaged archive.
 DEFECT_CLASSES = (
-    # Programs raise these for a name or value that they were not written for.
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
     *(NotImplementedError, RecursionError, TypeError),
-    # A damaged archive.
     *(lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
 # Errors of the system about a name. All others are about a device, a network or this process.
 REFUSED_ERRNOS = frozenset(
-    (
-        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
-        *(errno.EACCES, errno.EPERM, errno.EINVAL, errno.EEXIST),
-    )
+    getattr(errno, name)
+    for name in "ENOENT ENOTDIR EISDIR ENAMETOOLONG ELOOP EACCES EPERM EINVAL EEXIST".split()
 )
-# Stores answer 400 and 403 for expired credentials and for bad names; the codes differ.
+# Stores answer 400 and 403 for expired credentials and for bad names; the codes differ. Here are
+# credentials that expired, too many requests, and trouble of the store itself.
 OUTAGE_CODES = frozenset(
-    (
-        # Credentials that expired; Azure says AuthenticationFailed.
-        *("ExpiredToken", "ExpiredTokenException", "AuthenticationFailed", "InvalidToken"),
-        *("RequestExpired", "RequestTimeTooSkewed", "TokenRefreshRequired"),
-        # Too many requests.
-        *("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException"),
-        "TooManyRequestsException",
-        # Trouble of the store itself.
-        *("InternalError", "RequestTimeout", "ServiceUnavailable", "500", "502", "503", "504"),
-    )
+    "ExpiredToken ExpiredTokenException AuthenticationFailed InvalidToken RequestExpired "
+    "RequestTimeTooSkewed TokenRefreshRequired RequestLimitExceeded SlowDown Throttling "
+    "ThrottlingException TooManyRequestsException InternalError RequestTimeout ServiceUnavailable "
+    "500 502 503 504".split()
 )
 OUTAGE_STATUS = frozenset({408, 425, 429})
 # By name, because their packages are imported only where they are used.
 REFUSED_CLASSES = frozenset({"ParamValidationError", "InvalidURL", "EntryNotFoundError"})
+# The network, in the words of several clients (no class of requests is Python's); answers that are
+# cut off or damaged. gcsfs makes ProxyError of 502; BotoCoreError is no answer of the store.
 OUTAGE_CLASSES = frozenset(
-    (
-        # The network, in the words of several clients; no class of requests is Python's.
-        *("ClientConnectionError", "ConnectTimeout", "ConnectionError", "HTTPClientError"),
-        *("ServerDisconnectedError", "Timeout", "TimeoutException", "TransportError", "gaierror"),
-        # An answer that is cut off or damaged on the way; ChecksumError is of gcsfs.
-        *("ChecksumError", "ChunkedEncodingError", "ClientPayloadError"),
-        *("IncompleteRead", "IncompleteReadError"),
-        # botocore: endpoint, DNS, TLS, timeout, no credentials; no answer of the store.
-        "BotoCoreError",
-        # fsspec; Google, whose gcsfs makes ProxyError of 502; Azure.
-        *("FSTimeoutError", "GoogleAuthError", "ProxyError"),
-        *("ServiceRequestError", "ServiceResponseError"),
-    )
+    "ClientConnectionError ConnectTimeout ConnectionError HTTPClientError ServerDisconnectedError "
+    "Timeout TimeoutException TransportError gaierror ChecksumError ChunkedEncodingError "
+    "ClientPayloadError IncompleteRead IncompleteReadError BotoCoreError FSTimeoutError "
+    "GoogleAuthError ProxyError ServiceRequestError ServiceResponseError".split()
 )
 
 
 def classify(error: BaseException) -> ErrorKind:
-    """Classify an exception of another library."""
     # The answer of the store is more exact than the class that a wrapper gave it.
     for each in chain(error):
         code, status = _code(each), _status(each)
@@ -111,12 +89,10 @@ def classify(error: BaseException) -> ErrorKind:
 
 
 def http_status(error: BaseException) -> int | None:
-    """Return the HTTP status inside a store's error; None if there is none."""
     return next((status for e in chain(error) if (status := _status(e)) is not None), None)
 
 
 def store_code(error: BaseException) -> str | None:
-    """Return the store's own error code; None if there is none."""
     return next((code for e in chain(error) if (code := _code(e)) is not None), None)
 
 
@@ -206,14 +182,7 @@ def _by_class(error: BaseException) -> ErrorKind:
 
 
 class EarmillError(Exception):
-    """Base of all deliberate errors.
-
-    Messages name URIs and quote other programs. Secrets in them are removed here.
-
-    Attributes:
-        exit_code: Exit code of the command line.
-        help_topic: Section of `earmill explain`.
-    """
+    """Base of all deliberate errors; secrets in the URIs of its message are removed here."""
 
     exit_code = 1
     help_topic = "when-something-fails"
@@ -253,10 +222,7 @@ class LockedError(OutputError, help_topic="another-driver"):
 
 
 class OvertakenError(LockedError, exit_code=1):
-    """The run lost the output, and ends without writing more.
-
-    Another command took over while this run gave no sign of life, or the output was removed.
-    """
+    """The run lost the output to another command or a removal, and ends without writing more."""
 
 
 class CommitError(EarmillError, RuntimeError, help_topic="going-on"):
@@ -274,9 +240,7 @@ class SpillError(EarmillError, OSError, help_topic="no-space"):
 class SourceOutage(EarmillError, OSError, help_topic="no-answer"):
     """The source does not answer, or this machine cannot read its bytes; rows may be good.
 
-    Args:
-        message: One line with the object and the cause.
-        kind: `source`, or `missing` if the source answers but no object was ever read.
+    The kind is `source`, or `missing` if the source answers but no object was ever read.
     """
 
     def __init__(self, message: str, kind: str = "source") -> None:
@@ -290,10 +254,7 @@ class SourceOutage(EarmillError, OSError, help_topic="no-answer"):
 class StorageError(EarmillError, OSError, help_topic="no-answer"):
     """A file of the output could not be read or written.
 
-    Args:
-        message: One line with the file and the cause.
-        transient: The store answered "not now" or did not answer, so a later try may succeed.
-        errno: Error number of the cause, if it has one.
+    If it is transient, a later try may succeed. The cause may have an error number.
     """
 
     def __init__(self, message: str, *, transient: bool = False, errno: int | None = None) -> None:
@@ -330,11 +291,8 @@ class ClusterLost(RunStopped):
 class RowError(EarmillError, ValueError):
     """One row cannot be processed; it becomes a quarantine row.
 
-    Args:
-        message: One line: expected, got, what to do.
-    Attributes:
-        stage: Stage that failed: fetch, decode, channels, resample, extract or worker.
-        error_class: Snake-case name of the reason, stable across releases.
+    `stage` is fetch, decode, channels, resample, extract or worker. `error_class` is the reason's
+    name, stable across releases. The message says what was expected, got, and what to do.
     """
 
     help_topic = "quarantine"
@@ -445,7 +403,6 @@ _ERRNOS = (errno.ENOMEM, errno.EAGAIN)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an exception or one of its causes means that memory ran out."""
     return any(map(_is_memory_error, chain(error)))
 
 
@@ -458,7 +415,6 @@ def memory_text(error: BaseException) -> str:
 
 
 def speaks_of_memory(text: str) -> bool:
-    """Return True if the last output of a process says that memory ran out."""
     lower = text.lower()
     return any(word in lower for word in WORDS)
 

@@ -1,8 +1,7 @@
 """Sources and formats of installed distributions, found as Python entry points.
 
-A group (`earmill.sources`, `earmill.formats`) is listed from the metadata of the environment, which
-imports nothing. Built-in names and names of other distributions are found in the same way. A name
-that two distributions claim is an error. A name that cannot be imported fails when it is loaded.
+A group is listed from the metadata of the environment, which imports nothing. A name that two
+distributions claim is an error. A name that cannot be imported fails when it is loaded.
 """
 
 from __future__ import annotations
@@ -27,12 +26,7 @@ class ExtensionPoint:
     what: str
 
     def names(self) -> tuple[str, ...]:
-        """Return all registered names, sorted, also names that cannot be loaded."""
         return tuple(sorted({point.name for point in self._registered()}))
-
-    def check(self, name: str) -> None:
-        """Raise ExtensionError unless exactly one distribution registers a name."""
-        self._only(name)
 
     def load(self, name: str) -> Any:
         """Import and return the object behind a name; ExtensionError if that fails."""
@@ -84,17 +78,14 @@ SOURCES = ExtensionPoint("earmill.sources", "source kind")
 FORMATS = ExtensionPoint("earmill.formats", "format")
 
 
-@lru_cache(maxsize=8)
-def _listed(path: tuple[str, ...]) -> Any:
-    """Return all entry points of the environment; they depend on `path`, which is `sys.path`."""
-    return entry_points()
-
-
 @lru_cache(maxsize=32)
 def _installed(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
-    """Return the entry points of a group; a failed removal leaves some without metadata behind."""
+    """Return a group's entry points, which depend on `path`, the value of `sys.path`.
+
+    A failed removal leaves some without metadata behind.
+    """
     files = "METADATA", "PKG-INFO"
-    points = _listed(path).select(group=group)
+    points = entry_points(group=group)
     return [p for p in points if p.dist is not None and any(map(p.dist.read_text, files))]
 
 

@@ -44,26 +44,17 @@ def cores(cpu_max: Path = CPU_MAX) -> int:
 
 
 class Threads(ThreadPoolExecutor):
-    """A `ThreadPoolExecutor` that cancels waiting work when its `with` block raises.
-
-    Python's own class first finishes all submitted work, which may take hours after Ctrl-C.
-    """
+    """A `ThreadPoolExecutor` that cancels waiting work when its `with` block raises."""
 
     def __exit__(self, kind: object, *raised: object) -> None:
         self.shutdown(wait=True, cancel_futures=kind is not None)
 
 
 def run_python(what: str, code: str, given: bytes = b"") -> bytes:
-    """Run code in a process of its own that ends at once, so that its imports take no memory here.
+    """Run code in a process that ends at once, so that its imports take no memory here.
 
-    Args:
-        what: Its purpose, for the message: "builds the models".
-        code: Python code; it finds the modules that this process finds.
-        given: Its standard input.
-    Returns:
-        Its standard output.
-    Raises:
-        ChildProcessError: It failed; its standard error is that of this process.
+    Its purpose, "builds the models", is for the message. Returns its standard output for a standard
+    input. Raises ChildProcessError if it fails.
     """
     path = "import sys; sys.path[:] = sys.argv[1:]"
     done = subprocess.run(
@@ -101,8 +92,3 @@ INTERPRETED = "interpreted"
 def is_interpreted() -> bool:
     """Return True if "cuda" means the interpreter in this process."""
     return os.environ.get(GPU_VARIABLE) == INTERPRETED
-
-
-def gpu_environment() -> dict[str, str]:
-    """Return the variable for a worker's environment; workers of a cluster do not inherit it."""
-    return {GPU_VARIABLE: os.environ[GPU_VARIABLE]} if GPU_VARIABLE in os.environ else {}

@@ -14,7 +14,6 @@ from earmill.pipeline.common.text import one_line
 OURS = "earmill"
 # Modules to distributions of another name.
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 
 
@@ -55,27 +54,22 @@ def _module(error: ImportError) -> str:
 
 def _wanted(module: str) -> str:
     """Return the argument of `pip install`: with the versions that earmill needs, or its extra."""
+    from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
     package = module.partition(".")[0]
     wanted = canonicalize_name(DISTRIBUTIONS.get(package, package))
-    # The distribution of opentelemetry.sdk is opentelemetry-sdk.
-    parts = module.split(".")
-    names = {wanted} | {canonicalize_name("-".join(parts[: k + 1])) for k in range(1, len(parts))}
     extras = []
     try:
         requirements = metadata.requires(OURS) or []
     except metadata.PackageNotFoundError:
         requirements = []
-    for line in requirements:
-        requirement, _, marker = (part.strip() for part in line.partition(";"))
-        found = _NAME.match(requirement)
-        if found is None or canonicalize_name(found[0]) not in names:
-            continue
-        extra = _EXTRA.search(marker)
-        if extra is None:
-            return shlex.quote(requirement)
-        extras.append(extra[1])
+    for requirement in map(Requirement, requirements):
+        if canonicalize_name(requirement.name) == wanted:
+            extra = _EXTRA.search(str(requirement.marker))
+            if extra is None:
+                return shlex.quote(f"{requirement.name}{requirement.specifier}")
+            extras.append(extra[1])
     # Extras for tests and benchmarks hold more than is needed.
     users = [extra for extra in extras if extra not in ("test", "bench", "docs")]
     return shlex.quote(f"{OURS}[{users[0]}]") if users else shlex.quote(wanted)

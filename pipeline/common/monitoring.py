@@ -8,13 +8,8 @@ A thread's time belongs to its innermost part, so parts never overlap and add up
 Threads of libraries (kernels, torch, Zarr) do not use `doing`. Each counts for the kind of part in
 which it was first seen, and is read when such a part ends. Time that no part claims is `other`.
 
-`StageTimes` notes when the stages of a piece of work began and ended. Stages overlap, because a
-shard's first clips are in the models while its last clips are fetched: their times do not add up.
-
-Counters for monitoring are in `counts`: retries by cause, batches, queued bytes. All but the queued
-bytes only grow.
-
-Measuring is always on: a clock is read in a microsecond, and counting is rare.
+Stages (`StageTimes`) overlap, because a shard's first clips are in the models while its last clips
+are fetched: their times do not add up. All counters but the queued bytes only grow.
 """
 
 from __future__ import annotations
@@ -61,7 +56,6 @@ class CpuSeconds:
             self._whole.add(part, seconds)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds so far, without the current stretch of open parts."""
         with self._lock:
             return dict(self._seconds)
 
@@ -70,8 +64,7 @@ class CpuSeconds:
 _known: set[int] = set()
 
 
-class _Token:
-    """An object that can be referred to weakly."""
+class _Token: ...
 
 
 class _ThreadState(threading.local):
@@ -100,7 +93,6 @@ class doing:
     """Context in which this thread's CPU time counts for a part.
 
     Args:
-        part: One of PARTS.
         tally: Tally that counts; None for the tally of the part around this one, if any.
         libraries: FOR_MODELS or FOR_FILES: count the threads of libraries for this kind as well.
     """
@@ -121,7 +113,6 @@ class doing:
 
 
 def current() -> CpuSeconds | None:
-    """Return the tally that this thread counts for."""
     return _state.tally
 
 
@@ -138,10 +129,7 @@ def carried(part: str, work: Callable[P, R]) -> Callable[P, R]:
 
 
 def counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator[T]:
-    """Yield the items; making each counts as a part of `tally`, whichever thread takes the item.
-
-    `items` is closed with this iterator.
-    """
+    """Yield the items and close them; making each counts as a part of `tally` in any thread."""
     iterator = iter(items)
     try:
         while True:
@@ -156,10 +144,7 @@ def counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator
 
 
 class LibraryThreads:
-    """CPU time of threads that libraries have started.
-
-    Threads that exist from the beginning, such as Ray's in a worker, do not count.
-    """
+    """CPU time of the threads that libraries start after this object was made."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -172,10 +157,7 @@ class LibraryThreads:
             self._read_s = {thread: _thread_time(thread) for thread in _threads()}
 
     def spent(self, what: str) -> float:
-        """Return the seconds spent for a kind of part since the last call for it.
-
-        Threads that are first seen now count for this kind.
-        """
+        """Return the seconds spent for a kind since the last call; new threads count for it."""
         with self._lock:
             self._works_for = {t: self._works_for.get(t, what) for t in _threads()}
             ours = [t for t, its in self._works_for.items() if its == what and t not in _known]
@@ -187,10 +169,7 @@ class LibraryThreads:
 
 
 def count_process(part: str, pid: int, before_s: float) -> float:
-    """Count the CPU time of another process since `before_s` for this thread's tally.
-
-    Returns the CPU seconds of that process; `before_s` if it is gone or the system does not say.
-    """
+    """Count another process's CPU time since `before_s` for this thread; return its CPU seconds."""
     with suppress(OSError):
         # Id of a process's clock on Linux, computed as in clock_getcpuclockid.
         now_s = time.clock_gettime((~pid << 3) | 2)
@@ -238,7 +217,6 @@ class StageTimes:
         self._stretches: dict[str, Stretch] = {}
 
     def mark(self, stage: str, *times_s: float) -> None:
-        """Extend a stage to these times; to now without any."""
         times_s = times_s or (time.time(),)
         with self._lock:
             times_s += self._stretches.get(stage, ())
@@ -253,12 +231,10 @@ class StageTimes:
             self.mark(name, began_s, time.time())
 
     def during(self, stage: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, in a stage from the first to the last."""
         with self.stage(stage):
             yield from items
 
     def stretches(self) -> dict[str, Stretch]:
-        """Return begin and end of each stage, in the order of begins."""
         with self._lock:
             return dict(sorted(self._stretches.items(), key=lambda entry: entry[1]))
 
@@ -270,8 +246,6 @@ TIMEOUT, CONNECTION, MACHINE = "timeout", "connection", "machine"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Values of the counters."""
-
     retries: Mapping[tuple[str, str], int] = field(default_factory=dict)  # Key: target, cause.
     samples: int = 0  # Samples of clips that went through the models.
     padding: int = 0  # Samples missing to the longest clip of the batch.
@@ -279,8 +253,6 @@ class Counts:
 
 
 class ProcessCounts:
-    """The counters of this process. Safe in several threads."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._retries: dict[tuple[str, str], int] = {}
@@ -299,7 +271,6 @@ class ProcessCounts:
             self._padding += max(lengths, default=0) * len(lengths) - samples
 
     def watch(self, queue: Any) -> None:
-        """Count the `waiting_bytes` of a queue as long as it lives."""
         with self._lock:
             self._queues.add(queue)
 

@@ -1,9 +1,8 @@
 """Removal of secrets from URIs and texts, before they are stored or printed.
 
-User names with passwords, tokens in front of the host, and signatures and keys in the query are
-removed. Scheme, host, path and other parameters stay, so that a row id still names its object.
-Dates and expiry of a signature are removed with it, so that an object that is signed again keeps
-its name. `redact` is idempotent.
+Scheme, host, path and harmless parameters stay, so that a row id still names its object. Dates and
+expiry of a signature are removed with it, so that an object that is signed again keeps its name.
+`redact` is idempotent.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Retry policy: backoff with jitter, for a budget of seconds.
 
-The caller says which errors are worth a retry. A budget is in seconds, not in tries, because
-backends retry themselves and one call may take a millisecond or a minute. If a store says when to
-come back (Retry-After), the next try waits until then; if that is past the budget, there is none.
-
-A job may set the budget of all policies, see `patient`.
+A budget is in seconds, not in tries, because backends retry themselves and one call may take a
+millisecond or a minute. If a store says when to come back (Retry-After), the next try waits until
+then; if that is past the budget, there is none.
 """
 
 from __future__ import annotations
@@ -44,8 +42,6 @@ def in_a_job() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """A retry policy."""
-
     budget_s: float  # Seconds in which further tries may start; 0 tries once.
     first_s: float = 0.2  # Pause before the second try; it doubles with each try.
     longest_s: float = 8.0  # Longest pause.
@@ -55,7 +51,6 @@ class RetryPolicy:
     jitter: Callable[[], float] = random.random  # Random number in [0, 1).
 
     def run(self, work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
-        """Return the value of `work`; raise its last exception if it is not tried again."""
         began, pause_s = self.clock(), self.first_s
         # A copy, because other threads add and remove jobs.
         budgets = [budget_s for budget_s in [*_jobs.values()] if budget_s is not None]

@@ -1,12 +1,9 @@
 r"""Text for people: safe lines, suggestions, figures in words and short forms of results.
 
-`visible` makes text from outside safe to show. File names, row ids, URIs and error texts come from
-the makers of a corpus. ESC, carriage return, C1 controls and Unicode's direction marks are shown as
-escapes (`\x1b`), so that a line stays one line and reads as it is stored. The command prints all
-text through `visible`.
-
-`one_line` and `named_line` put an exception or a text on one line: without secrets of URIs, with
-spaces for line breaks and escapes for control characters. Both are idempotent.
+`visible` makes text from outside safe to show: ESC, carriage return, C1 controls and Unicode's
+direction marks of file names and messages are shown as escapes (`\x1b`). The command prints all
+text through `visible`. `one_line` and `named_line` add to that: no secrets, no line breaks. Both
+are idempotent.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import traceback
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from earmill.pipeline.common.redact import redact_text
 
@@ -27,40 +23,32 @@ from earmill.pipeline.common.redact import redact_text
 HIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Cf", "Zl", "Zp"})
 
 
-@lru_cache(maxsize=4096)
-def _shown(character: str) -> str:
-    if unicodedata.category(character) in HIDDEN_CATEGORIES:
-        return character.encode("unicode_escape", "surrogatepass").decode("ascii")
-    return character
-
-
 def visible(text: str, *, keep: str = "") -> str:
     r"""Replace every invisible character but those in `keep` by its escape, as ESC by `\x1b`."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in keep else _shown(c) for c in text)
+    return "".join(
+        c
+        if c in keep or unicodedata.category(c) not in HIDDEN_CATEGORIES
+        else c.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for c in text
+    )
 
 
 MESSAGE_LIMIT = 600
-# Most characters of a value or a name that a message quotes.
-VALUE_LIMIT = 60
+VALUE_LIMIT = 60  # Most characters of a value or a name that a message quotes.
 
 
 def one_line(text: BaseException | str) -> str:
-    """Return a text, or the text of an exception, on one line."""
     return visible(redact_text(" ".join(str(text).split())))
 
 
 def cut(text: str) -> str:
-    """Cut a text to at most `VALUE_LIMIT` characters."""
     return text if len(text) <= VALUE_LIMIT else f"{text[: VALUE_LIMIT - 3]}..."
 
 
 def named_line(error: BaseException, *, where: bool = False) -> str:
-    """Return class and text of an exception, cut to `MESSAGE_LIMIT` characters.
-
-    `where` adds the file, line and function that raised it.
-    """
+    """Return class and text of an exception, cut, and with `where` the line that raised it."""
     place = ""
     if where and (frames := traceback.extract_tb(error.__traceback__)):
         last = frames[-1]
@@ -69,7 +57,6 @@ def named_line(error: BaseException, *, where: bool = False) -> str:
 
 
 def alternatives(words: Sequence[str]) -> str:
-    """Return `a, b or c`."""
     return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
 
 
@@ -79,8 +66,7 @@ def nearest(word: str, valid: Sequence[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-# Least figure that is shown exactly.
-LEAST = 0.01
+LEAST = 0.01  # Least figure that is shown exactly.
 
 
 def figure(value: float) -> str:
@@ -96,7 +82,6 @@ def figure(value: float) -> str:
 
 
 def quantity(n: int, noun: str) -> str:
-    """Return a number of things: 1 row, 1,234 rows."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
@@ -126,7 +111,6 @@ def audio(seconds: float) -> str:
 
 
 def bytes_text(n: float) -> str:
-    """Return bytes in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if n < 1000:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"

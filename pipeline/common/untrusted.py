@@ -1,12 +1,8 @@
 """Bounded reading of YAML, JSON and tar archives that others wrote.
 
 A job file of 400 bytes can name a billion values through aliases, and a thousand brackets exhaust
-the stack of a parser. The limits count the document with every alias written out, because hashing,
-copying and printing it would walk over all of it.
-
-`tar_members` reads a tar that may be damaged or made to harm. `tarfile` treats a block that it
-cannot read as the end of the archive, and reads a header of any claimed size into memory. Both are
-errors here.
+the stack of a parser. Python treats a block of a tar that it cannot read as the end of the archive,
+and reads a header of any claimed size into memory. Both are errors in `tar_members`.
 """
 
 from __future__ import annotations
@@ -24,8 +20,7 @@ MAX_YAML_BYTES = 2**20
 MAX_VALUES = 50_000
 MAX_DEPTH = 40
 MAX_ALIASES = 1000
-# One line of a manifest, or the JSON of an option.
-MAX_JSON_CHARS = 2**20
+MAX_JSON_CHARS = 2**20  # One line of a manifest, or the JSON of an option.
 
 
 class TooMuchError(ValueError):
@@ -33,10 +28,7 @@ class TooMuchError(ValueError):
 
 
 def loads_json(text: str | bytes, *, max_chars: int | None = MAX_JSON_CHARS) -> Any:
-    """Parse JSON; every failure is a ValueError.
-
-    `max_chars` is the longest text; None for files whose size is checked elsewhere.
-    """
+    """Parse JSON of at most `max_chars`; every failure is a ValueError."""
     if max_chars is not None and len(text) > max_chars:
         raise TooMuchError(f"expected JSON of at most {max_chars:,} characters, got {len(text):,}")
     try:
@@ -46,10 +38,7 @@ def loads_json(text: str | bytes, *, max_chars: int | None = MAX_JSON_CHARS) -> 
 
 
 class BoundedComposer(yaml.SafeLoader):
-    """SafeLoader that counts its values, aliases written out, and stops at the limits above.
-
-    It counts nodes while it composes them, so a small text with many values costs little.
-    """
+    """SafeLoader that counts its values while it composes them, and stops at the limits above."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -84,18 +73,13 @@ class BoundedComposer(yaml.SafeLoader):
 
 
 MB = 2**20
-# Most bytes of one header, or of one read of a member.
-MAX_HELD_BYTES = MB
+MAX_HELD_BYTES = MB  # Most bytes of one header, or of one read of a member.
 # In WebDataset a sample's key is the member's name up to the first dot behind the last slash.
 MEMBER = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
 def tar_members(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Yield every member with its open tar.
-
-    Raises:
-        tarfile.TarError: The file is not an uncompressed tar, or it is damaged.
-    """
+    """Yield every member with its open tar; TarError if the file is no plain tar, or damaged."""
     bounded: Any = BoundedReads(stream)
     with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
         remembered: list[tarfile.TarInfo] = vars(tar)["members"]

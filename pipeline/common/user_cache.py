@@ -1,10 +1,6 @@
 """JSON files in the user's cache: one file for each kind and key.
 
-    $XDG_CACHE_HOME or ~/.cache / earmill / <kind>-<hash of the key>.json
-
 Every value can be computed again, so a missing, damaged or unwritable file is no error.
-
-`models_key` is the key of values about models. It imports no model.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from typing import Any
 
 
 def read_kept(kind: str, key: str) -> Any:
-    """Return the value that `keep` stored; None if there is none."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads(_path(kind, key).read_text())
     return None
@@ -49,10 +44,7 @@ _DECIDE = ("earmill", "torch", "torchaudio", "numba", "numpy")
 
 
 def models_key() -> str | None:
-    """Return a hash of the models' sources and of the versions that they depend on.
-
-    The result is None if another distribution registers models, because its sources may change.
-    """
+    """Return a hash of models' sources and versions; None if others register models."""
     points = sorted(entry_points(group="amtcore.models"), key=lambda point: point.name)
     if any(point.dist is None or point.dist.name != "earmill" for point in points):
         return None

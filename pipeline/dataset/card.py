@@ -86,7 +86,7 @@ class _Code(str):
 
 
 def _code(value: object) -> _Code:
-    """A value as a Markdown code span that its own backticks cannot end."""
+    """Return a value as a Markdown code span that its own backticks cannot end."""
     text = one_line(str(value)).replace("|", "\\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     pad = " " if text.startswith("`") or text.endswith("`") else ""
@@ -107,7 +107,6 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _licenses(dataset: DatasetFile) -> str:
-    """Return the licences that the job states, as a table."""
     stated = stored_licenses(dataset.licenses)
     rows = [
         (what, one.title if one else "not stated", (one.url or "") if one else "")
@@ -134,7 +133,6 @@ def _numbers(records: Sequence[CommitRecord], index_file: OutFile) -> str:
 
 
 def _labels(dataset: DatasetFile) -> str:
-    """The class names of the carried-through columns, which hold the numbers of the classes."""
     if not dataset.extra_labels:
         return ""
     shown = []
@@ -175,7 +173,6 @@ def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _scales(streams: Sequence[Mapping[str, Any]]) -> str:
-    """Name the streams stored with a scale, and the files that need multiplying."""
     scaled = [stream for stream in streams if stream.get("scale_factor", 1.0) != 1.0]
     if not scaled:
         return ""
@@ -190,7 +187,6 @@ def _scales(streams: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cast_errors(records: Sequence[CommitRecord]) -> str:
-    """Return the cast errors of the streams, summed over the commit records."""
     parts = [record.info.get("cast_errors") or {} for record in records]
     whole = total({k: CastError(**v) for k, v in part.items()} for part in parts)
     if not whole:
@@ -225,7 +221,6 @@ def _reading(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
 
 
 def _cells(streams: Sequence[Mapping[str, Any]], fmt: str, dtype: str) -> list[str]:
-    """Python that makes numbers of a cell of each stream."""
     lines = ["# A cell is the bytes of its numbers, row after row."]
     # Streams in int8 come last, because their recipe is longer.
     for stream in sorted(streams, key=lambda each: each.get("layout") == INT8):

@@ -2,11 +2,10 @@
 
 `commits/<shard>.json` is generation 0. A record that replaces it is created beside it, if absent,
 as `commits/<shard>.r1.json`, and says what it replaces; the highest generation counts. Nothing is
-removed by that, so a reader of an older index goes on with the record that the index was made of.
+removed, so a reader of an older index goes on with the record that the index was made of.
 
 A plan row is covered by one or more good rows (channels may be rows of their own) or by one
-quarantine row; a quarantine row `<id>#ch<k>` stands for one channel. Publishing, finalising and
-verifying all use `row_problems`, so they cannot disagree.
+quarantine row; a quarantine row `<id>#ch<k>` stands for one channel.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from earmill.pipeline.storage.layout import Layout
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
+
 T = TypeVar("T")
 
 READ_THREADS = 16
@@ -59,20 +59,17 @@ class CommitRecord(Strict):
     """The files and totals of one shard; the content of `commits/<shard>.json`.
 
     Args:
-        attempt: The attempt that won.
         plan_rows: Rows of the plan that are covered, good or bad; differs from the sum of the two
-            where channels are rows of their own.
+            if channels are rows of their own.
         seconds: Audio behind the good rows, s.
-        frames: Stream name to frames in the shard.
-        values_sha256: Stream name to the digest of `earmill.pipeline.formats.digest`.
+        frames, values_sha256: By stream; see `formats.digest`.
         files: Every file, those inside a Zarr store included.
-        moments: Name of each stream of frames to its statistics, see `formats.moments`; empty in
-            records of layout version 2 and before.
+        moments: By stream of frames, see `formats.moments`; empty in records of layout version 2
+            and before.
         info: How it came about: timings_s, cpu_s (`common.monitoring`), device, versions, worker,
-            created; and bad_by_class, error class to quarantined rows, where there are any.
+            created; and bad_by_class, error class to quarantined rows, if there are any.
         generation: How often the shard was committed before.
-        replaces: The attempt of the generation before; None for the first and where that record
-            could not be read.
+        replaces: The attempt of the generation before, if that record could be read.
     """
 
     shard: str
@@ -96,14 +93,11 @@ class CommitRecord(Strict):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
         return sum(file.bytes for file in self.files)
 
     def path(self, kind: str) -> str | None:
-        """Path of the `rows`, the `quarantine`, or a format's part; None where there is none.
-
-        ExtensionError where the shard has a part of a format that is not installed here.
-        """
+        """Return the path of the `rows`, the `quarantine` or a format's part, or None;
+        ExtensionError if the format is not installed here."""
         if kind == "rows":
             return paths.rows_path(self.shard, self.attempt)
         if kind == "quarantine":
@@ -113,23 +107,17 @@ class CommitRecord(Strict):
         return paths.data_path(self.shard, self.attempt, format_of(kind).suffix)
 
     def to_json(self) -> str:
-        """Return the JSON text; `from_json` gives an equal record."""
         return to_json(self, indent=1).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> CommitRecord:
-        """Parse a record; CommitError where it is damaged or of an unknown version."""
         return parsed_json(cls, text, "a commit record")
 
 
 @dataclass(frozen=True)
 class Recommit:
-    """How a shard is committed again.
-
-    Args:
-        generation: Number of the new record; 0 where the shard has no record yet.
-        keep: Quarantined rows that are not tried again and stay as they are.
-    """
+    """How a shard is committed again: the number of the new record, 0 for the first, and the
+    quarantined rows that are not tried again."""
 
     generation: int = 0
     keep: tuple[QuarantineRow, ...] = ()
@@ -154,10 +142,8 @@ def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:
 
 
 def generations(layout: Layout) -> dict[str, list[int]]:
-    """Every shard of the dataset that has a record, with its generations in order.
-
-    Reads the newest revision where there is one, because it drops shards, and listings.
-    """
+    """Return every shard of the dataset that has a record, with its generations in order. The
+    newest revision is read, because it drops shards."""
     dataset = read_dataset(layout) if layout.list("revisions") else None
     dropped = frozenset() if dataset is None else dataset.dropped
     return {
@@ -176,18 +162,16 @@ def all_generations(layout: Layout) -> dict[str, list[int]]:
 
 
 def newest_generations(layout: Layout) -> dict[str, int]:
-    """Every shard of the dataset that has a record, with the generation that counts."""
     return {shard: numbers[-1] for shard, numbers in generations(layout).items()}
 
 
 def committed_shards(layout: Layout) -> set[str]:
-    """Ids of the shards that are done."""
     return set(generations(layout))
 
 
 def read_stored(layout: Layout, shard_id: str, generation: int = 0) -> StoredCommit | None:
-    """One record of a shard with the hash of its bytes, or None where it does not exist;
-    CommitError where it is damaged, or of another generation than its name says."""
+    """Return a record of a shard with the hash of its bytes, or None; CommitError if it is damaged,
+    or of another generation than its name says."""
     name = paths.commit_path(shard_id, generation)
     try:
         text = layout.read_bytes(name)
@@ -205,7 +189,7 @@ def read_stored(layout: Layout, shard_id: str, generation: int = 0) -> StoredCom
 
 
 def read_commit(layout: Layout, shard_id: str, generation: int = 0) -> CommitRecord | None:
-    """One record of a shard, or None where it does not exist; see `read_stored`."""
+    """Return a record of a shard, or None; raises as `read_stored`."""
     stored = read_stored(layout, shard_id, generation)
     return None if stored is None else stored.record
 
@@ -223,10 +207,8 @@ def commits(layout: Layout) -> dict[str, CommitRecord]:
 def commits_as(
     layout: Layout, part: Callable[[CommitRecord], T], without: Container[str] = ()
 ) -> dict[str, T]:
-    """A part of each of these records; of the rest, which names every file, nothing is kept.
-
-    `part` is called in one of several threads. Shards in `without` are not read.
-    """
+    """Return a part of each current record, but of shards in `without`; nothing else is kept.
+    `part` is called in several threads."""
     return _read_newest(layout, lambda stored: part(stored.record), without)
 
 
@@ -245,8 +227,7 @@ def _read_newest(
 
 
 def reading_pool(layout: Layout, files: int) -> Threads:
-    """Threads that read so many small files of a dataset: a store makes each of them wait, while a
-    few on a disk are read in the time in which many threads begin."""
+    """Return threads that read many small files: a store makes each wait, a disk does not."""
     few = min(READ_THREADS, 2 + files // FILES_A_THREAD)
     return Threads(few if layout.is_local else READ_THREADS)
 
@@ -257,7 +238,6 @@ def promise_of(
     dtype: str,
     fmt: Format,
 ) -> Promise:
-    """Return the contents that a commit states for its shard's files in one format."""
     layouts = {name: fmt.layout_of(info) for name, info in streams.items()}
     return Promise(
         rows=record.rows_ok,
@@ -274,7 +254,6 @@ def bad_rows(layout: Layout, record: CommitRecord) -> pa.Table:
 
 
 def quarantined_rows(layout: Layout, record: CommitRecord) -> list[QuarantineRow]:
-    """The quarantined rows that a commit names."""
     table = bad_rows(layout, record).select(QUARANTINE_SCHEMA.names)
     return [QuarantineRow(**row) for row in table.to_pylist()]
 
@@ -310,7 +289,6 @@ def row_problems(
 
 
 def some(names: Iterable[str]) -> str:
-    """Return the first few names and the number of the others."""
     names = sorted(names)
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(repr(name) for name in names[:NAMED]) + more

@@ -1,12 +1,10 @@
 """Copies of committed rows in other shards: rows carried over by a revision, and equal rows.
 
 A copy costs reading and writing, and no computing. Values are the stored ones, bit for bit. A row
-whose features would fill memory is held in files, as it was when it was computed. A shard of copies
-is published put-if-absent, like any shard. After a kill, the next run goes on with the shards that
-have no commit, and each comes out the same.
-
-A table, stored with the revision, names for every carried row of a new shard the commit that has
-its features.
+whose features would fill memory is held in files. A shard of copies is published put-if-absent,
+like any shard. After a kill, the next run goes on with the shards that have no commit. A table,
+stored with the revision, names for every carried row of a new shard the commit that has its
+features.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError, UnreadableError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.dataset.commit_record import (
@@ -68,8 +67,6 @@ SCHEMA = pa.schema(
     ]
 )
 Tell = Callable[[str], None]
-# Reads frames of a stream.
-Read = Callable[[StreamLayout, FrameSpan], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,6 @@ class CarriedRow:
 
 
 def write_carried(layout: Layout, rows: Iterable[CarriedRow]) -> OutFile | None:
-    """Store the table; None where no row is copied."""
     listed = [asdict(row) for row in rows]
     if not listed:
         return None
@@ -94,7 +90,6 @@ def write_carried(layout: Layout, rows: Iterable[CarriedRow]) -> OutFile | None:
 
 
 def carried_rows(layout: Layout, dataset: DatasetFile) -> dict[str, list[CarriedRow]]:
-    """The rows that the newest revision copies, by their new shard."""
     if dataset.change is None or dataset.change.carried is None:
         return {}
     found: dict[str, list[CarriedRow]] = {}
@@ -106,10 +101,8 @@ def carried_rows(layout: Layout, dataset: DatasetFile) -> dict[str, list[Carried
 def carry_over(
     layout: Layout, dataset: DatasetFile, plan: Plan, on_step: Tell, fence: Fence
 ) -> int:
-    """Publish the copied shards of a revision that have no commit; return how many.
-
-    CommitError where a commit or file that is copied from is gone or damaged.
-    """
+    """Publish the copied shards of a revision that have no commit; return how many. CommitError if
+    a commit or file that is copied from is gone or damaged."""
     carried = carried_rows(layout, dataset)
     done = newest_generations(layout) if carried else {}
     shards = [s for s in plan.shards if s.shard_id in carried and s.shard_id not in done]
@@ -124,10 +117,8 @@ def carry_over(
 def copy_equal(
     layout: Layout, dataset: DatasetFile, shards: Sequence[Shard], on_step: Tell, fence: Fence
 ) -> None:
-    """Publish shards of rows that are equal to others, which are all committed.
-
-    A row is in quarantine where the other one is, and where that had other bytes than planned.
-    """
+    """Publish shards of rows that are equal to others, which are all committed. A row is in
+    quarantine if the other one is, or if that had other bytes than planned."""
     newest = newest_generations(layout)
 
     def copy(shard: Shard) -> None:
@@ -142,7 +133,6 @@ def copy_equal(
 
 
 def _each(shards: Sequence[Shard], copy: Callable[[Shard], None], what: str, on_step: Tell) -> None:
-    """Copy them, a few at a time."""
     if not shards:
         return
     on_step(f"{what} into {len(shards):,} shards")
@@ -155,15 +145,9 @@ def _each(shards: Sequence[Shard], copy: Callable[[Shard], None], what: str, on_
 
 
 def _copy(
-    layout: Layout,
-    dataset: DatasetFile,
-    shard: Shard,
-    carried: Sequence[CarriedRow],
-    fence: Fence,
+    layout: Layout, dataset: DatasetFile, shard: Shard, carried: Sequence[CarriedRow], fence: Fence
 ) -> None:
     """Publish one shard of copies, its sources in the order of their ids."""
-    from amtcore.features.stream_info import StreamInfo
-
     items = {item.row_id: item for item in shard.items}
     good: list[FeatureRow] = []
     bad: list[QuarantineRow] = []
@@ -233,10 +217,8 @@ def _new_id(row_id: str, plan_row_id: str, item: Item) -> str:
 
 
 def _is_as_planned(row: FeatureRow, shard: str, item: Item) -> bool:
-    """Return False if an item was planned as a copy of a stored row that has other bytes.
-
-    Any other stored row is the item's own, carried over by a later revision.
-    """
+    """Return False if an item was planned as a copy of a stored row that has other bytes. Any other
+    stored row is the item's own, carried over by a later revision."""
     one = item.equal_to
     if one is None or (one.shard, one.row_id) != (shard, row.plan_row_id):
         return True
@@ -256,7 +238,6 @@ def _not_equal(row: FeatureRow, item: Item) -> QuarantineRow:
 
 
 def _info(records: Sequence[CommitRecord], rows: int) -> dict[str, Any]:
-    """How the copy came about; device and rounding where all of it is known."""
     found: dict[str, Any] = {
         "copied_from": [f"{record.shard}-{record.attempt}" for record in records]
     }
@@ -274,68 +255,53 @@ def _info(records: Sequence[CommitRecord], rows: int) -> dict[str, Any]:
 def stored_rows(
     layout: Layout, dataset: DatasetFile, record: CommitRecord, plan_rows: Collection[str]
 ) -> Iterator[FeatureRow]:
-    """The good rows of a shard that came of these rows of the plan, in the order of the shard.
-
-    CommitError where a file is damaged, ExtensionError where no format of it is installed.
-    """
-    streams = {info["name"]: layout_of(info) for info in dataset.streams}
+    """Yield the good rows of a shard that came of these rows of the plan, in the order of the
+    shard. CommitError if a file is damaged, ExtensionError if no format of it is installed."""
+    infos = {info["name"]: info for info in dataset.streams}
+    streams = {name: layout_of(info) for name, info in infos.items()}
     name = chosen(record.formats, None, {})
     fmt, rel = format_of(name), str(record.path(name))
-    infos = {info["name"]: info for info in dataset.streams}
     promise = promise_of(record, infos, record.dtype, fmt)
     where = f"shard {record.shard}"
     with explain_damage(where, str(record.path("rows"))):
-        table = read_table(layout, str(record.path("rows"))).to_pylist()
+        table = read_table(layout, str(record.path("rows")))
+    places = {column for each in streams.values() for column in each.place_columns}
+    extra = [name for name in table.column_names if name.startswith(EXTRA_PREFIX)]
+    facts = [name for name in table.column_names if name not in {*BASE_TYPES, *places, *extra}]
+
+    def values(stream: StreamLayout, number: int, row: Mapping[str, Any]) -> Values:
+        start, length = (int(row[name]) for name in stream.place_columns[:2])
+
+        def frames(first: int, last: int) -> Any:
+            span = FrameSpan(row["row_id"], number, start, first, last)
+            found = reader.read(stream.name, span)
+            return found if fmt.has_scales else stream.from_values(found)
+
+        first = frames(0, min(1, length))
+        row_bytes = max(1, stream.stored_width * first.dtype.itemsize)
+        if first.ndim != 2:
+            raise CommitError(f"row {row['row_id']!r}, stream {stream.name}: expected frames")
+        if length * row_bytes <= SPILL_BYTES:
+            return frames(0, length)
+        whole = Spilled(first.dtype, stream.stored_width, layout.root if layout.is_local else None)
+        step = max(1, PIECE_BYTES // row_bytes)
+        for at in range(0, length, step):
+            whole.append(frames(at, min(length, at + step)))
+        return whole
+
     with explain_damage(where, rel, lambda: is_as_committed(layout, rel, promise)):
         cache = BlockCache(CACHE_BYTES, IoCounts())
         with closing(fmt.open(layout, rel, promise, cache)) as reader:
-
-            def read(stream: StreamLayout, span: FrameSpan) -> Any:
-                found = reader.read(stream.name, span)
-                return found if fmt.has_scales else stream.from_values(found)
-
-            for number, row in enumerate(table):
+            for number, row in enumerate(table.to_pylist()):
                 if row["plan_row_id"] in plan_rows:
-                    yield _row(read, number, row, streams, layout)
-
-
-def _row(
-    read: Read,
-    number: int,
-    row: Mapping[str, Any],
-    streams: Mapping[str, StreamLayout],
-    layout: Layout,
-) -> FeatureRow:
-    places = {column for each in streams.values() for column in each.place_columns}
-    extra = [name for name in row if name.startswith(EXTRA_PREFIX)]
-    known = {*BASE_TYPES, *places, *extra}
-    return FeatureRow(
-        **{name: row[name] for name in BASE_TYPES},
-        facts={name: value for name, value in row.items() if name not in known},
-        extra={name.removeprefix(EXTRA_PREFIX): row[name] for name in extra},
-        streams={name: _values(read, number, row, each, layout) for name, each in streams.items()},
-        steps={
-            name: int(row[each.length_column]) for name, each in streams.items() if each.row_counts
-        },
-    )
-
-
-def _values(
-    read: Read, number: int, row: Mapping[str, Any], stream: StreamLayout, layout: Layout
-) -> Values:
-    start, length = (int(row[name]) for name in stream.place_columns[:2])
-
-    def frames(first: int, last: int) -> Any:
-        return read(stream, FrameSpan(row["row_id"], number, start, first, last))
-
-    first = frames(0, min(1, length))
-    row_bytes = max(1, stream.stored_width * first.dtype.itemsize)
-    if first.ndim != 2:
-        raise CommitError(f"row {row['row_id']!r}, stream {stream.name}: expected frames")
-    if length * row_bytes <= SPILL_BYTES:
-        return frames(0, length)
-    whole = Spilled(first.dtype, stream.stored_width, layout.root if layout.is_local else None)
-    step = max(1, PIECE_BYTES // row_bytes)
-    for at in range(0, length, step):
-        whole.append(frames(at, min(length, at + step)))
-    return whole
+                    yield FeatureRow(
+                        **{name: row[name] for name in BASE_TYPES},
+                        facts={name: row[name] for name in facts},
+                        extra={name.removeprefix(EXTRA_PREFIX): row[name] for name in extra},
+                        streams={k: values(each, number, row) for k, each in streams.items()},
+                        steps={
+                            name: int(row[each.length_column])
+                            for name, each in streams.items()
+                            if each.row_counts
+                        },
+                    )

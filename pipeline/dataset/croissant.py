@@ -2,9 +2,8 @@
 
 Source: MLCommons Croissant format specification 1.1 (2025-12), appendix 1 for the context, and its
 provenance section for PROV-O. A feature stream is a field with `isArray` and shape `-1,<width>`, a
-stream of events one of shape `-1,3`. Lineage is given for the dataset (source, job, software) and,
-as annotations, for each row (source uri and hash of the decoded audio). Zarr stores are listed as
-files only: Croissant has no reader for them.
+stream of events one of shape `-1,3`. Zarr stores are listed as files only: Croissant has no reader
+for them.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ def croissant(
 
 
 def _license(stated: License | None) -> Any:
-    """The address of a known licence, as Croissant asks for, else what it is called."""
     if stated is None:
         return {"@type": "sc:CreativeWork", "name": "not stated"}
     if stated.url is not None and stated.name is None:
@@ -232,10 +230,8 @@ def has_bytes(dataset: DatasetFile, fmt: str) -> bool:
 def _stream_field(
     dataset: DatasetFile, table: str, stream: Mapping[str, Any], source: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Describe a column of arrays, or a column of bytes as text.
-
-    Croissant has no type for bytes, and its readers leave the bytes of a text unchanged.
-    """
+    """Describe a column of arrays, or a column of bytes as text: Croissant has no type for bytes,
+    and its readers leave the bytes of a text unchanged."""
     layout = layout_of(stream)
     text = (
         f"{stream['model']} in {stream['unit']}, {stream['frame_rate_hz']:g} frames/s, "

@@ -1,8 +1,7 @@
 """`dataset.json`: what this output is, written once and compared ever after; and its revisions.
 
-It fixes the layout version, the canonical spec with its hash, the plan, the streams and the hash of
-the model's buffers. A job that would write something else into the same place is refused before any
-work, because the result would be a mix. Run settings and credentials are never in it.
+A job that would write something else into the same place is refused before any work, because the
+result would be a mix. Run settings and credentials are never in it.
 """
 
 from __future__ import annotations
@@ -38,11 +37,10 @@ class Change(Strict):
     Args:
         why: update, compact, ..., as in the log.
         base: Path of the snapshot that it was made on.
-        plans: Ids of the plans before, whose commits are still part of it.
+        plans: Ids of earlier plans, whose commits are still part of it.
         dropped: Committed shards that are not part of it any more.
         next_shard: The lowest number that no shard ever had.
-        carried: Table of the rows that are copied, see `dataset.copied_rows`; None where none is.
-        created: ISO 8601 time, UTC.
+        carried: Table of the rows that are copied, see `dataset.copied_rows`.
     """
 
     number: int
@@ -64,14 +62,11 @@ class DatasetFile(Strict):
         streams: `StreamInfo.to_dict()` of every stream.
         buffers_sha256: Model name to the hash of its buffers.
         provenance: `run_provenance()`.
-        extra_types: Carried-through column to its type over the whole plan, as `common.arrow_types`
-            writes it.
-        extra_labels: Carried-through column of class numbers to the names of the classes.
-        created: ISO 8601 time, UTC.
-        parquet_form: See `formats.parquet.format`; not named where it is nested, as all sets were
-            that were begun before layout version 3.
+        extra_types, extra_labels: By carried-through column: its type over the whole plan, see
+            `common.arrow_types`; the names of its classes.
+        parquet_form: See `formats.parquet.format`. It is not stored if it is nested, as all sets
+            were before layout version 3.
         licenses: Licences of `source` and `features`, as far as the job states them.
-        change: Changes of a revision; None in dataset.json.
     """
 
     name: str
@@ -91,7 +86,6 @@ class DatasetFile(Strict):
 
     @property
     def path(self) -> str:
-        """Where it is stored."""
         return (
             paths.DATASET_FILE if self.change is None else paths.revision_path(self.change.number)
         )
@@ -108,11 +102,9 @@ class DatasetFile(Strict):
 
     @property
     def dropped(self) -> frozenset[str]:
-        """Committed shards that are not part of it any more."""
         return frozenset(self.change.dropped if self.change else ())
 
     def to_json(self) -> str:
-        """Return the JSON text; `from_json` gives an equal object."""
         fields = asdict(self)
         if self.parquet_form == NESTED:
             del fields["parquet_form"]
@@ -124,11 +116,8 @@ class DatasetFile(Strict):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> DatasetFile:
-        """Parse the file.
-
-        Raises:
-            OutputError: Not JSON, a field is missing, or another layout version.
-        """
+        """Parse the file; OutputError if a field is missing or wrong, or for an unknown layout
+        version."""
         try:
             found = versioned_json(cls, text)
             _check_shape(found)
@@ -145,11 +134,8 @@ class DatasetFile(Strict):
 
 
 def read_dataset(layout: Layout) -> DatasetFile | None:
-    """The description that counts, the newest revision; None where the output is new.
-
-    Raises:
-        OutputError: The file is damaged, or the place cannot be read.
-    """
+    """Return the newest revision, or None for a new output; OutputError if the file is damaged or
+    the place cannot be read."""
     with store_errors(layout.url()):
         numbers = map(paths.parse_revision_path, layout.list("revisions"))
         newest = max((number for number in numbers if number is not None), default=0)
@@ -168,13 +154,11 @@ def require_dataset(layout: Layout) -> DatasetFile:
 
 
 def read_description(layout: Layout, rel: str) -> DatasetFile | None:
-    """One description, None where there is none; raises as `read_dataset`."""
     found = _stored_description(layout, rel)
     return None if found is None else found[0]
 
 
 def _stored_description(layout: Layout, rel: str) -> tuple[DatasetFile, bytes] | None:
-    """A description and the bytes of its file."""
     with store_errors(layout.url()):
         try:
             content = layout.read_bytes(rel)
@@ -260,12 +244,9 @@ def open_dataset(
 ) -> DatasetFile:
     """Create dataset.json, or check that the existing one describes the same job.
 
-    Returns what is stored; of two drivers that start together both get the same.
-
-    Args:
-        may_write: Called before the file is created; raises where the run was overtaken.
-    Raises:
-        OutputError: The output belongs to something else, or is not empty and has no dataset.json.
+    Two drivers that start together both get the description that is stored. The callback
+    `may_write` runs before the file is created, and raises if the run was overtaken. OutputError if
+    the output belongs to something else, or is not empty and has no dataset.json.
     """
     stored = read_dataset(layout)
     if stored is None:

@@ -1,13 +1,18 @@
-"""One driver per output: `driver.json` with who holds it and a heartbeat.
+"""One driver per output, or several that share it: who they are, and which shards each does.
 
-A holder counts as gone when its process no longer exists on this machine, or after 60 s without a
-heartbeat (clocks of the hosts should agree to within that). A heartbeat further than that in the
-future says nothing of its age, so it is watched for as long. A driver takes over
-under a second lock, named after the dead holder, so only one of several drivers succeeds.
+`driver.json` names the driver and holds its heartbeat. A holder counts as gone when its process no
+longer exists on this machine, or after 60 s without a heartbeat (clocks of the hosts should agree
+to within that). A heartbeat further than that in the future says nothing of its age, so it is
+watched for as long. A driver takes over under a second lock, named after the dead holder, so only
+one of several drivers succeeds.
 
-Drivers that share an output (`dataset.crew`) do without the lock, but not beside a holder that
-needs the output for itself. The lock is refused to such a holder while a member lives; members that
-gave no sign of life are evicted.
+Drivers that share an output are the members of its crew. Each keeps a file with a heartbeat. They
+do without the lock, but not beside a holder that needs the output for itself. The lock is refused
+to such a holder while a member lives; members that gave no sign of life are evicted. Shards are
+claimed in blocks, so that a claim costs a small part of a commit: a file that is created only if
+absent, and names the member. The claim of a member that is gone is superseded by the next number of
+the same block. Claims save work and nothing else: commits are exactly once without them, and a
+member that was frozen and wakes among the others goes on.
 
 A driver that was stopped (a laptop lid, a suspended machine, SIGSTOP) may wake after another has
 taken over. Its `Fence` finds that out: the file that names the run is read before every write that
@@ -19,12 +24,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import threading
 import time
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,26 +41,29 @@ import psutil
 
 from earmill.pipeline.common.errors import LockedError, OvertakenError, StorageError
 from earmill.pipeline.common.text import duration
+from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.storage.documents import Strict, typed_json
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
+from earmill.pipeline.storage.paths import CLAIMS, CREW, DRIVER_FILE, claim_path
 
 HEARTBEAT_S = 15.0
 STALE_S = 60.0
 # Process start times are derived from the boot time, which clock corrections move a little.
 _CREATED_TOLERANCE_S = 2.0
+# Most blocks of a plan, unless a block would hold more than `LARGEST_BLOCK` shards.
+BLOCKS, LARGEST_BLOCK = 1024, 64
+# While other drivers hold the remaining shards, commits and members are read at this interval, s.
+LOOK_EVERY_S = 5.0
+_CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
 
 
 @dataclass(frozen=True)
 class LockHolder(Strict):
     """A driver, as stored in driver.json.
 
-    Args:
-        host: Host name, for people.
-        machine: Boot and process namespace; pids compare within one.
-        pid: Process id. With `created_unix_s`, as pids are used again.
-        heartbeat_unix_s: Last sign of life, s since 1970.
-        shares: Others may work on the output meanwhile, as members of its crew.
+    Process ids compare within one `machine`: a boot, and a namespace of processes. Ids are used
+    again, so `created_unix_s` tells processes apart. `shares`: others may work on the output
+    meanwhile.
     """
 
     run_id: str
@@ -66,7 +76,6 @@ class LockHolder(Strict):
 
     @classmethod
     def here(cls, run_id: str | None = None, *, shares: bool = False) -> LockHolder:
-        """This process, now. None draws a run id."""
         return cls(
             run_id=run_id or secrets.token_hex(8),
             host=socket.gethostname(),
@@ -79,11 +88,9 @@ class LockHolder(Strict):
 
     @property
     def age_s(self) -> float:
-        """Time since the last sign of life."""
         return time.time() - self.heartbeat_unix_s
 
     def may_live(self) -> bool:
-        """Return True if this holder may still be at work."""
         return self.age_s <= STALE_S and not self.is_gone()
 
     def is_gone(self) -> bool:
@@ -121,18 +128,16 @@ def machine_id() -> str:
 class Fence:
     """The right of a run to write to an output; its workers carry it.
 
-    Args:
-        name: File that names the run: `driver.json`, or its membership of the crew. Empty for a
-            writer that needs no right: a test, or an output that nobody else knows.
-        run_id: Name of the run.
+    The file `name` names the run: `driver.json`, or its membership of the crew. The name is empty
+    for a writer that needs no right: a test, or an output that nobody else knows.
     """
 
     name: str = ""
     run_id: str = ""
 
     def check(self, layout: Layout) -> None:
-        """Read the file now, because no clock tells a process how long it was stopped;
-        OvertakenError where the file names another run, or is gone."""
+        """Raise OvertakenError if the file is gone or names another run. It is read now, because no
+        clock tells a process how long it was stopped."""
         if not self.name:
             return
         holder = read_holder(layout, self.name)
@@ -141,8 +146,8 @@ class Fence:
 
     @contextmanager
     def says_why(self, layout: Layout) -> Iterator[None]:
-        """Turn an error inside into an OvertakenError where the run was overtaken: what it looked
-        for may be gone. Else the error stays as it is."""
+        """Turn an error inside into an OvertakenError if the run was overtaken: what it looked for
+        may be gone."""
         try:
             yield
         except OvertakenError:
@@ -161,7 +166,6 @@ UNFENCED = Fence()
 
 
 def overtaken(layout: Layout, holder: LockHolder | None = None) -> OvertakenError:
-    """The error of a run that lost its right to write, to the holder if that one is known."""
     who = f" ({holder})" if holder is not None else ", or the output was removed,"
     return OvertakenError(
         f"another command took {layout.url()} over{who} while this run gave no sign of life; this "
@@ -193,8 +197,8 @@ class Heartbeat(ABC):
             self.release()
 
     def check(self) -> None:
-        """Raise OvertakenError where the heartbeat found that another run took over; reads nothing,
-        for a loop. `fence.check` reads."""
+        """Raise OvertakenError if the heartbeat found another run. Reads nothing; `fence.check`
+        reads."""
         if self._lost is not None:
             raise self._lost
 
@@ -221,15 +225,13 @@ class Heartbeat(ABC):
 class DriverLock(Heartbeat):
     """Holds the output until `release`, the end of a `with`, or the death of the process.
 
+    Raises LockedError if another live driver holds it, or got it first.
+
     Args:
-        shares: Others may join; see `dataset.crew`.
-        alone: Refuse an output on which members of a crew are at work, and evict those that gave no
-            sign of life.
+        shares: Others may join.
+        alone: Refuse an output on which members of a crew are at work, and evict dead members.
         heartbeat_s: Interval of the signs of life, s; well below `STALE_S`.
         wait: Waits so many seconds before a heartbeat of the future is read again.
-
-    Raises:
-        LockedError: Another live driver holds it, or got it first.
     """
 
     def __init__(
@@ -293,31 +295,27 @@ class DriverLock(Heartbeat):
 
 @contextmanager
 def held(layout: Layout) -> Iterator[Fence]:
-    """Hold an output alone, as `DriverLock` does; an error inside is an OvertakenError where the
-    run was overtaken."""
+    """Hold an output alone, as `DriverLock` does; see `Fence.says_why` for errors inside."""
     with DriverLock(layout) as lock, lock.fence.says_why(layout):
         yield lock.fence
 
 
 def as_seen_now(holder: LockHolder) -> bytes:
-    """Return the stored form of a holder that gives a sign of life."""
     return stored_text(replace(holder, heartbeat_unix_s=time.time()))
 
 
 def stored_text(holder: LockHolder) -> bytes:
-    """A holder as it is stored."""
     return json.dumps(asdict(holder), indent=1).encode()
 
 
 def read_holder(layout: Layout, name: str = DRIVER_FILE) -> LockHolder | None:
-    """Return the stored holder, or None where nobody holds it; raises as `stored_holder`."""
+    """Return the stored holder, or None; raises as `stored_holder`."""
     found = stored_holder(layout, name)
     return None if found is None else found[0]
 
 
 def stored_holder(layout: Layout, name: str) -> tuple[LockHolder, bytes] | None:
-    """Return the stored holder and the bytes of its file, or None where there is no file;
-    LockedError where the file is something else."""
+    """Return the stored holder and the bytes of its file, or None; LockedError for another file."""
     try:
         content = layout.read_bytes(name)
         return typed_json(LockHolder, content), content
@@ -331,14 +329,13 @@ def stored_holder(layout: Layout, name: str) -> tuple[LockHolder, bytes] | None:
 
 
 def live_crew(layout: Layout) -> dict[str, LockHolder]:
-    """Drivers that share the output now, by run id."""
     found = [read_holder(layout, name) for name in layout.list(CREW)]
     return {one.run_id: one for one in found if one is not None and one.may_live()}
 
 
 def evict_crew(layout: Layout) -> None:
-    """Remove the memberships of drivers that gave no sign of life, so that a driver that wakes
-    finds itself overtaken; LockedError where a member lives."""
+    """Remove dead memberships, so that a driver that wakes finds itself overtaken; LockedError if a
+    member lives."""
     for name in layout.list(CREW):
         found = stored_holder(layout, name)
         if found is None or (not found[0].may_live() and layout.remove_own(name, found[1])):
@@ -352,3 +349,140 @@ def _at_work(layout: Layout, holder: LockHolder) -> str:
         f"another driver works on {layout.url()} ({holder}); "
         "wait for it, stop it, join it (--join), or use another output.uri"
     )
+
+
+class DriverMembership(Heartbeat):
+    """Membership of an output's crew until `release` or the end of a `with`; LockedError if
+    somebody needs the output for itself."""
+
+    def __init__(
+        self, layout: Layout, *, run_id: str | None = None, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
+        holder = LockHolder.here(run_id, shares=True)
+        super().__init__(layout, f"{CREW}/{holder.run_id}.json", holder, heartbeat_s)
+        layout.write_bytes(self.fence.name, as_seen_now(holder))
+        # In this order: who takes the lock for itself looks for members after that.
+        lock = read_holder(layout)
+        if lock is not None and not lock.shares and lock.may_live():
+            layout.delete(self.fence.name)
+            raise LockedError(f"{layout.url()} is not to be shared now ({lock}); wait for its end")
+        self._start("crew")
+
+    def release(self) -> None:
+        """Give all claims back; safe to call again."""
+        self._stop()
+        self._layout.delete(self.fence.name)
+        if self._layout.is_local:
+            with suppress(OSError):  # not empty: others go on
+                os.rmdir(self._layout.path(CREW))
+
+
+class BlockClaims:
+    """One member's view of who does which shards; asked by one thread.
+
+    Args:
+        shards: Every shard of the plan, in order.
+        done: Committed shards.
+        start: Where to begin, as a fraction of the plan: members that begin apart seldom meet.
+        fence: Checked before a claim.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        plan_id: str,
+        shards: Sequence[str],
+        done: set[str],
+        *,
+        run_id: str,
+        start: float = 0.0,
+        fence: Fence = UNFENCED,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layout, self._plan_id, self._run_id, self._fence = layout, plan_id, run_id, fence
+        self._done, self._clock = set(done), clock
+        size = min(LARGEST_BLOCK, -(-len(shards) // BLOCKS))
+        self._blocks = [shards[at : at + size] for at in range(0, len(shards), size)]
+        self._mine: set[int] = set()
+        self._numbers = self._claimed()
+        first = int(start * len(self._blocks)) % max(1, len(self._blocks))
+        self._fresh = iter([*range(first, len(self._blocks)), *range(first)])
+        self._looked: float | None = None
+
+    def next(self) -> list[str] | None:
+        """Return shards of a block that nobody does; an empty list while others have the rest, and
+        None once everything is committed or this member's."""
+        for block in self._fresh:
+            if block not in self._numbers and (left := self._left(block)) and self._get(block):
+                return left
+        now = self._clock()
+        if self._looked is not None and now - self._looked < LOOK_EVERY_S:
+            return []
+        self._looked = now
+        self._done = committed_shards(self._layout)
+        others = self._of_others()
+        if not others:
+            return None
+        self._numbers = self._claimed()
+        living = live_crew(self._layout)
+        for block in others:
+            is_claimed = block in self._numbers and self._owner(block) in living
+            if not is_claimed and self._get(block):
+                self._looked = None
+                return self._left(block)
+        return []
+
+    @property
+    def others(self) -> int:
+        """Shards that others had when it was last looked."""
+        return sum(len(self._left(block)) for block in self._of_others())
+
+    def _of_others(self) -> list[int]:
+        blocks = range(len(self._blocks))
+        return [block for block in blocks if block not in self._mine and self._left(block)]
+
+    def _left(self, block: int) -> list[str]:
+        return [shard for shard in self._blocks[block] if shard not in self._done]
+
+    def _get(self, block: int) -> bool:
+        number = self._numbers.get(block, -1) + 1
+        name = claim_path(self._plan_id, block, number)
+        self._fence.check(self._layout)
+        got = self._layout.create_own(name, json.dumps({"run_id": self._run_id}).encode())
+        self._numbers[block] = number
+        if got:
+            self._mine.add(block)
+        return got
+
+    def _owner(self, block: int) -> str:
+        name = claim_path(self._plan_id, block, self._numbers[block])
+        try:
+            return str(json.loads(self._layout.read_bytes(name))["run_id"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return ""
+
+    def _claimed(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for name in self._layout.list(f"{CLAIMS}/{self._plan_id}"):
+            parsed = _CLAIM.fullmatch(name.rpartition("/")[2])
+            if parsed is not None:
+                block, number = int(parsed[1]), int(parsed[2])
+                found[block] = max(number, found.get(block, 0))
+        return found
+
+
+def start_of(run_id: str) -> float:
+    return zlib.crc32(run_id.encode()) / 2**32
+
+
+def clear_claims(layout: Layout) -> None:
+    """Remove the claims of a complete dataset, and the memberships of drivers that have ended.
+
+    The membership of a driver that may wake stays: the next command that needs the output for
+    itself evicts it.
+    """
+    layout.delete(CLAIMS)
+    for name in layout.list(CREW):
+        holder = read_holder(layout, name)
+        if holder is not None and holder.is_gone():
+            layout.delete(name)

@@ -1,9 +1,8 @@
 """Close a complete dataset: one index over all rows, good and bad, the cards, and current.json.
 
 Refuses unless plan and commits add up row by row. The index is sorted by the plan and named by its
-own content, so that running twice, or finalising a resumed and an undisturbed run, gives the same
-file. `current.json` comes last and names it all with hashes: until it is replaced, what it named
-before still counts. Nothing else is touched: a dataset can be read without being finalised.
+own content, so a resumed and an undisturbed run give the same file. The file `current.json` comes
+last and names all of them with hashes: until it is replaced, the earlier snapshot still counts.
 
 Card files (README.md, croissant.json, provenance.jsonld) go with a snapshot. Their names are fixed,
 so a driver that was stopped while it closed a dataset could overwrite the cards of a later
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
@@ -76,7 +76,7 @@ _NAMED_PROBLEMS = 5
 
 @dataclass(frozen=True)
 class IndexPart:
-    """Good and bad rows of one shard for the index, and their numbers in the order of the plan."""
+    """Good and bad rows of one shard for the index, and their numbers in the plan's order."""
 
     tables: list[pa.Table]
     order: np.ndarray
@@ -85,12 +85,12 @@ class IndexPart:
 def finalise(
     layout: Layout, add: Mapping[str, OutFile] | None = None, fence: Fence = UNFENCED
 ) -> Snapshot:
-    """Write index, snapshot, cards and current.json, and return the snapshot; doing it again
+    """Write index, snapshot, cards and current.json, and return the snapshot. Doing it again
     changes nothing.
 
-    Args:
-        add: Sets of features beside these rows, see `Snapshot.additions`; earlier sets stay as long
-            as no row changes.
+    Argument `add` names sets of features beside these rows, see `Snapshot.additions`; earlier sets
+    stay as long as no row changes.
+
     Raises:
         CommitError: A shard is not committed, a row is missing, double or foreign, or a file that
             never changes is another than when the dataset was closed before.
@@ -171,7 +171,6 @@ def read_if_there(layout: Layout, name: str) -> bytes | None:
 def replace_cards(
     layout: Layout, cards: Mapping[str, bytes], seen: Mapping[str, bytes | None], fence: Fence
 ) -> None:
-    """Replace the cards that were seen."""
     for name, content in cards.items():
         before = seen.get(name)
         fence.check(layout)
@@ -194,8 +193,8 @@ def put_cards_back(
 
 
 def _open_again(layout: Layout, made: Current, seen: bytes | None, index: OutFile) -> None:
-    """Take current.json back where this process was stopped just before it was replaced, and the
-    files that it names were collected as garbage meanwhile. A closing that is whole stays."""
+    """Take current.json back if this process was stopped just before it was replaced, and the files
+    that it names were collected as garbage meanwhile."""
     if layout.exists(made.snapshot.path) and layout.exists(index.path):
         return
     mine = made.to_json().encode()
@@ -206,7 +205,6 @@ def _open_again(layout: Layout, made: Current, seen: bytes | None, index: OutFil
 
 
 def closed_by_another(layout: Layout) -> OvertakenError:
-    """Why current.json is not replaced: what was reckoned from the one before is out of date."""
     return OvertakenError(
         f"another driver closed {layout.url()} while this one was at it, frozen or without its "
         "output for longer than its lock lasts; what that one wrote counts, nothing was replaced"
@@ -226,10 +224,8 @@ def _refuse(problems: Sequence[str]) -> None:
 def _refuse_changed(
     layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
 ) -> None:
-    """Refuse to close a dataset whose files were damaged or lost since the last closing.
-
-    Where a replacing record is gone, the one it replaced would count again.
-    """
+    """Refuse to close a dataset whose files were damaged or lost since the last closing. If a
+    replacing record is gone, the one it replaced would count again."""
     try:
         if (current := read_current(layout)) is None:
             return
@@ -265,10 +261,8 @@ def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
 
 
 def _store(layout: Layout, index: pa.Table, fence: Fence) -> OutFile:
-    """Write the index unless an equal one is there.
-
-    Tables are compared, because another pyarrow may encode the same rows into other bytes.
-    """
+    """Write the index unless an equal table is there: another pyarrow may encode it into other
+    bytes."""
     for path in layout.list("index"):
         content = layout.read_bytes(path)
         if path == paths.index_path(name_of(content)) and table_of(content).equals(index):
@@ -287,8 +281,8 @@ def _store_snapshot(
     add: Mapping[str, OutFile],
     fence: Fence,
 ) -> tuple[Snapshot, OutFile, tuple[EarlierSnapshot, ...]]:
-    """Write a snapshot with its log entry, unless the current snapshot is the same; return it, its
-    file, and the earlier snapshots."""
+    """Write a snapshot with its log entry, unless the current one is the same; return it, its file,
+    and the earlier snapshots."""
     known = known_snapshots(layout)
     made = replace(made, additions={**_additions(layout, made, known), **add})
     again = replace(made, entry=known[-1].entry) if known else made
@@ -327,7 +321,6 @@ def _read(layout: Layout, rel: str) -> OutFile:
 
 
 def build_index(parts: Sequence[IndexPart]) -> pa.Table:
-    """All rows, in the order of the parts and of each."""
     tables = [table for part in parts for table in part.tables]
     whole = pa.concat_tables(_same_extras(tables), promote_options="default").combine_chunks()
     starts = np.cumsum([0, *(len(part.order) for part in parts)])
@@ -340,13 +333,8 @@ def build_index(parts: Sequence[IndexPart]) -> pa.Table:
 def index_part(
     shard: ShardTables, plan_rows: Sequence[str], streams: Sequence[Mapping[str, Any]]
 ) -> IndexPart:
-    """Return the lines of the index for one shard: its good and its quarantined rows.
-
-    Columns: row_id, plan_row_id, channel, shard, row (position in the shard's files), seconds, uri,
-    `<stream>_start` and `<stream>_n_frames` (for events also `<stream>_n_steps`), status, stage,
-    error_class, message, attempts, and the carried-through `extra_` columns. Cells that a
-    quarantined row does not have are null.
-    """
+    """Return the lines of the index for one shard. Cells that a quarantined row does not have are
+    null."""
     tables = [_good_lines(shard, streams)]
     if shard.bad is not None:
         tables.append(_bad_lines(shard, shard.bad, plan_rows))
@@ -385,7 +373,7 @@ def _bad_lines(shard: ShardTables, bad: pa.Table, plan_rows: Sequence[str]) -> p
 
 
 def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
-    """Give every carried-through column one type: the numeric ones double, else text."""
+    """Give every carried-through column one type: numbers of two types become double, else text."""
     kinds: dict[str, set[pa.DataType]] = {}
     for part in parts:
         for column in part.schema:
@@ -408,17 +396,16 @@ def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
 
 
 def _plan_order(tables: Sequence[pa.Table], plan_rows: Sequence[str]) -> np.ndarray:
-    """Row numbers that sort by plan position, then by channel and name."""
-    position = {row_id: number for number, row_id in enumerate(plan_rows)}
-    keys = []
-    for table in tables:
-        names = table.column("row_id").to_pylist()
-        planned = table.column("plan_row_id").to_pylist()
-        channels: list[int | None] = [None] * len(names)  # a bad row has none
-        if "channel" in table.column_names:
-            channels = table.column("channel").to_pylist()
-        keys += [
-            (position[row], -1 if channel is None else channel, name)
-            for row, channel, name in zip(planned, channels, names, strict=True)
-        ]
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+    """Return row numbers that sort by plan position, then by channel and name."""
+    names = ("row_id", "plan_row_id", "channel")  # a bad row has no channel
+    rows = pa.concat_tables(
+        [table.select([name for name in names if name in table.column_names]) for table in tables],
+        promote_options="default",
+    )
+    keys = {
+        "position": pc.index_in(rows["plan_row_id"], pa.array(plan_rows, pa.string())),
+        "channel": pc.fill_null(rows["channel"], -1),
+        "row_id": rows["row_id"],
+    }
+    by = [(key, "ascending") for key in keys]
+    return np.asarray(pc.sort_indices(pa.table(keys), sort_keys=by)).astype(np.int64)

@@ -1,30 +1,25 @@
 """Remove files that nothing names: attempts that lost, replaced commits, shards that were dropped.
 
-`remove_orphans` removes attempts that no commit names. Only whole attempts are removed, only of
-shards that are committed (an attempt on one that is not may still be under way on another host, and
-would then commit what is gone), and only while holding the driver's lock. Anything else is listed
-and left.
-
-`collect_garbage` removes what no snapshot names. Snapshots that are no longer wanted leave the
-history first, by one replacement of current.json; what only they named goes after that, records
-before the files they name. So a run that is killed leaves a whole dataset, and the next one removes
-the rest. It holds the driver's lock, touches no file younger than the grace time, and no attempt on
-a shard that has no commit: a worker that was cut off long ago may still be about to commit it.
-Files that were half written when their process was killed go as well, and the locks of drivers that
-were killed while they took over.
+Snapshots that are no longer wanted leave the history first, by one replacement of current.json;
+what only they named goes after that, records before the files they name. So a run that is killed
+leaves a whole dataset, and the next one removes the rest. A collection holds the driver's lock. It
+leaves files younger than the grace time, and attempts on a shard without a commit: a worker that
+was cut off long ago may still be about to commit it. Files that were half written when their
+process was killed go as well, and the locks of drivers that were killed while they took over.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
-from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.text import Shown, bytes_text
-from earmill.pipeline.dataset.commit_record import CommitRecord, all_generations, read_commit
+from earmill.pipeline.dataset.commit_record import all_generations, read_commit
 from earmill.pipeline.dataset.copied_rows import carried_rows
 from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.driver_lock import held
@@ -36,11 +31,10 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
     require_current,
 )
-from earmill.pipeline.dataset.verify import PUBLISHED, published
+from earmill.pipeline.dataset.verify import PUBLISHED
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.backend import Entry
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.scratch import clear_scratch
 
 GRACE_S = 24 * 3600.0
 # A hidden file or folder, and the lock of a driver that takes over. Additions are skipped, because
@@ -50,9 +44,6 @@ _UNFINISHED = re.compile(r"(?!additions/)(?:[^/.][^/]*/)*\.[^/]+|driver\.json\.[
 _PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.[^/]+")
 # In the order in which they go: what names others before these.
 FOLDERS = ("snapshots", "index", "plan", "revisions", "commits", *PUBLISHED)
-
-# Path of a file or folder, and its files.
-Part = tuple[str, list[Entry]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,7 +88,6 @@ def collect_garbage(
         older_than: Remove snapshots that were closed so long ago. With both a snapshot goes that
             neither keeps; with none all stay.
         grace_s: Age of a file below which it stays, s.
-        dry_run: Return what would be removed, and remove nothing.
     Raises:
         CommitError: A snapshot or commit record is damaged, so that what it names is unknown.
     """
@@ -139,21 +129,19 @@ def _expired(
 ) -> list[EarlierSnapshot]:
     if keep is None and older_than is None:
         return []
-    newest = keep - 1 if keep is not None else 0
-    candidates = current.history[: len(current.history) - newest] if newest else current.history
+    candidates = [*current.history][: len(current.history) + 1 - (keep or 1)]
     if older_than is None:
-        return list(candidates)
-    until_s = now_s - older_than.total_seconds()
-    return [past for past in candidates if _closed_s(past.entry) < until_s]
-
-
-def _closed_s(entry: LogEntry) -> float:
-    """When a snapshot was closed; one without a date is older than all that have one."""
-    return datetime.fromisoformat(entry.created).timestamp() if entry.created else 0.0
+        return candidates
+    until = datetime.fromtimestamp(now_s, UTC) - older_than
+    # A snapshot without a date is older than all that have one.
+    return [
+        past
+        for past in candidates
+        if not past.entry.created or datetime.fromisoformat(past.entry.created) < until
+    ]
 
 
 def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
-    """Every file that something refers to."""
     named = {dataset.path, paths.plan_path(dataset.plan_id)}
     if dataset.change is not None and dataset.change.carried is not None:
         named.add(dataset.change.carried.path)
@@ -174,77 +162,27 @@ def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
     return named
 
 
-def _unnamed(layout: Layout, named: set[str], known: Collection[str]) -> Iterator[Part]:
-    """Yield the parts that nothing refers to, in the order in which they go.
-
-    Args:
-        known: Shards that are committed or were dropped: on others somebody may be at work.
-    """
+def _unnamed(
+    layout: Layout, named: set[str], known: Collection[str]
+) -> Iterator[tuple[str, list[Entry]]]:
+    """Yield what nothing refers to, in the order in which it goes: paths of files and folders, and
+    their files. Attempts on shards that are not `known` (committed or dropped) may be under way."""
+    committed = {part[0] for name in named if (part := _PART.match(name)) is not None}
     for folder in FOLDERS:
-        entries, parts = layout.entries(folder), dict[str, list[Entry]]()
+        entries, parts = layout.entries(folder), defaultdict[str, list[Entry]](list)
         for name in entries.keys() - named:
             part = _PART.match(name)
             if paths.plan_of_part(name) in named:
                 continue
             if folder not in PUBLISHED:
                 parts[name] = [entries[name]]
-            elif part is not None and part[1] in known:
-                parts.setdefault(part[0], []).append(entries[name])
-        yield from sorted(parts.items(), key=lambda part: part[0])
+            # A file that somebody put into a committed store must not take the store with it.
+            elif part is not None and part[1] in known and part[0] not in committed:
+                parts[part[0]].append(entries[name])
+        yield from sorted(parts.items(), key=itemgetter(0))
     # Unfinished parts of processes that are gone, and locks of takeovers.
-    unfinished: dict[str, list[Entry]] = {}
+    unfinished = defaultdict[str, list[Entry]](list)
     for name, entry in layout.everything().items():
-        if (part := _UNFINISHED.match(name)) is not None:
-            unfinished.setdefault(part[0], []).append(entry)
-    yield from sorted(unfinished.items(), key=lambda part: part[0])
-
-
-@dataclass(frozen=True)
-class Removed:
-    """Files and stores that were removed, and files that were kept."""
-
-    parts: list[str]
-    kept: list[str]
-
-
-def remove_orphans(layout: Layout) -> Removed:
-    """Remove the attempts that no commit of any generation names."""
-    require_dataset(layout)
-    with held(layout) as fence:
-        records, unclear = _all_records(layout)
-        named = {file.path for record in records for file in record.files}
-        orphans = sorted(published(layout).keys() - named)
-        attempts: dict[str, set[str]] = {}
-        for record in records:
-            if record.shard not in unclear:
-                attempts.setdefault(record.shard, set()).add(record.attempt)
-        removed, kept = set[str](), list[str]()
-        for name in orphans:
-            part = _PART.match(name)
-            if part is not None and part[1] in attempts and part[2] not in attempts[part[1]]:
-                removed.add(part[0])
-            else:
-                kept.append(name)
-        for path in sorted(removed):
-            fence.check(layout)
-            layout.delete(path)
-        fence.check(layout)
-        clear_scratch(layout)
-    return Removed(sorted(removed), kept)
-
-
-def _all_records(layout: Layout) -> tuple[list[CommitRecord], set[str]]:
-    """Records of every generation, and the shards with a record that cannot be read."""
-    found: list[CommitRecord] = []
-    unclear: set[str] = set()
-    for shard, numbers in all_generations(layout).items():
-        for number in numbers:
-            try:
-                record = read_commit(layout, shard, number)
-            except CommitError:
-                record = None
-            if record is None or record.shard != shard:
-                unclear.add(shard)
-            else:
-                found.append(record)
-    return found, unclear
+        if (found := _UNFINISHED.match(name)) is not None:
+            unfinished[found[0]].append(entry)
+    yield from sorted(unfinished.items(), key=itemgetter(0))

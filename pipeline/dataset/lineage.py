@@ -3,8 +3,7 @@
 Source: W3C PROV-O (2013-04-30). The dataset is an entity derived from the source; each snapshot is
 a specialisation of it that a run of the job generated and that revises the one before. The job's
 spec is the plan of the run, the releases of earmill that computed its rows are its agents. Ids are
-relative to the dataset's place. Where each row came from is in `rows/`. Croissant has the short
-form of this for the snapshot that counts.
+relative to the dataset's place.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ def lineage_of(
     past: Sequence[EarlierSnapshot],
     now: EarlierSnapshot,
 ) -> Node:
-    """Return the whole document, with the snapshots `past`, the oldest first, and with `now`,
-    the snapshot of these commits that becomes current."""
+    """Return the whole document, given the earlier snapshots, the oldest first, and the snapshot
+    that becomes current."""
     known = _known_software(layout)
     software = {now.snapshot.path: _software(records)}
     for one in past:
@@ -82,7 +81,7 @@ def provenance(
     Args:
         snapshots: The oldest first; the last one counts.
         software: Path of each to the releases of earmill that computed its rows.
-        begun: Number of each revision, 0 for dataset.json, to when it was begun, if that is known.
+        begun: Time at which each revision was begun, if known; 0 is dataset.json.
     """
     versions, git = dataset.provenance.get("versions") or {}, dataset.provenance.get("git") or {}
     nodes = _things(dataset)
@@ -109,7 +108,6 @@ def provenance(
 
 
 def _things(dataset: DatasetFile) -> list[Node]:
-    """The dataset, its source and its job, which are the same for all snapshots."""
     licenses = stored_licenses(dataset.licenses)
     source = dataset.spec.get("source", {})
     models = [entry["model"] for entry in dataset.spec["extract"]]
@@ -198,9 +196,7 @@ def _software(records: Iterable[CommitRecord]) -> list[str]:
 
 
 def _known_software(layout: Layout) -> dict[str, list[str]]:
-    """Return the releases of each snapshot in the stored file.
-
-    They are empty where the file is damaged or of an older release."""
+    """Return the releases of each snapshot in the stored file; none if it is damaged or older."""
     try:
         current = read_current(layout)
         cards = current.cards if current else ()

@@ -1,7 +1,6 @@
 """Provenance that all rows of a run share: code, packages, machine, device, models, dtype.
 
-Everything is asked from the system that does the work, nothing is configured, and facts that cannot
-be found out are null. A git commit is only reported for a checkout that tracks this very file.
+Everything is asked from the system that does the work; facts that cannot be found out are null.
 """
 
 from __future__ import annotations
@@ -57,11 +56,8 @@ def package_versions() -> dict[str, str]:
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Commit and cleanliness of the checkout this package runs from, None outside of one.
-
-    The folder, by default this one, must be tracked by the repository: an environment that merely
-    lies inside somebody's checkout says nothing about our code.
-    """
+    """Return commit and cleanliness of the checkout this package runs from, or None. The repository
+    must track the folder: an environment inside somebody's checkout says nothing about our code."""
     folder = folder or Path(__file__).resolve().parent
     if not _git(folder, "ls-files", "--", "."):
         return None
@@ -85,7 +81,7 @@ def _git(folder: Path, *command: str) -> str | None:
 
 
 def code_sha256(folders: Sequence[Path] | None = None) -> str:
-    """Hash of the Python sources that make features, whatever way they were installed."""
+    """Hash the Python sources that make features, whatever way they were installed."""
     digest = hashlib.sha256()
     for folder in folders or map(_package_folder, PACKAGES):
         for path in sorted(folder.rglob("*.py")):
@@ -95,7 +91,7 @@ def code_sha256(folders: Sequence[Path] | None = None) -> str:
 
 
 def _package_folder(name: str) -> Path:
-    """Folder of a package's sources; the package is not imported for it."""
+    """Return the folder of a package's sources without importing the package."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"no package {name}")
@@ -103,7 +99,6 @@ def _package_folder(name: str) -> Path:
 
 
 def host_info() -> dict[str, Any]:
-    """The machine: name, system, processor, cores, memory."""
     return {
         "name": socket.gethostname(),
         "system": platform.platform(),
@@ -115,21 +110,15 @@ def host_info() -> dict[str, Any]:
 
 
 def device_info() -> dict[str, Any]:
-    """This machine's CPU as what computes; a worker on a GPU describes that in the same keys."""
+    """Describe this machine's CPU as what computes; a worker on a GPU gives the same keys."""
     return {"device": "cpu", "backend": "cpu", "name": processor_name()}
 
 
 def run_provenance(
     extractors: Iterable[Mapping[str, Any]], *, device: str, dtype: str
 ) -> dict[str, Any]:
-    """Provenance for dataset.json.
-
-    Args:
-        extractors: `Extractor.describe()` of every model. The device that computed is known shard
-            by shard, and is in the commit records.
-        device: `run.device` of the job that began the dataset.
-        dtype: Dtype of the stored values.
-    """
+    """Return the provenance for dataset.json: `Extractor.describe()` of every model, and
+    `run.device` of the job that began the dataset. Commit records name the device of each shard."""
     return {
         "versions": package_versions(),
         "git": git_state(),

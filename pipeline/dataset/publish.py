@@ -1,16 +1,14 @@
 """Publish one shard exactly once: encode, check, upload, then create the commit record if absent.
 
-Only the record makes files part of the dataset. It is written last, whole, and only where no record
-exists. So one of several attempts on a shard wins, and a crash leaves either a complete shard or
-garbage. The record has attempt, time and host; the files have none of them, so two attempts on the
-same rows write equal bytes.
+Only the record makes files part of the dataset, so one of several attempts on a shard wins, and a
+crash leaves either a complete shard or garbage. The record has attempt, time and host; the files
+have none of them, so two attempts on the same rows write equal bytes.
 
 On a local disk each step is durable before the next begins, so a power cut loses no committed
-shard: the content of every part, the names of all parts, the content of the record, its name. This
-costs one flush a file and one a folder: `data`, `rows`, `quarantine` and `commits`.
+shard: the content of every part, the names of all parts, the content of the record, its name.
 
 A commit that replaces another must not lose its good rows. They come out of the same audio once
-more. Where they do not, because the source is away or has changed, the earlier record stays and an
+more. If they do not, because the source is away or has changed, the earlier record stays and an
 error says why.
 """
 
@@ -31,20 +29,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from earmill.pipeline.common import monitoring
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
-from earmill.pipeline.common.monitoring import (
-    CHECK,
-    COMMIT,
-    ENCODE,
-    FOR_FILES,
-    HASH,
-    StageTimes,
-    carried,
-    current,
-    doing,
-    in_order,
-)
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
     CommitRecord,
@@ -70,6 +57,7 @@ from earmill.pipeline.storage.scratch import private_scratch
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
+
 
 T = TypeVar("T")
 
@@ -138,32 +126,30 @@ def publish_shard(
     extra_types: Mapping[str, Any] | None = None,
     generation: int = 0,
     folder: Path | None = None,
-    stages: StageTimes | None = None,
+    stages: monitoring.StageTimes | None = None,
     fence: Fence = UNFENCED,
 ) -> bool:
-    """Write one shard and commit it; True where this attempt won, False where another one had.
+    """Write one shard and commit it; False if another attempt has won.
 
     Args:
         attrs: Stored in the data files: spec_sha256, and nothing that differs between attempts.
         info: Stored in the commit record: device, versions, worker, timings_s. The CPU seconds of
             what this thread counts for join them.
-        plan_rows: The shard's row ids as planned. Every one must be covered; the rows are put in
-            that order, then in that of their channels, whatever order the batches came in.
-        dtype: Of the job: float16, float32 or int8; the stream arrays in `rows` are so already.
+        plan_rows: The shard's row ids as planned. Every one must be covered; rows are put in that
+            order, then in that of their channels.
+        dtype: Of the job; the stream arrays in `rows` are so already.
         extra_types: Types of the carried-through columns over the whole plan.
         generation: 1 or more to replace the record of the generation before.
-        folder: Where the parts are written before they are published, on the output's own disk;
-            None for one of their own.
+        folder: Where the parts are written first, on the output's own disk; None for a new folder.
         stages: Told when the steps began and ended.
-        fence: The run's right to write here; checked before the first byte and around the record.
-
+        fence: Checked before the first byte and around the record.
     Raises:
         OvertakenError: Another command has taken the output over.
         CommitError: Rows do not add up, a row that was good before is lost or has other audio, the
             disk is full, a file did not read back as written, or the upload failed. Nothing is
             committed then, and local temporaries are gone.
     """
-    shard = _Shard(layout, shard_id, attempt, stages or StageTimes(), fence)
+    shard = _Shard(layout, shard_id, attempt, stages or monitoring.StageTimes(), fence)
     with _explained(shard_id, layout, fence):
         if not isinstance(attrs.get("spec_sha256"), str):
             raise CommitError(
@@ -179,8 +165,8 @@ def publish_shard(
         bad = sorted(bad, key=lambda r: (position[plan_row_of(r.row_id, position)], r.row_id))
         replaces = check_replacement(layout, shard_id, generation, rows) if generation else None
         with shard.room(folder):
-            digest = shard.beside(HASH, lambda: digest_rows(rows, streams, dtype))
-            moments = shard.beside(CHECK, lambda: shard_moments(rows, streams))
+            digest = shard.beside(monitoring.HASH, lambda: digest_rows(rows, streams, dtype))
+            moments = shard.beside(monitoring.CHECK, lambda: shard_moments(rows, streams))
             encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
             shard.encode(rows, bad, streams, formats, encoding, digest)
             by_stream = digest.result().streams
@@ -248,14 +234,19 @@ def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
 
 
 class _Shard:
-    """One attempt to publish: the parts that it has written, and how long each step took.
+    """One attempt to publish.
 
-    The other cores idle while the last shard of a job is published. So steps that need only the
-    rows or a finished part run in one thread beside the encoding.
+    The other cores idle while the last shard of a job is published. Steps that need only the rows
+    or a finished part therefore run in one thread beside the encoding.
     """
 
     def __init__(
-        self, layout: Layout, shard_id: str, attempt: str, stages: StageTimes, fence: Fence
+        self,
+        layout: Layout,
+        shard_id: str,
+        attempt: str,
+        stages: monitoring.StageTimes,
+        fence: Fence,
     ) -> None:
         self.layout, self.stages, self.fence = layout, stages, fence
         self.shard_id, self.attempt = shard_id, attempt
@@ -265,7 +256,6 @@ class _Shard:
 
     @contextmanager
     def room(self, folder: Path | None) -> Iterator[None]:
-        """Inside, parts can be written; what was not published is gone afterwards."""
         with ExitStack() as stack:
             name = f"{self.shard_id}-{self.attempt}"
             self.folder = folder or stack.enter_context(private_scratch(self.layout, name))
@@ -278,15 +268,14 @@ class _Shard:
                     remove(path)
 
     def beside(self, part: str, work: Callable[[], T]) -> Future[T]:
-        """Begin work in the thread beside this one, after the work that was begun there before."""
-        return self._side.submit(carried(part, self.stages.stage(part)(work)))
+        return self._side.submit(monitoring.carried(part, self.stages.stage(part)(work)))
 
     @contextmanager
     def _timed(self, name: str, part: str, libraries: str = "") -> Iterator[None]:
         start = time.perf_counter()
         with (
-            self.stages.stage(part if part != COMMIT else name),
-            doing(part, libraries=libraries),
+            self.stages.stage(part if part != monitoring.COMMIT else name),
+            monitoring.doing(part, libraries=libraries),
         ):
             yield
         self.timings_s[name] = round(time.perf_counter() - start, 6)
@@ -300,22 +289,21 @@ class _Shard:
         encoding: Encoding,
         digest: Future[ShardDigest],
     ) -> None:
-        """Write every part, and check the features."""
-        with doing(ENCODE):
+        with monitoring.doing(monitoring.ENCODE):
             scalars = row_table(rows, streams, encoding.extra_types)
         encoding = replace(encoding, scalars=scalars)
         for fmt in formats:
             chosen = format_of(fmt)
-            with self._timed(f"encode_{fmt}", ENCODE, FOR_FILES):
+            with self._timed(f"encode_{fmt}", monitoring.ENCODE, monitoring.FOR_FILES):
                 with self._new_part(paths.data_path, chosen.suffix) as path:
                     chosen.write(path, rows, streams, encoding)
-            with self._timed(f"check_{fmt}", CHECK, FOR_FILES):
+            with self._timed(f"check_{fmt}", monitoring.CHECK, monitoring.FOR_FILES):
                 problems = chosen.problems(path, rows, streams, digest.result())
                 if problems:
                     raise CommitError(
                         f"the {fmt} file does not hold what was written: {'; '.join(problems)}"
                     )
-        with self._timed("encode_rows", ENCODE):
+        with self._timed("encode_rows", monitoring.ENCODE):
             with self._new_part(paths.rows_path) as path:
                 write_table(scalars, path)
             if bad:
@@ -328,18 +316,17 @@ class _Shard:
         name = named(self.shard_id, self.attempt, *more)
         path = self.parts[name] = self.folder / name.replace("/", "-")
         yield path
-        self._hashed.append(self.beside(HASH, lambda: _files_of(name, path)))
+        self._hashed.append(self.beside(monitoring.HASH, lambda: _files_of(name, path)))
 
     def hashed_files(self) -> tuple[OutFile, ...]:
-        """Size and sha256 of every file that was written, in the order of paths."""
-        with self._timed("hash", HASH):
+        with self._timed("hash", monitoring.HASH):
             found = [file for files in self._hashed for file in files.result()]
             return tuple(sorted(found, key=lambda file: file.path.split("/")))
 
     def upload(self, files: Sequence[OutFile]) -> None:
         """Bring every part to the output, look that it arrived in full length and settle it."""
         try:
-            with self._timed("upload", COMMIT, FOR_FILES):
+            with self._timed("upload", monitoring.COMMIT, monitoring.FOR_FILES):
                 for name, local in self.parts.items():
                     put = self.layout.upload_dir if local.is_dir() else self.layout.upload_file
                     put(local, name)
@@ -362,17 +349,17 @@ class _Shard:
 
     def commit(self, record: CommitRecord) -> bool:
         """Create the record; a lost race removes this attempt's files again."""
-        tally = current()
+        tally = monitoring.current()
         info = {
             **record.info,
             "timings_s": {**record.info.get("timings_s", {}), **self.timings_s},
             # CPU seconds of the attempt, up to its record.
-            **({} if tally is None else {"cpu_s": in_order(tally.seconds())}),
+            **({} if tally is None else {"cpu_s": monitoring.in_order(tally.seconds())}),
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         text = replace(record, info=info).to_json()
         name = paths.commit_path(self.shard_id, record.generation)
-        with self.stages.stage(COMMIT), doing(COMMIT):
+        with self.stages.stage(monitoring.COMMIT), monitoring.doing(monitoring.COMMIT):
             try:
                 self.fence.check(self.layout)
             except OvertakenError:
@@ -395,10 +382,7 @@ class _Shard:
 
     def _take_back(self, record: CommitRecord) -> None:
         """Delete the record of an overtaken run, if its files are missing or the dataset is another
-        one now.
-
-        A record whose files are whole stays: it is as good as any, and another command may have
-        counted it already.
+        one now. A record whose files are whole stays: another command may have counted it already.
         """
         dataset = read_dataset(self.layout)
         if dataset is not None and record.plan_id in dataset.plan_ids:
@@ -409,7 +393,6 @@ class _Shard:
         self._discard()
 
     def _discard(self) -> None:
-        """Remove uploaded parts that no commit names; a part that cannot be removed is garbage."""
         for name in self.parts:
             try:
                 self.layout.delete(name)
@@ -419,7 +402,6 @@ class _Shard:
 
 
 def _files_of(name: str, path: Path) -> list[OutFile]:
-    """Return the files of one part with their sizes and checksums."""
     files = {name: path}
     if path.is_dir():
         files = {f"{name}/{rel}": path / rel for rel in files_below(path)}
@@ -432,10 +414,8 @@ def _files_of(name: str, path: Path) -> list[OutFile]:
 
 @contextmanager
 def _explained(shard_id: str, layout: Layout, fence: Fence) -> Iterator[None]:
-    """Turn whatever a disk, an encoder or a store raises into one CommitError that says why.
-
-    Where the run was overtaken, every error is a consequence of that.
-    """
+    """Turn whatever a disk, an encoder or a store raises into one CommitError that says why, or
+    into an OvertakenError, of which every other error is a consequence."""
     try:
         with fence.says_why(layout):
             yield

@@ -1,9 +1,9 @@
 """Revisions: other rows, or the same rows in other shards, with all that can stay as it is.
 
-Plan and table of copied rows are written first, then the description, put-if-absent. From then
-on the dataset is that revision, not closed yet. Shards of new rows are computed by the next run,
-copies (`dataset.copied_rows`) are made before that; a run that is killed goes on with what has no
-commit. Until the dataset is closed again, the snapshot of before counts.
+Plan and table of copied rows are written first, then the description, put-if-absent. From then on
+the dataset is that revision, not closed yet. Copies (`dataset.copied_rows`) are made before the
+next run computes shards of new rows. Until the dataset is closed again, the earlier snapshot
+counts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,7 @@ from typing import Any
 
 from earmill.pipeline.common.errors import OutputError, OvertakenError
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits, newest_generations
-from earmill.pipeline.dataset.copied_rows import (
-    CarriedRow,
-    carried_rows,
-    carry_over,
-    write_carried,
-)
+from earmill.pipeline.dataset.copied_rows import CarriedRow, carried_rows, carry_over, write_carried
 from earmill.pipeline.dataset.description import (
     Change,
     DatasetFile,
@@ -50,12 +45,8 @@ MOST_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class NewShard:
-    """A shard that a revision adds.
-
-    Args:
-        items: Its rows.
-        carried: For each of them the shard and row id that has its features; None to compute them.
-    """
+    """A shard that a revision adds: its rows, and the shard and row id that has the features of
+    each; None to compute them."""
 
     items: tuple[Item, ...]
     carried: tuple[tuple[str, str], ...] | None = None
@@ -83,11 +74,9 @@ def begin_revision(
     """Describe the dataset anew; call it with the driver's lock, on a finished dataset.
 
     Args:
-        plan: The stored plan.
         dropped: Ids of shards that the new plan lacks.
-        added: New shards, in order.
         about: Fields of `Plan` about the source that have changed.
-        licenses: All licences, where one has changed.
+        licenses: All licences, if one has changed.
         equal: Rows of the last of `added` that have the bytes of others there, which are computed.
     Raises:
         OutputError: A carried-through column has another type than before, or no row is left.
@@ -164,10 +153,8 @@ def look_again(layout: Layout, made: DatasetFile, fence: Fence) -> None:
 def restate_licenses(
     layout: Layout, wanted: Mapping[str, Mapping[str, str]], fence: Fence = UNFENCED
 ) -> bool:
-    """Close a finished dataset again with other licences; return False where they are the same.
-
-    Licences that are not in `wanted` stay. Call this with the driver's lock, whose fence it takes.
-    """
+    """Close a finished dataset again with other licences; return False if they are the same.
+    Licences that are not in `wanted` stay. Call this with the driver's lock."""
     dataset = read_dataset(layout)
     licenses = {**dataset.licenses, **wanted} if dataset is not None else {}
     if dataset is None or licenses == dict(dataset.licenses):
@@ -181,7 +168,7 @@ def restate_licenses(
 
 
 def _with_equal(shards: Sequence[Shard], equal: Equal) -> tuple[list[Shard], int]:
-    """Shards whose rows say which they are equal to, and how many there are of these, all last."""
+    """Return shards whose rows say which they are equal to, and the number of these shards."""
     places = {item.row_id: shard.shard_id for shard in shards for item in shard.items}
     found, copied = [], 0
     for shard in shards:
@@ -193,7 +180,6 @@ def _with_equal(shards: Sequence[Shard], equal: Equal) -> tuple[list[Shard], int
 
 
 def _joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Types of the carried-through columns of old and new rows."""
     found = {**before, **now}
     for name in before.keys() & now.keys():
         if before[name] == now[name]:
@@ -217,13 +203,8 @@ def compact(
     """Merge neighbouring small shards in a new snapshot; values are the same bit for bit.
 
     Updates leave shards of a few rows, and a job may have been cut finer than its readers like.
-    Each merged shard is a copy of neighbours in the plan; shards that are large enough stay. After
-    a kill, the same command or `extract` with --resume goes on.
-
-    Args:
-        shard_seconds, shard_rows: Most audio and rows of a merged shard; None takes the job's.
-    Returns:
-        The log entry of the new snapshot, None where nothing is small.
+    After a kill, the same command or `extract` with --resume goes on. Limits of a merged shard that
+    are None are the job's. Returns the log entry of the new snapshot, or None if nothing is small.
     """
     require_dataset(layout)
     with held(layout) as fence:
@@ -275,7 +256,6 @@ def _groups(
     shard_seconds: float,
     shard_rows: int,
 ) -> Iterator[list[Shard]]:
-    """Neighbours that fit into one shard, two or more."""
     layouts = [layout_of(info) for info in dataset.streams]
     group: list[Shard] = []
     seconds, rows, nbytes = 0.0, 0, 0

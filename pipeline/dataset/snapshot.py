@@ -1,15 +1,13 @@
 """Snapshots of a dataset: the current index and the commits that it belongs to.
 
 A snapshot is immutable and named by its content: one index, its plan and dataset.json, and the
-generation, attempt and hash of every commit record. `current.json` names the current snapshot and
-its cards. The file is written last and replaced whole, so a dataset is closed by the earlier
-snapshot or by the new one. Index files cannot be confused, and an index cannot be read with the
-files of another attempt. Earlier snapshots stay readable: `current.json` lists them with hashes.
+generation, attempt and hash of every commit record. The file `current.json` names the current
+snapshot and its cards, and lists earlier snapshots with hashes. It is written last and replaced
+whole, so a dataset is closed by the earlier snapshot or by the new one.
 
 Two snapshots are compared by rows, which are known by their ids. A row is *changed* where both
 snapshots have it and its state differs (good, or the reason of its quarantine), or its audio does:
-samples (their sha256), span or channel. Rows of a shard whose commit is in both are not read. A row
-that only moved to another shard or file is the same row.
+samples (their sha256), span or channel. Rows of a shard whose commit is in both are not read.
 """
 
 from __future__ import annotations
@@ -108,11 +106,11 @@ class Snapshot(Strict):
     """Files that belong together.
 
     Args:
-        commits: Commit records by shard.
-        moments: Statistics of the dataset, of each stream that every commit has them of.
+        commits: By shard.
+        moments: Statistics of each stream that every commit has them of.
         additions: Name of each set of features beside these rows, in `additions/<name>`, to its
             snapshot there; the path is relative to this root.
-        entry: How it came about; closing again what has not changed keeps the one of before.
+        entry: How it came about; closing again what has not changed keeps the earlier entry.
     """
 
     index: OutFile
@@ -125,16 +123,14 @@ class Snapshot(Strict):
     layout_version: int = paths.LAYOUT_VERSION
 
     def to_json(self) -> str:
-        """Return the JSON text, one commit a line; `from_json` gives an equal object."""
+        """Return the JSON text; `from_json` gives an equal object."""
         return _canonical(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Snapshot:
-        """Parse a snapshot; CommitError where it is none."""
         return parsed_json(cls, text, "a snapshot")
 
     def is_of(self, records: Mapping[str, Attempt]) -> bool:
-        """Return True if the snapshot was made of these commits."""
         made_of = {shard: (ref.generation, ref.attempt) for shard, ref in self.commits.items()}
         return made_of == {shard: (r.generation, r.attempt) for shard, r in records.items()}
 
@@ -152,12 +148,9 @@ class Current(Strict):
     """The content of current.json.
 
     Args:
-        snapshot: The snapshot that counts.
-        cards: README.md, croissant.json and, but in datasets of earlier releases,
-            provenance.jsonld, made from the snapshot.
-        entry: Log entry of the snapshot.
+        cards: Made from the snapshot that counts; older datasets lack provenance.jsonld.
         history: Earlier snapshots, the oldest first.
-        sha256: Hash of the other fields, where they were read from a file.
+        sha256: Hash of the other fields, if they were read from a file.
     """
 
     snapshot: OutFile
@@ -210,12 +203,10 @@ def require_current(layout: Layout) -> Current:
 def moments_of(
     stored: Mapping[str, StoredCommit], streams: Sequence[Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
-    """Merge the statistics of the commits, in the order of shards."""
     return dataset_moments([one.record.moments for _, one in sorted(stored.items())], streams)
 
 
 def described(path: str, content: bytes) -> OutFile:
-    """A small file with its hash."""
     return OutFile(path, len(content), _sha256(content))
 
 
@@ -233,8 +224,7 @@ def put_named(layout: Layout, path_of: Callable[[str], str], content: bytes) -> 
 
 
 def read_checked(layout: Layout, file: OutFile) -> bytes:
-    """The content of a file that something else names with its hash; CommitError where the file is
-    missing or holds something else."""
+    """Return a file that something names with its hash; CommitError if it is missing or another."""
     try:
         content = layout.read_bytes(file.path)
     except (OSError, ValueError) as err:  # a ValueError: the path leads out of the dataset
@@ -250,8 +240,8 @@ def read_checked(layout: Layout, file: OutFile) -> bytes:
 
 
 def read_current(layout: Layout) -> Current | None:
-    """Return `current.json`, or None where the dataset was never closed or is of layout version 1;
-    CommitError where it is damaged."""
+    """Return `current.json`, or None before the first closing and in layout version 1; CommitError
+    if it is damaged."""
     try:
         return Current.from_json(layout.read_bytes(paths.CURRENT_FILE))
     except FileNotFoundError:
@@ -261,15 +251,12 @@ def read_current(layout: Layout) -> Current | None:
 
 
 def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:
-    """The snapshot that counts, or one of before; CommitError where it is missing or damaged."""
     return Snapshot.from_json(read_checked(layout, named.snapshot))
 
 
 def current_index(layout: Layout) -> str | None:
-    """Path of the index that counts; None before the dataset is closed.
-
-    A dataset of layout version 1 names none: there the only index counts, and of several none.
-    """
+    """Return the path of the index that counts, or None. A dataset of layout version 1 names none:
+    there the only index counts, and of several none."""
     current = read_current(layout)
     if current is not None:
         return read_snapshot(layout, current).index.path
@@ -278,7 +265,6 @@ def current_index(layout: Layout) -> str | None:
 
 
 def good_plan_rows(layout: Layout, snapshot: Snapshot) -> set[str]:
-    """Return the planned rows that have features in a snapshot."""
     table = table_of(read_checked(layout, snapshot.index), ["plan_row_id", "status"])
     columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
     return {row_id for row_id, status in zip(*columns, strict=True) if status == STATUS_OK}
@@ -332,19 +318,16 @@ class SnapshotDiff(Shown):
 
 
 def log(layout: Layout) -> list[LogEntry]:
-    """One entry a snapshot, the oldest first; the last one counts."""
     return [past.entry for past in require_current(layout).all_snapshots]
 
 
 def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
-    """One snapshot of a dataset.
+    """Return one snapshot of a dataset; OutputError, which lists the snapshots, if there is none.
 
     Args:
         which: Its number in the log; "current" or "previous"; the start of its name (at least four
-            characters); or a date or time, also as ISO 8601 text: the last one closed by then
-            (a date means its end; a time without zone is UTC).
-    Raises:
-        OutputError: There is none; the line lists the snapshots that there are.
+            characters); or a date or time, also as ISO 8601 text: the last one closed by then. A
+            date means its end; a time without zone is UTC.
     """
     known = require_current(layout).all_snapshots
     found = _chosen(known, which)
@@ -359,7 +342,6 @@ def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
 
 
 def diff(layout: Layout, before: Which, after: Which = CURRENT) -> SnapshotDiff:
-    """Rows by which two snapshots differ; each as of `find_snapshot`."""
     found = (find_snapshot(layout, before), find_snapshot(layout, after))
     old, new = (replace(read_snapshot(layout, past), entry=past.entry) for past in found)
     return compare_snapshots(layout, old, new)
@@ -384,9 +366,8 @@ def next_entry(
 
 
 def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:
-    """Return all snapshots that were current, the oldest first.
-
-    They are found by their files where `current.json` is damaged or lost."""
+    """Return all snapshots that were current, the oldest first; by their files if `current.json` is
+    damaged or lost."""
     try:
         current = read_current(layout)
         if current is not None:
@@ -403,7 +384,6 @@ def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:
 
 
 def compare_snapshots(layout: Layout, old: Snapshot, new: Snapshot) -> SnapshotDiff:
-    """Rows by which two snapshots differ."""
     before, after = _states(layout, old), _states(layout, new)
     added, removed = after.keys() - before.keys(), before.keys() - after.keys()
     changed, suspects = set[str](), set[str]()
@@ -433,7 +413,6 @@ def compare_snapshots(layout: Layout, old: Snapshot, new: Snapshot) -> SnapshotD
 
 
 def _states(layout: Layout, snapshot: Snapshot) -> dict[str, tuple[str, str]]:
-    """Return the state and the shard of every row."""
     table = table_of(read_checked(layout, snapshot.index))
     names = ("row_id", "status", "error_class", "shard")
     columns = (table.column(name).to_pylist() for name in names)

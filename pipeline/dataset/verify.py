@@ -1,13 +1,11 @@
 """Verify a dataset: plan against commits, commits against files, row tables against the plan.
 
-Reads only; every problem is one line that names the shard or file. Without hashes it looks at
-listings and the small files, with them it reads every byte. Files that no commit names are reported
-apart: they are harmless leftovers of crashed attempts. Files that only replaced commits name are
-reported apart too, because readers of an older index may need them.
-
-Index, snapshot, cards and `current.json` are compared with the commits. All of them are small, so
-they are hashed even where `verify` looks at sizes only. A dataset of layout version 1 names no
-index: it is whole with one index of as many rows as the commits, and both cards.
+Reads only; every problem is one line that names the shard or file. Files that no commit names are
+reported apart: they are harmless leftovers of crashed attempts. So are files that only replaced
+commits name, because readers of an older index may need them. Index, snapshot, cards and
+`current.json` are small, so they are hashed even where `verify` looks at sizes only. A dataset of
+layout version 1 names no index: it is whole with one index of as many rows as the commits, and both
+cards.
 """
 
 from __future__ import annotations
@@ -105,15 +103,12 @@ class Report(Shown):
 
 @dataclass(frozen=True)
 class ShardTables:
-    """The small tables of one committed shard."""
-
     record: CommitRecord
     rows: pa.Table
     bad: pa.Table | None
 
 
 def read_tables(layout: Layout, record: CommitRecord) -> ShardTables:
-    """The tables a commit names; CommitError where one is missing or unreadable."""
     bad_path = record.path("quarantine")
     try:
         rows = read_table(layout, str(record.path("rows")))
@@ -183,19 +178,14 @@ def _foreign(dataset: DatasetFile, shard: str, record: CommitRecord) -> list[str
 
 
 def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> Report:
-    """Check a whole dataset.
-
-    Args:
-        hashes: Read every file and compare its sha256; else sizes and small files only.
-        threads: Files read at the same time.
-    """
+    """Check a whole dataset; without `hashes` sizes and small files only."""
     dataset = require_dataset(layout)
     with Threads(max(1, threads)) as pool:
         return _Check(layout, dataset, hashes, pool).report()
 
 
 def published(layout: Layout) -> dict[str, int]:
-    """Every file in the folders that commits name files of, with its bytes."""
+    """Return every file in the folders that commits name files of, with its bytes."""
     return {name: size for folder in PUBLISHED for name, size in layout.sizes(folder).items()}
 
 
@@ -208,7 +198,6 @@ class _Check:
         self.damaged: set[str] = set()
 
     def report(self) -> Report:
-        """Look at everything."""
         plan_id = self._dataset.plan_id
         is_readable, plan = True, dict[str, list[str]]()
         try:
@@ -315,7 +304,6 @@ class _Check:
             return [str(err)]
 
     def _check_closing(self, stored: Mapping[str, StoredCommit]) -> None:
-        """Compare what closes a dataset with its commits."""
         layout, found = self._layout, list[str]()
         try:
             current = read_current(layout)
@@ -371,7 +359,6 @@ class _Check:
 
 
 def _unnamed_parts(record: CommitRecord) -> list[str]:
-    """Parts that the record must have but does not list."""
     listed = {file.path for file in record.files}
     # The part of a format that is not installed here has no known name, but its files are listed.
     kinds = (*installed(record.formats), "rows", "quarantine")
@@ -394,7 +381,6 @@ def _changed(layout: Layout, file: OutFile) -> list[str]:
 
 
 def _misnamed(layout: Layout) -> list[str]:
-    """Immutable files whose content is not what they are named by."""
     found = []
     for name in (*layout.list("index"), *layout.list("snapshots")):
         if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem:
@@ -408,7 +394,6 @@ def _misnamed(layout: Layout) -> list[str]:
 def _not_closed(
     layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
 ) -> list[str]:
-    """Parts of a closing without the file that completes it."""
     indexes = layout.list("index")
     cards = [name for name in CARDS if layout.exists(name)]
     if not indexes and not cards and not layout.list("snapshots"):

@@ -1,10 +1,8 @@
 """How far a job is, from its plan and commits alone: no driver is asked, and none needs to run.
 
-    dataset.json --> plan: shards, rows, seconds    commits/: which are done, then each new record
-
-Every look lists the commits and reads the records that it has not read before, so a look at a big
-job costs a listing. Where many are new (the first look), they are read in pieces; until then their
-rows are the plan's. Times are those at which workers committed, by their own clocks.
+Every look lists the commits and reads the records that it has not read before. If many are new (the
+first look), they are read in pieces; until then their rows are the plan's. Times are those at which
+workers committed, by their own clocks.
 """
 
 from __future__ import annotations
@@ -42,11 +40,9 @@ class ShardFacts:
         audio_s: Audio of good rows, s.
         took_s: Wall time of the shard's parts, s.
         worker: Host and process id.
-        device: Kind and name of the device.
-        cpu_s: CPU seconds, in the order of `common.monitoring.PARTS`; empty in records of earlier
-            releases.
-        bad_by_class: Quarantined rows by reason.
-        quarantine: Path of the table of quarantined rows; None for none.
+        device: Kind and name.
+        cpu_s: In the order of `common.monitoring.PARTS`; empty in records of earlier releases.
+        quarantine: Path of the table of quarantined rows.
     """
 
     created_s: float
@@ -63,11 +59,9 @@ class ShardFacts:
 
 
 def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
-    """Return the facts of one record.
-
-    Its quarantine table is read where an earlier release did not count reasons. A `record.info`
-    that is none of ours raises KeyError, TypeError, ValueError or AttributeError.
-    """
+    """Return the facts of one record. Its quarantine table is read if an earlier release did not
+    count reasons. A `record.info` that is none of ours raises KeyError, TypeError, ValueError or
+    AttributeError."""
     info = record.info
     worker, device = info.get("worker", {}), info.get("device", {})
     if isinstance(worker, str):
@@ -95,7 +89,6 @@ def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
 
 
 def count_reasons(facts: Iterable[ShardFacts]) -> dict[str, int]:
-    """Quarantined rows of all these shards by reason, most frequent first."""
     found = Counter[str]()
     for one in facts:
         found.update(one.bad_by_class)
@@ -123,16 +116,12 @@ class JobProgress:
             the index is not written) or finished.
         rows_done: Planned rows of committed shards.
         rows_ok, rows_bad: Rows of the records that were read.
-        audio_s_done: Audio of good rows; planned where a record is not read.
-        audio_s_total: Audio of the plan, an estimate.
-        bad_by_class: Quarantined rows by reason.
+        audio_s_done: Audio of good rows; planned for records that are not read.
         workers: Processes that committed lately.
         rows_per_s, times_real_time: Rates of the last commits; None while unknown.
         eta_s: Seconds left at this rate; None while unknown, and while the job is quiet.
-        last_commit_age_s: None before the first commit.
         quiet_after_s: The job is called quiet at this age of the last commit.
-        unread: Commit records that are not read yet.
-        unreadable: Damaged commit records.
+        unread, unreadable: Commit records that are not read yet, and damaged ones.
     """
 
     name: str
@@ -161,7 +150,6 @@ class JobProgress:
 
     @property
     def audio_hours_per_s(self) -> float | None:
-        """Hours of audio a second."""
         return None if self.times_real_time is None else self.times_real_time / 3600
 
 
@@ -176,7 +164,7 @@ class JobWatch:
         self._newest: dict[str, int] = {}
 
     def look(self, most: int = READ_AT_ONCE) -> JobProgress | None:
-        """How far the job is now; None where none has begun. Reads `most` new records at most."""
+        """Return how far the job is, or None before it begins. Reads `most` new records at most."""
         dataset = read_dataset(self._layout)
         if dataset is None:
             return None
@@ -199,7 +187,6 @@ class JobWatch:
         return {shard: one for shard, one in found if one is not None}
 
     def _one(self, entry: tuple[str, int]) -> ShardFacts | None:
-        """A record, or None where it cannot be read: `verify` says more."""
         try:
             record = read_commit(self._layout, *entry)
             return None if record is None else shard_facts(self._layout, record)
@@ -283,7 +270,6 @@ class _Pace:
 
     @classmethod
     def of(cls, seen: list[ShardFacts], now_s: float) -> _Pace:
-        """From the records that are read."""
         latest: list[ShardFacts] = []
         for one in sorted(seen, key=lambda one: one.created_s, reverse=True):
             if latest and latest[-1].created_s - one.created_s > LONGEST_GAP_S:
@@ -312,11 +298,8 @@ class _Pace:
 
 
 def _worked_s(latest: list[ShardFacts]) -> float:
-    """Return the time between the first and the last of these commits, pauses left out.
-
-    A gap far above the usual one and the usual time of a shard is a pause: the job was stopped, or
-    its machine. It counts as a usual gap.
-    """
+    """Return the time between the first and the last of these commits. A gap far above the usual
+    gap and the usual time of a shard is a pause, and counts as a usual gap."""
     gaps = [one.created_s - before.created_s for one, before in pairwise(latest)]
     if not gaps:
         return 0.0

@@ -298,9 +298,6 @@ class JobFinished(Shown, Event):
         }
 
 
-# -- for telemetry alone: too many for a person ---------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerSays(Event):
     """CPU seconds and counts of a worker process since it began.
@@ -338,8 +335,6 @@ class ShardAttempt(Event):
     """An attempt on a shard ended.
 
     Args:
-        began_s: When it became the oldest work of its worker, in seconds since 1970.
-        ended_s: In seconds since 1970.
         error: Why it failed; empty if it did not.
         notes: The worker's report; None if the attempt failed or there was nothing left to do.
     """
@@ -347,7 +342,5 @@ class ShardAttempt(Event):
     kind: ClassVar[str] = "shard_attempt"
     shard_id: str
     worker: int
-    began_s: float
-    ended_s: float
     error: str
     notes: ShardNotes | None

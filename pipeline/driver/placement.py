@@ -1,8 +1,7 @@
 """Placement of workers on nodes: which node, how many threads, which share of a GPU.
 
-A node without GPUs has one worker that uses all its cores. Ray reserves 0.001 CPUs for it, because
-a cluster whose CPUs are all reserved can run nothing else and hangs. A node with GPUs has a worker
-for each GPU, or for each share of one. Placement changes neither the rows of a shard nor its files.
+A node without GPUs has one worker that uses all its cores. A node with GPUs has a worker for each
+GPU, or for each share of one. Placement changes neither the rows of a shard nor its files.
 """
 
 from __future__ import annotations
@@ -11,37 +10,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, zip_longest
-from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import DeviceError, SpecError
+from earmill.pipeline.spec.job import RunSpec
 
-if TYPE_CHECKING:
-    from earmill.pipeline.spec.job import RunSpec
-
-# Enough for Ray to count the worker, too little to ever fill a node.
-CPUS_RESERVED = 0.001
+CPUS_RESERVED = 0.001  # Enough for Ray to count the worker, too little to ever fill a node.
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A live machine, and the CPUs and GPUs that it offers."""
-
     node_id: str
     cpus: int
     gpus: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClusterView:
-    """The live nodes of a cluster that offer CPUs or GPUs at one time."""
-
-    nodes: tuple[Node, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of a worker."""
-
     node_id: str  # Empty for any node.
     threads: int
     num_cpus: float  # CPUs that Ray reserves for it.
@@ -50,10 +34,7 @@ class Placement:
 
 
 def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[Placement]:
-    """Return the placements of a job's workers, at most one a shard (`at_most`).
-
-    Raises the errors of `gpu_seats`, and SpecError for nodes without a CPU.
-    """
+    """Return the placements of a job's workers, at most `at_most`, one for a shard."""
     seats = gpu_seats(nodes, run)
     with_gpus = {node.node_id for node in seats}
     on_cpu = [node for node in nodes if node.cpus > 0 and node.node_id not in with_gpus]
@@ -85,11 +66,7 @@ def cpu_note(nodes: Sequence[Node], run: RunSpec) -> str:
 
 
 def gpu_seats(nodes: Sequence[Node], run: RunSpec) -> list[Node]:
-    """Return the node of every GPU worker that fits, first workers of all nodes first.
-
-    Raises DeviceError where the job needs GPUs and no node has one, and SpecError where the nodes
-    cannot hold the workers asked for.
-    """
+    """Return the node of every GPU worker that fits, first workers of all nodes first."""
     seats: list[Node] = []
     if run.gpus_wanted:
         # A worker's share is of one GPU: halves of two GPUs do not add up.

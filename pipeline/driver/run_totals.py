@@ -1,10 +1,8 @@
 """Totals of a run, summed from its events: progress for people, and the numbers behind metrics.
 
 Workers report their counts since they began, so a total is the sum of the last reports of all
-processes. The counts of a process between its last report and its death are lost.
-
-Progress and time left are measured in planned audio seconds, never in rows or shards, because rows
-differ in length. Hours and speed count audio that was decoded and went through the models.
+processes. Progress and time left are measured in planned audio seconds, because rows differ in
+length. Hours and speed count audio that was decoded and went through the models.
 """
 
 from __future__ import annotations
@@ -19,18 +17,13 @@ from typing import Any
 from earmill.pipeline.common.monitoring import DRIVER, Counts, counts
 from earmill.pipeline.driver import events
 
-# Below this much work the rate says nothing.
-RATE_AFTER_S = 0.5
+RATE_AFTER_S = 0.5  # Below this much work the rate says nothing.
 # Events come every second. A longer pause means that the process was stopped; it is not counted.
 STOPPED_S = 30.0
 
 
 class RunTotals:
-    """Running totals of one run.
-
-    Attributes:
-        planned_s: Planned audio of all shards, in seconds.
-    """
+    """Running totals of one run; `planned_s` is the planned audio of all shards, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -47,26 +40,26 @@ class RunTotals:
         before, self._last_event = self._last_event, self._clock()
         if self._work_began is not None and self._last_event - before > STOPPED_S:
             self._work_began += self._last_event - before
-        if isinstance(event, events.JobStarted):
-            self.job, self.planned_s = event.job, event.seconds_total
-            self._planned_before_s = self._planned_done_s = event.seconds_done
-            self._audio_before_s = self._audio_done_s = event.audio_s_done
-            self.rows_ok, self.rows_bad = event.rows_ok, event.rows_bad
-            self.rows_total = event.rows_total
-        elif isinstance(event, events.WorkersReady):
-            self._work_began = self._clock()
-        elif isinstance(event, events.InFlight):
-            self._in_flight_s = event.seconds
-        elif isinstance(event, events.ShardDone):
-            self._planned_done_s += event.seconds
-            self._audio_done_s += event.audio_s
-            self._in_flight_s = max(0.0, self._in_flight_s - event.seconds)
-            self.rows_ok += event.rows_ok
-            self.rows_bad += event.rows_bad
+        match event:
+            case events.JobStarted():
+                self.job, self.planned_s = event.job, event.seconds_total
+                self._planned_before_s = self._planned_done_s = event.seconds_done
+                self._audio_before_s = self._audio_done_s = event.audio_s_done
+                self.rows_ok, self.rows_bad = event.rows_ok, event.rows_bad
+                self.rows_total = event.rows_total
+            case events.WorkersReady():
+                self._work_began = self._clock()
+            case events.InFlight():
+                self._in_flight_s = event.seconds
+            case events.ShardDone():
+                self._planned_done_s += event.seconds
+                self._audio_done_s += event.audio_s
+                self._in_flight_s = max(0.0, self._in_flight_s - event.seconds)
+                self.rows_ok += event.rows_ok
+                self.rows_bad += event.rows_bad
 
     @property
     def working(self) -> bool:
-        """True once the first worker is ready."""
         return self._work_began is not None
 
     @property
@@ -85,7 +78,6 @@ class RunTotals:
 
     @property
     def share(self) -> float:
-        """Fraction of the planned audio that is done, 0 to 1."""
         return self.done_s / self.planned_s if self.planned_s else 1.0
 
     @property
@@ -95,7 +87,6 @@ class RunTotals:
 
     @property
     def left_s(self) -> float | None:
-        """Time left at this rate, in seconds; None while unknown."""
         rate = self._rate(self.done_s - self._planned_before_s)
         return None if rate is None else self.left_audio_s / rate
 
@@ -120,8 +111,7 @@ class RunTotals:
         }
 
 
-# Upper ends of buckets, in seconds: of commits, from a local disk to a store that throttles; and of
-# whole shards.
+# Upper ends of buckets, in seconds: a local disk commits in 1 ms, a store that throttles in 100 s.
 COMMIT_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 SHARD_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
 COMMIT_STAGE = "commit"
@@ -142,22 +132,11 @@ class Histogram:
 class RunMetrics:
     """Sums up the events of a run; fed by the driver's thread, read from any.
 
-    Attributes:
-        started, finished: The run's first and last event.
-        rows: ok or quarantined to rows that this run committed.
-        quarantined: Reason to quarantined rows that this run committed.
-        attempts: Attempts on shards by result: done, lost_race or failed.
-        retries: Retries by target (source, output, shard or worker) and cause.
-        stages_s: Stage of a shard to number and sum of its durations.
-        audio_s: Audio of good rows that this run committed, in seconds.
-        nbytes: Bytes of data files that this run committed.
-        last_commit_s: Time of the last commit, in seconds since 1970.
+    All figures are of this run alone, but for `tally` and `shards`, which are of the whole job.
     """
 
     def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
     ) -> None:
         self.lock = threading.Lock()
         self.tally, self._now = RunTotals(clock), now
@@ -175,11 +154,6 @@ class RunMetrics:
         self._here = counts.snapshot()
         self._driver_before_s = time.process_time()
 
-    def __call__(self, event: events.Event) -> None:
-        with self.lock:
-            self.tally.take(event)
-            self._take(event)
-
     def cpu_s(self) -> dict[str, float]:
         found = Counter[str]()
         for said in self._of_workers.values():
@@ -187,7 +161,6 @@ class RunMetrics:
         return {**found, DRIVER: time.process_time() - self._driver_before_s}
 
     def counted(self) -> Counts:
-        """Return the counts of all workers and of this process since the run began."""
         retries, samples, padding, waiting = Counter[tuple[str, str]](self.retries), 0, 0, 0
         living = {slot: generation for slot, generation in sorted(self._of_workers)}
         for (slot, generation), said in self._of_workers.items():
@@ -209,6 +182,11 @@ class RunMetrics:
         for name in ("waiting", "suspect", "searched", "in_flight"):
             found[name] = self.pool.shards.get(name, 0)
         return {"pending": max(0, started.shards_total - sum(found.values())), **found}
+
+    def __call__(self, event: events.Event) -> None:
+        with self.lock:
+            self.tally.take(event)
+            self._take(event)
 
     def _take(self, event: events.Event) -> None:
         match event:

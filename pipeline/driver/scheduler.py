@@ -1,17 +1,10 @@
 """The driver loop: takes work from the ledger, gives it to the pool, watches the clock.
 
 A warm worker has several shards in flight: two on a CPU, one of them prefetched, and as many as
-fill the launches on a GPU. No worker has more than its share of the shards that are left. The
-ledger decides what a failure means, and the executor knows how calls travel. The loop wakes five
-times a second, so it notices a request to stop, a deadline or a dead worker.
+fill the launches on a GPU. No worker has more than its share of the shards that are left.
 
-A shard has a deadline. For the first three shards it is generous, because a slow model on a slow
-machine must not be killed; after that it follows the observed rate. Past the deadline an idle
-worker runs a second copy of the shard, which is safe because only one can commit. Past twice the
-deadline the worker is taken for hung, and killed.
-
-A worker reports its CPU seconds since it was warm whenever a shard ends. The seconds of a process
-between its last report and its death are lost.
+Past its deadline a shard is run a second time by an idle worker, which is safe because only one
+can commit. Past twice the deadline the worker is taken for hung, and killed.
 """
 
 from __future__ import annotations
@@ -38,10 +31,8 @@ from earmill.pipeline.driver.worker_pool import (
 from earmill.pipeline.spec.job import GRACE_S
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome
 
-# Start-up, compilation and slow storage, whatever the audio.
-BASE_S = 300.0
-# Before a rate is known: a shard may take ten times its audio.
-WALL_PER_AUDIO_S = 10.0
+BASE_S = 300.0  # Start-up, compilation and slow storage, whatever the audio.
+WALL_PER_AUDIO_S = 10.0  # Before a rate is known: a shard may take ten times its audio.
 # Once three rates are known: a shard may take 20 times their median.
 OVER_MEDIAN = 20.0
 RATES_NEEDED = 3
@@ -49,11 +40,10 @@ HUNG_FACTOR = 2.0
 
 
 class Deadlines:
-    """Deadlines of shards, learned from the shards before.
+    """Deadlines of shards: generous for the first three shards, then learned from their rates.
 
-    Args:
-        fixed_s: The job's deadline of a shard, in seconds; None derives it from the audio.
-        row_s: The job's deadline of a row, in seconds; a shard has as much for each row.
+    The job's deadline of a shard is `fixed_s`. Its deadline of a row is `row_s`, which a shard has
+    for each of its rows.
     """
 
     def __init__(self, fixed_s: float | None = None, row_s: float | None = None) -> None:
@@ -66,7 +56,6 @@ class Deadlines:
             insort(self._wall_per_audio, wall_s / audio_s)
 
     def limit_s(self, audio_s: float) -> float:
-        """Return the time until a second copy may be started, in seconds."""
         if self._fixed_s is not None:
             return self._fixed_s
         per_audio_s = WALL_PER_AUDIO_S
@@ -76,15 +65,14 @@ class Deadlines:
         return BASE_S + per_audio_s * audio_s
 
     def hung_s(self, audio_s: float, rows: int) -> float:
-        """Return the time until the worker is killed, in seconds."""
         hung_s = HUNG_FACTOR * self.limit_s(audio_s)
         return hung_s if self._row_s is None else min(hung_s, self._row_s * rows)
 
 
 class CpuAccount:
-    """CPU seconds of a run, from the first warm worker on.
+    """CPU seconds of a run, from the first warm worker on; `slots` is the pool's growing list.
 
-    `slots` is the pool's list of slots, to which the pool adds.
+    The seconds of a process between its last report and its death are lost.
     """
 
     def __init__(self, slots: Sequence[WorkerSlot]) -> None:
@@ -94,12 +82,10 @@ class CpuAccount:
         self._driver_before_s = time.process_time()
 
     def heard(self, worker: tuple[int, int], cpu_s: Mapping[str, float]) -> None:
-        """Take the report of a worker, named by slot and generation."""
         if cpu_s:
             self._of_workers[worker] = cpu_s
 
     def seconds(self) -> dict[str, float]:
-        """Return CPU seconds by part, idle cores among the parts."""
         spent = dict[str, float]()
         for of_worker in self._of_workers.values():
             for part, seconds in of_worker.items():
@@ -136,11 +122,8 @@ RESTART_POLL_S = 0.2
 class Scheduler:
     """Runs a ledger's shards on a pool until each is settled, or until told to stop.
 
-    Args:
-        observe: Takes events for telemetry.
-        on_tick: Called at each turn of the loop; an exception in it ends the run.
-        drain_s: Time that shards in flight have after a request to stop, in seconds.
-        clock: Monotonic seconds; also the pool's clock.
+    `on_tick` is called at each turn of the loop, and may raise. Shards in flight have `drain_s`
+    seconds after a request to stop.
     """
 
     def __init__(
@@ -165,16 +148,17 @@ class Scheduler:
         self._working_since: float | None = None
         self._cpu: CpuAccount | None = None
         self._drain_until: float | None = None
-        self._turned = clock()
 
     def run(self) -> Result:
-        """Work until nothing is left, then close the pool."""
         self._stop.watched = True
+        turned = self._clock()
         try:
             self._pool.start()
             while not self._finished():
                 self._dispatch()
-                self._pace()
+                if len(self._pool.slots) >= MANY_WORKERS:
+                    time.sleep(max(0.0, turned + TURN_S - self._clock()))
+                    turned = self._clock()
                 for call, outcome in self._pool.wait(POLL_S, self._look_ahead):
                     self._settle(call, outcome)
                 if self._heard:
@@ -193,11 +177,6 @@ class Scheduler:
                 self._ledger.result.cpu_s = self._cpu.seconds()
             self._pool.close()
         return self._ledger.result
-
-    def _pace(self) -> None:
-        if len(self._pool.slots) >= MANY_WORKERS:
-            time.sleep(max(0.0, self._turned + TURN_S - self._clock()))
-            self._turned = self._clock()
 
     @property
     def _stopping(self) -> bool:
@@ -221,8 +200,6 @@ class Scheduler:
             self._sink(events.Draining(self._stop.reason, in_flight))
         if self._stop.requests > 1:
             self._drain_until = self._clock()
-
-    # -- sending ------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
         if self._stopping or self._ledger.nothing_waits:
@@ -252,10 +229,8 @@ class Scheduler:
         else:
             self._pool.submit(slot, "probe", assignment.probe, payload=assignment)
 
-    # -- receiving ----------------------------------------------------------------------------
-
     def _look_ahead(self, calls: Sequence[WorkerCall]) -> None:
-        self._ledger.look_ahead([call.payload.work for call in calls if call.kind == "run"])
+        self._ledger.look_ahead(call.payload.work for call in calls if call.kind == "run")
 
     def _settle(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
         slot = call.slot
@@ -284,23 +259,8 @@ class Scheduler:
         else:
             self._settle_work(call, outcome)
 
-    def _tell_attempt(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
-        """Emit an event for telemetry, and one for each quarantined row that the worker names."""
-        shard_id, index = call.payload.work.shard_id, call.slot.index
-        notes = outcome.notes if isinstance(outcome, Outcome) else None
-        ended_s = time.time()
-        began_s = ended_s - (self._clock() - call.head_since)
-        attempt = (shard_id, index, began_s, ended_s, outcome.message, notes)
-        self._observe(events.ShardAttempt(*attempt))
-        for row in notes.bad if notes is not None and notes.won else ():
-            bad = (row.row_id, row.stage, row.error_class, row.message)
-            self._sink(events.RowQuarantined(shard_id, *bad, index))
-
     def _settle_device_lost(self, call: WorkerCall, reason: str) -> None:
-        """Replace a process that has lost its device; its shards are lost as if it had died.
-
-        Shards that were together on the device are not charged with a failure.
-        """
+        """Replace a process that has lost its device, which charges no shard with a failure."""
         slot, others = call.slot, list[WorkerCall]()
         if call.generation == slot.generation:
             self._sink(events.WorkerLost(slot.index, reason))
@@ -312,8 +272,7 @@ class Scheduler:
     def _settle_lost(self, call: WorkerCall, lost: LostCall) -> None:
         """Handle a lost call, whose process has died with all its calls.
 
-        LostCall calls arrive one after another. A call of an earlier generation says nothing of the
-        process that runs now.
+        A call of an earlier generation says nothing of the process that runs now.
         """
         slot = call.slot
         together = [one for one in slot.work if one.generation == call.generation]
@@ -334,13 +293,25 @@ class Scheduler:
         call.slot.ended(assignment.seconds)
         if isinstance(outcome, Outcome) and outcome.ok:
             self._deadlines.learn(self._clock() - call.head_since, assignment.seconds)
-        self._tell_attempt(call, outcome)
+        shard_id, index = assignment.work.shard_id, call.slot.index
+        notes = outcome.notes if isinstance(outcome, Outcome) else None
+        self._observe(events.ShardAttempt(shard_id, index, outcome.message, notes))
+        for row in notes.bad if notes is not None and notes.won else ():
+            bad = (row.row_id, row.stage, row.error_class, row.message)
+            self._sink(events.RowQuarantined(shard_id, *bad, index))
         self._ledger.shard_ended(assignment.work, outcome, certain=not call.shared_worker)
 
     def _settle_warm_up(self, slot: WorkerSlot, outcome: Outcome | LostCall) -> None:
         if isinstance(outcome, Outcome) and outcome.ok and outcome.info is not None:
             slot.state, slot.info, slot.failures = READY, outcome.info, 0
-            self._announce(slot)
+            if slot.info.note and slot.generation == 1:
+                self._sink(events.Note(f"worker {slot.index}: {slot.info.note}"))
+            if self._working_since is None:
+                self._working_since = self._clock()
+                self._cpu = CpuAccount(self._pool.slots)
+                start_s = round(self._working_since - self._started, 3)
+                workers, info = len(self._pool.slots), slot.info
+                self._sink(events.WorkersReady(workers, info.threads, info.device, start_s))
             return
         now = self._clock()
         is_restarting = isinstance(outcome, LostCall) and outcome.restarting
@@ -372,24 +343,6 @@ class Scheduler:
         if all(other.state == DEAD for other in self._pool.slots):
             self._ledger.result.fatal = f"no worker could be started: {reason}"
 
-    def _announce(self, slot: WorkerSlot) -> None:
-        if slot.info is not None and slot.info.note and slot.generation == 1:
-            self._sink(events.Note(f"worker {slot.index}: {slot.info.note}"))
-        if self._working_since is not None or slot.info is None:
-            return
-        self._working_since = self._clock()
-        self._cpu = CpuAccount(self._pool.slots)
-        self._sink(
-            events.WorkersReady(
-                workers=len(self._pool.slots),
-                threads=slot.info.threads,
-                device=slot.info.device,
-                start_s=round(self._working_since - self._started, 3),
-            )
-        )
-
-    # -- watching -----------------------------------------------------------------------------
-
     def _check_deadlines(self) -> None:
         now = self._clock()
         if now - self._last_check < POLL_S:
@@ -405,10 +358,19 @@ class Scheduler:
                 self._check_head(slot, now - slot.work[0].head_since)
 
     def _check_head(self, slot: WorkerSlot, waited_s: float) -> None:
+        """Kill a worker whose oldest work hangs, or run slow work a second time elsewhere."""
         assignment: Assignment = slot.work[0].payload
         hung_s = self._deadlines.hung_s(assignment.seconds, assignment.rows)
         if waited_s > hung_s:
-            self._replace_hung(slot, hung_s)
+            reason, outage = f"no result within {hung_s:g} s, the worker was killed", slot.waits_for
+            if outage:
+                reason += f" while it waited for the {outage}"
+            self._sink(events.WorkerLost(slot.index, reason))
+            head, *others = self._pool.replace(slot)
+            for call in others:
+                call.payload.work.copies -= 1
+                self._ledger.put_back(call.payload.work)
+            self._settle_work(head, LostCall(reason, outage=outage))
         elif (
             assignment.probe is None
             and waited_s > self._deadlines.limit_s(assignment.seconds)
@@ -419,18 +381,6 @@ class Scheduler:
             idle = next((slot for slot in self._pool.slots if slot.idle), None)
             if idle is not None:
                 self._send(idle, Assignment(assignment.work, alone=True))
-
-    def _replace_hung(self, slot: WorkerSlot, hung_s: float) -> None:
-        reason = f"no result within {hung_s:g} s, the worker was killed"
-        outage = slot.waits_for
-        if outage:
-            reason += f" while it waited for the {outage}"
-        self._sink(events.WorkerLost(slot.index, reason))
-        head, *others = self._pool.replace(slot)
-        for call in others:
-            call.payload.work.copies -= 1
-            self._ledger.put_back(call.payload.work)
-        self._settle_work(head, LostCall(reason, outage=outage))
 
     def _poll_status(self) -> None:
         now = self._clock()

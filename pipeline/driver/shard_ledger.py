@@ -12,6 +12,9 @@ A shard is done when it has a commit record. A worker's answer only says when to
 record. So a worker that dies after its commit, a lost answer and a second copy of a slow shard all
 end well.
 
+While a source or an output does not answer, one shard at a time tries it, after growing pauses;
+other shards wait (`CircuitBreaker`). A shard that succeeds ends the outage.
+
 A row that hangs or crashes its worker is found by bisection of its shard. The driver loop asks
 `next_probe`, runs these rows alone on a worker, and reports the result. A row is a culprit when it
 has failed alone twice. One failure may be a lost machine, or the late crash of a worker that
@@ -22,29 +25,25 @@ stays empty and the caller decides.
 
 from __future__ import annotations
 
+import random
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.circuit_breaker import CircuitBreaker
-from earmill.pipeline.planning.shards import item_seconds
+from earmill.pipeline.planning.shards import Shard, item_seconds
+from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.messages import LostCall, Outcome, ShardOrder
-
-if TYPE_CHECKING:
-    from earmill.pipeline.planning.shards import Shard
-    from earmill.pipeline.sources.base import Item
 
 
 class Bisection:
     """A search for the rows of a shard, in planned order, that crash or hang their worker.
 
-    Attributes:
-        culprits: Row id to reason of every row that failed alone twice, in planned order.
-    Invariants:
-        When `done` turns true, every row has passed in a probe or is a culprit.
+    When `done` turns true, every row has passed in a probe or is a culprit: `culprits` has its
+    reason.
+
     Example:
         >>> search = Bisection(["a", "b", "c"])
         >>> while (rows := search.next_probe()) is not None:
@@ -70,7 +69,6 @@ class Bisection:
         return self._stack[-1] if self._stack else None
 
     def report(self, *, failed: bool, reason: str = "") -> None:
-        """Take the result of the probe that `next_probe` named."""
         if not self._stack:
             raise ValueError("expected a running search, got a report after its end")
         rows = self._stack.pop()
@@ -93,10 +91,70 @@ class Bisection:
         return [rows[middle:], rows[:middle]]
 
 
+# A run stops after this many attempts in a row and this many seconds since the first.
+IN_A_ROW = 3
+ENOUGH_S = 90.0
+# Seconds for a source that answers but has no planned row: waiting helps less.
+ENOUGH_MISSING_S = 10.0
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 60.0
+ADVICE = {
+    "source": "the source cannot be read",
+    "missing": "every row that was tried is missing from the source",
+    "output": "the output cannot be written",
+    "machine": "this machine cannot go on",
+}
+
+
+class CircuitBreaker:
+    """State of a run's outage. `verdict` is the reason for the run to stop; empty if it goes on."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.now, self._jitter = clock, jitter
+        self._in_a_row = 0
+        self._since = self._next_try = 0.0
+        self.verdict = ""
+
+    def met(self, kind: str, reason: str) -> float:
+        """Note an attempt that met an outage, a key of ADVICE; return the pause before the next."""
+        now = self.now()
+        if self._in_a_row == 0:
+            self._since = now
+        self._in_a_row += 1
+        wait_s = self.pause_s(self._in_a_row)
+        self._next_try = now + wait_s
+        enough_s = ENOUGH_MISSING_S if kind == "missing" else ENOUGH_S
+        if self._in_a_row >= IN_A_ROW and now - self._since >= enough_s:
+            advice = ADVICE.get(kind, ADVICE["machine"])
+            self.verdict = (
+                f"{advice}: {reason} ({self._in_a_row} attempts in a row over "
+                f"{now - self._since:.0f} s)"
+            )
+        return wait_s
+
+    def went_well(self) -> None:
+        self._in_a_row, self._next_try, self.verdict = 0, 0.0, ""
+
+    def may_start(self, busy: bool) -> bool:
+        """Return True if a shard may start now; `busy` says that a shard is in flight."""
+        return self._in_a_row == 0 or (not busy and self.now() >= self._next_try)
+
+    def is_due(self, since: float, times: int) -> bool:
+        """Return True if a shard that met its `times`-th outage at `since` may start again."""
+        return self.now() >= since + FIRST_PAUSE_S * 2.0 ** min(times - 1, 4)
+
+    def pause_s(self, times: int) -> float:
+        """Return the pause after this many attempts; a fifth of it is random."""
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** (times - 1), LONGEST_PAUSE_S)
+        return pause_s * (0.8 + 0.2 * self._jitter())
+
+
 @dataclass(eq=False, slots=True)
 class ShardWork:
-    """A shard and its history in this run."""
-
     shard: Shard
     attempts: int = 0  # Failures certainly caused by the shard, since the last search.
     failures: int = 0  # All failed attempts.
@@ -114,7 +172,6 @@ class ShardWork:
         return self.shard.shard_id
 
     def order(self, witnesses: Sequence[Item] = ()) -> ShardOrder:
-        """Return the order for the next attempt on the whole shard, with a new name."""
         return ShardOrder(
             shard=self.shard,
             attempt=secrets.token_hex(4),
@@ -138,7 +195,6 @@ class Assignment:
 
     @property
     def seconds(self) -> float:
-        """Planned audio of the rows, in seconds."""
         if self.probe is None:
             return self.work.shard.seconds
         return sum(item_seconds(item) for item in self.probe)
@@ -152,14 +208,11 @@ class Assignment:
 FRUITLESS_SEARCHES = 2
 # A shard that ran out of memory is tried with a quarter of it, down to a sixteenth of the usual.
 LESS_MEMORY, LEAST_MEMORY = 1 / 4, 1 / 16
-# Readable rows that travel with an order, to test the source.
-WITNESSES = 4
+WITNESSES = 4  # Readable rows that travel with an order, to test the source.
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The numbers that the driver keeps of a commit record."""
-
     rows_ok: int
     rows_bad: int
     nbytes: int  # Bytes of its data files.
@@ -171,8 +224,6 @@ class Committed:
 
 @dataclass(slots=True)
 class Result:
-    """How a run ended, shard by shard."""
-
     done: dict[str, Committed] = field(default_factory=dict)  # Commits by shard id.
     failed: dict[str, str] = field(default_factory=dict)  # Shard id to reason.
     fatal: str = ""  # Why nothing more was tried; empty if everything was.
@@ -186,17 +237,11 @@ class Result:
 class ShardLedger:
     """All shards of a run and the rules by which they move.
 
-    Args:
-        committed: Reads a shard's commit record; None if there is none.
-        max_attempts: Failed attempts on a shard before its rows are searched.
-        breaker: Says when to try again after an outage.
-        witnesses: Rows that an earlier run could read.
-        look_ahead: Called with the shards for which `committed` is called next.
-    Attributes:
-        more_to_come: Shards may still be added.
-    Invariants:
-        Each shard ends in `result.done` or `result.failed`, unless the caller stops asking. A row
-        is a culprit only after it has failed alone twice, and never for an outage.
+    Each shard ends in `result.done` or `result.failed`, unless the caller stops asking. A row is a
+    culprit only after it has failed alone twice, and never for an outage.
+
+    A shard's commit record is read by `committed`; just before, its shard is named to `look_ahead`.
+    Rows that an earlier run could read are `witnesses`.
     """
 
     def __init__(
@@ -232,10 +277,7 @@ class ShardLedger:
         return len(self._pending)
 
     def states(self) -> dict[str, int]:
-        """Return state to number of shards of this run.
-
-        Waiting is for the end of an outage; failed shards are given up.
-        """
+        """Return state to number of shards; waiting is for the end of an outage."""
         found = {
             "pending": len(self._pending),
             "waiting": len(self._waiting),
@@ -248,17 +290,14 @@ class ShardLedger:
 
     @property
     def all_settled(self) -> bool:
-        """True if every shard is done or given up, and no more come."""
         return self.unsettled == 0 and not self.more_to_come
 
     @property
     def unsettled(self) -> int:
-        """Number of shards that are neither done nor given up."""
         return self._n_shards - len(self.result.done) - len(self.result.failed)
 
     @property
     def nothing_waits(self) -> bool:
-        """True if every shard that is left is in flight."""
         return not (self._pending or self._waiting or self._suspects or self._searches)
 
     @property
@@ -268,8 +307,8 @@ class ShardLedger:
     def next(self, *, idle: bool, busy: bool = False) -> Assignment | None:
         """Take the next work; None while there is none, or during an outage.
 
-        Suspects and probes need a worker that is `idle`. They come last, so that a bad shard does
-        not delay the good ones. `busy` says that some worker has work in flight.
+        Suspects and probes need an `idle` worker. They come last, so that a bad shard does not
+        delay the good ones. `busy` says that some worker has work in flight.
         """
         if not self._breaker.may_start(busy):
             return None
@@ -290,10 +329,7 @@ class ShardLedger:
         return None
 
     def put_back(self, work: ShardWork) -> None:
-        """Put a shard at the head of the queue that was lost with its node or a hung neighbour.
-
-        The loss does not count as a failure of the shard.
-        """
+        """Put a shard back, without a failure, that was lost with its node or a hung neighbour."""
         if not self._is_settled(work) and not work.copies:
             (self._suspects if work.failures else self._pending).appendleft(work)
 
@@ -330,7 +366,6 @@ class ShardLedger:
             self._charge(work, outcome.message or "its commit record is missing", True)
 
     def probe_ended(self, work: ShardWork, outcome: Outcome | LostCall) -> None:
-        """Take the result of a probe; if it was lost or failed, a culprit is among its rows."""
         search = work.search
         if search is None or self._is_settled(work):
             return
@@ -340,7 +375,14 @@ class ShardLedger:
             self._searches.appendleft(work)
             return
         if isinstance(outcome, Outcome) and outcome.stage == "publish":
-            self._probe_unwritten(work, outcome)
+            # The probe found no room to write, which says nothing about its rows.
+            work.fruitless += 1
+            if outcome.permanent:
+                self._publish_failed(work, outcome)
+            elif work.fruitless > FRUITLESS_SEARCHES:
+                self._give_up(work, reason)
+            else:
+                self._searches.appendleft(work)
             return
         known = len(search.culprits)
         search.report(failed=isinstance(outcome, LostCall) or not outcome.ok, reason=reason)
@@ -366,27 +408,26 @@ class ShardLedger:
         if record.rows_ok and not record.rows_bad:
             self._witnesses.append(smallest(work.shard))
         self.result.seconds += record.seconds
-        done = events.ShardDone(
-            shard_id=work.shard_id,
-            rows_ok=record.rows_ok,
-            rows_bad=record.rows_bad,
-            seconds=work.shard.seconds,
-            nbytes=record.nbytes,
-            audio_s=record.seconds,
-            worker=work.worker,
-            bad_by_class=dict(record.bad_by_class),
+        self._sink(
+            events.ShardDone(
+                shard_id=work.shard_id,
+                rows_ok=record.rows_ok,
+                rows_bad=record.rows_bad,
+                seconds=work.shard.seconds,
+                nbytes=record.nbytes,
+                audio_s=record.seconds,
+                worker=work.worker,
+                bad_by_class=dict(record.bad_by_class),
+            )
         )
-        self._sink(done)
         return True
 
     def _meet(self, work: ShardWork, kind: str, reason: str) -> None:
         pause_s = round(self._breaker.met(kind, reason), 3)
-        waits = events.ShardWaits(work.shard_id, reason, pause_s, work.worker, kind)
-        self._sink(waits)
+        self._sink(events.ShardWaits(work.shard_id, reason, pause_s, work.worker, kind))
         self.result.fatal = self.result.fatal or self._breaker.verdict
 
     def _charge(self, work: ShardWork, reason: str, certain: bool, cause: str = "rows") -> None:
-        """Count a failed attempt; search the rows after the last of them."""
         work.attempts += certain
         if work.copies or work.attempts < self._max_attempts:
             self._retry(work, reason, cause)
@@ -414,16 +455,6 @@ class ShardLedger:
         if not work.copies:
             self._tell_retry(work, reason, cause)
             self._suspects.append(work)
-
-    def _probe_unwritten(self, work: ShardWork, outcome: Outcome) -> None:
-        """Handle a probe that found no room to write, which says nothing about its rows."""
-        work.fruitless += 1
-        if outcome.permanent:
-            self._publish_failed(work, outcome)
-        elif work.fruitless > FRUITLESS_SEARCHES:
-            self._give_up(work, outcome.message)
-        else:
-            self._searches.appendleft(work)
 
     def _publish_failed(self, work: ShardWork, outcome: Outcome) -> None:
         if outcome.permanent:

@@ -1,8 +1,7 @@
 """Sharing of an output by several drivers: opening, claims on shards, closing.
 
-A driver alone holds the lock to its end. A driver that joins holds the lock only to make the plan,
-if there is none, and to write the index at the end. Each driver processes the shards that it has
-claimed, so other drivers go on with the shards of a driver that was preempted.
+A driver alone holds the lock to its end. A driver that joins holds it only to make the plan and to
+write the index, and processes the shards that it has claimed.
 """
 
 from __future__ import annotations
@@ -16,9 +15,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import LockedError
-from earmill.pipeline.dataset.crew import BlockClaims, clear_claims
 from earmill.pipeline.dataset.description import DatasetFile, check_same, read_dataset
-from earmill.pipeline.dataset.driver_lock import UNFENCED, DriverLock, Fence
+from earmill.pipeline.dataset.driver_lock import (
+    UNFENCED,
+    BlockClaims,
+    DriverLock,
+    Fence,
+    clear_claims,
+)
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.snapshot import Attempt, is_closed
@@ -28,8 +32,7 @@ from earmill.pipeline.spec.job import SLURM_ARRAY, RunSpec
 from earmill.pipeline.storage.layout import Layout
 
 POLL_S = 0.5
-# Pause while another driver makes the plan or writes the index, in seconds.
-TURN_S = 2.0
+TURN_S = 2.0  # Pause while another driver makes the plan or writes the index, in seconds.
 # Variables in which batch systems name the task of an array, and the number of tasks.
 ARRAYS = (
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
@@ -40,8 +43,6 @@ ARRAYS = (
 
 @dataclass(frozen=True, slots=True)
 class SharingPolicy:
-    """How a driver shares an output."""
-
     joins: bool = False  # Work beside other drivers.
     stays: bool = True  # Wait for the shards of others.
     works: bool = True  # Process shards; False only closes.
@@ -69,11 +70,7 @@ def _array_start(run: RunSpec) -> float | None:
 
 @contextmanager
 def opening(layout: Layout, sharing: SharingPolicy, *, shares: bool) -> Iterator[DriverLock | None]:
-    """Hold the lock while the plan may be written; None for a driver that joins and finds a plan.
-
-    `shares` lets other drivers join. Raises LockedError if another driver is at work, and this one
-    does not join it.
-    """
+    """Hold the lock while the plan may be written; None for a driver that joins and finds one."""
     if not sharing.joins:
         with DriverLock(layout, shares=shares) as lock:
             yield lock
@@ -105,21 +102,13 @@ def close(
     Args:
         commits: The commits of all shards.
         anew: A shard was committed since the index was read.
-        licenses: Licences as the job states them now.
         dataset: The description that the commits belong to.
-    Raises:
-        OvertakenError: Another command has taken the output over, or changed the dataset.
     """
     if not sharing.joins:
         if anew or not is_closed(layout, commits):
             finalise(layout, fence=fence)
         restate_licenses(layout, licenses, fence)
-        fence.check(layout)
-        # Also if another driver closed it: that driver may have been killed before it did this,
-        # and drivers that do not know of the end go on claiming.
-        clear_claims(layout)
-        return
-    while not is_closed(layout, commits):
+    while sharing.joins and not is_closed(layout, commits):
         # Commits of another revision will never be closed by waiting.
         fence.check(layout)
         check_same(layout, dataset)
@@ -138,14 +127,13 @@ def close(
                 restate_licenses(layout, licenses, lock.fence)
             break
     fence.check(layout)
+    # Also if another driver closed it: that driver may have been killed before it did this, and
+    # drivers that do not know of the end go on claiming.
     clear_claims(layout)
 
 
 class ShardClaims:
-    """Shards for a ledger, claimed ahead in a thread, because a store takes its time.
-
-    The number `ahead` of shards is held here, and kept pending in the ledger.
-    """
+    """Shards for a ledger, claimed in a thread: `ahead` are held here and pending in the ledger."""
 
     def __init__(
         self, claims: BlockClaims, shards: Mapping[str, Shard], *, ahead: int, stays: bool
@@ -180,13 +168,7 @@ class ShardClaims:
         ledger.more_to_come = bool(self._claimed) or not is_over
 
     def widen(self, ahead: int) -> None:
-        """Hold more shards from now on, because workers have come."""
         self._ahead = max(self._ahead, ahead)
-
-    @property
-    def left_to_others(self) -> int:
-        """Number of shards that other drivers have."""
-        return self._claims.others
 
     def _claim(self) -> None:
         try:

@@ -1,10 +1,6 @@
 """Table of the driver's workers: their states, their calls in flight, their replacement.
 
-A `WorkerSlot` is a place for a worker: its worker may die and be replaced, and the slot stays. The
-executor's `Workers` start processes and carry calls. The scheduler decides what a loss means.
-
-`WorkerPlacements` follows a cluster whose nodes come and go. A new node gets a worker, as if the
-node had been there at the start. Workers of a lost node are given up, and their shards go back.
+A `WorkerSlot` is a place for a worker: its worker may die and be replaced, and the slot stays.
 
 If all nodes of the workers are gone, the workers stay: they are actors of Ray, which starts them on
 the next node. So a run always has a worker that works or is waited for, and an autoscaler sees it.
@@ -17,17 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from earmill.pipeline.common.errors import DeviceError, SpecError
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.placement import ClusterView, Placement, place_workers
+from earmill.pipeline.driver.executors import Workers
+from earmill.pipeline.driver.placement import Node, Placement, place_workers
+from earmill.pipeline.driver.shard_ledger import ShardLedger
+from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome, WorkerInfo
-
-if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors import Workers
-    from earmill.pipeline.driver.shard_ledger import ShardLedger
-    from earmill.pipeline.spec.job import RunSpec
 
 WARMING, READY, DEAD = "warming", "ready", "dead"
 WORK = ("run", "probe")
@@ -35,8 +29,6 @@ WORK = ("run", "probe")
 
 @dataclass(eq=False, slots=True)
 class WorkerCall:
-    """A call to a worker that has not ended."""
-
     kind: str  # One of warm_up, run, probe and status.
     slot: WorkerSlot
     ref: Any  # The executor's object for the call.
@@ -48,8 +40,6 @@ class WorkerCall:
 
 @dataclass(eq=False, slots=True)
 class WorkerSlot:
-    """A place for one worker."""
-
     index: int
     worker: Any = None
     state: str = WARMING
@@ -69,8 +59,8 @@ class WorkerSlot:
     def under_way(self, seconds: float) -> None:
         """Note the audio that the worker has extracted in unpublished shards, in seconds.
 
-        The worker drops a shard from the sum when it has published it, before the driver knows.
-        So the figure never falls until `ended` subtracts the shard: progress never goes back.
+        The worker drops a shard before the driver knows of its end. So the figure never falls until
+        `ended` subtracts the shard: progress never goes back.
         """
         self.seconds_in_flight = max(self.seconds_in_flight, seconds)
 
@@ -79,7 +69,6 @@ class WorkerSlot:
 
     @property
     def room(self) -> int:
-        """Number of shards that the worker may still be sent."""
         takes = CONCURRENT_SHARDS if self.info is None else self.info.shards
         return takes - len(self.work) if self.state == READY else 0
 
@@ -89,15 +78,13 @@ class WorkerSlot:
 
 
 class WorkerPool:
-    """All slots of one run, `size` of them."""
-
     def __init__(
         self, workers: Workers, size: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if size < 1:
             raise ValueError(f"expected at least one worker, got {size}")
         self.workers = workers
-        self._clock = clock
+        self.now = clock
         self._calls: dict[Any, WorkerCall] = {}
         self.slots = [WorkerSlot(index) for index in range(size)]
 
@@ -107,7 +94,7 @@ class WorkerPool:
 
     def submit(self, slot: WorkerSlot, kind: str, *args: Any, payload: Any = None) -> WorkerCall:
         ref = self.workers.call(slot.worker, kind, *args)
-        call = WorkerCall(kind, slot, ref, payload, self._clock(), generation=slot.generation)
+        call = WorkerCall(kind, slot, ref, payload, self.now(), generation=slot.generation)
         self._calls[ref] = call
         if kind in WORK:
             slot.work.append(call)
@@ -141,13 +128,12 @@ class WorkerPool:
                 was_head = slot.work[0] is call
                 slot.work.remove(call)
                 if was_head and slot.work:
-                    slot.work[0].head_since = self._clock()
+                    slot.work[0].head_since = self.now()
             yield call, result
 
     def restart(self, slot: WorkerSlot) -> None:
-        """Warm up the worker again, whose process died and is started again."""
         slot.state, slot.info, slot.seconds_in_flight, slot.waits_for = WARMING, None, 0.0, ""
-        slot.warming_since = self._clock()
+        slot.warming_since = self.now()
         slot.generation += 1
         self.warm_up(slot)
 
@@ -156,29 +142,22 @@ class WorkerPool:
         self.submit(slot, "warm_up")
 
     def replace(self, slot: WorkerSlot) -> list[WorkerCall]:
-        """Kill the slot's worker, start another, and return the calls that were in flight."""
         lost = self._forget(slot)
         self.workers.kill(slot.worker)
         self._start(slot)
         return lost
 
     def retire(self, slot: WorkerSlot) -> list[WorkerCall]:
-        """Kill the slot's worker for good, and return the calls that were in flight."""
         lost = self._forget(slot)
         slot.state, slot.retry_s, slot.seconds_in_flight = DEAD, None, 0.0
         self.workers.kill(slot.worker)
         return lost
 
     def grow(self) -> WorkerSlot:
-        slot = WorkerSlot(len(self.slots), came_s=self._clock())
+        slot = WorkerSlot(len(self.slots), came_s=self.now())
         self.slots.append(slot)
         self._start(slot)
         return slot
-
-    def leave(self, slot: WorkerSlot) -> list[WorkerCall]:
-        """Retire a slot whose node is gone, and its cores with it."""
-        slot.left_s = self._clock()
-        return self.retire(slot)
 
     def close(self) -> None:
         for slot in self.slots:
@@ -196,15 +175,13 @@ class WorkerPool:
         return lost
 
 
-# Digits of a node's id in messages.
-ID_DIGITS = 8
+ID_DIGITS = 8  # Digits of a node's id in messages.
 
 
 class WorkerPlacements:
-    """The places of a run's workers, by the index of their slots.
+    """The places of a run's workers, by the index of their slots, as a cluster's nodes come and go.
 
-    `seen` returns the last view of the cluster; None where no node comes or goes. A newer view is
-    another object. `sink` takes a note for each worker that comes or leaves.
+    `seen` returns the last view of the cluster; None where no node comes or goes.
     """
 
     def __init__(
@@ -212,12 +189,12 @@ class WorkerPlacements:
         places: Sequence[Placement],
         run: RunSpec,
         *,
-        seen: Callable[[], ClusterView | None],
+        seen: Callable[[], Sequence[Node] | None],
         sink: events.Sink = events.ignore,
     ) -> None:
         self.places = list(places)
         self._run, self._seen, self._sink = run, seen, sink
-        self._last: ClusterView | None = None
+        self._last: Sequence[Node] | None = None
 
     def of_living(self, pool: WorkerPool) -> list[Placement]:
         return [self.places[slot.index] for slot in pool.slots if slot.state != DEAD]
@@ -228,7 +205,7 @@ class WorkerPlacements:
         if view is None or view is self._last:
             return
         self._last = view
-        there = {node.node_id for node in view.nodes}
+        there = {node.node_id for node in view}
         living = [slot for slot in pool.slots if slot.state != DEAD]
         lost = [slot for slot in living if self.places[slot.index].node_id not in there]
         if not ledger.nothing_waits:
@@ -237,18 +214,19 @@ class WorkerPlacements:
                 self._say(pool.grow(), "has joined: it works there")
         if len(lost) < sum(slot.state != DEAD for slot in pool.slots):
             for slot in lost:
-                for call in pool.leave(slot):
+                slot.left_s = pool.now()
+                for call in pool.retire(slot):
                     call.payload.work.copies -= 1
                     ledger.put_back(call.payload.work)
                 self._say(slot, "is gone: given up")
 
-    def _new_places(self, view: ClusterView, stay: int, shards: int) -> list[Placement]:
+    def _new_places(self, view: Sequence[Node], stay: int, shards: int) -> list[Placement]:
         """Return places on nodes that have fewer workers than they would be given now."""
         room = min(shards, self._run.workers or shards) - stay
-        if room <= 0 or not view.nodes:
+        if room <= 0 or not view:
             return []
         try:
-            wanted = place_workers(view.nodes, self._run, at_most=shards)
+            wanted = place_workers(view, self._run, at_most=shards)
         except (DeviceError, SpecError):
             return []  # these nodes cannot hold the job
         # Places of workers that were given up stay taken: they are not tried again.

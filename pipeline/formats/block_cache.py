@@ -38,8 +38,8 @@ MAX_BLOCK_RATIO = 8
 
 @dataclass
 class IoCounts:
-    """Reads of this process since it opened the dataset: shards, blocks, and decoded bytes. A block
-    is a Zarr inner chunk or a column of a Parquet row group."""
+    """Reads of this process since it opened the dataset. A block is a Zarr inner chunk or a column
+    of a Parquet row group."""
 
     shards_opened: int = 0
     blocks_read: int = 0
@@ -86,11 +86,9 @@ class BlockCache:
             return [self._use(key) for key in keys]
 
     def claim(self, keys: Iterable[Key], *, ahead: bool = False) -> list[Key]:
-        """Return the blocks that are neither cached nor being loaded; the caller loads them now.
-
-        The caller gives every claimed block back with `release`, or others wait for ever. Blocks
-        that no row needs yet are claimed `ahead`.
-        """
+        """Return the blocks that are neither cached nor being loaded. The caller loads them now and
+        gives them back with `release`, or others wait for ever. Blocks that no row needs yet are
+        claimed `ahead`."""
         with self._changed:
             claimed = [key for key in keys if not (self._has(key) or key in self._loading)]
             self._loading.update(dict.fromkeys(claimed, ahead))
@@ -134,7 +132,6 @@ class BlockCache:
         return block
 
     def clear(self) -> None:
-        """Drop every block."""
         with self._changed:
             self._used.clear()
             self._ahead.clear()
@@ -198,12 +195,11 @@ class ReadsAhead(Protocol):
         """Return the numbers of the blocks that hold these frames."""
 
     def prepare(self, streams: Iterable[str], pool: Executor) -> None:
-        """Fetch what reading these streams needs first, such as the places of blocks. The threads
-        of the pool wait for nothing but such requests."""
+        """Fetch what reading these streams needs first. The threads of the pool wait for nothing
+        but such requests."""
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[Sequence[Block]]:
-        """Group blocks for calls of `load`. Fetches what `prepare` would have fetched, if
-        `prepare` was not called."""
+        """Group blocks for calls of `load`. Fetches what `prepare` would have fetched."""
 
     def load(self, blocks: Sequence[Block]) -> None:
         """Fetch and decode blocks into the cache."""
@@ -246,9 +242,8 @@ def outside(rel: str, what: str, wanted: int, there: int) -> CommitError:
 def join_frames(
     pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any], scale: float = 1.0
 ) -> Frames:
-    """Join pieces to a fresh array, times their scale; a CommitError if they have more or fewer
-    frames than the array. Memory is taken when the first piece is there, because `shape` may be a
-    claim of a damaged index."""
+    """Join pieces to a fresh array, times their scale; CommitError for another number of frames.
+    Memory is taken with the first piece, because `shape` may be a claim of a damaged index."""
     into = np.empty((0, shape[1]), dtype)
     found = 0
     for first, piece in pieces:

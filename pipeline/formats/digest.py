@@ -2,9 +2,8 @@
 
 The digest of a stream is a sha256. It covers the frame counts of the rows, then the further counts
 of the layout (the steps of events), then the sha256 of all values in row order. Integers are int64,
-everything is little endian. The digest is taken from the rows in memory and again from each encoded
-file, so a lost value is noticed. The commit record holds it, so two datasets are compared without
-reading them.
+everything is little endian. It is taken from the rows in memory and again from each encoded file,
+so a lost value is noticed. The commit record holds it.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from earmill.pipeline.formats.values import pieces
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
+
 
 Counts = Sequence[int] | np.ndarray
 
@@ -46,8 +46,7 @@ class ShardDigest:
 
 
 class StreamHasher:
-    """Builds a `StreamDigest` from blocks of frames, in row order. Width and dtype are those on
-    disk."""
+    """Builds a `StreamDigest` from blocks of frames, in row order, as they are on disk."""
 
     def __init__(self, width: int, dtype: str) -> None:
         self._width = width
@@ -56,7 +55,6 @@ class StreamHasher:
         self._frames = 0
 
     def update(self, frames: np.ndarray) -> None:
-        """Add (n, width) values."""
         block = np.ascontiguousarray(frames, dtype=self._dtype)
         self._frames += len(block)
         with doing(HASH):

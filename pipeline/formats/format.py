@@ -1,15 +1,14 @@
 """The interface of a format of data files, the installed formats by name, and what a commit expects
 of such a file.
 
-A format is registered in the entry points of `earmill.formats`, built-in or not. A format writes a
-shard into a private local folder. Equal rows give equal bytes, because no file holds the time, the
-host or a random value. A format reads its own file back as a `ShardDigest`, which must equal the
-digest of the rows before the shard is published. And a format gives random access to the frames of
-a published file.
+A format is registered in the entry points of `earmill.formats`. It writes a shard into a private
+local folder. Equal rows give equal bytes, because no file holds the time, the host or a random
+value. It reads its own file back as a `ShardDigest`, which must equal the digest of the rows before
+the shard is published. It also gives random access to the frames of a published file.
 
-`Promise` holds what a commit states about a file. A reader checks the file against it before it
-takes memory or runs a decoder, because a dataset may be somebody else's. A store or file is refused
-if it claims other sizes, another type or a codec that our writers never use.
+A reader checks a file against its `Promise` before it takes memory or runs a decoder, because a
+dataset may be somebody else's. A store or file is refused if it claims other sizes, another type or
+a codec that our writers never use.
 """
 
 from __future__ import annotations
@@ -94,9 +93,8 @@ def explain_damage(
     """Turn errors of decoders on damaged bytes into one line that names row and file.
 
     Errors of the system (no right, no network) pass unchanged, but not a missing file. Too little
-    memory, a module that is not installed and a fault of a program are not damage. Where a decoder
-    fails in a way that a fault of a program may cause as well, `is_whole` tells whether the file
-    holds the bytes that were committed.
+    memory, a module that is not installed and a fault of a program are not damage. Argument
+    `is_whole` tells whether the file holds the bytes that were committed.
     """
     try:
         yield
@@ -267,16 +265,14 @@ class Format(ABC):
 
 
 def format_name(name: str) -> str:
-    """Return a name as it may stand in a dataset, whether the format is installed here or not; a
-    ValueError if it is no name of a format."""
+    """Return the name of a format, installed here or not; a ValueError for any other text."""
     if not _NAME.fullmatch(name) or name in OTHER_PARTS:
         raise ValueError(f"expected the name of a format, as zarr, got {name!r}")
     return name
 
 
 def format_of(name: str) -> Format:
-    """Return the format of a name; an ExtensionError if none is installed under it, or if its entry
-    point leads to something else."""
+    """Return the format of a name; an ExtensionError if no `Format` is installed under it."""
     found = FORMATS.load(name)
     if not isinstance(found, Format):
         raise ExtensionError(
@@ -293,7 +289,6 @@ def format_of(name: str) -> Format:
 
 
 def installed(names: Iterable[str]) -> dict[str, Format]:
-    """Return the formats that can be loaded here."""
     found = {}
     for name in names:
         with suppress(ExtensionError):
@@ -304,8 +299,8 @@ def installed(names: Iterable[str]) -> dict[str, Format]:
 def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str]) -> str:
     """Choose the format in which a dataset is read: the wanted one, else the best that works here.
 
-    Raises a ValueError if the dataset is not stored in the wanted format, and an ExtensionError if
-    nothing here reads it. `writers` names the distributions that wrote formats, where known.
+    ValueError if the dataset is not stored in the wanted format, ExtensionError if nothing here
+    reads it. `writers` names the distributions that wrote formats, if known.
     """
     if wanted is not None and wanted not in names:
         raise ValueError(
@@ -329,8 +324,8 @@ def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str])
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse formats that one dataset cannot have, before any work. Raises an ExtensionError for an
-    unusable format, and a SpecError for two formats that would write the same file."""
+    """Refuse formats that one dataset cannot have: unusable ones (ExtensionError), and two formats
+    that would write the same file (SpecError)."""
     owners: dict[str, str] = {}
     for name in names:
         suffix = format_of(name).suffix
@@ -349,10 +344,7 @@ def stored_streams(
     streams: Iterable[StreamInfo], dtype: str, formats: Iterable[str]
 ) -> list[StreamInfo]:
     """Return the descriptions of a model's streams as a new dataset of these formats stores them.
-
-    Where one of the formats has no scales, streams with a scale have the layout `scaled`, which
-    releases that do not know it refuse.
-    """
+    If one of the formats has no scales, streams with a scale have the layout `scaled`."""
     known = as_stored(streams, dtype)
     if all(format_of(name).has_scales for name in formats):
         return known

@@ -2,12 +2,11 @@
 
 Every block of BLOCK_FRAMES frames of a row is summed in float64, frame after frame (pairwise where
 there is one column). The sums of blocks are added without rounding (Shewchuk's sums, `math.fsum`)
-and rounded once. A shard's numbers therefore depend on its rows alone. The number of workers, a
-spilled row and a killed job change nothing. A dataset's numbers are sums over its shards in order.
-Squares of float16 and float32 are exact in float64.
+and rounded once. A shard's numbers therefore depend on its rows alone, and a dataset's on its
+shards in order. Squares of float16 and float32 are exact in float64.
 
-The numbers are stored in commit records and snapshots as `count` and the base64 of little-endian
-float64: sums, sums of squares, smallest and largest of every column. Events have no statistics.
+The numbers are stored as `count` and the base64 of little-endian float64: sums, sums of squares,
+smallest and largest of every column. Events have no statistics.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.stream_layout import FrameLayout, layout_of
+from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 from earmill.pipeline.formats.values import Int8Frames, Values, converted
 from earmill.pipeline.storage.documents import Strict
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
+
 
 BLOCK_FRAMES = 1024
 Columns = NDArray[np.float64]
@@ -90,7 +90,6 @@ class StreamStatistics:
         return StreamStatistics(self.count, self.sums * factor, self.squares * factor**2, *low_high)
 
     def stored(self) -> StoredMoments:
-        """Return the form that is stored in JSON."""
         table = np.stack([self.sums, self.squares, self.minimum, self.maximum]).astype("<f8")
         return StoredMoments(self.count, base64.b64encode(table.tobytes()).decode())
 
@@ -108,8 +107,6 @@ class StreamStatistics:
 
 
 class RunningMoments:
-    """Running statistics of rows of `width` columns that are added one after another."""
-
     def __init__(self, width: int) -> None:
         self._count = 0
         self._sums, self._squares = [np.zeros(width)], [np.zeros(width)]
@@ -131,7 +128,6 @@ class RunningMoments:
             self._count += len(block)
 
     def result(self) -> StreamStatistics:
-        """Return the statistics of the added rows; zeros if they have no frames."""
         low = self._low if self._count else self._sums[0]
         high = self._high if self._count else self._sums[0]
         sums, squares = _exact_sum(self._sums), _exact_sum(self._squares)
@@ -140,7 +136,6 @@ class RunningMoments:
 
 
 def combined(parts: Sequence[StreamStatistics]) -> StreamStatistics:
-    """Combine statistics of several parts."""
     filled = [part for part in parts if part.count] or list(parts[:1])
     return StreamStatistics(
         sum(part.count for part in filled),
@@ -154,11 +149,10 @@ def combined(parts: Sequence[StreamStatistics]) -> StreamStatistics:
 def shard_moments(
     rows: Sequence[FeatureRow], streams: Sequence[StreamInfo]
 ) -> dict[str, StoredMoments]:
-    """Return the statistics of every stream of frames of a shard, for its commit record."""
     found = {}
     for info in streams:
         layout = layout_of(info)
-        if isinstance(layout, FrameLayout):
+        if has_statistics(info):
             summing = RunningMoments(info.width)
             for row in rows:
                 summing.add(layout.frames_of(row))
@@ -170,7 +164,7 @@ def dataset_moments(
     shards: Iterable[Mapping[str, StoredMoments]], streams: Sequence[StreamInfo | Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
     """Combine the statistics of a dataset's shards, in order. A stream that a shard lacks is left
-    out; releases before layout version 3 stored no statistics."""
+    out: releases before layout version 3 stored no statistics."""
     known, found = list(shards), {}
     for info in streams:
         layout = layout_of(info)
@@ -182,8 +176,7 @@ def dataset_moments(
 
 
 def has_statistics(info: StreamInfo | Mapping[str, Any]) -> bool:
-    """Return True if a stream has frames, not events."""
-    return isinstance(layout_of(info), FrameLayout)
+    return not isinstance(layout_of(info), EventLayout)
 
 
 def _exact_sum(parts: Sequence[Columns]) -> Columns:

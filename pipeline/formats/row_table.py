@@ -1,9 +1,8 @@
 """The scalar columns of a shard: identity, durations, provenance facts, carried-through columns.
 
-Every shard has one such table in `rows/`. A dataset of Zarr alone so has the provenance of rows,
-and the index is built without opening features. The Parquet features repeat the scalars. Known
-facts always have a column of a fixed type, so that shards agree. The source's own columns get the
-prefix `extra_`: a later fact can then never collide with one of them.
+Every shard has one such table in `rows/`, and the index is built without opening features. The
+Parquet features repeat the scalars. Known facts always have a column of a fixed type, so that
+shards agree. The source's own columns get the prefix `extra_`: no later fact collides with them.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ FACT_TYPES: dict[str, pa.DataType] = {
 
 
 def check_stream_names(streams: Iterable[StreamInfo]) -> None:
-    """Refuse streams that would be columns of a name that rows have already, before any work; a
-    SpecError names the stream."""
+    """Refuse streams that would be columns of a name that rows have already."""
     infos = list(streams)
     places = {name: info.name for info in infos for name in layout_of(info).place_columns}
     for info in infos:
@@ -132,7 +130,7 @@ def row_table(
 def scalars_of(
     rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], encoding: Encoding
 ) -> pa.Table:
-    """Return the table of the rows, from `encoding.scalars` if it was made already."""
+    """Return the table of the rows; `encoding.scalars` is a table that was made already."""
     if encoding.scalars is not None:
         return encoding.scalars
     return row_table(rows, streams, encoding.extra_types)
@@ -156,7 +154,6 @@ def _extras(rows: Sequence[FeatureRow], types: Mapping[str, Any] | None) -> dict
 
 
 def quarantine_table(bad: Sequence[QuarantineRow]) -> pa.Table:
-    """Return the bad rows as a table."""
     return pa.table(
         {name: [getattr(row, name) for row in bad] for name in QUARANTINE_SCHEMA.names},
         schema=QUARANTINE_SCHEMA,
@@ -172,8 +169,8 @@ def write_table(table: pa.Table, path: Path) -> Path:
 
 
 def scalar_options(table: pa.Table) -> dict[str, Any]:
-    """Return the options with which Parquet stores such a table: zstd, and dictionaries for text. A
-    table of few rows is stored without them, because it would not become smaller."""
+    """Return Parquet's options for such a table: zstd, and dictionaries for text. A table of few
+    rows would not become smaller."""
     if len(table) < FEW_ROWS:
         return {"compression": {}, "compression_level": {}, "use_dictionary": False}
     names = table.column_names

@@ -1,8 +1,4 @@
-"""Rows that a worker hands to the writers, good or quarantined, and the files written of them.
-
-Plain frozen records without behaviour, so that they pickle and compare. A row's scalars become
-columns of the tables in `formats.row_table`; its streams become frames in Zarr and Parquet.
-"""
+"""Rows that a worker hands to the writers, good or quarantined, and the files written of them."""
 
 from __future__ import annotations
 
@@ -48,16 +44,8 @@ class FeatureRow:
 
 @dataclass(frozen=True)
 class QuarantineRow:
-    """One row that could not be processed.
-
-    Args:
-        row_id: A plan row id, or `<plan row id>#ch<k>` where only one channel failed.
-        uri: Where the audio was.
-        stage: fetch, decode, channels, resample, extract or worker.
-        error_class: Snake-case name of the reason.
-        message: Expected, got, what to do.
-        attempts: How often it was tried.
-    """
+    """One row that could not be processed: a plan row, or `<plan row id>#ch<k>` if only one channel
+    failed. `stage` is fetch, decode, channels, resample, extract or worker."""
 
     row_id: str
     uri: str

@@ -5,20 +5,17 @@ scale, as Parquet, has the values of such a stream in float32 instead. Datasets 
 have layout "frames" with a scale: there every format holds the divided numbers.
 
 A stream of events has a row of three integers for each step in which a neuron fired. Rows ascend;
-steps count from the start of the clip. Silence leaves no event, so the number of steps of each clip
-is stored too. Frames in int8 have scales between them, see `formats.values`; the number of frames
-of each clip is stored in the same way. Every writer, reader, card and estimate asks the stream's
-layout, so they cannot disagree, and a new layout is one class here.
+steps count from the start of the clip. The number of steps of each clip is stored too, as is the
+number of frames in int8 (see `formats.values`). Every writer, reader, card and estimate asks the
+stream's layout, so a new layout is one class here.
 
-Rows of events ascend in time, so bisection finds the rows of a span. Each step of it reads one row,
-hence one block. A span in the middle of a long clip fetches about log2(blocks) of the clip's blocks
-and the blocks of the span.
+Bisection finds the rows of a span of events. Each step of it reads one row, hence one block. A span
+in the middle of a long clip fetches about log2(blocks) blocks and the blocks of the span.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -42,8 +39,8 @@ from earmill.pipeline.formats.values import (
 )
 
 if TYPE_CHECKING:
-    from amtcore.features.spike_events import SpikeEvents
     from amtcore.features.stream_info import StreamInfo
+
 
 EVENT_COLUMNS = ("frame", "channel", "count")
 EVENT_DTYPE = "int32"
@@ -61,11 +58,10 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class StreamLayout(ABC):
-    """The stored form of a stream, and how it is read; get one from `layout_of`.
+class StreamLayout:
+    """The stored form of a stream of frames, and how it is read; get one from `layout_of`.
 
-    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip. Fields as
-    in `StreamInfo`.
+    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip.
     """
 
     name: str
@@ -76,10 +72,10 @@ class StreamLayout(ABC):
     scale_factor: float = 1.0
 
     #: Names of the stored rows and of the columns.
-    stored_rows: ClassVar[str]
-    columns_are: ClassVar[str]
+    stored_rows: ClassVar[str] = "frames"
+    columns_are: ClassVar[str] = "columns"
     #: The dimension along which the centre frequencies of a store lie.
-    axis: ClassVar[str]
+    axis: ClassVar[str] = "column"
     #: Numbers of each clip that are stored beside the start and number of its stored rows.
     row_counts: ClassVar[tuple[str, ...]] = ()
     #: Type of its values in croissant.json.
@@ -88,47 +84,53 @@ class StreamLayout(ABC):
     card_note: ClassVar[str] = ""
 
     @property
-    @abstractmethod
     def stored_width(self) -> int:
-        """Columns on disk."""
+        return int(self.width)
 
-    @abstractmethod
     def stored_dtype(self, dtype: str) -> str:
-        """Return the type on disk, given the job's dtype."""
+        # A frame by itself, as of a whole clip, is smaller in float32 than with a scale.
+        return "float32" if dtype == INT8 else dtype
 
-    @abstractmethod
     def stored_rows_in(self, seconds: float) -> int:
         """Estimate how many stored rows a clip will have."""
+        return math.floor(seconds * self.frame_rate_hz) if self.frame_rate_hz else 1
 
-    @abstractmethod
+    def frames_of(self, row: FeatureRow) -> Values | Int8Frames:
+        """Return the frames of a row, without the stream's scale; slices of it are arrays."""
+        return row.streams[self.name]
+
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> Any:
-        """Read frames [first, last) of a clip.
+        """Read the frames of a span of a clip, in their unit; exact in float32.
 
-        Args:
-            read: Reads pieces of stored rows [first, last) of the clip.
-            n_stored: Stored rows of the clip.
-            n_frames: Frames of the clip, see `length_column`.
-            span: First frame, and the frame after the last.
-            dtype: Type of frames that are returned.
-            copy: Return fresh arrays. If False, frames may be a `FrameView`.
+        Argument `read` reads pieces of stored rows [first, last) of the clip. The number `n_frames`
+        counts as `length_column` does. Without `copy` frames may be a `FrameView`.
         """
+        shape = span[1] - span[0], self.stored_width
+        return (join_frames if copy else FrameView)(read(*span), shape, dtype, self.scale_factor)
 
-    @abstractmethod
     def value_attrs(self) -> dict[str, Any]:
         """Return the attributes of a store's array of stored numbers."""
+        attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}
+        if self.scale_factor != 1.0:
+            attrs["scale_factor"] = self.scale_factor
+        return attrs
 
     def time_attrs(self) -> dict[str, Any]:
-        """Return attributes that tell the time of a stored row, if its place tells it."""
-        return {}
+        """Return attributes that tell the time of a frame: xarray has no axis that starts anew."""
+        if not self.frame_rate_hz:
+            return {}
+        return {
+            "frame_rate_hz": self.frame_rate_hz,
+            "time": "the k-th frame of a row begins k / frame_rate_hz seconds after the clip does",
+        }
 
     def problem(self, row: FeatureRow) -> str | None:
         """Describe a fault of a clip's stored rows beyond their shape, or return None."""
         return None
 
     def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
-        """Return the `row_counts` of these rows, int64 each."""
         return tuple(
             np.array([row.steps[self.name] for row in rows], np.int64) for _ in self.row_counts
         )
@@ -169,7 +171,7 @@ class StreamLayout(ABC):
 
     @property
     def field_text(self) -> str:
-        """Return a description of a stored row, if unit and rate do not describe it."""
+        """A description of a stored row, if unit and rate do not describe it."""
         return ""
 
     @property
@@ -201,54 +203,9 @@ class StreamLayout(ABC):
         return min(first, n_frames), max(min(first, n_frames), last)
 
 
-class FrameLayout(StreamLayout):
-    """Frames: one stored row for each, wherever nothing happens too."""
-
-    stored_rows, columns_are, axis = "frames", "columns", "column"
-
-    @property
-    def stored_width(self) -> int:
-        return int(self.width)
-
-    def stored_dtype(self, dtype: str) -> str:
-        # A frame by itself, as of a whole clip, is smaller in float32 than with a scale.
-        return "float32" if dtype == INT8 else dtype
-
-    def stored_rows_in(self, seconds: float) -> int:
-        return math.floor(seconds * self.frame_rate_hz) if self.frame_rate_hz else 1
-
-    def frames_of(self, row: FeatureRow) -> Values | Int8Frames:
-        """The frames of a row, without the stream's scale; slices of it are arrays."""
-        return row.streams[self.name]
-
-    def read(
-        self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
-    ) -> np.ndarray | FrameView:
-        """Values in their unit; exact in float32, as scales are powers of two."""
-        shape = span[1] - span[0], self.stored_width
-        return (join_frames if copy else FrameView)(read(*span), shape, dtype, self.scale_factor)
-
-    def value_attrs(self) -> dict[str, Any]:
-        attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}
-        if self.scale_factor != 1.0:
-            attrs["scale_factor"] = self.scale_factor
-        return attrs
-
-    def time_attrs(self) -> dict[str, Any]:
-        """xarray has no axis that starts anew in each row."""
-        if not self.frame_rate_hz:
-            return {}
-        return {
-            "frame_rate_hz": self.frame_rate_hz,
-            "time": "the k-th frame of a row begins k / frame_rate_hz seconds after the clip does",
-        }
-
-
-class ScaledLayout(FrameLayout):
-    """Frames in float16, divided by a scale; in a format without scales their values in float32.
-
-    The scale is a power of two, so that a value is the same number either way.
-    """
+class ScaledLayout(StreamLayout):
+    """Frames in float16, divided by a power of two; in a format without scales their values in
+    float32."""
 
     def in_values(self) -> StreamLayout:
         return ValueLayout(**vars(self) | {"scale_factor": 1.0})
@@ -262,14 +219,14 @@ class ScaledLayout(FrameLayout):
             return (values * np.float32(1.0 / self.scale_factor)).astype(np.float16)
 
 
-class ValueLayout(FrameLayout):
+class ValueLayout(StreamLayout):
     """The values of scaled frames, in float32."""
 
     def stored_dtype(self, dtype: str) -> str:
         return "float32"
 
 
-class Int8Layout(FrameLayout):
+class Int8Layout(StreamLayout):
     """Frames in int8: stored rows are numbers and scales, and the frames of each clip are known."""
 
     stored_rows = "int8 rows"
@@ -321,7 +278,6 @@ class Int8Layout(FrameLayout):
         }
 
     def value_attrs(self) -> dict[str, Any]:
-        """No unit, as the numbers have none before they are multiplied."""
         return {"long_name": f"{self.model} {self.name}, {self.field_text}"}
 
     def time_attrs(self) -> dict[str, Any]:
@@ -356,7 +312,6 @@ class EventLayout(StreamLayout):
         return math.floor(seconds * (EVENTS_PER_CHANNEL_S * self.width))
 
     def problem(self, row: FeatureRow) -> str | None:
-        """Check the range of each event, and the order of events across pieces."""
         done, last = 0, np.empty((0, len(EVENT_COLUMNS)), np.int32)
         for events in pieces(row.streams[self.name]):
             for column, limit in ((0, row.steps[self.name]), (1, self.width)):
@@ -382,7 +337,7 @@ class EventLayout(StreamLayout):
 
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
-    ) -> SpikeEvents:
+    ) -> Any:
         # Here, so that the reader costs nothing more where no stream holds events.
         from amtcore.features.spike_events import SpikeEvents
 
@@ -414,13 +369,16 @@ class EventLayout(StreamLayout):
             )
         return SpikeEvents(frame, channel, count, span[0], span[1] - span[0], self.width)
 
+    def time_attrs(self) -> dict[str, Any]:
+        return {}
+
     def value_attrs(self) -> dict[str, Any]:
         """Columns of different quantities have no unit in common."""
         return {"long_name": f"{self.model} {self.name} events", "columns": list(EVENT_COLUMNS)}
 
 
 LAYOUTS: dict[str, type[StreamLayout]] = {
-    "frames": FrameLayout,
+    "frames": StreamLayout,
     SCALED: ScaledLayout,
     INT8: Int8Layout,
     "events": EventLayout,

@@ -1,26 +1,21 @@
 """Values of a stream in memory or in a file, their cast to the job's dtype, and the way back.
 
-`Spilled` holds the values of a long row in a file instead of memory. A row of hours has hundreds of
-megabytes of features, and a worker has two shards at once. `Spilled` takes a stream block by block
-and gives slices back. A row of any length therefore takes the memory of one block. The file has no
-name and goes with the object, or with the process.
+Class `Spilled` holds the values of a long row in a file. A row of hours has hundreds of megabytes
+of features, and a worker has two shards at once. A row of any length therefore takes the memory of
+one block. The file has no name and goes with the object, or with the process.
 
-float16 holds 11 bits from 6.1e-5 to 65504. Smaller values lose bits, and values below 3e-8 are 0.
-Hair cells in units of their input lie around 1e-4 at 65 dB SPL and at 1e-9 in pauses. Their streams
-are stored divided by a power of two, `StreamInfo.scale_factor`, which costs no bit. Readers
-multiply by the factor. The factor follows from the stream's unit, so every attempt writes equal
-bytes.
+float16 holds 11 bits from 6.1e-5 to 65504, and values below 3e-8 are 0. Hair cells in units of
+their input lie around 1e-4 at 65 dB SPL and at 1e-9 in pauses. Their streams are stored divided by
+a power of two, `StreamInfo.scale_factor`, which costs no bit. The factor follows from the stream's
+unit, so every attempt writes equal bytes.
 
-int8 takes half the space of float16.
-
-    clip  = block*                            of BLOCK_FRAMES frames, the last may have fewer
+    int8  = block*                            of BLOCK_FRAMES frames, the last may have fewer
     block = low high frame{1..64}             each a row of int8, one number a column
     scale = bfloat16, low and high byte       the smallest with |value| / scale <= 127, rounded up
     value = frame * scale                     exact in float32
 
-So a clip of n frames has n + 2 ceil(n / 64) stored rows, which any format holds like frames, and a
-block is read by itself. A value is off by at most half a scale: 1/252 of the largest of its column
-in its block. `python -m benchmarks.int8` measures the error of each stream on speech.
+So a clip of n frames has n + 2 ceil(n / 64) stored rows, and a block is read by itself. A value is
+off by at most half a scale: 1/252 of the largest of its column in its block.
 """
 
 from __future__ import annotations
@@ -47,6 +42,7 @@ from earmill.pipeline.common.missing_modules import missing_package
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
+
 # Bytes that are read from a file of values or written to it at a time.
 PIECE_BYTES = 4 * 2**20
 
@@ -66,8 +62,8 @@ Float32Frames = NDArray[np.float32]
 
 
 class Spilled:
-    """An array (n, width) that grows at its end and is read in slices. Without a folder, and where
-    the folder is missing, its file lies in the system's folder for temporary files."""
+    """An array (n, width) that grows at its end and is read in slices. Its file lies in the folder,
+    or in the system's folder for temporary files."""
 
     ndim = 2
 
@@ -147,8 +143,7 @@ def pieces(values: Values) -> Iterator[Frames]:
 
 
 def converted(values: Frames, dtype: np.dtype[Any], scale: float = 1.0) -> Frames:
-    """Convert stored values times their scale to another type; return them as they are if nothing
-    changes."""
+    """Return stored values times their scale in another type, or as they are if nothing changes."""
     if scale == 1.0 and values.dtype == dtype:
         return values
     found = np.empty(values.shape, dtype)
@@ -183,10 +178,9 @@ class CastError:
 
     Args:
         worst: Largest relative error of the values that stayed above zero.
-        worst_normal: The same of those in the range where float16 has all its bits.
-        nonzero: Values that were not zero.
-        below: Of these, those under that range.
-        zeroed: Of these, those that became zero.
+        worst_normal: Largest relative error in the range where float16 has all its bits.
+        nonzero, below, zeroed: Values that were not zero; those under that range; those that
+            became zero.
     """
 
     worst: float = 0.0
@@ -206,7 +200,6 @@ class CastError:
 
 
 def total(parts: Iterable[Mapping[str, CastError]]) -> dict[str, CastError]:
-    """Add up the errors of several rows, by stream."""
     whole: dict[str, CastError] = {}
     for part in parts:
         for name, error in part.items():
@@ -239,8 +232,8 @@ class Caster:
         self.in_blocks = frozenset(info.name for info in known if info.layout == INT8)
 
     def __call__(self, name: str, frames: Frames) -> tuple[Frames, CastError]:
-        """Return stored frames and the error of the cast; a RowError if frames are not finite or
-        do not fit."""
+        """Return stored frames and the error of the cast; a RowError if frames are not finite or do
+        not fit."""
         scale = self._scales.get(name, 1.0)
         # One pass over the values decides both; NaN and infinity spread through min and max.
         low, high = (float(frames.min()), float(frames.max())) if frames.size else (0.0, 0.0)
@@ -275,7 +268,6 @@ def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
 
 
 def cast_error(wanted: Frames, cast: Frames) -> CastError:
-    """Return the error of `cast`, relative to `wanted`."""
     size = np.abs(wanted)
     kept, normal = cast != 0, size >= np.finfo(cast.dtype).smallest_normal
     # Nothing of a zero is lost: any divisor will do.
@@ -315,8 +307,7 @@ def quantised(frames: Frames) -> NDArray[np.int8]:
 
 
 def dequantised(rows: Frames) -> Float32Frames:
-    """Decode the frames of rows in int8, of which the first begins a block; a CommitError if a
-    scale is no finite number."""
+    """Decode the frames of rows in int8 that begin with a block; a CommitError for bad scales."""
     blocks = -(-len(rows) // BLOCK_ROWS)
     frames = np.empty((max(0, len(rows) - SCALE_ROWS * blocks), rows.shape[1]), np.float32)
     for some, into in _equal_blocks(rows, BLOCK_ROWS, frames, BLOCK_FRAMES):
@@ -348,7 +339,7 @@ def _equal_blocks(
 def read_frames(
     read: Callable[[int, int], Frames], *, n_stored: int, n_frames: int, span: tuple[int, int]
 ) -> Float32Frames:
-    """Read frames [first, last) of a clip in int8. `read` reads stored rows [first, last). A
+    """Read the frames of a span of a clip in int8; `read` reads stored rows [first, last).
     CommitError if the numbers of stored rows and frames do not go together."""
     if n_stored != stored_rows(n_frames):
         raise CommitError(

@@ -1,13 +1,10 @@
 """A shard as a WebDataset tar: `<key>.<stream>.npy` and `<key>.json` for each row.
 
-The key is the row id, escaped as in a URI. Letters, digits, `_`, `-` and `~` stay, so a slash
-makes no folder and a dot no extension. The JSON has the scalars of the row table and the sha256 of
-each of the row's npy files; tar has no checksum of contents of its own. No reader of tars applies a
-scale, so the values of scaled streams stand in the npy files in float32. A member `__earmill__`,
-which WebDataset passes over, describes the streams.
-
-Made for reading in order, by the `webdataset` package. A reader of ours looks through the headers
-once, and fetches a remote shard whole into a temporary file.
+The key is the row id, escaped as in a URI: a slash makes no folder and a dot no extension. The JSON
+has the scalars of the row table and the sha256 of each of the row's npy files; tar has no checksum
+of contents of its own. The values of scaled streams stand in the npy files in float32. A member
+`__earmill__`, which WebDataset passes over, describes the streams. A reader of ours looks through
+the headers once, and fetches a remote shard whole into a temporary file.
 """
 
 from __future__ import annotations
@@ -49,6 +46,7 @@ from earmill.pipeline.storage.scratch import own_folder
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
+
 MB = 2**20
 ABOUT = "__earmill__"
 HASHES, COLUMNS = "npy_sha256", "columns"
@@ -69,8 +67,8 @@ class TarRow:
 
 @dataclass(frozen=True, slots=True)
 class Npy:
-    """The npy member of a row's stream: the bytes of its header, the first byte of its values in
-    the tar, and the hash of header and values."""
+    """The npy member of a row's stream: its header, the first byte of its values in the tar, and
+    the hash of header and values."""
 
     name: str
     head: bytes
@@ -87,7 +85,6 @@ def key_of(row_id: str) -> str:
 
 
 def row_id_of(key: str) -> str:
-    """Return the row id of a key."""
     return "" if key == EMPTY_KEY else unquote(key)
 
 
@@ -137,7 +134,6 @@ class WebDatasetFormat(Format):
                 _add_json(tar, f"{key}.json", {**cells, **more, HASHES: hashes})
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-        """Return the digest of a tar, read a piece of a row at a time."""
         with path.open("rb") as file:
             shard = TarContents(file)
             facts = [shard.facts(row) for row in shard.rows]
@@ -162,7 +158,6 @@ class WebDatasetFormat(Format):
         return TarShard(layout, rel, promise, cache)
 
     def reading(self, paths: Sequence[str]) -> Sequence[str]:
-        """With webdataset, one shard."""
         return ("import webdataset", f'ds = webdataset.WebDataset("{paths[0]}").decode()')
 
 
@@ -191,7 +186,6 @@ class TarContents:
         self.about = self._json(*described)
 
     def facts(self, row: TarRow) -> dict[str, Any]:
-        """Return the content of the row's json."""
         return self._json(*row.members["json"])
 
     def _json(self, start: int, size: int) -> dict[str, Any]:
@@ -200,8 +194,7 @@ class TarContents:
         return found
 
     def npy(self, row: TarRow, stream: str, width: int, dtype: str) -> Npy:
-        """Read the header of a row's values; a CommitError if they are not of this width and type,
-        or not as many as there are bytes."""
+        """Read the header of a row's values; a CommitError if it is not as committed."""
         name = f"{stream}.npy"
         start, size = row.members[name]
         self._file.seek(start)
@@ -222,8 +215,8 @@ class TarContents:
         return Npy(f"{row.key}.{name}", head, behind, shape[0], width, wanted, sha256)
 
     def pieces(self, npy: Npy) -> Iterator[np.ndarray]:
-        """Yield the values in blocks of about `PIECE_BYTES`; after the last block a CommitError if
-        the hash is wrong."""
+        """Yield the values in blocks of about `PIECE_BYTES`; at the end a CommitError for a wrong
+        hash."""
         digest, row_bytes = hashlib.sha256(npy.head), npy.width * npy.dtype.itemsize
         step = max(1, PIECE_BYTES // row_bytes)
         for first in range(0, npy.frames, step):
@@ -275,7 +268,6 @@ class TarShard:
         return values[span.first : span.last].copy()
 
     def close(self) -> None:
-        """Close the file; a copy of a remote one goes with it."""
         self._file.close()
 
     def _frames(self, npy: Npy, first: int, last: int) -> np.ndarray:
@@ -324,14 +316,8 @@ def _finite(value: Any) -> Any:
 
 
 def _add_npy(
-    tar: tarfile.TarFile,
-    name: str,
-    row: FeatureRow,
-    layout: StreamLayout,
-    kind: str,
-    folder: Path,
+    tar: tarfile.TarFile, name: str, row: FeatureRow, layout: StreamLayout, kind: str, folder: Path
 ) -> str:
-    """Add a stream of a row as a npy file of this type; return its sha256."""
     values = row.streams[layout.name]
     dtype = np.dtype(kind).newbyteorder("<")
     header = {"descr": dtype.str, "fortran_order": False, "shape": (len(values), values.shape[1])}

@@ -1,10 +1,9 @@
 """Bring a finished dataset to the Hugging Face hub: one commit that holds its current snapshot.
 
-Large files are uploaded first, in groups, and belong to no commit until the end. Content that the
-hub holds already is not sent again. Committed files are skipped. Files that an interrupted push has
-uploaded are read again and found by their sha256. Files of a remote output are copied to a
-temporary folder of one group's size. The new commit follows the commit that the branch had in the
-beginning, or is not made. It removes files of older snapshots; the repository's history keeps them.
+Large files are uploaded first, in groups, and belong to no commit until the end. Committed files
+are skipped. Files that an interrupted push has uploaded are read again and found by their sha256.
+The new commit follows the commit that the branch had in the beginning, or is not made. It removes
+files of older snapshots; the repository's history keeps them.
 
 The files of a snapshot are a dataset of their own: a copy of them is read, verified and gone on
 with as the original. Older snapshots, replaced commits, leftovers of crashed attempts and the files
@@ -39,12 +38,7 @@ from earmill.pipeline.dataset.verify import Report, verify
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.hub.repo import HubRepo, Stored
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import (
-    CURRENT_FILE,
-    DATASET_FILE,
-    addition_path,
-    commit_path,
-)
+from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE, addition_path, commit_path
 from earmill.pipeline.storage.scratch import own_folder
 
 # Most files and bytes of a group, which is fetched, hashed and uploaded together.
@@ -54,7 +48,7 @@ READ_THREADS = 8
 MOST_FILES = 25_000
 # Files of a repository that was made on the web page.
 OF_THE_HUB = (".gitattributes", "README.md", "LICENSE", ".gitignore")
-FOLDERS = ("data", "rows", "quarantine", "commits", "index", "snapshots", "plan", "revisions")
+FOLDERS = tuple("data rows quarantine commits index snapshots plan revisions additions".split())
 
 
 @dataclass(frozen=True)
@@ -74,13 +68,21 @@ class Contents:
 def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
     """Return the files of a finished dataset's current snapshot, and no others.
 
-    Args:
-        layout: The output.
-        hashes: Read every file and compare its sha256; else sizes and small files only.
-    Raises:
-        OutputError: No dataset, one that is not finished, or one that `verify` refuses.
+    With `hashes`, every file is read and its sha256 compared; else sizes and small files only. An
+    OutputError if there is no finished dataset, or `verify` refuses it.
     """
-    report = _whole(layout, hashes)
+
+    def whole(layout: Layout) -> Report:
+        report = verify(layout, hashes=hashes)
+        if report.problems:
+            more = f"; and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
+            raise OutputError(
+                f"{layout.url()}: expected a finished dataset that `earmill verify` finds whole, "
+                f"got: {report.problems[0]}{more}"
+            )
+        return report
+
+    report = whole(layout)
     dataset, current = read_dataset(layout), read_current(layout)
     if dataset is None or current is None:
         raise OutputError(
@@ -88,21 +90,9 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
             "`earmill extract` with --resume, which closes it"
         )
     for name in read_snapshot(layout, current).additions:
-        _whole(layout.below(addition_path(name)), hashes)
+        whole(layout.below(addition_path(name)))
     files = {file.path: file for file in _files(layout, current)}
     return Contents(dataset, current.entry, files, report)
-
-
-def _whole(layout: Layout, hashes: bool) -> Report:
-    """Return the report of `verify`; OutputError if it names a problem."""
-    report = verify(layout, hashes=hashes)
-    if report.problems:
-        more = f"; and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
-        raise OutputError(
-            f"{layout.url()}: expected a finished dataset that `earmill verify` finds whole, got: "
-            f"{report.problems[0]}{more}"
-        )
-    return report
 
 
 def _files(layout: Layout, current: Current) -> Iterator[OutFile]:
@@ -152,33 +142,25 @@ class Progress:
     bytes_sent: int = 0
 
     def after(self, files: Sequence[OutFile], *, sent: bool) -> Progress:
-        nbytes = sum(file.bytes for file in files)
+        count, nbytes = len(files), sum(file.bytes for file in files)
         return replace(
             self,
-            files=self.files + len(files),
+            files=self.files + count,
             bytes=self.bytes + nbytes,
-            files_sent=self.files_sent + (len(files) if sent else 0),
-            bytes_sent=self.bytes_sent + (nbytes if sent else 0),
+            files_sent=self.files_sent + sent * count,
+            bytes_sent=self.bytes_sent + sent * nbytes,
         )
 
 
 @dataclass(frozen=True, repr=False)
 class Pushed(Shown):
-    """A dataset on the hub.
+    """A dataset on the hub."""
 
-    Args:
-        url: Page of the dataset.
-        commit: Commit that holds it.
-        is_new: True if this push made that commit.
-        progress: Files that were sent, and files that were there.
-        removed: Files of older snapshots that were removed.
-    """
-
-    url: str
-    commit: str
-    is_new: bool
-    progress: Progress
-    removed: tuple[str, ...]
+    url: str  # Page of the dataset.
+    commit: str  # Commit that holds it.
+    is_new: bool  # This push made that commit.
+    progress: Progress  # Files that were sent, and files that were there.
+    removed: tuple[str, ...]  # Files of older snapshots that were removed.
 
     def shown(self) -> dict[str, str]:
         sent = self.progress
@@ -200,16 +182,12 @@ def push(
     replace_other: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Pushed:
-    """Upload the missing files and commit them.
+    """Upload the missing files and commit them; `contents` are by `contents_of`.
 
-    Args:
-        layout: The output.
-        contents: Its contents, by `contents_of`.
-        repo: The repository, which is made if it does not exist.
-        private: Visibility of a new repository; None for the account's default.
-        message: Message of the commit; None for the default.
-        replace_other: Replace another dataset in the repository.
-        on_progress: Called after each group of files.
+    A repository that does not exist is made, with the account's default visibility if `private` is
+    None. With `replace_other`, another dataset in it is replaced. After each group, `on_progress`
+    is called.
+
     Raises:
         HubError: The hub refuses or does not answer, or the repository has changed meanwhile.
         CommitError: A file is not as its commit says: nothing was committed.
@@ -222,7 +200,9 @@ def push(
     files = contents.files
     same = {path for path in files if path in there and _is_same(layout, files[path], there[path])}
     missing = [file for path, file in sorted(files.items()) if path not in same]
-    removed = sorted(path for path in there if path not in files and _is_ours(path))
+    # Files in folders of ours may belong to an older snapshot.
+    ours = tuple(f"{folder}/" for folder in FOLDERS)
+    removed = sorted(path for path in there if path not in files and path.startswith(ours))
     if len(missing) > MOST_FILES:
         raise HubError(
             f"{repo.repo_id}: expected at most {MOST_FILES:,} files in one commit, got "
@@ -259,12 +239,12 @@ def _refuse_another(
     repo: HubRepo, there: dict[str, Stored], parent: str, dataset: DatasetFile
 ) -> None:
     """Raise HubError if the repository holds something else."""
+    others = sorted({path.split("/")[0] for path in there} - set(OF_THE_HUB))
     if DATASET_FILE in there:
-        held = repo.read(DATASET_FILE, parent)
-        if f'"{dataset.spec_sha256}"'.encode() in held:
+        if f'"{dataset.spec_sha256}"'.encode() in repo.read(DATASET_FILE, parent):
             return
         what = "the features of another job"
-    elif others := sorted({path.split("/")[0] for path in there} - set(OF_THE_HUB)):
+    elif others:
         what = f"{', '.join(others[:3])}{' and more' if len(others) > 3 else ''}"
     else:
         return
@@ -272,12 +252,6 @@ def _refuse_another(
         f"{repo.repo_id}: expected an empty repository or an earlier push of this dataset, found "
         f"{what}; take another id, or --replace (the repository's history keeps what was there)"
     )
-
-
-def _is_ours(path: str) -> bool:
-    """Return True if a file may belong to an older snapshot."""
-    folder, _, rest = path.partition("/")
-    return bool(rest) and folder in (*FOLDERS, "additions")
 
 
 def _is_same(layout: Layout, file: OutFile, stored: Stored) -> bool:
@@ -291,24 +265,40 @@ def _is_same(layout: Layout, file: OutFile, stored: Stored) -> bool:
 def _groups(files: Sequence[OutFile]) -> Iterator[list[OutFile]]:
     """Yield neighbours, up to the limits of a group; a larger file alone."""
     group: list[OutFile] = []
-    held = 0
     for file in files:
+        held = sum(each.bytes for each in group)
         if group and (len(group) == GROUP_FILES or held + file.bytes > GROUP_BYTES):
             yield group
-            group, held = [], 0
+            group = []
         group.append(file)
-        held += file.bytes
     if group:
         yield group
 
 
 def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[CommitOperationAdd]:
     """Upload a group; small text files are part of the commit and are kept in memory."""
+
+    def local(file: OutFile) -> Path:
+        """Return the path of a local copy of a file; CommitError if its content changed."""
+        place = Path(layout.inside(file.path)) if layout.is_local else Path(folder) / file.path
+        if not layout.is_local:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with layout.open_file(file.path) as source, place.open("wb") as copy:
+                shutil.copyfileobj(source, copy)
+        with place.open("rb") as stream:
+            got = sha256_of(stream)
+        if got != file.sha256:
+            raise CommitError(
+                f"{file.path}: content changed (sha256 {got[:12]}, expected {file.sha256[:12]}); "
+                "nothing was committed: see `earmill verify`, and repair it with --resume --repair"
+            )
+        return place
+
     with (
-        tempfile.TemporaryDirectory(prefix="push-", dir=own_folder()) as name,
+        tempfile.TemporaryDirectory(prefix="push-", dir=own_folder()) as folder,
         Threads(READ_THREADS) as pool,
     ):
-        places = list(pool.map(lambda file: _local(layout, file, Path(name)), group))
+        places = list(pool.map(local, group))
         additions = [
             CommitOperationAdd(file.path, str(place))
             for file, place in zip(group, places, strict=True)
@@ -322,22 +312,3 @@ def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[Com
             if addition.path_or_fileobj != b"":
                 addition.path_or_fileobj = place.read_bytes()
     return additions
-
-
-def _local(layout: Layout, file: OutFile, folder: Path) -> Path:
-    """Return the path of a local copy of a file; CommitError if its content changed."""
-    if layout.is_local:
-        place = Path(layout.inside(file.path))
-    else:
-        place = folder / file.path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with layout.open_file(file.path) as source, place.open("wb") as copy:
-            shutil.copyfileobj(source, copy)
-    with place.open("rb") as stream:
-        got = sha256_of(stream)
-    if got != file.sha256:
-        raise CommitError(
-            f"{file.path}: content changed (sha256 {got[:12]}, expected {file.sha256[:12]}); "
-            "nothing was committed: see `earmill verify`, and repair it with --resume --repair"
-        )
-    return place

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import huggingface_hub
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -26,7 +25,14 @@ from huggingface_hub.utils import (
     validate_repo_id,
 )
 
-from earmill.pipeline.common.errors import HubError, OutputError
+from earmill.pipeline.common.errors import (
+    ErrorKind,
+    HubError,
+    OutputError,
+    chain,
+    classify,
+    http_status,
+)
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.rows import OutFile
 
@@ -51,14 +57,9 @@ class Stored:
 
 
 class HubRepo:
-    """A dataset repository.
+    """A dataset repository `user/name`, and the branch to read and to commit to.
 
-    Args:
-        repo_id: `user/name`.
-        branch: Branch to read and to commit to.
-    Raises:
-        OutputError: The id is not valid.
-        HubError: There is no token.
+    An id that is not valid is an OutputError, a missing token a HubError.
     """
 
     def __init__(self, repo_id: str, branch: str = MAIN) -> None:
@@ -153,7 +154,7 @@ class HubRepo:
     ) -> str:
         """Make one commit on top of `parent`, and return its id.
 
-        `proof` is a path and git's hash of its content. They identify this commit if the hub made
+        The proof is a path and git's hash of its content. They identify this commit if the hub made
         it and its answer was lost.
         """
         deletions = [CommitOperationDelete(path, is_folder=False) for path in removed]
@@ -170,8 +171,8 @@ class HubRepo:
                         parent_commit=parent,
                     ).oid
             except Exception as error:
-                away = _is_away(error)
-                if not away and _status(error) not in CONFLICTS:
+                away = classify(error) is ErrorKind.OUTAGE
+                if not away and http_status(error) not in CONFLICTS:
                     raise self._said(error) from error
                 now, (path, blob) = self.head(), proof
                 if now != parent:
@@ -198,13 +199,13 @@ class HubRepo:
             raise self._said(error) from error
 
     def _said(self, error: BaseException) -> HubError:
-        status = _status(error)
+        status = http_status(error)
         if status in REFUSALS or (status == 404 and not isinstance(error, RevisionNotFoundError)):
             return HubError(
                 f"{self.repo_id}: the hub refuses ({status}); check the id, and that the token in "
                 "HF_TOKEN, or of `hf auth login`, may write there"
             )
-        if _is_away(error):
+        if classify(error) is ErrorKind.OUTAGE:
             return HubError(
                 f"{self.repo_id}: the hub does not answer ({status or _innermost(error)}); what "
                 "was uploaded stays there: run the same command again"
@@ -212,36 +213,12 @@ class HubRepo:
         return HubError(f"{self.repo_id}: {_innermost(error)}")
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _status(error: BaseException) -> int | None:
-    """Return the status code of the first error in the chain of causes that has an answer."""
-    for one in _chain(error):
-        answer: Any = getattr(one, "response", None)
-        if answer is not None:
-            return int(answer.status_code)
-    return None
-
-
-def _is_away(error: BaseException) -> bool:
-    """Return True if the hub did not answer, or answered "not now"."""
-    status = _status(error)
-    if status is not None:
-        return status == 429 or status >= 500
-    names = {name.__name__ for one in _chain(error) for name in type(one).__mro__}
-    return bool(names & {"TransportError", "ConnectionError", "TimeoutError"})
-
-
 def _innermost(error: BaseException) -> str:
     """Return the text of the server, or of the first cause."""
     if type(error) is ValueError:  # huggingface_hub's own words, of an answer in parts
         return one_line(error)
-    for one in _chain(error):
-        if isinstance(one, HfHubHTTPError):
-            return one_line(getattr(one, "server_message", None) or one)
-    *_, first = _chain(error)
+    for each in chain(error):
+        if isinstance(each, HfHubHTTPError):
+            return one_line(getattr(each, "server_message", None) or each)
+    *_, first = chain(error)
     return f"{type(first).__name__}: {one_line(first)}"

@@ -1,17 +1,13 @@
 """The plan of an epoch: which rows come in which batch, for all ranks and for one rank.
 
-A plan is three arrays and needs no reading. It is a function of (seed, epoch) and the settings, so
-every rank and every worker makes the same plan. A position in it is a single number, and resuming
-slices the arrays. There are two kinds of batches.
+A plan is three arrays and a function of (seed, epoch) and the settings, so every rank and every
+worker makes the same plan without reading. A position in it is a number; resuming slices arrays.
 
-`FixedBatches` have the same number of rows.
-
-`BucketedBatches` have rows of similar length under a budget of padded length. They need little
-padding and even memory. Rows are sorted by length inside each window of the shuffle (see
+Batches are `FixedBatches` of equal numbers of rows, or `BucketedBatches` of rows of similar length
+under a budget of padded length. Rows are sorted by length inside each window of the shuffle (see
 `loader.epoch_order`), in steps of a sixteenth of an octave, with random order inside a step. A
 batch ends before rows times the longest row would exceed the budget. The batches of a window come
-in random order, so reading stays inside windows. Neither the rows of a batch nor the order of
-batches repeat from epoch to epoch.
+in random order, so reading stays inside windows.
 
     window      9 2 7 3 8 2 3 9   ->  9 9 | 8 7 | 3 3 2 2      budget 18
     batches     shuffled in the window, lanes in turn: batch t of lane 0, of lane 1, ...
@@ -26,17 +22,15 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader.crops import Cropper
 from earmill.pipeline.loader.epoch_order import Even, Rows, Settings, unit
-
-if TYPE_CHECKING:
-    from earmill.pipeline.loader.crops import Cropper
-    from earmill.pipeline.loader.rows import FeatureRows
+from earmill.pipeline.loader.rows import FeatureRows
 
 BUCKET_SALT, TURN_SALT, PHASE_SALT = 3, 4, 6
 STEPS_PER_OCTAVE = 16
@@ -60,7 +54,6 @@ class EpochPlan:
 
     @property
     def n_batches(self) -> int:
-        """Number of batches."""
         return len(self.offsets) - 1
 
     def after(self, skip: int) -> EpochPlan:
@@ -71,16 +64,12 @@ class EpochPlan:
         return EpochPlan(self.rows[skip:], self.passes[skip:], offsets)
 
     def batch(self, number: int) -> tuple[Rows, Rows]:
-        """Return the rows and passes of a batch."""
         cut = slice(self.offsets[number], self.offsets[number + 1])
         return self.rows[cut], self.passes[cut]
 
     def padding_share(self, lengths: Rows) -> float:
-        """Return the share of padding in the padded length of all batches, from 0 to 1.
-
-        Args:
-            lengths: Length of every row of the set.
-        """
+        """Return the share of padding in the padded length of all batches, 0 to 1, given all
+        lengths."""
         if not len(self.rows):
             return 0.0
         held = lengths[self.rows]
@@ -103,10 +92,8 @@ class FixedBatches:
     def share(
         self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
     ) -> EpochPlan:
-        """Return the plan of one rank from `start` on, the position of all ranks together.
-
-        Ranks differ by one row at most; see `epoch_order.rank_share`.
-        """
+        """Return the plan of one rank from `start` on, the position of all ranks together; see
+        `epoch_order.rank_share`."""
         taken = order.rank_share(
             np.arange(len(plan.rows), dtype=np.int64),
             rank=rank,
@@ -118,7 +105,7 @@ class FixedBatches:
         return self._cut(plan.rows[taken], plan.passes[taken])
 
     def size(self, plan: EpochPlan) -> int:
-        """Return the size of a plan in the unit of `start`: rows."""
+        """Return the size of a plan in the unit of `start`."""
         return len(plan.rows)
 
     def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
@@ -130,11 +117,8 @@ class FixedBatches:
         return check_within("position", state["position"], len(plan.rows))
 
     def start_after(self, plan: EpochPlan, state: Any) -> int:
-        """Return the position of all ranks together when each is at this position of the plan.
-
-        Raises:
-            ValueError: The position is not between whole steps.
-        """
+        """Return the position of all ranks together when each is at this position of the plan;
+        ValueError if it is not between whole steps."""
         batch_rows, position = self.settings.batch_rows, state["position"]
         world = state["world_size"]
         n_full = (len(plan.rows) - state["start"]) // (world * batch_rows)
@@ -173,9 +157,7 @@ def check_within(name: str, value: Any, limit: int) -> int:
 @dataclass(frozen=True, eq=False)
 class BucketedBatches:
     """Batches of at most `budget` frames (or microseconds) when padded; positions count batches.
-
-    `FixedBatches` describes the methods.
-    """
+    `FixedBatches` describes the methods."""
 
     # `batch_rows` is not used.
     settings: Settings
@@ -209,11 +191,9 @@ class BucketedBatches:
     def share(
         self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
     ) -> EpochPlan:
-        """Return every `world_size`-th batch from batch number `start` on.
-
-        With `even`, every rank gets the same number of batches. "pad" and None repeat up to
-        `world_size - 1` batches from the front; "drop" leaves out as many at the end.
-        """
+        """Return every `world_size`-th batch from batch number `start` on. With "pad" and None, up
+        to `world_size - 1` batches from the front are repeated; "drop" leaves out as many at the
+        end."""
         order.check_split(rank, world_size)
         batches = np.arange(start, plan.n_batches, dtype=np.int64)
         excess = len(batches) % world_size
@@ -262,11 +242,8 @@ class BucketedBatches:
         return {"batch_size": self.max_rows, self.name: self.budget}
 
     def _cut_sorted(self, lengths: Rows, group: np.ndarray) -> Rows:
-        """Return the offsets of batches of rows that are sorted by window and falling bucket.
-
-        The longest row of the first row's bucket limits a batch, as no later row of the window is
-        longer.
-        """
+        """Return the offsets of batches of rows that are sorted by window and falling bucket. The
+        longest row of the first row's bucket limits a batch."""
         first = np.flatnonzero(np.append(True, (np.diff(group) != 0).any(axis=0)))
         longest = np.repeat(
             np.maximum.reduceat(lengths, first), np.diff(np.append(first, len(lengths)))
@@ -319,11 +296,8 @@ def bucketed(
     max_rows: int | None,
     lanes_chosen: bool,
 ) -> BucketedBatches:
-    """Return batches under one of the two budgets, checked against the rows.
-
-    `lanes_chosen` says that the caller did not set lanes and windows. If a window would hold too
-    few batches to join rows of similar length, there are then fewer lanes with larger windows.
-    """
+    """Return batches under one of the two budgets, checked against the rows. With `lanes_chosen`,
+    there are fewer lanes with larger windows if a window would hold too few batches."""
     if batch_frames is not None and batch_seconds is not None:
         raise ValueError("expected one budget, got batch_frames and batch_seconds; drop one")
     given: Any = batch_seconds if batch_frames is None else batch_frames
@@ -377,10 +351,8 @@ def frames_of(features: FeatureRows, cropper: Cropper | None) -> dict[str, Rows]
 
 
 def _buckets(lengths: Rows, phase: float) -> Rows:
-    """Return the step of an octave in which each length lies; exact on every machine.
-
-    Each epoch shifts the steps by its phase (0 to 1). Otherwise the longest rows of a small set
-    would share a batch in every epoch.
+    """Return the step of an octave in which each length lies; exact on every machine. Each epoch
+    shifts the steps by its phase (0 to 1): the longest rows of a small set would share every batch.
     """
     fraction, octave = np.frexp(lengths.astype(np.float64))
     within = (fraction * 2 - 1) * STEPS_PER_OCTAVE + phase

@@ -1,9 +1,8 @@
 """Rows of different lengths as one batch: padded, packed or jagged; and the view by channel.
 
-All three keep every frame, the row ids and the extra columns, and can be undone exactly. Padding
-costs memory, packed batches suit kernels that take offsets, and jagged batches suit torch's nested
-operators. Each function is a `collate_fn` of a DataLoader; bind options with `functools.partial`.
-Events are collated as dense counts (step, neuron) in float32, which is exact up to 2^24.
+All three keep every frame, the row ids and the extra columns, and can be undone exactly. Each is a
+`collate_fn` of a DataLoader; bind options with `functools.partial`. Events are collated as dense
+counts (step, neuron) in float32, which is exact up to 2^24.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ import torch
 
 from earmill.pipeline.formats.block_cache import FrameView
 from earmill.pipeline.loader.epoch_order import check_whole
-from earmill.pipeline.loader.rows import line, short, table, values_text
+from earmill.pipeline.loader.rows import Row, line, short, table, values_text
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.loader.rows import Row
+
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 # Frames of a row.
@@ -172,9 +171,7 @@ class Batch:
         return self._map(pin, pin)
 
     def _map(
-        self,
-        f: Callable[[torch.Tensor], torch.Tensor],
-        g: Callable[[torch.Tensor], torch.Tensor],
+        self, f: Callable[[torch.Tensor], torch.Tensor], g: Callable[[torch.Tensor], torch.Tensor]
     ) -> Batch:
         """Return the batch with `g` applied to features and label, and `f` to other tensors."""
         features = {
@@ -230,9 +227,7 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def as_tensor(features: Any) -> torch.Tensor:
     """Return a tensor of the same dtype; it shares a writable array and copies a read-only one.
-
-    Events (objects with `dense()`) become counts in float32.
-    """
+    Events (objects with `dense()`) become counts in float32."""
     if is_sparse(features):
         return torch.from_numpy(features.dense().astype(np.float32))
     if isinstance(features, torch.Tensor):
@@ -332,7 +327,6 @@ def _dtype(part: Part) -> torch.dtype:
 
 
 def _copy(part: Part, into: torch.Tensor) -> None:
-    """Copy the frames of a row into a batch."""
     if tuple(part.shape) != tuple(into.shape):
         raise ValueError(
             f"all rows of a batch need as many columns: expected {into.shape[1]}, got "

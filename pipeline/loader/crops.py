@@ -11,16 +11,13 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.formats.stream_layout import FRAME_EPSILON, layout_of
 from earmill.pipeline.loader.epoch_order import Rows, unit
-
-if TYPE_CHECKING:
-    from earmill.pipeline.loader.rows import FeatureRows, Span
+from earmill.pipeline.loader.rows import FeatureRows, Span
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -91,11 +88,8 @@ class Cropper:
 
 
 def uniform(seed: int, rows: Rows, passes: Rows) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each (seed, pass, row), exact on every machine.
-
-    It is SplitMix64 of Steele, Lea and Flood 2014 (doi:10.1145/2660193.2660195): whole numbers
-    until the last step.
-    """
+    """Return a number in [0, 1) for each (seed, pass, row), exact on every machine: SplitMix64 of
+    Steele, Lea and Flood 2014 (doi:10.1145/2660193.2660195)."""
     state = _mixed(np.full(len(rows), seed, np.uint64))
     for part in (passes, rows):
         state = _mixed(state + (part.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))

@@ -1,9 +1,8 @@
 """The order of rows in an epoch, and its split over ranks. Pure arithmetic, nothing is read.
 
-The order is a function of (seed, epoch), the block sizes and the settings. Rank, world size and
-number of workers do not change it. Keys come from Philox4x64-10 (Salmon, Moraes, Dror, Shaw 2011,
-doi:10.1145/2063384.2063405), whose raw numbers are the same in every numpy and on every machine.
-Resuming slices an array.
+The order is a function of (seed, epoch), the block sizes and the settings. Keys come from
+Philox4x64-10 (Salmon, Moraes, Dror, Shaw 2011, doi:10.1145/2063384.2063405), whose raw numbers are
+the same in every numpy and on every machine.
 
 A block shuffle keeps reads cheap. For batches of B rows and S lanes:
 
@@ -13,11 +12,8 @@ A block shuffle keeps reads cheap. For batches of B rows and S lanes:
     batches               batch 0 = B rows of lane 0, batch 1 = B rows of lane 1, ... round robin
 
 Batch g goes to rank g % world, and there to worker (g // world) % workers. If world * workers
-divides S, a lane has one reader, and about every block is read once, by one process. With other
-counts the order is the same, but some blocks are read more than once.
-
-A batch mixes the blocks of one window of one lane, not of the whole set. Larger windows mix better
-and take more memory. `choose_window` shuffles a small set as a whole.
+divides S, a lane has one reader, and about every block is read once, by one process. A batch mixes
+the blocks of one window of one lane. Larger windows mix better and take more memory.
 """
 
 from __future__ import annotations
@@ -71,11 +67,8 @@ def check_whole(name: str, value: Any) -> int:
 
 
 def keys(n: int, *, seed: int, epoch: int, salt: int, part: int = 0) -> NDArray[np.uint64]:
-    """Return n sort keys for one purpose (salt), epoch, and set (part) of a mixture.
-
-    Counters begin 2^192 blocks apart for each purpose and 2^128 for each part, so no number is used
-    twice.
-    """
+    """Return n sort keys for one purpose (salt), epoch, and set (part) of a mixture. Counters begin
+    2^192 blocks apart for each purpose and 2^128 for each part, so no number is used twice."""
     words = {"key": (seed, epoch), "counter": (0, 0, part, salt)}
     return Philox(**{name: np.array(word, np.uint64) for name, word in words.items()}).random_raw(n)
 
@@ -191,10 +184,8 @@ def rank_share(
 
 def choose_window(block_rows: Rows, *, total_bytes: int, window_bytes: int) -> dict[str, Any]:
     """Choose `lanes` and `window_rows`, so that all open windows together fit into `window_bytes`.
-
     A set within the budget is one window. Else there are as many lanes (8, 4, 2, 1) as leave each
-    window two blocks.
-    """
+    window two blocks."""
     if isinstance(window_bytes, bool) or not isinstance(window_bytes, numbers.Real):
         raise TypeError(f"window_bytes must be a number of bytes, got {window_bytes!r}")
     if not 0 < float(window_bytes) < math.inf:

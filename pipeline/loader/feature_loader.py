@@ -22,19 +22,17 @@ from contextlib import contextmanager
 from io import BytesIO
 from multiprocessing import reduction
 from pickle import Unpickler
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from earmill.pipeline.loader.batches import EpochPlan
 from earmill.pipeline.loader.collate import Batch, allocating, takes_views
 from earmill.pipeline.loader.epoch_order import check_whole
+from earmill.pipeline.loader.rows import Row
 from earmill.pipeline.loader.stream import FeatureStream
-
-if TYPE_CHECKING:
-    from earmill.pipeline.loader.batches import EpochPlan
-    from earmill.pipeline.loader.rows import Row
 
 FREE, TAKEN = 0, 1
 ALIGNED_BYTES = 64
@@ -100,12 +98,10 @@ class BatchRing:
             yield found
 
     def bytes_of(self, number: int) -> np.ndarray:
-        """Return the memory of a slot."""
         begin = self._head_bytes + number * self.slot_bytes
         return self._memory[begin : begin + self.slot_bytes]
 
     def take(self, number: int) -> None:
-        """Mark a slot as full, in a worker."""
         self._memory[number] = TAKEN
 
     def opened(self, number: int) -> torch.Tensor:
@@ -139,11 +135,8 @@ class Slot:
         return self._bytes[begin : begin + size].view(dtype).view(tuple(shape))
 
     def sent(self, batch: Any) -> _Sent | None:
-        """Return the message for a batch in this slot; None if the batch does not fit.
-
-        Without a message, the batch must be collated again without a slot: parts of it may lie in
-        this slot, and the next batch overwrites them.
-        """
+        """Return the message for a batch in this slot. None: it does not fit, and must be collated
+        again without a slot, because parts of it may lie in the slot."""
         content = BytesIO()
         try:
             _Pickler(self, content).dump(batch)
@@ -305,11 +298,7 @@ class FeatureLoader:
         self._batches = _Batches(stream, collate_fn or stream.collate_fn)
         self._slots = num_workers and (options.get("prefetch_factor") or PREFETCHED) + MORE_SLOTS
         self._loader: DataLoader[Any] = DataLoader(
-            self._batches,
-            batch_size=None,
-            num_workers=num_workers,
-            collate_fn=_as_it_is,
-            **options,
+            self._batches, batch_size=None, num_workers=num_workers, collate_fn=_as_it_is, **options
         )
 
     @property
@@ -329,7 +318,6 @@ class FeatureLoader:
         return self.stream.tracked(self._loaded)
 
     def _loaded(self, _: EpochPlan) -> Iterator[Any]:
-        """Yield the batches of the DataLoader, on the device."""
         # Slots are made anew in each epoch, unless the workers stay.
         stays = self._loader.persistent_workers and self._batches.ring is not None
         if self._slots and can_share() and not stays:

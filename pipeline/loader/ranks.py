@@ -1,12 +1,9 @@
 """The share of an epoch that this process reads: its rank, and the number of processes.
 
-The caller gives rank and world size, or they are looked up: in torch.distributed if it is
-initialised, else in the environment of the launcher. They are looked up at every use, because
-Lightning initialises torch.distributed after it gets its loaders. A contradiction is an error:
-a default would train every rank on the same rows, or leave rows out, without a message.
-
-accelerate splits the rows of any IterableDataset in a DataLoader that it has prepared, on top of a
-share. So a stream that accelerate reads through such a DataLoader gives all rows.
+They are looked up at every use, because Lightning initialises torch.distributed after it gets its
+loaders. A contradiction is an error: a default would train every rank on the same rows, or leave
+rows out, without a message. The library accelerate splits the rows of any IterableDataset in a
+DataLoader that it has prepared, so a stream that accelerate reads in this way gives all rows.
 """
 
 from __future__ import annotations
@@ -43,11 +40,8 @@ _WAYS = (
 class Ranks:
     """The rank and world size of a process, given or looked up.
 
-    Args:
-        rank: From 0 to `world_size - 1`; None looks it up.
-        world_size: Number of processes that share an epoch; None looks it up.
-        distributed: False asks neither torch.distributed nor the environment: without `rank` and
-            `world_size`, this process reads all rows.
+    With `distributed=False` neither torch.distributed nor the environment is asked: without `rank`
+    and `world_size`, this process reads all rows.
     """
 
     rank: int | None = None
@@ -68,16 +62,11 @@ class Ranks:
 
     @property
     def are_found(self) -> bool:
-        """True if rank and world size are looked up, not given."""
         return self.rank is None and self.distributed
 
     def find(self) -> tuple[int, int]:
-        """Return rank and world size.
-
-        Raises:
-            ValueError: The given values differ from those found, or the environment has only one of
-                them.
-        """
+        """Return rank and world size; ValueError if given values differ from those found, or the
+        environment has only one of them."""
         if self.rank is None or self.world_size is None:
             return (of_torch() or _of_launcher() or WHOLE) if self.distributed else WHOLE
         check_split(self.rank, self.world_size)
@@ -104,7 +93,6 @@ def of_torch() -> tuple[int, int] | None:
 
 
 def _of_launcher() -> tuple[int, int] | None:
-    """Return rank and world size of the environment; None if it has neither."""
     for names in LAUNCHERS:
         rank, world_size = (_number(name) for name in names)
         if rank is None and world_size is None:
@@ -153,18 +141,16 @@ def _number(name: str) -> int | None:
 def accelerate_deals(stream: Any) -> bool | None:
     """Return True if accelerate reads this stream through a DataLoader that it has prepared.
 
-    None means that no `Accelerator` shares work among processes. False means that an `Accelerator`
-    does, but no DataLoader that it has prepared reads the stream now.
+    None: no `Accelerator` shares work among processes. False: one does, but no DataLoader that it
+    has prepared reads the stream now.
     """
     processes, loader = _accelerate(stream)
     return None if processes == 1 else loader is not None
 
 
 def check_accelerate(stream: Any, ranks: Ranks, *, collates: bool) -> None:
-    """Refuse a way of reading through accelerate that does not give each row once.
-
-    With `collates`, the stream gives batches, which accelerate can neither join nor cut.
-    """
+    """Refuse a way of reading through accelerate that does not give each row once. With `collates`,
+    the stream gives batches, which accelerate can neither join nor cut."""
     processes, loader = _accelerate(stream)
     if loader is None:
         check_dealt(None if processes == 1 or not ranks.are_found else False)
@@ -195,8 +181,7 @@ def check_dealt(deals: bool | None) -> None:
 
 
 def _accelerate(stream: Any) -> tuple[int, Any]:
-    """Return accelerate's number of processes, and its prepared DataLoader that is being iterated
-    if that reads the stream."""
+    """Return accelerate's number of processes, and its DataLoader if it reads the stream."""
     module = sys.modules.get("accelerate.state")
     if module is None or not module.is_initialized():
         return 1, None

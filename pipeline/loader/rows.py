@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.common.text import cut, one_line
+from earmill.pipeline.formats.moments import StreamStatistics
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.formats.moments import StreamStatistics
+
 
 # Begin and end of a span of a clip, s; an end of infinity is the end of the clip.
 Span = tuple[float, float]
@@ -124,10 +125,8 @@ class Row:
 class FeatureRows(ABC):
     """The interface of a feature set: a sequence of `Row`, and the blocks of a shuffled order.
 
-    `Features` describes the abstract properties and methods.
-
-    Attributes:
-        mixture: Rows of each set in an epoch, if sets are mixed by weight; else None.
+    Class `Features` describes the abstract properties and methods. Attribute `mixture` has the rows
+    of each set in an epoch, if sets are mixed by weight.
     """
 
     mixture: tuple[int, ...] | None = None
@@ -166,13 +165,7 @@ class FeatureRows(ABC):
 
     @abstractmethod
     def read_row(self, index: int, span_s: Span | None = None, *, copy: bool = True) -> Row:
-        """Read a row, or a span of it, for a collate.
-
-        Args:
-            index: The row's number, from 0.
-            span_s: Start and end of the span, s; None for the whole row.
-            copy: Return fresh arrays. If False, frames may be views of cached blocks (`FrameView`).
-        """
+        """Read a row, or a span in s of it. Without `copy`, frames may be views of blocks."""
 
     @property
     def dtype(self) -> np.dtype:

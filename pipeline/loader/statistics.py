@@ -1,8 +1,7 @@
 """Mean and variance of the streams of a set, and normalised features.
 
-Jobs store the statistics when a dataset is closed (see `formats.moments`). `compute_statistics`
-computes the same numbers for a set without stored statistics, by reading every row once. Events
-have no statistics: their counts are not normalised.
+Jobs store the statistics when a dataset is closed (see `formats.moments`). Events have none: their
+counts are not normalised.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +19,7 @@ from earmill.pipeline.formats.moments import (
     combined,
     has_statistics,
 )
-
-if TYPE_CHECKING:
-    from earmill.pipeline.loader.rows import FeatureRows
+from earmill.pipeline.loader.rows import FeatureRows
 
 Of = Mapping[str, StreamStatistics]
 NAMED_COLUMNS = 8
@@ -51,12 +48,10 @@ def together(parts: list[dict[str, StreamStatistics]]) -> dict[str, StreamStatis
 
 
 def framed(features: FeatureRows) -> list[str]:
-    """Return the names of the streams that have statistics."""
     return [name for name, info in features.streams.items() if has_statistics(info)]
 
 
 def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStatistics]:
-    """Return the statistics of the rows of a shard, as in its commit record."""
     summing = {name: RunningMoments(features.streams[name].width) for name in framed(features)}
     for number in rows:
         row = features[number]
@@ -66,12 +61,8 @@ def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStati
 
 
 class Normaliser:
-    """Scales frames to mean 0 and variance 1 in every column, in the dtype that is read.
-
-    Constant columns become 0, with one warning. If `wanted` is True, the set's statistics are
-    taken. Else `wanted` holds the statistics of each stream to normalise, for example of a
-    training set.
-    """
+    """Scales frames to mean 0 and variance 1 in every column, in the dtype that is read. Constant
+    columns become 0, with one warning. `wanted` is True for the set's own statistics."""
 
     def __init__(self, features: FeatureRows, wanted: bool | Of) -> None:
         if wanted is not True and not isinstance(wanted, Mapping):
@@ -97,7 +88,6 @@ class Normaliser:
                 )
 
     def __call__(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the features of a row with streams normalised."""
         normal = dict(features)
         for name, (mean, std) in self._of.items():
             values = features[name].astype(mean.dtype)

@@ -1,18 +1,15 @@
 """Torch datasets over a feature set: by index, and as a shuffled stream for ranks and workers.
 
-The order of the stream is a function of (seed, epoch) and its settings, see `loader.batches`. This
-process reads the share of its rank, see `loader.ranks`. Each iteration reads the next epoch.
+Each iteration reads the next epoch, whose order is a function of (seed, epoch) and the settings. A
+state is a few plain numbers: the epoch, a place in it, and the settings that must be equal for the
+place to mean the same row. Resuming slices the order and reads nothing. Behind a bare DataLoader
+with workers the stream refuses to give its state, because workers read ahead. Inside a worker, the
+state is what that worker has handed out, which torchdata's StatefulDataLoader saves.
 
-A state is a few plain numbers: the epoch, a place in it, and the settings that must be equal for
-the place to mean the same row. Resuming slices the order and reads nothing. `FeatureLoader` counts
-the batches that a DataLoader with workers has handed out. Behind a bare DataLoader with workers the
-stream refuses to give its state, because workers read ahead. Inside a worker, the state is what
-that worker has handed out, which torchdata's StatefulDataLoader saves.
-
-`EpochPlace` keeps the place of the stream in memory that the DataLoader's workers share. Every
-iteration is an epoch, even one that is left early. An iteration that took at most one batch is a
-look, and the next iteration repeats its epoch. Workers read ahead, so each of their iterations is
-an epoch. They agree on its number without waiting for each other:
+`EpochPlace` keeps the place of the stream in memory that the DataLoader's workers share. An
+iteration that took at most one batch is a look, and the next iteration repeats its epoch. Workers
+read ahead, so each of their iterations is an epoch. They agree on its number without waiting for
+each other:
 
     record of worker w = its latest iteration: epoch, start, skip, token
     token              = base seed of the DataLoader's workers + earlier iterations of this worker
@@ -26,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
@@ -35,6 +32,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader import ranks
 from earmill.pipeline.loader.batches import (
     Batching,
     EpochPlan,
@@ -45,18 +43,8 @@ from earmill.pipeline.loader.batches import (
 )
 from earmill.pipeline.loader.collate import as_tensor, collate_padded, is_sparse, takes_views
 from earmill.pipeline.loader.crops import Crop, Cropper
-from earmill.pipeline.loader.ranks import (
-    WHOLE,
-    Ranks,
-    accelerate_deals,
-    check_accelerate,
-    check_dealt,
-    of_torch,
-)
+from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 from earmill.pipeline.loader.statistics import Normaliser, Of
-
-if TYPE_CHECKING:
-    from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 
 WINDOW_BYTES = 128 * 2**20
 # Batches whose rows are named to the set before they are read.
@@ -81,7 +69,6 @@ MASK = 2**62 - 1
 
 
 def check_label(features: FeatureRows, label: str | None) -> str | None:
-    """Refuse a label that is no column of the source."""
     columns = [each for each in features.table.column_names if each.startswith(EXTRA_PREFIX)]
     names = [each.removeprefix(EXTRA_PREFIX) for each in columns]
     if label is not None and label not in names:
@@ -160,7 +147,6 @@ class Place(NamedTuple):
 
     @property
     def is_begun(self) -> bool:
-        """True if the iteration took more batches than a look."""
         return self.taken > LOOK
 
 
@@ -175,16 +161,13 @@ class EpochPlace:
         self.set(epoch, 0, 0)
 
     def now(self) -> Place:
-        """Return the current place."""
         return Place(*self._table[0].tolist())
 
     def set(self, epoch: int, start: int, skip: int) -> None:
-        """Go to a place, with nothing handed out after it."""
         self._table[1:, TOKEN] = NO_TOKEN
         self._table[0] = torch.tensor(Place(epoch, start, skip, done=skip, taken=0, by_workers=0))
 
     def begin(self) -> Place:
-        """Begin an iteration of this process at the resume point."""
         self._table[0, DONE] = self._table[0, SKIP]
         self._table[0, TAKEN] = 0
         return self.now()
@@ -195,10 +178,8 @@ class EpochPlace:
         self._table[0, TAKEN] += 1
 
     def join(self, worker: int, seed: int, workers: int) -> Begun:
-        """In a worker: begin an iteration, the same as the other workers do.
-
-        `seed` is the `WorkerInfo.seed` of the worker.
-        """
+        """In a worker: begin an iteration, the same as the other workers do, given
+        `WorkerInfo.seed`."""
         if workers > MAX_WORKERS:
             raise ValueError(f"expected at most {MAX_WORKERS} workers, got {workers}")
         token = ((seed - worker + self._iterations) & MASK) + 1
@@ -291,7 +272,7 @@ class FeatureStream(IterableDataset[Any]):
         window_rows: int | None = None,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        self._ranks = Ranks(rank, world_size, distributed)
+        self._ranks = ranks.Ranks(rank, world_size, distributed)
         order.check_counter("seed", seed)
         order.check_counter("epoch", epoch)
         if crop is not None and not isinstance(crop, Crop):
@@ -397,7 +378,7 @@ class FeatureStream(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; a resumed stream stays where it is inside that epoch."""
         order.check_counter("epoch", epoch)
-        if accelerate_deals(self):
+        if ranks.accelerate_deals(self):
             # accelerate's wrapper would fail on batches with another error.
             self._check_accelerate()
         place = self._place.now()
@@ -416,10 +397,8 @@ class FeatureStream(IterableDataset[Any]):
         return self._of_worker(begun, info.id, info.num_workers)
 
     def tracked(self, batches: Callable[[EpochPlan], Iterable[Any]]) -> Iterator[Any]:
-        """Iterate an epoch in this process, and count the rows that are handed out.
-
-        `batches` makes the rows or batches of a plan, in its order.
-        """
+        """Iterate an epoch in this process, and count the rows that are handed out. `batches` makes
+        the rows or batches of a plan, in its order."""
         self._check_accelerate()
         self._iterating += 1
         try:
@@ -444,7 +423,6 @@ class FeatureStream(IterableDataset[Any]):
             yield item
 
     def _items(self, plan: EpochPlan, mine: Sequence[int], workers: int) -> Iterator[Any]:
-        """Yield rows or batches of the numbered batches of a plan."""
         views = self.gives_batches and takes_views(self.collate_fn)
         for rows in self._read(plan, mine, workers, views=views):
             yield self.collate_fn(list(rows)) if self.gives_batches else next(rows)
@@ -454,9 +432,8 @@ class FeatureStream(IterableDataset[Any]):
     ) -> Iterator[Iterator[Row]]:
         """Yield the rows of each batch of one worker of a loader; nothing is counted.
 
-        Worker j % workers reads batch j, and the loader takes batches from its workers in the same
-        order, so it hands out the plan in order. With `views`, frames come as views into the cache
-        if they need no arithmetic (`FrameView`), and arrays stay arrays.
+        Worker j % workers reads batch j, and the loader takes batches in the same order. With
+        `views`, frames come as `FrameView` if they need no arithmetic.
         """
         plan = self.left()
         return self._read(plan, range(worker, plan.n_batches, workers), workers, views=views)
@@ -482,7 +459,6 @@ class FeatureStream(IterableDataset[Any]):
             yield self._rows(plan, number, views=views)
 
     def _rows(self, plan: EpochPlan, number: int, *, views: bool) -> Iterator[Row]:
-        """Yield the rows of a batch, each as it is read."""
         rows, passes = plan.batch(number)
         spans: Sequence[Span | None] = [None] * len(rows)
         if self._cropper is not None:
@@ -558,34 +534,31 @@ class FeatureStream(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out plans, which a spawned worker makes faster than it receives them, and add the
-        rank, which a spawned worker cannot get from torch.distributed."""
-        is_rank = self._ranks.are_found and of_torch() is not None
-        carried = (self._split(), accelerate_deals(self)) if is_rank else None
+        rank."""
+        is_rank = self._ranks.are_found and ranks.of_torch() is not None
+        carried = (self._split(), ranks.accelerate_deals(self)) if is_rank else None
         return {**self.__dict__, "_plans": {}, "_iterating": 0, "_carried": carried}
 
     def _is_over(self, place: Place) -> bool:
-        """Return True if this process has handed out all rows of its share."""
         return 0 < place.done and len(self._share(place.epoch, place.start).rows) <= place.done
 
     def _split(self) -> tuple[int, int]:
-        """Return the rank and world size by which rows are shared out."""
         if not self._ranks.are_found:
             return self._ranks.find()
         if self._carried is not None and get_worker_info() is not None:
             return self._carried[0]
         # accelerate splits the rows of a DataLoader among ranks, but leaves a FeatureLoader alone.
-        is_dealt = not self.is_in_loader and accelerate_deals(self) is not None
-        return WHOLE if is_dealt else self._ranks.find()
+        is_dealt = not self.is_in_loader and ranks.accelerate_deals(self) is not None
+        return ranks.WHOLE if is_dealt else self._ranks.find()
 
     def _check_accelerate(self) -> None:
         """Refuse a DataLoader through which accelerate would lose or repeat rows."""
         if self._carried is not None and get_worker_info() is not None:
-            check_dealt(self._carried[1])
+            ranks.check_dealt(self._carried[1])
         elif not self.is_in_loader:
-            check_accelerate(self, self._ranks, collates=self.gives_batches)
+            ranks.check_accelerate(self, self._ranks, collates=self.gives_batches)
 
     def _whole(self, epoch: int) -> EpochPlan:
-        """Return the plan of all ranks; the latest one is cached."""
         key = "whole", epoch
         if key not in self._plans:
             chosen = {"seed": self.seed, "epoch": epoch}
@@ -594,16 +567,11 @@ class FeatureStream(IterableDataset[Any]):
         return self._plans[key]
 
     def _share(self, epoch: int, start: int) -> EpochPlan:
-        """Return the plan of this rank."""
         rank, world_size = self._split()
         key = epoch, start, rank, world_size
         if key not in self._plans:
             self._plans[key] = self.batching.share(
-                self._whole(epoch),
-                rank=rank,
-                world_size=world_size,
-                even=self.even,
-                start=start,
+                self._whole(epoch), rank=rank, world_size=world_size, even=self.even, start=start
             )
         return self._plans[key]
 

@@ -1,9 +1,8 @@
 """Add another model's streams to the rows of a dataset.
 
 An addition is a dataset below `additions/<name>`, with the good rows of the current snapshot in the
-same shards. An ordinary job makes it. When the job is finished, a new snapshot of the dataset names
-the addition, and readers see both. After rows have changed, the next snapshot does not name the
-addition, until the same command has computed the new rows.
+same shards. When its job is finished, a new snapshot of the dataset names it. After rows have
+changed, the next snapshot does not, until the same command has computed the new rows.
 """
 
 from __future__ import annotations
@@ -41,9 +40,6 @@ from earmill.pipeline.spec.job import JobSpec, read_mapping
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
-# Sections of the job file that count here; the dataset has the others.
-SECTIONS = ("name", "extract", "run", "source")
-
 
 def add_features(
     uri: str,
@@ -56,13 +52,8 @@ def add_features(
 ) -> events.JobFinished:
     """Compute other models' streams for the rows of a dataset that lack them.
 
-    Args:
-        job: Job file or mapping with `extract`. `name` names the addition, else its models do. It
-            may hold `run` and `source.storage_options`; the other sections are the dataset's.
-    Raises:
-        SpecError: No models, or a name that cannot be a folder.
-        OutputError: There is no finished dataset.
-        OvertakenError: The dataset changed meanwhile. Else as `run_job`.
+    `job` has `extract`, and perhaps `name`, `run` and `source.storage_options`; the other sections
+    are the dataset's. Raises OvertakenError if the dataset changed meanwhile. Else as `run_job`.
     """
     layout = Layout.open(uri, storage_options)
     dataset, plan = _finished(layout)
@@ -131,7 +122,6 @@ def _spec_of(
     storage_options: Mapping[str, Any],
     overrides: Iterable[str],
 ) -> tuple[JobSpec, str]:
-    """Return the addition's job, and its name."""
     where, given = ("job", job) if isinstance(job, Mapping) else read_mapping(job)
     if not isinstance(given, Mapping) or not given.get("extract"):
         raise SpecError(f"{where}: expected a mapping with extract: the models to add")

@@ -1,8 +1,6 @@
 """Compute random rows again from their source, and compare them with the stored rows.
 
-`verify` compares files with their hashes; `verify_deep` compares values with the models. Rows are
-computed in this process by the job's pipeline, and compared in the stored type. They
-must be equal bit by bit where device and versions are equal, else within a tolerance.
+Rows must be equal bit by bit where device and versions are equal, else within a tolerance.
 """
 
 from __future__ import annotations
@@ -35,14 +33,13 @@ from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.models import WarmModels, warm_models
+from earmill.pipeline.worker.models import warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor
 from earmill.pipeline.worker.shard_runner import value_versions
 
-# Tolerances for values that were made on another machine. A difference is divided by the value or
-# by the RMS of its column in the row, whichever is larger. The bound is two steps of float16, and
-# rounding by other instructions in float32. In int8 a value may be rounded to the next step, so its
-# difference is divided by the largest value of its column.
+# Tolerances for values that were made on another machine: two steps of float16, rounding by other
+# instructions in float32. A difference is divided by the value or by the RMS of its column in the
+# row, whichever is larger. In int8 a value may be a step away: divided by the column's largest.
 TOLERANCE = {"float16": 2e-3, "float32": 1e-4, INT8: 1e-2}
 # Share of a row's events that may differ if they were made on another machine.
 EVENT_SHARE = 0.01
@@ -94,13 +91,7 @@ def verify_deep(
 ) -> DeepReport:
     """Compute random rows of the current snapshot again, and compare them with the stored rows.
 
-    Args:
-        seed: Draws the rows; None draws a seed, too.
-        threads: Threads of kernels; None takes all cores.
-    Raises:
-        OutputError: There is no closed dataset.
-        SourceError, SourceOutage: The source cannot be opened, or is away.
-        CommitError: A file of the dataset is damaged.
+    `seed` draws the rows; None draws a seed, too. `threads` are the kernels'; None takes all cores.
     """
     if rows < 1:
         raise ValueError(f"expected at least 1 row to compute again, got {rows}")
@@ -122,10 +113,18 @@ def verify_deep(
     processor = RowProcessor(
         spec, source, models.extractors, decode_threads=threads, gpu=models.gpu
     )
+    here = json.loads(json.dumps({"device": models.device, "versions": value_versions()}))
     with closing(processor):
         for stored, item, record in _stored(layout, snapshot, drawn):
-            made, reason = _computed(processor, item)
-            exact = _same_machine(record, models)
+            made, reason = dict[str, FeatureRow](), ""
+            try:
+                computed = processor.process([item])
+                made = {row.row_id: row for row in computed.good}
+                reason = "; ".join(row.message for row in computed.bad)
+            except SourceOutage as error:  # a missing file looks like an outage
+                reason = str(error)
+            # Compared as JSON, in which the record was stored.
+            exact = here == {name: record.info.get(name) for name in here}
             for row in stored:
                 size, problem = _compared(row, made.get(row.row_id), reason, exact)
                 if problem:
@@ -156,24 +155,10 @@ def _stored(
             yield list(stored_rows(layout, dataset, record, [item.row_id])), item, record
 
 
-def _computed(processor: RowProcessor, item: Item) -> tuple[dict[str, FeatureRow], str]:
-    """Return the rows by id as they are computed now, and the reasons of bad rows."""
-    try:
-        found = processor.process([item])
-    except SourceOutage as error:  # a missing file looks like an outage
-        return {}, str(error)
-    return {row.row_id: row for row in found.good}, "; ".join(row.message for row in found.bad)
-
-
 def _compared(
     stored: FeatureRow, now: FeatureRow | None, reason: str, exact: bool
 ) -> tuple[float, str]:
-    """Return the difference of a stored row and the row computed now, and the problem if any.
-
-    Args:
-        reason: The reason why there is no row now.
-        exact: Allow no difference.
-    """
+    """Return the difference of a stored row to the row computed now, and the problem if any."""
     named = f"row {stored.row_id!r}"
     if now is None:
         return 0.0, f"{named} cannot be computed again: {reason or 'it is gone'}"
@@ -209,7 +194,10 @@ def differences(stored: FeatureRow, now: FeatureRow) -> dict[str, tuple[float, f
 def _difference(stored: Any, now: Any) -> tuple[float, float]:
     alike = stored.shape == now.shape and stored.tobytes() == now.tobytes()
     if stored.dtype == np.int32:
-        return 0.0 if alike else _moved(stored, now), EVENT_SHARE
+        # A moved event counts once.
+        others = {tuple(row) for row in stored.tolist()} ^ {tuple(row) for row in now.tolist()}
+        share = max(1.0, len(others) / 2) / max(1, len(stored), len(now))
+        return 0.0 if alike else share, EVENT_SHARE
     most = TOLERANCE[stored.dtype.name]
     if alike or stored.shape != now.shape:
         return 0.0 if alike else float("inf"), most
@@ -222,17 +210,3 @@ def _difference(stored: Any, now: Any) -> tuple[float, float]:
     apart = np.abs(one - other) / np.where(scale > 0, scale, 1.0)
     # 0.0 and -0.0 differ in their bits, so the difference must not be 0.
     return max(float(apart.max()), float(np.finfo(np.float64).tiny)), most
-
-
-def _moved(stored: Any, now: Any) -> float:
-    """Return the share of events that differ; a moved event counts once."""
-    others = {tuple(row) for row in stored.tolist()} ^ {tuple(row) for row in now.tolist()}
-    return max(1.0, len(others) / 2) / max(1, len(stored), len(now))
-
-
-def _same_machine(record: CommitRecord, models: WarmModels) -> bool:
-    """Return True if device and versions are the same as when the shard was made."""
-    here = {"device": models.device, "versions": value_versions()}
-    # Compared as JSON, in which the record was stored.
-    made_with = {name: record.info.get(name) for name in here}
-    return bool(made_with == json.loads(json.dumps(here)))

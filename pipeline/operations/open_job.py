@@ -1,9 +1,7 @@
 """Open a job: store or check its plan and dataset.json, and find the shards that are left.
 
-The output is the only state: resume is the stored plan minus the commits.
-
-A stored plan never changes, so files that were added, removed or changed since are not part of the
-output. A job that goes on says so, after a listing of the source that opens no audio.
+The output is the only state: resume is the stored plan minus the commits. A stored plan never
+changes; a job that goes on says how its source differs by now.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
@@ -45,20 +42,16 @@ from earmill.pipeline.planning.shards import Shard, extra_json
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.messages import describe_changes
+from earmill.pipeline.spec.models import BuiltModel
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch, sweep
-
-if TYPE_CHECKING:
-    from earmill.pipeline.spec.models import BuiltModel
 
 WHAT_TO_DO = "this output keeps to its plan: `earmill extract` with --update takes them in"
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Row ids that differ between a plan and a listing."""
-
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -74,10 +67,10 @@ class Changes:
 
 
 def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
-    """Return how a listing differs from the plan.
+    """Return how a listing differs from the plan, in rows, places, tags, sizes, times or columns.
 
-    A row has changed if its place, tag, size, time or columns have. A plan is in the order of its
-    listing, so both are read side by side. Only rows without a partner so far are held.
+    A plan is in the order of its listing, so both are read side by side. Only rows without a
+    partner so far are held.
     """
     old, new = dict[str, Item](), dict[str, Item]()
     changed = list[str]()
@@ -111,7 +104,6 @@ def other_audio(old: Item, new: Item) -> bool:
 
 
 def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
-    """Return the event of a source that differs or cannot be listed; None if it is as planned."""
     try:
         found = compare(plan.items(), listing(source))
     except EarmillError as error:
@@ -134,16 +126,6 @@ def listing(source: Source) -> Iterator[Item]:
 
 @dataclass(frozen=True)
 class OpenJob:
-    """A job that is checked and may start; the lock is held.
-
-    Args:
-        before: Commits of earlier runs, by shard id.
-        pending: Shards without a commit, or whose commit is replaced.
-        again: The commits that are replaced, by shard id.
-        copies: Shards without a commit that are copied once all others have one.
-        scratch: The workers' folder below the output's scratch folder.
-    """
-
     spec: JobSpec
     layout: Layout
     plan: Plan
@@ -156,7 +138,6 @@ class OpenJob:
     scratch: str = field(default_factory=lambda: f"run-{secrets.token_hex(4)}")
 
     def started(self) -> events.JobStarted:
-        """Return the first event of the run."""
         records = self.before.values()
         total_s = sum(shard.seconds for shard in self.plan.shards)
         return events.JobStarted(
@@ -182,7 +163,6 @@ class OpenJob:
 
 
 def committed_of(record: CommitRecord) -> Committed:
-    """Return the numbers that the driver keeps of a commit record."""
     return Committed(
         rows_ok=record.rows_ok,
         rows_bad=record.rows_bad,
@@ -222,13 +202,9 @@ def open_job(
 ) -> OpenJob:
     """Write or check plan and dataset.json; refuse to go on with an output unasked.
 
-    Args:
-        plan: The plan, stored or new.
-        again: Chooses commits to replace.
-        beside: Other drivers may be at work, and this driver does not hold the lock.
-        stored: The output's description; None if it has none yet.
-        fences: The rights to write here, while the job is opened and for the rest of the run.
-        on_step: Called with a sentence about each long step.
+    Commits to replace are chosen by `again`. A driver `beside` others does not hold the lock. The
+    output's description is `stored`. The rights to write here are `fences`: one while the job is
+    opened, one for the rest of the run.
     """
 
     def may_write(layout: Layout) -> None:

@@ -1,13 +1,13 @@
 """Shards that are committed once more: because files are damaged, or to try bad rows again.
 
-Which ones is decided while the driver's lock is held. Their new attempt is published as the next
-generation, put-if-absent like any commit; until the dataset is closed again, the snapshot of before
-counts. So a run that is killed leaves a whole dataset, and `extract --resume` or the same command
-closes it.
+Their new attempt is published as the next generation, put-if-absent like any commit; until the
+dataset is closed again, the earlier snapshot counts. So a run that is killed leaves a whole
+dataset, and `extract --resume` or the same command closes it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -31,7 +31,7 @@ from earmill.pipeline.storage.retrying import store_errors
 # Shards to commit again, with the rows that stay in quarantine.
 Choice = Mapping[str, tuple[QuarantineRow, ...]]
 Chooser = Callable[[Layout], Choice]
-Job = str | Mapping[str, Any] | JobSpec
+Job = str | os.PathLike[str] | Mapping[str, Any] | JobSpec
 
 _EXAMPLES = {"error": "unreadable", "stage": "fetch", "uri": "*/2019/*"}
 
@@ -43,20 +43,14 @@ def damaged(layout: Layout) -> Choice:
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Which quarantined rows are tried again; all rows where nothing is given.
+    """Which quarantined rows are tried again: those with a match in each list that is not empty.
 
-    A row passes if each list that is not empty has a match.
-
-    Args:
-        error: Error classes, such as `unreadable`.
-        stage: Stages where rows failed, such as `fetch`.
-        uri: Patterns of whole uris: `*` stands for any text with any `/`, `?` for a character.
-            Brackets are literal, as in the names of files.
+    In `uri`, `*` stands for any text with any `/`, and `?` for a character; brackets are literal.
     """
 
-    error: tuple[str, ...] = ()
-    stage: tuple[str, ...] = ()
-    uri: tuple[str, ...] = ()
+    error: tuple[str, ...] = ()  # Error classes, such as `unreadable`.
+    stage: tuple[str, ...] = ()  # Stages where rows failed, such as `fetch`.
+    uri: tuple[str, ...] = ()  # Patterns of whole uris.
 
     @classmethod
     def of(cls, **given: str | Iterable[str]) -> RowFilter:
@@ -73,7 +67,6 @@ class RowFilter:
         return cls(**lists)
 
     def __call__(self, row: QuarantineRow) -> bool:
-        """Return True if a quarantined row passes."""
         globs = [glob.replace("[", "[[]") for glob in self.uri]
         return (
             (not self.error or row.error_class in self.error)
@@ -83,8 +76,6 @@ class RowFilter:
 
 
 def quarantined(chosen: RowFilter) -> Chooser:
-    """Choose the shards with bad rows that pass a filter; the other bad rows stay."""
-
     def choose(layout: Layout) -> Choice:
         found: dict[str, tuple[QuarantineRow, ...]] = {}
         for shard, record in commits(layout).items():
@@ -123,19 +114,15 @@ def stored_job(
 ) -> JobSpec:
     """Return the job of a dataset, with this place, as the caller wrote it, as output.
 
-    Args:
-        job: The job file, for keys that dataset.json does not hold: credentials, `run`.
-        overrides: `a.b=c` strings.
-    Raises:
-        OutputError: There is no dataset.
-        SpecError: The job is wrong, or dataset.json names code to import.
+    The job file has the keys that dataset.json does not hold: credentials, `run`.
     """
-    dataset = require_dataset(layout)
     known: Mapping[str, Any] = {}
-    if job is not None:
+    if job is not None:  # a wrong job file is reported before the dataset is looked at
         spec = JobSpec.load(job, overrides=overrides)
         known = spec.output.storage_options
+        require_dataset(layout)
     else:
+        dataset = require_dataset(layout)
         output = {**dataset.spec["output"], "uri": uri}
         stored = {**dataset.spec, "name": dataset.name, "output": output}
         spec = JobSpec.load(stored, overrides=overrides)
@@ -167,8 +154,7 @@ def find_retry(
 ) -> tuple[JobSpec, Chooser] | None:
     """Return the job that retries quarantined rows, and the chooser of their shards.
 
-    Returns None if no row matches and no earlier retry was cut off. Arguments and errors are as of
-    `stored_job`.
+    Returns None if no row matches and no earlier retry was cut off.
     """
     choose = quarantined(rows)
     layout = Layout.open(uri, storage_options)
@@ -176,8 +162,7 @@ def find_retry(
         spec = stored_job(layout, uri, storage_options, job=job, overrides=overrides)
         if choose(layout):
             return spec, choose
-        # A run may have replaced commits or begun a revision, and ended before it closed the
-        # dataset.
+        # A run may have replaced commits or begun a revision, and ended before it closed it.
         records = commits(layout)
         begun = require_dataset(layout).change is not None
         again = begun or any(record.generation for record in records.values())

@@ -1,8 +1,7 @@
 """One job from spec to finished dataset: check, lock, plan, schedule, finalise.
 
-Mistakes of the user are found before the workers start. The plan is made once and stored; resume is
-the stored plan minus the commits. The output is the only state: after any end of this process a run
-with `resume` goes on where the commits end.
+Mistakes of the user are found before the workers start. The output is the only state: after any end
+of this process a run with `resume` goes on where the commits end.
 
 The exit code is 0 if every row of the plan is committed or quarantined. It is 3 if more rows are in
 quarantine than the job allows, and 1 if shards are missing.
@@ -10,38 +9,40 @@ quarantine than the job allows, and 1 if shards are missing.
 
 from __future__ import annotations
 
-import time
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
 from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.text import duration, figure
-from earmill.pipeline.dataset.commit_record import commits_as
+from earmill.pipeline.dataset.commit_record import READ_THREADS, Recommit, commits_as, read_commit
 from earmill.pipeline.dataset.copied_rows import copy_equal
-from earmill.pipeline.dataset.crew import BlockClaims, DriverMembership, start_of
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.dataset.driver_lock import UNFENCED, Heartbeat, overtaken
+from earmill.pipeline.dataset.driver_lock import (
+    UNFENCED,
+    BlockClaims,
+    DriverMembership,
+    Heartbeat,
+    overtaken,
+    start_of,
+)
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import STATUS_BAD, current_index, read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
-from earmill.pipeline.driver.executors import executor_of
-from earmill.pipeline.driver.placement import gpu_seats
-from earmill.pipeline.driver.shard_ledger import Committed, Result
-from earmill.pipeline.driver.sharing import (
-    ShardClaims,
-    SharingPolicy,
-    close,
-    opening,
-    sharing_of,
-)
+from earmill.pipeline.driver.executors import WorkerRequest, executor_of
+from earmill.pipeline.driver.placement import cpu_note, place_workers
+from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
+from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
+from earmill.pipeline.driver.sharing import ShardClaims, SharingPolicy, close, opening, sharing_of
 from earmill.pipeline.driver.telemetry import observed
+from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
 from earmill.pipeline.formats.format import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
-from earmill.pipeline.operations.job_scheduler import RunnerFactory, scheduler_of
 from earmill.pipeline.operations.open_job import (
     OpenJob,
     committed_of,
@@ -53,15 +54,42 @@ from earmill.pipeline.operations.retry import Chooser
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
-from earmill.pipeline.planning.speeds import keep_job
-from earmill.pipeline.sources.listing_cache import ListingCache
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import built_models
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
+from earmill.pipeline.worker.launches import shards_in_flight
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 
 EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
+# Returns, for a worker's job, the function that builds its runner inside the worker's process.
+RunnerFactory = Callable[[WorkerJob], Callable[[], ShardRunner]]
+
+
+class CommitReader:
+    """Reads commit records for `ShardLedger`, with `side_by_side` several at a time.
+
+    A store takes tens of milliseconds to answer, which would limit a job of many workers to some
+    tens of shards a second.
+    """
+
+    def __init__(self, read: Callable[[str], Committed | None], *, side_by_side: bool) -> None:
+        self._read = read
+        self._threads = ThreadPoolExecutor(READ_THREADS, "commits") if side_by_side else None
+        self._begun: dict[str, Future[Committed | None]] = {}
+
+    def look_ahead(self, shards: Sequence[str]) -> None:
+        """Begin to read the records of these shards, and drop reads that were begun before."""
+        self._begun = {}
+        if self._threads is not None and len(shards) > 1:
+            self._begun = {shard: self._threads.submit(self._read, shard) for shard in {*shards}}
+
+    def __call__(self, shard_id: str) -> Committed | None:
+        """Return the record of a shard as of now, or as of the end of its attempt."""
+        begun = self._begun.pop(shard_id, None)
+        return self._read(shard_id) if begun is None else begun.result()
 
 
 def summarise(
@@ -76,12 +104,8 @@ def summarise(
 ) -> JobFinished:
     """Return the last event of a run.
 
-    Args:
-        before: Commits of earlier runs.
-        shards: Number of shards of the plan.
-        max_bad_fraction: Quarantined rows allowed, as a fraction of all rows.
-        skipped: Rows that the listing left out, in words.
-        closed: The run made the current snapshot, perhaps of copied rows alone.
+    Commits of earlier runs are in `before`, and rows that the listing left out in `skipped`. A run
+    that made the current snapshot, perhaps of copied rows alone, is `closed`.
     """
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
@@ -149,7 +173,6 @@ def _complete_message(
 
 
 def _bad_by_class(layout: Layout) -> dict[str, int]:
-    """Return quarantined rows by reason, most frequent first, from the current index."""
     name = current_index(layout)
     if name is None:
         return {}
@@ -176,15 +199,13 @@ def run_job(
         resume: Go on with an output that holds commits of this job.
         again: Chooses committed shards to process once more; see `operations.retry`.
         plan: The plan of a new output; None lists the source.
-        sink: Takes all events, the last one included.
-        stop: Set by a signal handler or another thread.
         join: Work beside other drivers on this output, and take over shards that they leave.
         finish: Compute nothing; write the index if every shard is committed.
         make_runner: Builds the workers' runners; a caller may extend the row pipeline.
     Raises:
         SpecError, SourceError, OutputError, LockedError: Before any work.
         SourceOutage, RunStopped: Source or output are away; the same command may work later.
-        OvertakenError: Another command took the output over while this one gave no sign of life.
+        OvertakenError: Another command took the output over meanwhile.
     """
     with _resumable(), patient(spec.run.retry_s), observed(spec.run, sink) as (seen, observe):
         sharing = sharing_of(spec.run, join=join, finish=finish)
@@ -210,8 +231,6 @@ def _resumable() -> Iterator[None]:
 
 @dataclass
 class _Run:
-    """One call of `run_job`: first `check`, then `process`."""
-
     spec: JobSpec
     sharing: SharingPolicy
     resume: bool
@@ -220,10 +239,8 @@ class _Run:
     observe: events.Sink
     stop: StopRequest
     make_runner: RunnerFactory
-    began_s: float = field(default_factory=time.monotonic)
 
     def tell(self, text: str) -> None:
-        """Emit that a step begins."""
         self.sink(events.Step(text))
 
     def check(self, plan: Plan | None) -> None:
@@ -239,8 +256,7 @@ class _Run:
         self.stored = stored_dataset(spec, self.layout)
         self.models = built_models(spec)
         check_stream_names(stream for model in self.models for stream in model.description.streams)
-        # A driver alone makes its plan before it takes the lock, so a mistake leaves the output
-        # empty.
+        # A driver alone makes its plan before it takes the lock: a mistake leaves no output.
         self.plan = plan if self.stored is None else None
         if self.plan is None and not self.sharing.joins:
             self.plan = self._make_plan(self.stored)
@@ -263,8 +279,8 @@ class _Run:
     def _open(self, stack: ExitStack) -> tuple[OpenJob, Heartbeat | None]:
         """Take the lock and open the job; a driver that joins holds the lock only meanwhile.
 
-        A driver that joins registers as a member before it reads the plan and the commits. From
-        then on its fence notices if another command takes the output over.
+        A driver that joins registers as a member before it reads plan and commits, so that its
+        fence notices if another command takes the output over.
         """
         layout, sharing = self.layout, self.sharing
         member = None
@@ -283,8 +299,7 @@ class _Run:
             stored = stored_dataset(self.spec, layout)
             if stored is None and (lock is None or self.stored is not None):
                 raise overtaken(layout)
-            # Another command may have begun or changed the dataset since the job was checked, so a
-            # plan of that time counts only if the description is the same.
+            # An earlier plan counts only if no other command has changed the dataset since.
             plan = self.plan
             if plan is None or (stored is not None and stored != self.stored):
                 plan = self._make_plan(stored)
@@ -303,11 +318,9 @@ class _Run:
             )
             if self.stored is None and lock is not None:
                 opens.check(layout)
-                ListingCache(layout).forget()
         return job, lease
 
     def _make_plan(self, stored: DatasetFile | None) -> Plan:
-        """Return the stored plan, or make one."""
         if stored is not None:
             return Plan.read(self.layout, stored.plan_id)
         self.tell("listing the source")
@@ -315,38 +328,100 @@ class _Run:
         def progress(rows: int) -> None:
             self.tell(f"listing the source: {rows:,} rows so far")
 
-        plan = make_plan(self.source, self.spec, progress, ListingCache(self.layout))
+        plan = make_plan(self.source, self.spec, progress)
         for note in plan.notes:
             self.sink(events.Note(note))
         return plan
 
     def _work(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> Result:
-        """Process the pending shards with workers; the stack stops the workers."""
-        run, executor = self.spec.run, self.executor
+        """Process the pending shards with a worker for each place; the stack stops the workers."""
+        run = self.spec.run
         self.tell("starting the workers")
         # A run that replaces commits shares no shards.
-        supply = None if self.again is not None else self._supply(stack, job, lease)
+        shared = None if self.again is not None else self._shared(stack, job, lease)
         stack.callback(_clear, job)
-        session = stack.enter_context(executor.session(run, self.tell))
-        scheduler = scheduler_of(
-            job, session, self.sink, self.observe, self.stop, lease, self.make_runner, supply
-        )
-        result = scheduler.run()
-        if session.is_here and not gpu_seats(session.nodes(), run):
-            start_s = time.monotonic() - self.began_s - result.worked_s
-            # After the index is written, which need not wait for a hash of the models' sources.
-            stack.callback(keep_job, self.spec, result.seconds, result.cpu_s, start_s)
-        return result
+        session = stack.enter_context(self.executor.session(run, self.tell))
+        nodes = session.nodes()
+        placements = place_workers(nodes, run, at_most=len(job.pending))
+        places = WorkerPlacements(placements, run, seen=session.seen, sink=self.sink)
+        if note := cpu_note(nodes, run):
+            self.sink(events.Note(note))
+        planned = len(job.plan.shards)
+        planned_s = sum(shard.seconds for shard in job.plan.shards)
+        on_a_gpu = shards_in_flight(job.plan.rows / planned, planned_s / planned)
 
-    def _supply(
-        self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None
-    ) -> Callable[[int], ShardClaims]:
-        """Return a function that begins to claim shards; its argument is how many are held."""
+        def request_of(index: int) -> WorkerRequest:
+            place = places.places[index]
+            shards = on_a_gpu if place.num_gpus else CONCURRENT_SHARDS
+            work = WorkerJob(
+                spec=job.spec,
+                plan_id=job.plan.plan_id,
+                threads=place.threads,
+                folder=os.getcwd(),
+                device=place.device,
+                shards=shards,
+                parquet_form=job.dataset.parquet_form,
+                streams=job.dataset.streams,
+                extra_types=job.dataset.extra_types,
+                again=job.again,
+                scratch=job.scratch,
+                fence=job.fence,
+            )
+            return WorkerRequest(self.make_runner(work), place, shards)
+
+        def in_flight() -> int:
+            living = places.of_living(pool)
+            return sum(on_a_gpu if place.num_gpus else CONCURRENT_SHARDS for place in living)
+
+        def read(shard_id: str) -> Committed | None:
+            known = job.again.get(shard_id, Recommit())
+            record = read_commit(job.layout, shard_id, known.generation)
+            return None if record is None else committed_of(record)
+
+        def on_tick() -> None:
+            if lease is not None:
+                lease.check()
+            session.check()
+            places.follow(pool, ledger)
+            if claims is not None:
+                claims.widen(in_flight())
+                claims.feed(ledger)
+
+        pool = WorkerPool(session.workers(request_of), len(placements))
+        claims = None
+        if shared is not None:
+            shards = {shard.shard_id: shard for shard in job.pending}
+            claims = stack.enter_context(
+                ShardClaims(shared, shards, ahead=in_flight(), stays=self.sharing.stays)
+            )
+        committed = CommitReader(read, side_by_side=not job.layout.is_local)
+        ledger = ShardLedger(
+            job.pending if claims is None else (),
+            committed,
+            max_attempts=run.max_attempts,
+            sink=self.sink,
+            witnesses=job.witnesses(),
+            look_ahead=committed.look_ahead,
+        )
+        ledger.more_to_come = claims is not None
+        return Scheduler(
+            ledger,
+            pool,
+            deadlines=Deadlines(run.shard_deadline_s, run.row_deadline_s),
+            sink=self.sink,
+            observe=self.observe,
+            stop=self.stop,
+            on_tick=on_tick,
+            drain_s=run.grace_s,
+        ).run()
+
+    def _shared(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> BlockClaims:
+        """Return the shards that this driver may claim, as a member of the output's drivers."""
         member = lease
         if not isinstance(member, DriverMembership):
             member = stack.enter_context(DriverMembership(job.layout))
         run_id, start = member.holder.run_id, self.sharing.start
-        claims = BlockClaims(
+        return BlockClaims(
             job.layout,
             job.plan.plan_id,
             [shard.shard_id for shard in job.plan.computed],
@@ -355,16 +430,16 @@ class _Run:
             start=start_of(run_id) if start is None else start,
             fence=job.fence,
         )
-        shards = {shard.shard_id: shard for shard in job.pending}
-        return lambda ahead: stack.enter_context(
-            ShardClaims(claims, shards, ahead=ahead, stays=self.sharing.stays)
-        )
 
     def _finish(self, job: OpenJob, result: Result) -> events.JobFinished:
-        """Close a complete dataset, and return the last event."""
         sharing = self.sharing
         job.fence.check(job.layout)
-        before = job.before | _by_others(job, result)
+        before, known = job.before, job.before.keys() | result.done.keys()
+        if not job.again and len(known) < len(job.plan.shards):
+            # Other drivers have committed shards since this driver read the commits.
+            planned = {shard.shard_id for shard in job.plan.shards}
+            others = commits_as(job.layout, committed_of, without=known)
+            before = before | {name: others[name] for name in others.keys() & planned}
         missing = len(job.plan.shards) - len(before) - len(result.done)
         left = [shard for shard in job.copies if shard.shard_id not in before]
         if left and missing == len(left):
@@ -416,13 +491,3 @@ def _snapshot_path(layout: Layout) -> str | None:
         current = read_current(layout)
         return "" if current is None else current.snapshot.path
     return None
-
-
-def _by_others(job: OpenJob, result: Result) -> dict[str, Committed]:
-    """Return the commits of other drivers since this driver read the commits."""
-    known = job.before.keys() | result.done.keys()
-    if job.again or len(known) == len(job.plan.shards):
-        return {}
-    planned = {shard.shard_id for shard in job.plan.shards}
-    found = commits_as(job.layout, committed_of, without=known)
-    return {shard: record for shard, record in found.items() if shard in planned}

@@ -7,6 +7,7 @@ are counted by reason, as they will be in quarantine.
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 import time
@@ -17,10 +18,10 @@ from itertools import accumulate
 
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.machine import cores
-from earmill.pipeline.dataset.commit_record import CommitRecord, commits
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.driver.events import RESUME
 from earmill.pipeline.operations.run_job import EXIT_DONE, run_job
-from earmill.pipeline.planning.estimate import Range, Sampled, ratio_range
+from earmill.pipeline.planning.estimate import Range, Sampled
 from earmill.pipeline.planning.make_plan import SHARD_DIGITS
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard, item_seconds
@@ -31,39 +32,27 @@ from earmill.pipeline.storage.scratch import own_folder
 
 # A longer row costs the same from beginning to end, so only its first seconds are processed.
 ROW_S = 150.0
-# Shards of the sample, at least: a range needs several.
-LEAST_SHARDS = 4
-# Times the shard of one row that other shards must be long, so that the two can be told apart.
-LONGER = 2.0
-# Two runs of a job on one machine differ in time by this share, and in stored bytes by less.
-TIME_DIFFERS, BYTES_DIFFER = 0.1, 0.02
-SEEDS = 2**32
+LEAST_SHARDS = 4  # Shards of the sample, at least: a range needs several.
+# Half the width of a range. By Student's t for five shards, 96 % of costs are within it.
+STANDARD_ERRORS = 3.0
+# Two runs of a job on one machine differ by this share, so no range is narrower.
+RUNS_DIFFER = 0.1
 
 
 def sample(
     plan: Plan,
-    start_s: float,
     *,
     spec: JobSpec,
     rows: int,
     seed: int | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> Sampled:
-    """Process random rows of a plan, and scale their cost by seconds of audio.
-
-    Args:
-        start_s: Seconds from the call to a warm worker.
-        seed: Draws the rows; None draws a seed as well.
-        on_begin: Called with a sentence before the rows are processed.
-    Raises:
-        SourceError: No row of the sample can be used. Else as `run_job`.
-    """
-    seed = random.randrange(SEEDS) if seed is None else seed
+    """Process random rows of a plan, and scale their cost by seconds of audio."""
+    seed = random.randrange(2**32) if seed is None else seed
     began_s = time.monotonic()
     items = draw(plan.computed, rows, seed)
     on_begin(f"processing {len(items):,} of {plan.rows:,} rows")
     shards = _shards(plan, items)
-    sampled_s = sum(shard.seconds for shard in shards)
     workers = min(spec.run.workers or 1, len(plan.computed))
     threads = spec.run.threads_per_worker or max(1, cores() // workers)
     with tempfile.TemporaryDirectory(prefix="sample-", dir=own_folder()) as folder:
@@ -71,37 +60,32 @@ def sample(
         end = run_job(job, plan=plan_of(shards, job.sha256(), extra_types=plan.extra_types))
         if end.exit_code != EXIT_DONE:
             raise SourceError(f"the sample {end.message.removesuffix(f': {RESUME}')}")
-        if not (end.rows_ok and sampled_s):
+        if not end.rows_ok:
             reasons = ", ".join(f"{name} {count}" for name, count in end.bad_by_class.items())
             raise SourceError(
                 f"expected a usable row among the {len(items):,} of the sample, got none: {reasons}"
             )
         records = commits(Layout.open(folder))
-    left = 1 - len(items) / sum(shard.rows for shard in plan.computed)
-
-    def scaled(cost: Callable[[CommitRecord], float], of: Sequence[Shard], least: float) -> Range:
-        costs = [(cost(records[shard.shard_id]), shard.seconds) for shard in shards]
-        fixed = fixed_cost(costs[-1], costs[:-1])
-        found = ratio_range([(c - fixed, s) for c, s in costs], left=left, least=least)
-        return found.times(sum(shard.seconds for shard in of)).plus(fixed * len(of))
-
-    cpu = scaled(
-        lambda record: float(sum(record.info["cpu_s"].values())), plan.computed, TIME_DIFFERS
-    )
-    # Workers share the work; where they share cores, too, these are the limit.
+    took_s = time.monotonic() - began_s
+    costs = [(records[shard.shard_id], shard.seconds) for shard in shards]
     computed_s = sum(shard.seconds for shard in plan.computed)
+    all_s = sum(shard.seconds for shard in plan.shards)
+    cpu = scaled([(sum(one.info["cpu_s"].values()), s) for one, s in costs], computed_s)
+    # Workers share the work; where they share cores, too, these are the limit.
+    sampled_s = sum(shard.seconds for shard in shards)
     by_workers_s = end.wall_s / sampled_s * computed_s / workers
-    by_cores_s = cpu.expected / min(workers * threads, cores())
+    work_s = max(by_workers_s, cpu.expected / min(workers * threads, cores()))
+    start_s, share = max(0.0, took_s - end.wall_s), work_s / cpu.expected
     return Sampled(
-        time_s=cpu.times(max(by_workers_s, by_cores_s) / cpu.expected).plus(start_s),
+        time_s=Range(*(start_s + share * s for s in (cpu.low, cpu.expected, cpu.high))),
         cpu_s=cpu,
-        stored_bytes=scaled(lambda record: record.nbytes, plan.shards, BYTES_DIFFER),
+        stored_bytes=scaled([(one.nbytes, s) for one, s in costs], all_s),
         rows=len(items),
         bad=dict(end.bad_by_class),
         seed=seed,
         workers=workers,
         threads=threads,
-        took_s=round(time.monotonic() - began_s, 2),
+        took_s=round(took_s, 2),
     )
 
 
@@ -114,22 +98,20 @@ def draw(shards: Sequence[Shard], rows: int, seed: int) -> list[Item]:
 
 
 def _shards(plan: Plan, items: Sequence[Item]) -> list[Shard]:
-    """Return several shards, no larger than the plan's, then a shard of the shortest row."""
+    """Return several shards, where there are rows for them, no larger than the plan's."""
     rows = [
         item
         if item_seconds(item) <= ROW_S
         else replace(item, end_s=(item.start_s or 0.0) + ROW_S, seconds=ROW_S, part_of=None)
         for item in items
     ]
-    shortest = rows.pop(min(range(len(rows)), key=lambda number: item_seconds(rows[number])))
     of_the_plan = sum(shard.rows for shard in plan.computed) // len(plan.computed)
     size = max(1, min(of_the_plan, len(rows) // LEAST_SHARDS))
-    groups = [*(rows[first : first + size] for first in range(0, len(rows), size)), [shortest]]
-    return [Shard(f"{n:0{SHARD_DIGITS}d}", tuple(group)) for n, group in enumerate(groups)]
+    groups = (tuple(rows[first : first + size]) for first in range(0, len(rows), size))
+    return [Shard(f"{n:0{SHARD_DIGITS}d}", group) for n, group in enumerate(groups)]
 
 
 def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
-    """Return the job with another output, and one worker of this machine."""
     output = {"uri": folder, "storage_options": {}}
     run: dict[str, object] = {"executor": "local", "ray_address": None, "array": None}
     run |= {"metrics": None, "max_bad_fraction": 1.0, "workers": 1, "threads_per_worker": threads}
@@ -141,15 +123,18 @@ def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
     )
 
 
-def fixed_cost(one: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
-    """Return what a shard costs whatever it holds: tables, metadata, requests.
+def scaled(costs: Sequence[tuple[float, float]], audio_s: float) -> Range:
+    """Return the cost of seconds of audio, by the cost and the seconds of measured shards.
 
-    Shards are given as cost and seconds. The equation cost = fixed + rate * seconds holds for the
-    shard of one row, and for the sum of the other shards. Where the other shards are hardly longer,
-    or noise outweighs the difference, the equations say nothing, and 0 is returned.
+    The expected value is the sum of costs over the sum of seconds. The range is three standard
+    errors of this ratio to either side; one shard has no error, so its range is the whole value.
     """
-    count, cost, seconds = len(others), sum(c for c, _ in others), sum(s for _, s in others)
-    if not count or seconds < LONGER * count * one[1]:
-        return 0.0
-    rate = (cost - count * one[0]) / (seconds - count * one[1])
-    return max(0.0, one[0] - rate * one[1]) if rate > 0 else 0.0
+    n, seconds = len(costs), sum(s for _, s in costs)
+    rate = sum(cost for cost, _ in costs) / seconds
+    wide = rate
+    if n > 1:
+        squares = sum((cost - rate * s) ** 2 for cost, s in costs)
+        wide = STANDARD_ERRORS * math.sqrt(squares * n / (n - 1)) / seconds
+    wide = max(wide, RUNS_DIFFER * rate)
+    low, high = max(0.0, rate - wide), rate + wide
+    return Range(low * audio_s, rate * audio_s, high * audio_s)

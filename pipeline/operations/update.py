@@ -1,9 +1,8 @@
 """Take changes of a source into its dataset; only new and changed rows are computed.
 
-The source is listed and compared with the plan. A shard without a changed or removed row stays as
-it is. From every other shard the unchanged rows are copied, which costs reading and writing. New
-and changed rows make new shards, for the run that follows. The features of a file that was moved or
-copied are copied from the committed row with the same bytes, found by size, then by sha256.
+A shard without a changed or removed row stays as it is. From every other shard the unchanged rows
+are copied. New and changed rows make new shards, for the run that follows. A file that was moved or
+copied gets the features of the committed row with the same bytes.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ SPAN = ("start_s", "end_s")
 def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
     """Begin a revision if the source has changed; `run_job` with `resume` carries it out.
 
-    Nothing happens without a dataset of this job, or if the dataset is not finished: the run
-    finishes it first. Errors are as of `run_job`.
+    Nothing happens unless there is a finished dataset of this job: the run finishes it first.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, sink) as found:
@@ -77,15 +75,14 @@ def _finished(
         return
     with held(layout) as fence:
         dataset = _dataset_of(spec, layout)  # another command may have changed it before
-        if dataset is None:
+        plan = None if dataset is None else Plan.read(layout, dataset.plan_id)
+        if dataset is None or plan is None:
             yield None
-            return
-        plan = Plan.read(layout, dataset.plan_id)
-        if not is_finished(layout, plan):
+        elif is_finished(layout, plan):
+            yield dataset, plan, fence
+        else:
             sink(events.Note("an earlier run was cut off: it is finished first, then run it again"))
             yield None
-            return
-        yield dataset, plan, fence
 
 
 def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:
@@ -96,9 +93,8 @@ def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
     """Begin a revision that retries quarantined rows whose source file has changed.
 
-    `run_job` retries the rows whose file is unchanged, and replaces their commits. A commit must
-    have the files of its plan, by size and tag, so a row whose file has changed needs a new plan.
-    A source that cannot be listed is left to the run.
+    `run_job` retries the rows whose file is unchanged. A commit must have the files of its plan, so
+    a changed file needs a new plan. A source that cannot be listed is left to the run.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, events.ignore) as found:
@@ -147,8 +143,6 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
 
 @dataclass(frozen=True)
 class Update:
-    """An update of a dataset to a new listing of its source."""
-
     spec: JobSpec
     layout: Layout
     plan: Plan
@@ -157,7 +151,6 @@ class Update:
     changes: Changes
 
     def begin(self, dataset: DatasetFile, why: str = UPDATE, fence: Fence = UNFENCED) -> None:
-        """Store the revision; `why` is UPDATE or RETRY."""
         gone = {*self.changes.removed, *self.changes.changed}
         listed = {item.row_id: item for item in self.items}
         touched, added = list[str](), list[NewShard]()
@@ -249,8 +242,7 @@ def committed_bytes(
 ) -> dict[tuple[Any, ...], Place]:
     """Return (bytes, start, end, recording, sha256) to the good row with such a file.
 
-    Args:
-        parts: Row id of a span to its recording. The models hear the audio before a span.
+    The models hear the audio before a span, so `parts` has row ids of spans to recordings.
     """
     if not sizes:
         return {}
@@ -268,8 +260,6 @@ def committed_bytes(
 def _row_tables(
     layout: Layout, records: Mapping[str, CommitRecord], columns: list[str]
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield columns of the tables of rows, shard by shard."""
-
     def read(record: CommitRecord) -> list[dict[str, Any]]:
         return read_table(layout, str(record.path("rows")), columns).to_pylist()
 

@@ -1,9 +1,8 @@
 """Files of one listing with the same bytes: the first file is computed, the others are copies.
 
-Candidates are found in three steps: equal size (on stores also equal content tag), equal pieces
-(local files), equal sha256. Each step reads only the candidates of the step before. Memory holds
-eight bytes for each row, and the names of equal rows. Only whole files are compared: nothing is
-known about spans, rows of tables and members of archives before they are read.
+Candidates are found in three steps, each among the candidates of the step before. They are equal
+size (on stores also equal content tag), equal pieces (local files), and equal sha256. Only whole
+files are compared: spans, rows of tables and members of archives are not known before.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,22 +18,18 @@ from numpy.typing import NDArray
 from earmill.pipeline.common.byte_streams import open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.sources.base import EqualRow, Item, Source
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.backend import is_local
-
-if TYPE_CHECKING:
-    from earmill.pipeline.spec.job import JobSpec
 
 # Kinds of sources in which a row is a file.
 OF_FILES = ("files", "manifest")
 PIECE_BYTES = 4096
-# Files that are fetched at a time.
-FETCHED_ROWS = 256
+FETCHED_ROWS = 256  # Files that are fetched at a time.
 # Row id to the id of the row that it equals, and the sha256 of both.
 Equal = dict[str, tuple[str, str]]
 
 
 def computes_equal_once(spec: JobSpec) -> bool:
-    """Return True if a job asks for equal files, and its rows are files."""
     return bool(spec.output.equal_files_once) and spec.source.kind in OF_FILES
 
 
@@ -62,10 +56,7 @@ def equal_rows(source: Source, items: Callable[[], Iterable[Item]]) -> Equal:
 
 
 def copying(items: Iterable[Item], equal: Equal, places: dict[str, str]) -> Iterator[Item]:
-    """Yield the rows that are copies, each with the place of its original.
-
-    `places` are row ids of originals to their shards.
-    """
+    """Yield the copies, each with its original's place; `places` are row ids to shards."""
     for item in items:
         if item.row_id in equal:
             row_id, sha256 = equal[item.row_id]
@@ -73,7 +64,6 @@ def copying(items: Iterable[Item], equal: Equal, places: dict[str, str]) -> Iter
 
 
 def _repeated(keys: Iterable[int | None]) -> NDArray[np.bool_]:
-    """Return True for each key that occurs more than once."""
     known, values = array("b"), array("q")
     for key in keys:
         known.append(key is not None)

@@ -1,8 +1,4 @@
-"""Make a plan from a source's listing: check row ids, find column types, cut shards.
-
-Rows with equal ids are refused before any work. The source gives a column's type; if it does not,
-the type follows from the values of all rows.
-"""
+"""Make a plan from a source's listing: check row ids, find column types, cut shards."""
 
 from __future__ import annotations
 
@@ -12,28 +8,18 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from earmill.pipeline.common.arrow_types import Columns, SeenTypes, type_json
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
 from earmill.pipeline.planning.plan import Plan
-from earmill.pipeline.planning.shards import (
-    Shard,
-    ShardWriter,
-    StoredShard,
-    cut,
-    typed_columns,
-)
+from earmill.pipeline.planning.shards import Shard, ShardWriter, StoredShard, cut, typed_columns
 from earmill.pipeline.sources.base import Item, Source, as_text
-from earmill.pipeline.sources.listing_cache import ListingCache
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import SPAN_ID
-
-if TYPE_CHECKING:
-    from earmill.pipeline.spec.job import JobSpec
 
 SHARD_DIGITS = 5
 # Seconds between two reports of a listing's progress.
@@ -47,23 +33,13 @@ def make_plan(
     source: Source,
     spec: JobSpec,
     progress: Callable[[int], None] = lambda rows: None,
-    kept: ListingCache | None = None,
 ) -> Plan:
     """List a source and cut it into shards.
 
-    Args:
-        source: The source.
-        spec: The job.
-        progress: Called every `PROGRESS_S` seconds with the number of rows listed so far.
-        kept: Results of an earlier listing that was interrupted, for slow sources.
-    Raises:
-        SourceError: Row ids are not unique, or there are no rows.
+    Every `PROGRESS_S` seconds `progress` is called with the number of rows so far.
     """
-    keep = getattr(source, "keep", None)
-    if keep is not None and kept is not None:
-        keep(kept)
     listing = _Listing(source, spec, progress)
-    listing.add_all(listing.look(check_text(source.items())))
+    listing.add_all(listing.look(check_text(source.items())), {})
     plan = listing.plan()
     if not computes_equal_once(spec):
         return plan
@@ -78,7 +54,7 @@ def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Pla
     others = (item for item in plan.items() if item.row_id not in equal)
     listing.add_all(listing.look(others), places)
     before = listing.shards
-    listing.add_all(listing.look(copying(plan.items(), equal, places)))
+    listing.add_all(listing.look(copying(plan.items(), equal, places)), {})
     return replace(listing.plan(), copied=listing.shards - before)
 
 
@@ -97,7 +73,6 @@ class _Listing:
         self._seen, self._parents = array("q"), array("q")
 
     def look(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield rows, and note facts about them."""
         each = self._spec.audio.channels == "each"
         for item in items:
             for name in names_of(item):
@@ -110,33 +85,31 @@ class _Listing:
                 self._progress(self._rows)
             yield item
 
-    def add_all(self, items: Iterable[Item], places: dict[str, str] | None = None) -> None:
+    def add_all(self, items: Iterable[Item], places: dict[str, str]) -> None:
         """Add rows in shards. For rows that are keys of `places`, note the shard there."""
-        places = places or {}
         output = self._spec.output
         for group in cut(items, output.shard_seconds, output.shard_rows):
             shard = Shard(f"{self.shards:0{SHARD_DIGITS}d}", tuple(group))
-            self._add(shard)
             self.shards += 1
+            columns = self._source.columns()
+            if self._writer is None:
+                typed = typed_columns(types_json(columns))
+                self._writer = ShardWriter(self._spec.sha256(), typed)
+            self._writer.add(shard)
+            block = shard.items[0].block
+            self._split += block is not None and block == self._block
+            self._block = shard.items[-1].block
+            for item in shard.items:
+                self._types.add(unknown(item, columns))
             places.update((i.row_id, shard.shard_id) for i in group if i.row_id in places)
-
-    def _add(self, shard: Shard) -> None:
-        columns = self._source.columns()
-        if self._writer is None:
-            self._writer = ShardWriter(self._spec.sha256(), typed_of(columns))
-        block = shard.items[0].block
-        self._split += block is not None and block == self._block
-        self._block = shard.items[-1].block
-        for item in shard.items:
-            self._types.add(unknown(item, columns))
-        self._writer.add(shard)
 
     def plan(self) -> Plan:
         if self._writer is None:
             raise SourceError("the source has no rows")
         columns = self._source.columns()
         shards = self._writer.end()
-        if isinstance(shards[0], StoredShard) and typed_of(columns) != self._writer.typed:
+        typed = typed_columns(types_json(columns))
+        if isinstance(shards[0], StoredShard) and typed != self._writer.typed:
             raise SourceError("the source named the types of its columns after its first rows")
         plan = Plan(
             str(self._writer.plan_id),
@@ -180,7 +153,6 @@ def names_of(item: Item) -> Iterator[str]:
 
 
 def check_items(items: Sequence[Item], spec: JobSpec) -> None:
-    """Raise SourceError if row ids are not unique, or there are no rows."""
     if not items:
         raise SourceError("the source has no rows")
     counts = Counter(name for item in check_text(items) for name in names_of(item))
@@ -199,24 +171,19 @@ def check_items(items: Sequence[Item], spec: JobSpec) -> None:
 
 
 def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
-    """Return the type of each carried-through column, by the source or else by these rows."""
     seen = SeenTypes()
     for item in items:
         seen.add(unknown(item, columns))
     return with_known(seen, columns)
 
 
-def typed_of(columns: Columns) -> dict[str, pa.DataType]:
-    """Return the columns that are stored in the type that the source gives."""
-    return typed_columns({name: type_json(kind) for name, kind in columns.types.items()})
-
-
 def unknown(item: Item, columns: Columns) -> dict[str, Any]:
-    """Return the cells of columns whose types the source does not give."""
     return {name: value for name, value in item.extra.items() if name not in columns.types}
 
 
 def with_known(seen: SeenTypes, columns: Columns) -> dict[str, Any]:
-    """Return the types of columns by the rows, and by the source."""
-    known = {name: type_json(kind) for name, kind in columns.types.items()}
-    return dict(sorted({**seen.found(), **known}.items()))
+    return dict(sorted({**seen.found(), **types_json(columns)}.items()))
+
+
+def types_json(columns: Columns) -> dict[str, Any]:
+    return {name: type_json(kind) for name, kind in columns.types.items()}

@@ -1,14 +1,10 @@
 """The plan: every row assigned to a shard, made once, stored, never changed.
 
 Rows keep the source's order. They are cut into shards by expected audio seconds, so that shards
-cost about the same time; a row that is longer is a shard of its own. Rows that are fetched in one
-piece (row groups of Parquet) stay together, unless they are longer than several shards. The plan id
-is a hash of the rows, their shards and the spec: equal inputs give an equal id, and a changed
-source gives another id.
+cost about the same time. The plan id is a hash of the rows, their shards and the spec.
 
-The file of a plan is one table of rows, or an index of parts, with facts about the source. A plan
-of few rows is one table, which is checked against the plan id when it is read. A plan of many rows
-is in parts (`planning.shards`), each of which is checked against its own hash.
+The file of a plan of few rows is one table, which is checked against the plan id when it is read. A
+plan of many rows is an index of parts (`planning.shards`), each checked against its own hash.
 """
 
 from __future__ import annotations
@@ -49,13 +45,11 @@ from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.files import BLANK_ROW
 from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import is_plan_path, plan_path
+from earmill.pipeline.storage.paths import plan_path
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All shards of a job."""
-
     plan_id: str  # Hash of rows, shards and spec.
     spec_sha256: str
     shards: tuple[Shard, ...]
@@ -82,7 +76,6 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Return remarks for the user before work starts, one line each."""
         lines = [skipped_text(self.skipped)]
         if self.dropped:
             kept = [f"{name} ({why})" for name, why in sorted(self.dropped.items())]
@@ -127,7 +120,6 @@ class Plan:
         return cast(tuple[StoredShard, ...], self.shards) if parted else ()
 
     def write(self, store: Layout) -> str:
-        """Store the plan unless it is stored already, and return its path."""
         path = plan_path(self.plan_id)
         if self.parts:
             store_parts(self.parts, store, self.plan_id)
@@ -136,24 +128,11 @@ class Plan:
         return path
 
     @classmethod
-    def read(cls, store: Layout, plan_id: str | None = None) -> Plan:
-        """Read the plan of an id, or the only stored plan.
-
-        Raises:
-            CommitError: The plan was altered or cannot be read, or there is not exactly one.
-        """
-        if plan_id is not None:
-            path = plan_path(plan_id)
-        else:
-            plans = [name for name in store.list("plan") if is_plan_path(name)]
-            if len(plans) != 1:
-                raise CommitError(
-                    f"expected one plan, found {len(plans)}: {', '.join(plans) or 'none'}"
-                )
-            path = plans[0]
-        named = path.removeprefix("plan/").removesuffix(".parquet")
+    def read(cls, store: Layout, plan_id: str) -> Plan:
+        """Read a stored plan; CommitError if it was altered."""
+        path = plan_path(plan_id)
         try:
-            plan = cls(**decode_plan(store.read_bytes(path), store, named))
+            plan = cls(**decode_plan(store.read_bytes(path), store, plan_id))
         except CommitError as error:
             raise CommitError(f"{path}: {error}") from error
         except (OSError, KeyError, ValueError) as error:
@@ -162,13 +141,12 @@ class Plan:
                 "take another output.uri"
             ) from error
         actual = plan.plan_id if plan.parts else PlanId.of(plan.shards, plan.spec_sha256)
-        if not plan.plan_id == named == actual:
-            raise CommitError(f"{path}: expected plan {named}, got rows of plan {actual}")
+        if not plan.plan_id == plan_id == actual:
+            raise CommitError(f"{path}: expected plan {plan_id}, got rows of plan {actual}")
         return plan
 
 
 def plan_of(shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
-    """Make a plan of shards, some of which may be stored; `about` are other fields of `Plan`."""
     writer = ShardWriter(spec_sha256, typed_columns(about.get("extra_types", {})))
     for shard in shards:
         writer.add(Shard(shard.shard_id, shard.items))
@@ -183,11 +161,7 @@ ABOUT_SOME = ("in_order", "copied", "missing", "first_missing")
 
 
 def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
-    """Read the row ids of a stored plan by shard, both in order.
-
-    Raises:
-        CommitError: The plan has another version, or a part is damaged.
-    """
+    """Read the row ids of a stored plan by shard, both in order."""
     raw = store.read_bytes(plan_path(plan_id))
     tables: Iterable[pa.Table]
     if _metadata(table_of(raw, ["shard"]))["version"] == PARTED_VERSION:
@@ -220,22 +194,13 @@ def encode_plan(fields: Mapping[str, Any], parts: Sequence[StoredShard]) -> byte
 
 
 def _index_check(table: pa.Table, metadata: Mapping[str, str]) -> str:
-    """Hash a plan's index.
-
-    The index holds no rows, so the plan id cannot be recomputed from it. This hash detects damage
-    instead.
-    """
+    """Hash a plan's index, which holds no rows: the plan id cannot be recomputed from it."""
     values = [metadata[name] for name in ("plan_id", "spec_sha256", "about", "parts")]
     return hashlib.sha256(json.dumps([values, table.to_pydict()]).encode()).hexdigest()
 
 
 def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
-    """Decode the fields of `Plan` from its file.
-
-    Raises:
-        CommitError: The file has another version, or the index was altered.
-        KeyError, ValueError, OSError: The file cannot be read.
-    """
+    """Decode the fields of `Plan` from its file; KeyError, ValueError, OSError if it is damaged."""
     table = table_of(raw)
     metadata = _metadata(table)
     about = loads_json(metadata.get("about", "{}"), max_chars=None)

@@ -1,16 +1,13 @@
 """Shards of a plan: their rows in memory, as a table, and in files; and the id of a plan.
 
-The table has one line for each row, in the plan's order. Columns of the source are stored as JSON
-if JSON keeps their values, else in their own type.
-
-A plan of many rows is stored in parts. A process that reads a shard reads one part:
+The table has one line for each row, in the plan's order. A plan of many rows is stored in parts. A
+process that reads a shard reads one part:
 
     plan/<plan-id>.parquet           one line a shard: part, first row there, rows, seconds
     plan/<plan-id>/<number>.parquet  the rows of whole shards, as a small plan has them
 
 While a source is listed, parts are written to a folder of this process, so that no process ever
-holds more than some thousand rows. The index names each part with the sha256 of its file, and a
-part with another hash is refused.
+holds more than some thousand rows. The index names each part with the sha256 of its file.
 """
 
 from __future__ import annotations
@@ -38,12 +35,10 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import part_path
 from earmill.pipeline.storage.scratch import own_folder
 
-# Seconds of a row whose duration is not known before it is read.
-UNKNOWN_SECONDS = 10.0
+UNKNOWN_SECONDS = 10.0  # Seconds of a row whose duration is not known before it is read.
 # Rows that are fetched in one piece stay together up to this many times a shard's length.
 BLOCK_SHARDS = 8
-# Rows of a part. A plan of fewer rows has no parts.
-PART_ROWS = 8192
+PART_ROWS = 8192  # Rows of a part. A plan of fewer rows has no parts.
 # Last used parts and shards that a process keeps in memory.
 TABLES_KEPT, SHARDS_KEPT = 4, 8
 
@@ -61,12 +56,10 @@ class Shard:
 
     @property
     def seconds(self) -> float:
-        """Return the expected seconds of audio."""
         return sum(item_seconds(item) for item in self.items)
 
 
 def item_seconds(item: Item) -> float:
-    """Return the expected seconds of a row; `UNKNOWN_SECONDS` if nothing is known."""
     return UNKNOWN_SECONDS if item.seconds is None else max(0.0, item.seconds)
 
 
@@ -112,14 +105,12 @@ def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Seq
 Value = TypeVar("Value")
 
 TYPED_PREFIX = "typed:"
-# Column of plans in which some durations are estimated.
-ESTIMATED = "estimated"
+ESTIMATED = "estimated"  # Column of plans in which some durations are estimated.
 # Columns of plans with spans of long rows: start and end of the whole row.
 PART_START, PART_END = "part_of_start_s", "part_of_end_s"
 # Columns of plans with copies: the row that is copied, see `EqualRow`.
 EQUAL = {name: f"equal_to_{name}" for name in EqualRow._fields}
-# Types whose values do not change in JSON.
-IN_JSON = ("string", "int64", "double", "bool")
+IN_JSON = ("string", "int64", "double", "bool")  # Types whose values do not change in JSON.
 
 # `json.dumps` with these options would build an encoder for every row.
 _ROW_JSON = json.JSONEncoder(separators=(",", ":"))
@@ -127,8 +118,7 @@ _EXTRA_JSON = json.JSONEncoder(
     sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain_json
 )
 
-# Versions of the file of a plan. Version 2 has some columns of the source in their own types beside
-# the JSON of the others. Version 3 is an index of parts.
+# Version 2 of a plan's file has some columns in their own types. Version 3 is an index of parts.
 PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
 
 SCHEMA = pa.schema(
@@ -150,7 +140,6 @@ SCHEMA = pa.schema(
 
 
 def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.Table:
-    """Return the rows of some shards as a table; for `typed` see `typed_columns`."""
     pairs = [(shard, index) for shard in shards for index in range(shard.rows)]
     items = [item for shard in shards for item in shard.items]
     columns: dict[str, list[Any]] = {
@@ -186,7 +175,6 @@ def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.
 
 
 def encoded(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
-    """Encode a table of a plan as a Parquet file with metadata."""
     sink = io.BytesIO()
     pa.parquet.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
     return sink.getvalue()
@@ -202,7 +190,6 @@ def items_of(table: pa.Table) -> list[Item]:
 
 
 def by_shard(table: pa.Table, values: Sequence[Value]) -> dict[str, list[Value]]:
-    """Group values that belong to the rows of a table by shard, in order."""
     groups: dict[str, list[Value]] = {}
     for shard_id, value in zip(table.column("shard").to_pylist(), values, strict=True):
         groups.setdefault(shard_id, []).append(value)
@@ -229,17 +216,21 @@ def _item(row: Mapping[str, Any]) -> Item:
 
 
 class PlanId:
-    """The id of a plan for a spec, computed shard by shard."""
-
     CHARS = 16
 
     def __init__(self, spec_sha256: str) -> None:
         self._digest = hashlib.sha256(spec_sha256.encode())
 
     def add(self, shard: Shard) -> None:
+        """Hash the rows of a shard; estimates are left out, because they decide the shard."""
         for item in shard.items:
-            self._digest.update(_identity(shard.shard_id, item).encode())
-            self._digest.update(b"\n")
+            # Without a content tag the modification time is the only sign of a changed file.
+            changed = item.mtime if item.etag is None else item.etag
+            span = (item.start_s, item.end_s, *([item.part_of] if item.part_of else []))
+            where = (item.row_id, item.uri, *span, item.size, changed, item.position)
+            equal = [item.equal_to] if item.equal_to else []
+            line = _ROW_JSON.encode((shard.shard_id, *where, *equal, extra_json(item.extra)))
+            self._digest.update(f"{line}\n".encode())
 
     def __str__(self) -> str:
         return self._digest.hexdigest()[: self.CHARS]
@@ -252,18 +243,7 @@ class PlanId:
         return str(plan_id)
 
 
-def _identity(shard_id: str, item: Item) -> str:
-    """Return the text of a row that is hashed. Estimates are left out; they decide the shard."""
-    # Without a content tag the modification time is the only sign of a changed file.
-    changed = item.mtime if item.etag is None else item.etag
-    span = (item.start_s, item.end_s, *([item.part_of] if item.part_of else []))
-    where = (item.row_id, item.uri, *span, item.size, changed, item.position)
-    equal = [item.equal_to] if item.equal_to else []
-    return _ROW_JSON.encode((shard_id, *where, *equal, extra_json(item.extra)))
-
-
 def extra_json(extra: Mapping[str, Any]) -> str:
-    """Return the columns of the source as a plan stores and compares them."""
     return _EXTRA_JSON.encode(dict(extra))
 
 
@@ -277,8 +257,6 @@ class PartFolder:
 
 @dataclass(frozen=True)
 class Part:
-    """One file of rows."""
-
     number: int
     sha256: str
 
@@ -317,11 +295,10 @@ class StoredShard(Shard):
     def items(self) -> tuple[Item, ...]:
         part, first = self.place.part, self.place.first
 
-        def read_table() -> pa.Table:
-            return table_of(part.read(self.home))
-
         def read_items() -> tuple[Item, ...]:
-            table = _recent(_tables, part.sha256, TABLES_KEPT, read_table)
+            table = _recent(
+                _tables, part.sha256, TABLES_KEPT, lambda: table_of(part.read(self.home))
+            )
             return tuple(items_of(table.slice(first, self.rows)))
 
         with _lock:
@@ -334,17 +311,6 @@ class StoredShard(Shard):
     @property
     def seconds(self) -> float:
         return self.place.seconds
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, StoredShard):
-            return NotImplemented
-        return (self.shard_id, self.place) == (other.shard_id, other.place)
-
-    def __hash__(self) -> int:
-        return hash((self.shard_id, self.place))
-
-    def __repr__(self) -> str:
-        return f"StoredShard({self.shard_id!r}, {self.place!r})"
 
 
 _lock = threading.Lock()
@@ -365,12 +331,7 @@ def _recent(
 
 
 class ShardWriter:
-    """Writer of a plan's shards: it holds them in memory up to `PART_ROWS` rows, then writes parts.
-
-    Args:
-        spec_sha256: Hash of the plan's spec.
-        typed: Columns of the source that are stored in their type.
-    """
+    """Writer of a plan's shards: it holds up to `PART_ROWS` rows in memory, then writes parts."""
 
     def __init__(self, spec_sha256: str, typed: Mapping[str, pa.DataType]) -> None:
         self.plan_id, self.typed = PlanId(spec_sha256), typed
@@ -432,7 +393,6 @@ def parts_of(shards: Sequence[StoredShard]) -> list[Part]:
 def part_tables(
     shards: Sequence[StoredShard], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """Yield the parts in order, or some of their columns."""
     for part in parts_of(shards):
         yield table_of(part.read(shards[0].home), columns)
 
@@ -449,21 +409,22 @@ INDEX_SCHEMA = pa.schema(
 
 
 def index_table(shards: Sequence[StoredShard]) -> pa.Table:
-    places = [shard.place for shard in shards]
-    columns = [
-        [shard.shard_id for shard in shards],
-        [place.part.number for place in places],
-        [place.first for place in places],
-        [place.rows for place in places],
-        [place.seconds for place in places],
+    rows = [
+        {
+            "shard": shard.shard_id,
+            "part": shard.place.part.number,
+            "first": shard.place.first,
+            "rows": shard.rows,
+            "seconds": shard.seconds,
+        }
+        for shard in shards
     ]
-    return pa.table(dict(zip(INDEX_SCHEMA.names, columns, strict=True)), schema=INDEX_SCHEMA)
+    return pa.Table.from_pylist(rows, INDEX_SCHEMA)
 
 
 def stored_shards(
     index: pa.Table, sha256s: Sequence[str], store: Layout, plan_id: str
 ) -> tuple[StoredShard, ...]:
-    """Return the shards of an index, without their rows."""
     home = PartFolder(store, plan_id)
     parts = [Part(number, sha256) for number, sha256 in enumerate(sha256s)]
     return tuple(

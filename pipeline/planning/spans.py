@@ -8,15 +8,13 @@ span names the whole recording, so that its worker can read the seconds around t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.planning.shards import item_seconds
 from earmill.pipeline.sources import Item, Source, open_source
-from earmill.pipeline.sources.base import Fetched
 from earmill.pipeline.sources.durations import header_seconds
 from earmill.pipeline.sources.fetch import MEMORY_BYTES, can_seek, check_arrived
 from earmill.pipeline.spec.job import JobSpec
@@ -28,9 +26,9 @@ LEAST_SPANS = 1.5
 
 
 def planned_source(spec: JobSpec) -> Source:
-    """Open the source of a job, with spans if the job asks for them."""
     source = open_source(spec.source, spec.audio.array_rate_hz)
-    return source if spec.audio.spans is None else SpannedSource(source, spec.audio.spans)
+    spans = spec.audio.spans
+    return source if spans is None else cast(Source, SpannedSource(source, spans))
 
 
 class SpannedSource:
@@ -57,31 +55,11 @@ class SpannedSource:
             self.in_order += known is None and self._is_long(item)
             yield item
 
-    def columns(self) -> Columns:
-        return self._source.columns()
+    # A listing without durations could not be cut.
+    listing = items
 
-    def skipped(self) -> Mapping[str, int]:
-        return self._source.skipped()
-
-    def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        return self._source.fetch(items)
-
-    def describe(self) -> dict[str, Any]:
-        return self._source.describe()
-
-    def keep(self, kept: Any) -> None:
-        """Pass the results of an earlier listing to the source, if it uses them."""
-        if hasattr(self._source, "keep"):
-            self._source.keep(kept)
-
-    @property
-    def missing(self) -> int:
-        """Return the number of rows without a file; 0 for sources that do not count them."""
-        return int(getattr(self._source, "missing", 0))
-
-    @property
-    def first_missing(self) -> str:
-        return str(getattr(self._source, "first_missing", ""))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
     def _is_long(self, item: Item) -> bool:
         return item_seconds(item) >= LEAST_SPANS * self._span_s

@@ -1,10 +1,9 @@
 """The catalog of a dataset: its rows, where they lie, and the files that hold them.
 
-Only what commits name counts. A closed dataset has an index, and `current.json` names the index and
-the commits it was made from. The record of a shard is read when the shard is first needed, and is
-refused if its attempt differs from the index. A dataset that is not closed has no index: every
-commit and its table of rows is read, so a running job can be looked at. Rows come in the same order
-in both cases: by shard, then by position in the shard.
+A closed dataset has an index, and `current.json` names the index and the commits it was made from.
+The record of a shard is read when the shard is first needed, and is refused if its attempt differs
+from the index. A dataset that is not closed has no index: every commit and its table of rows is
+read. Rows come in the same order in both cases: by shard, then by position in the shard.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from earmill.pipeline.dataset.snapshot import (
 from earmill.pipeline.formats.block_cache import FrameSpan
 from earmill.pipeline.formats.format import CommittedRows, Format, Promise, chosen, explain_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
-from earmill.pipeline.formats.parquet.write import row_groups
+from earmill.pipeline.formats.parquet.format import row_groups
 from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
     EXTRA_PREFIX,
@@ -56,16 +55,9 @@ from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.loader.rows import Span
 from earmill.pipeline.reader.read_ahead import Spans, Wanted
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import (
-    DATASET_FILE,
-    commit_path,
-    data_path,
-    is_shard_id,
-    parse_revision_path,
-    rows_path,
-)
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
@@ -75,10 +67,8 @@ SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
 
 def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
-    """Refuse a table in which a row has no name, no valid shard or no place.
-
-    The ends of rows are checked when the rows are read.
-    """
+    """Refuse a table in which a row has no name, no valid shard or no place. The ends of rows are
+    checked when the rows are read."""
     places = ("row", *_place_names(streams))
     kinds = {name: pa.types.is_integer for name in places}
     kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
@@ -91,7 +81,9 @@ def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo
             f"{layout.url()}: expected a name, a shard and places of every row, the index has none "
             f"in its column {(strange or empty)[0]!r}; run `earmill verify`"
         )
-    strange = [name for name in columns["shard"].unique().to_pylist() if not is_shard_id(name)]
+    strange = [
+        name for name in columns["shard"].unique().to_pylist() if not paths.is_shard_id(name)
+    ]
     negative = [name for name in places if (pc.min(columns[name]).as_py() or 0) < 0]
     if strange or negative:
         raise CommitError(
@@ -101,10 +93,7 @@ def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo
 
 
 def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
-    """Return the good rows of an index, in the order of shards.
-
-    Columns are copied only if rows are left out or change places.
-    """
+    """Return the good rows of an index, in the order of shards; copied only if they change."""
     good, shown = pc.equal(table.column("status"), "ok"), shown_columns(table, streams)
     del table
     if not pc.all(good, min_count=0, skip_nulls=False).as_py():
@@ -116,7 +105,6 @@ def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
 
 
 def shown_columns(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
-    """Return the columns of `Catalog.table`, in a fixed order."""
     extras = sorted(filter(is_extra, table.column_names))
     return table.select([*SHOWN, *_place_names(streams), *extras])
 
@@ -132,7 +120,6 @@ def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
 
 
 def is_extra(name: str) -> bool:
-    """Return True if a column was carried through from the source."""
     return name.startswith(EXTRA_PREFIX)
 
 
@@ -171,7 +158,7 @@ class Catalog:
         """Return the commit record of a shard; refuse one of another dataset or index."""
         ref = self.refs.get(shard)
         generation = ref.generation if ref else 0
-        name = commit_path(shard, generation)
+        name = paths.commit_path(shard, generation)
         record = self.records.get(shard) or read_commit(layout, shard, generation)
         if record is None:
             raise CommitError(
@@ -199,17 +186,15 @@ class Catalog:
         promise = promise_of(record, self.streams, self.dtype, fmt)
         if self.refs:
             promise = replace(promise, said=CommittedRows(self.table, *self._rows_at[shard]))
-        return data_path(shard, record.attempt, fmt.suffix), promise
+        return paths.data_path(shard, record.attempt, fmt.suffix), promise
 
     @cached_property
     def _rows_at(self) -> dict[str, tuple[int, int]]:
-        """Return the first row of each shard in the table, and its number of rows."""
         names, counts = self.shards
         firsts = np.cumsum(counts) - counts
         return dict(zip(names, zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
 
     def column(self, name: str) -> np.ndarray:
-        """Return a numeric column as an array."""
         return np.asarray(self.table.column(name).to_numpy())
 
     @cached_property
@@ -228,11 +213,8 @@ class Catalog:
 
     @cached_property
     def block_rows(self) -> np.ndarray:
-        """Rows per row group, in table order, by the rule of the Parquet writer.
-
-        The rule applies to every format and counts all streams, so the shuffle order depends on
-        neither the format nor the streams that are read.
-        """
+        """Rows per row group, in table order, by the rule of the Parquet writer for all streams. So
+        the shuffle order depends on neither the format nor the streams that are read."""
         profile = self.dataset.spec["output"]["row_group_profile"]
         blocks, start = [], 0
         for n_rows in self.shards[1].tolist():
@@ -255,16 +237,12 @@ class Catalog:
         return np.asarray(pc.sort_indices(self.table.column("row_id")))
 
     def choose_format(self, wanted: str | None) -> str:
-        """Check the wanted format; None chooses a format that reads parts of rows, if there is one.
-
-        Zarr fetches chunks of 1 MB and Parquet row groups of 2 to 128 MB, and Zarr decodes float16
-        twice as fast. Parquet needs fewer requests if whole row groups are read.
-        """
+        """Check the wanted format; None chooses one that reads parts of rows, if there is one: Zarr
+        fetches chunks of 1 MB, Parquet row groups of 2 to 128 MB."""
         writers = self.dataset.provenance.get("extensions", {}).get("formats", {})
         return chosen(self.formats, wanted, writers)
 
     def choose_streams(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
-        """Check the wanted streams; None takes all."""
         if wanted is None:
             return tuple(self.streams)
         if isinstance(wanted, str):
@@ -306,11 +284,8 @@ def _dtype_of(wanted: object) -> np.dtype | None:
 
 
 def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
-    """Read a dataset's catalog, from its index or else its commits.
+    """Read a dataset's catalog, from its index or else its commits; `which` is a snapshot.
 
-    Args:
-        layout: Where the dataset lies.
-        which: A snapshot, see `find_snapshot`; None takes the current snapshot.
     Raises:
         SourceError: There is no dataset, or no shard is committed yet.
         OutputError: dataset.json is damaged, or its layout version is unknown.
@@ -321,8 +296,8 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     named = read_current(layout) if which is None else find_snapshot(layout, which)
     snapshot = None if named is None else read_snapshot(layout, named)
     refs = {} if snapshot is None else snapshot.commits
-    rel = DATASET_FILE if snapshot is None else snapshot.dataset.path
-    if rel != DATASET_FILE and parse_revision_path(rel) is None:
+    rel = paths.DATASET_FILE if snapshot is None else snapshot.dataset.path
+    if rel != paths.DATASET_FILE and paths.parse_revision_path(rel) is None:
         raise CommitError(f"{layout.url()}: a snapshot names {rel!r} as its description; verify it")
     # Concurrently, as each is a round trip to a bucket.
     with ThreadPoolExecutor(2) as pool:
@@ -331,7 +306,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         dataset = read_description(layout, rel)
     if dataset is None:
         raise SourceError(
-            f"expected a feature set with a {DATASET_FILE}, found none at {layout.url()}; "
+            f"expected a feature set with a {paths.DATASET_FILE}, found none at {layout.url()}; "
             "check the address (it is the job's output.uri) and the credentials"
             f"{datasets_below(layout)}"
         )
@@ -366,11 +341,8 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
 
 
 def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, CommitRecord]:
-    """Return the record of the first shard of a remote dataset.
-
-    Most readers need it, and fetching it now saves a round trip. If it cannot be read, the error is
-    raised when the shard is opened.
-    """
+    """Return the record of the first shard of a remote dataset, which saves most readers a round
+    trip. If it cannot be read, the error is raised when the shard is opened."""
     if layout.is_local or not refs:
         return {}
     shard = min(refs)
@@ -386,9 +358,9 @@ def check_record(
     """Refuse a commit record of another spec, or one that lacks a stream of the dataset."""
     if record.spec_sha256 != spec_sha256:
         raise CommitError(
-            f"{layout.url(commit_path(record.shard))}: expected spec {spec_sha256[:12]} as in "
-            f"{DATASET_FILE}, got {str(record.spec_sha256)[:12]}; features of two specs cannot be "
-            "read as one dataset, write each to its own output"
+            f"{layout.url(paths.commit_path(record.shard))}: expected spec {spec_sha256[:12]} as "
+            f"in {paths.DATASET_FILE}, got {str(record.spec_sha256)[:12]}; features of two specs "
+            "cannot be read as one dataset, write each to its own output"
         )
     missing = [name for name in streams if name not in record.frames]
     if missing:
@@ -399,7 +371,6 @@ def check_record(
 
 
 def read_quarantine(layout: Layout, catalog: Catalog) -> pa.Table:
-    """Return the quarantined rows of a dataset, in the order of its shards."""
     if catalog.refs:
         found = (read_commit(layout, k, ref.generation) for k, ref in catalog.refs.items())
         records = {record.shard: record for record in found if record is not None}
@@ -419,7 +390,7 @@ def _rows_of(
 
     def of_shard(shard: str) -> pa.Table:
         with explain_damage(layout.url(), f"the table of rows of shard {shard}"):
-            table = read_table(layout, rows_path(shard, records[shard].attempt))
+            table = read_table(layout, paths.rows_path(shard, records[shard].attempt))
             names = pa.array([shard] * table.num_rows, pa.string())
             table = table.append_column("shard", names)
             table = table.append_column("row", pa.array(np.arange(table.num_rows)))
@@ -434,10 +405,8 @@ def _rows_of(
 
 
 def _only_index(layout: Layout, version: int) -> bytes | None:
-    """Return the index of a closed dataset of layout version 1; None if the commits must be read.
-
-    With several indexes, nothing says which one is current.
-    """
+    """Return the index of a closed dataset of layout version 1. If it has several, nothing says
+    which is current, so the commits must be read."""
     found = layout.list("index") if version == 1 else []
     if len(found) != 1:
         return None
@@ -466,14 +435,12 @@ class RowLocations:
         self._columns: dict[str, Any] = {}
 
     def cell(self, column: str, position: int) -> Any:
-        """Return one cell of the table of rows."""
         # Looking up a column by name, in chunks, takes ten times as long as indexing one array.
         if column not in self._columns:
             self._columns[column] = self._table.column(column).combine_chunks()
         return self._columns[column][position].as_py()
 
     def shard(self, position: int) -> str:
-        """Return the shard of a row."""
         if "shard" not in self._columns:
             column = self._table.column("shard").combine_chunks().dictionary_encode()
             self._columns["shard"] = column.dictionary.to_pylist(), column.indices.to_numpy()
@@ -493,11 +460,8 @@ class RowLocations:
         return FrameSpan(row_id, row, int(self.starts[name][position]), first, last)
 
     def known_ahead(self, wanted: Wanted) -> dict[str, FrameSpan]:
-        """Return where the stored rows of a span of a row lie, as far as the index knows it.
-
-        The places of events and int8 frames inside a row are known only when the row is read, so
-        these streams are left out of spans.
-        """
+        """Return where the stored rows of a span of a row lie. The places of events and int8 frames
+        inside a row are known only when it is read, so these streams are left out of spans."""
         position, span_s = wanted
         frames = {name: (0, int(sizes[position])) for name, sizes in self.sizes.items()}
         if span_s is not None:
@@ -506,7 +470,6 @@ class RowLocations:
         return {name: self.stored(position, name, *span) for name, span in frames.items()}
 
     def nbytes(self, rows: Sequence[int], spans_s: Spans | None) -> np.ndarray:
-        """Estimate the decoded size in bytes of each row, or of a span of it."""
         at = np.asarray(rows, np.int64)
         if spans_s is None:
             return np.asarray(self.decoded_bytes[at])

@@ -1,18 +1,15 @@
 """Several feature sets as one: end to end, mixed by weight, or side by side.
 
-Sets end to end may differ in source, calibration, formats and dtype. Their streams must be the
-same: each column holds the same quantity in every row, made by the same model with the same
-parameters.
+Sets end to end may differ in source, calibration, formats and dtype, but not in their streams.
 
 A mixture draws from each set in passes over the set. Every pass has an order of its own, and each
 epoch continues where the last epoch ended. In an epoch, a set gives as many rows as its weight
-says, spread evenly over the epoch. So no row of a set is drawn twice before all of its rows were
-drawn (except within a shuffle window), and every part of an epoch that is longer than a window
-holds the sets in the wanted shares.
+says, spread evenly. So no row of a set is drawn twice before all of its rows were drawn (except
+within a shuffle window), and every part of an epoch that is longer than a window holds the sets in
+the wanted shares.
 
 Sets side by side are joined by row id, in the order of the first set. A row that is missing in a
-set, because it was quarantined there, is left out. A stream whose name an earlier set has already
-is called `<set>.<stream>`.
+set is left out. A stream whose name an earlier set has already is called `<set>.<stream>`.
 """
 
 from __future__ import annotations
@@ -21,41 +18,32 @@ import hashlib
 import math
 import numbers
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
-from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.dataset.snapshot import Which, find_snapshot
+from earmill.pipeline.formats.moments import StreamStatistics
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
 from earmill.pipeline.formats.values import INT8
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
+from earmill.pipeline.loader.rows import Row, Span
 from earmill.pipeline.loader.statistics import together
-from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.reader.features import Features, FeatureSet
-from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import addition_path
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.formats.moments import StreamStatistics
-    from earmill.pipeline.loader.rows import Row, Span
+
 
 SPREAD_SALT = 5
 
 
 class CombinedFeatures(FeatureSet):
-    """Base class of several sets as one.
-
-    Attributes:
-        sets: The sets, in order.
-    """
+    """Base class of several sets as one; `sets` has them in order."""
 
     sets: tuple[Features, ...]
 
@@ -343,7 +331,7 @@ class JoinedFeatures(CombinedFeatures):
 
     Args:
         sets: At least one; the first is the dataset itself.
-        names: For each set, its streams and their names here, see `stream_names`.
+        names: For each set, its streams and their names here, see `reader.open`.
     """
 
     def __init__(self, sets: Sequence[Features], names: Sequence[Mapping[str, str]]) -> None:
@@ -440,56 +428,3 @@ class JoinedFeatures(CombinedFeatures):
     def provenance(self, index: SupportsIndex) -> dict[str, Any]:
         """Return the origin of a row of the first set; see `Features.provenance`."""
         return self.sets[0].provenance(int(self._rows[0][self._position(index)]))
-
-
-def open_joined(
-    uri: str,
-    which: Which | None,
-    streams: Sequence[str] | None,
-    storage_options: Mapping[str, Any],
-    open_set: Callable[[str, Which | None, list[str]], Features],
-) -> JoinedFeatures:
-    """Open a set with its additions, as a snapshot of the set names them.
-
-    Args:
-        uri: Where the set lies.
-        which: The snapshot.
-        streams: Names of streams here; None reads all.
-        storage_options: Options of the filesystem.
-        open_set: Opens a set by place, snapshot and streams.
-    Raises:
-        OutputError: An addition lacks the snapshot that is named.
-        CommitError: The snapshot of an addition has other bytes than the one that was added.
-        ValueError: A stream is unknown.
-    """
-    catalog = load_catalog(Layout.open(uri, storage_options), which)
-    places: dict[str, tuple[str, Which | None]] = {"": (uri, which)}
-    known: dict[str, Sequence[str]] = {"": tuple(catalog.streams)}
-    for name, file in catalog.additions.items():
-        place = f"{uri.rstrip('/')}/{addition_path(name)}"
-        stem = PurePosixPath(file.path).stem
-        there = Layout.open(place, storage_options)
-        if find_snapshot(there, stem).snapshot.sha256 != file.sha256:
-            raise CommitError(f"{there.url()}: snapshot {stem} is another than the one added")
-        places[name], known[name] = (place, stem), tuple(load_catalog(there, stem).streams)
-    names = stream_names(known)
-    called = [each for of_set in names.values() for each in of_set.values()]
-    if streams is not None and (not streams or set(streams) - set(called)):
-        raise ValueError(f"expected streams out of {called}, got {list(streams)}")
-    wanted = {
-        key: {name: each for name, each in of_set.items() if streams is None or each in streams}
-        for key, of_set in names.items()
-    }
-    chosen = {key: of_set for key, of_set in wanted.items() if of_set}
-    sets = [open_set(*places[key], list(of_set)) for key, of_set in chosen.items()]
-    return JoinedFeatures(sets, list(chosen.values()))
-
-
-def stream_names(sets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Return the name here of each stream of each set, given the streams by set."""
-    taken = set[str]()
-    names = {}
-    for key, streams in sets.items():
-        names[key] = {each: f"{key}.{each}" if each in taken else each for each in streams}
-        taken.update(names[key].values())
-    return names

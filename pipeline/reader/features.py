@@ -1,13 +1,9 @@
 """A feature set: rows by number and by id, and slices in seconds.
 
-Only the frames that are asked for are fetched. Zarr fetches the inner chunks that hold these
-frames; Parquet fetches one column of the row group that holds the row. Decoded blocks are cached in
-each process, within a bound in bytes; they are read-only, and rows are copies, so a caller cannot
-edit the cache. A set can be pickled into workers and used after a fork: each process opens the
-files anew.
-
-The index gives the start and length of each row. A reader checks the row id as well: an index of
-other files causes an error and never the features of another row.
+Only the frames that are asked for are fetched: Zarr's inner chunks that hold them, or one column of
+a Parquet row group. Decoded blocks are cached in each process, within a bound in bytes. A set can
+be pickled into workers and used after a fork: each process opens the files anew. A reader checks
+row ids: an index of other files causes an error and never the features of another row.
 """
 
 from __future__ import annotations
@@ -30,6 +26,7 @@ import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.missing_modules import needed_modules
+from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.formats.block_cache import (
     BlockCache,
     GivesPieces,
@@ -64,9 +61,7 @@ from earmill.pipeline.storage.paths import rows_path
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.dataset.description import DatasetFile
     from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
-
 
 MAX_OPEN_SHARDS = 128
 # Folder of a local cache, and the maximum bytes of its files.
@@ -78,9 +73,8 @@ READ_AHEAD_ROWS = 512
 class ProcessHandles:
     """Connections, open shards and cached blocks of a set in one process; never pickled.
 
-    Safe in several threads, which open different shards at the same time. If more than `max_open`
-    shards are open, the least recently used shard is closed. The set is not referred to: threads
-    that read ahead must not keep it alive.
+    Safe in several threads. If more than `max_open` shards are open, the least recently used one is
+    closed. The set is not referred to: threads that read ahead must not keep it alive.
     """
 
     def __init__(
@@ -113,7 +107,6 @@ class ProcessHandles:
         self._closed = False
 
     def file(self, shard: str) -> tuple[str, Promise]:
-        """Return the path of the feature file of a shard, and what its commit states."""
         if shard not in self._files:
             named = self._catalog.shard_file(self.layout, shard, self._format, self._fmt)
             self._files[shard] = named
@@ -122,14 +115,9 @@ class ProcessHandles:
     def reader(self, shard: str, *, ahead: bool = False) -> ShardReader:
         """Return the reader of a shard; open it if it is not open.
 
-        Args:
-            shard: Id of the shard.
-            ahead: True if no row is read from it yet. If too many shards are open, it replaces a
-                shard that rows were read from, except the last of these and shards that cannot read
-                ahead.
-        Raises:
-            LookupError: With `ahead`, no shard can be closed.
-            ValueError: `close` was called while the shard was being opened.
+        With `ahead` no row is read from it yet. If too many shards are open, it replaces a shard
+        that rows were read from, except the last of these and shards that cannot read ahead.
+        LookupError if there is none, ValueError if `close` was called meanwhile.
         """
         rel, promise = self.file(shard)
         with self._changed:
@@ -359,17 +347,11 @@ class Features(FeatureSet):
         self._ahead().want([self._position(row) for row in rows], spans_s)
 
     def _ahead(self) -> ReadAhead:
-        """Return the read-ahead of this process."""
         process, places = self._here(), self._places
         if process.ahead is None:
             pace = LOCAL if process.layout.is_local else REMOTE
             process.ahead = ReadAhead(
-                process.needed,
-                process.prepare,
-                places.shard,
-                places.nbytes,
-                process.cache,
-                pace,
+                process.needed, process.prepare, places.shard, places.nbytes, process.cache, pace
             )
         return process.ahead
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from earmill.pipeline.dataset.snapshot import Which
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.snapshot import Which, find_snapshot
 from earmill.pipeline.reader.catalog import load_catalog
-from earmill.pipeline.reader.combined import ConcatenatedFeatures, JoinedFeatures, open_joined
+from earmill.pipeline.reader.combined import ConcatenatedFeatures, JoinedFeatures
 from earmill.pipeline.reader.features import Features
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import addition_path
 
 Uri = str | os.PathLike[str]
 CACHE_BYTES = 256 * 2**20
@@ -139,7 +141,27 @@ def open_features(
     if additions:
         if isinstance(uri, list | tuple):
             raise ValueError("expected one place to read with its additions, got a list of places")
-        return open_joined(os.fspath(uri), snapshot, streams, options, open_set)
+        catalog = load_catalog(Layout.open(os.fspath(uri), options), snapshot)
+        places: dict[str, tuple[Uri, Which | None]] = {"": (uri, snapshot)}
+        known: dict[str, Sequence[str]] = {"": tuple(catalog.streams)}
+        for name, file in catalog.additions.items():
+            place = f"{os.fspath(uri).rstrip('/')}/{addition_path(name)}"
+            stem = PurePosixPath(file.path).stem
+            there = Layout.open(place, options)
+            if find_snapshot(there, stem).snapshot.sha256 != file.sha256:
+                raise CommitError(f"{there.url()}: snapshot {stem} is another than the one added")
+            places[name], known[name] = (place, stem), tuple(load_catalog(there, stem).streams)
+        names = _stream_names(known)
+        called = [each for of_set in names.values() for each in of_set.values()]
+        if streams is not None and (not streams or set(streams) - set(called)):
+            raise ValueError(f"expected streams out of {called}, got {list(streams)}")
+        wanted = {
+            key: {name: each for name, each in of_set.items() if streams is None or each in streams}
+            for key, of_set in names.items()
+        }
+        chosen = {key: of_set for key, of_set in wanted.items() if of_set}
+        joined = [open_set(*places[key], list(of_set)) for key, of_set in chosen.items()]
+        return JoinedFeatures(joined, list(chosen.values()))
     if isinstance(uri, str | os.PathLike):
         return open_set(uri, snapshot, streams)
     if not isinstance(uri, list | tuple):
@@ -159,3 +181,13 @@ def open_features(
 def _check_bytes(name: str, value: Any) -> None:
     if isinstance(value, bool) or not (isinstance(value, numbers.Real) and float(value) >= 0):
         raise ValueError(f"{name} must be a number of bytes from 0, got {value!r}")
+
+
+def _stream_names(sets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
+    """Return the name here of each stream of each set."""
+    taken = set[str]()
+    names = {}
+    for key, streams in sets.items():
+        names[key] = {each: f"{key}.{each}" if each in taken else each for each in streams}
+        taken.update(names[key].values())
+    return names

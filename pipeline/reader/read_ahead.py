@@ -1,15 +1,13 @@
 """Blocks that are needed soon, fetched and decoded ahead by threads of this process.
 
-The consumer names the next rows; each call moves the window on. Rows become the blocks that hold
-them, and blocks that lie close together become one request. Bytes in flight are bounded. A reader
-that needs a block in flight waits for it and does not fetch it again. Errors are dropped here: the
-row is read in any case, and its own error names it.
+The consumer names the next rows; each call moves the window on. Blocks that lie close together
+become one request, and bytes in flight are bounded. A reader that needs a block in flight waits for
+it. Errors are dropped here: the row is read in any case, and its own error names it.
 
 On a local disk, a block takes as long alone as with others, so rows are taken a few at a time. A
 request to a remote store costs a round trip, and the client as much time as 1 MB. So rows are taken
-by the quarter of a window, and shards as a whole if they fit, which makes few and large requests.
-Shards are opened concurrently. The next shards are opened before their rows are in the window,
-because it takes two to three round trips to learn where rows lie.
+by the quarter of a window, and shards as a whole if they fit. The next shards are opened before
+their rows are in the window, because it takes two to three round trips to learn where rows lie.
 """
 
 from __future__ import annotations
@@ -90,10 +88,7 @@ class ReadAhead:
     Args:
         needed: Yields the blocks of a row.
         prepare: Opens the shard of a row that is read soon; makes small requests in the pool.
-        shard_of: Returns the shard of a row.
         nbytes: Returns the decoded bytes of rows or spans.
-        cache: The cache for blocks.
-        pace: The policy.
     """
 
     def __init__(
@@ -127,13 +122,9 @@ class ReadAhead:
     ) -> int:
         """Name the rows that come next, in order; this replaces the rows of earlier calls.
 
-        Args:
-            rows: Numbers of rows.
-            spans: The span of each row; None for whole rows.
-            in_order: True if no block is needed again after its rows were read. The window may then
-                take a larger share of the cache.
-        Returns:
-            The number of rows after which the next call is due, if they are read one by one.
+        Flag `in_order` says that no block is needed again after its rows were read; the window may
+        then take a larger share of the cache. Return the number of rows after which the next call
+        is due.
         """
         share = IN_ORDER_SHARE if in_order else SHARE
         most = min(self._pace.max_bytes, int(share * self._cache.max_bytes))
@@ -164,10 +155,8 @@ class ReadAhead:
         return min(max(1, step), MAX_STEP)
 
     def settle(self, position: int) -> None:
-        """Wait until the requests for a row are made, if they are being made.
-
-        Otherwise the reader would request the same bytes a second time.
-        """
+        """Wait until the requests for a row are made; the reader would request the bytes a second
+        time."""
         plan = self._plans.get(position)
         if plan is not None:
             with suppress(Exception, CancelledError):
@@ -181,10 +170,8 @@ class ReadAhead:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _whole_shards(self, rows: Sequence[int], ends: np.ndarray, count: int, most: int) -> int:
-        """Return the rows of the window without a last shard that does not fit as a whole.
-
-        Such a shard is left for a later window, if it fits into a window by itself and none of its
-        rows is requested yet.
+        """Return the rows of the window without a last shard that does not fit as a whole. The
+        shard stays if it fits into no window by itself, or if one of its rows is requested already.
         """
         if count == len(rows):
             return count

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from earmill.pipeline.loader.rows import Row
+from earmill.pipeline.loader.rows import FeatureRows, Row
 from earmill.pipeline.spec.spans import SPAN_ID
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.loader.rows import FeatureRows
+
 
 # Number of a set, and the id of a recording in it.
 Name = tuple[int, str]

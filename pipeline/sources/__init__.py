@@ -13,16 +13,10 @@ __all__ = ["Item", "Source", "open_source"]
 
 
 def open_source(spec: SourceSection, array_rate_hz: int | None = None) -> Source:
-    """Return the source that a job names.
+    """Return the source that a job names; a SourceError if it is missing or cannot be read.
 
     Opening lists no rows, so every worker opens the source. An empty source is an error of
-    `items()`.
-
-    Args:
-        spec: The `source` section.
-        array_rate_hz: Rate of arrays without a rate: `audio.array_rate_hz`.
-    Raises:
-        SourceError: The source is missing or cannot be read.
+    `items()`. Arrays without a rate have `array_rate_hz`, which is `audio.array_rate_hz`.
     """
     kind = source_kind(spec.kind)
     if array_rate_hz is not None and not kind.has_arrays:

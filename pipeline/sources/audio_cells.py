@@ -11,7 +11,6 @@ a known full scale (int64, unsigned) are refused before work starts.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,14 +72,18 @@ def audio_cell(cell: pa.Scalar, array_rate_hz: int | None = None) -> AudioCell:
         return AudioCell(samples=cell, rate_hz=array_rate_hz)
     if not pa.types.is_struct(kind):
         return AudioCell(path=cell.as_py()) if _is_text(kind) else AudioCell(cell.as_buffer())
-    data, path, samples = (_field(cell, name, fits) for name, fits in _FIELDS.items())
-    rates = [_field(cell, name, lambda kind: True) for name in RATE_NAMES]
-    rate_hz = next((rate.as_py() for rate in rates if rate is not None), array_rate_hz)
+    # Fields that are there, of a type that fits, and not null.
+    fields = {field.name: cell[field.name] for field in kind}
+    held = {name: field for name, field in fields.items() if field.is_valid}
+    data, path, samples = (
+        held[name] if name in held and fits(held[name].type) else None
+        for name, fits in _FIELDS.items()
+    )
     return AudioCell(
         None if data is None else data.as_buffer(),
         None if path is None else path.as_py(),
         samples,
-        rate_hz,
+        next((held[name].as_py() for name in RATE_NAMES if name in held), array_rate_hz),
     )
 
 
@@ -91,19 +94,16 @@ def check_audio_type(column: str, kind: pa.DataType, array_rate_hz: int | None) 
         stored = kind.storage_type
     elif pa.types.is_dictionary(kind):
         stored = kind.value_type
+    fields = {each.name: each.type for each in stored} if pa.types.is_struct(stored) else {}
+    known = [name for name, fits in _FIELDS.items() if name in fields and fits(fields[name])]
     advice: str | None = f"{EXPECTED}; name another column in source.audio_column"
-    if _is_text(stored) or _is_bytes(stored):
-        advice = None
-    elif _is_list(stored):
+    if _is_list(stored):
         advice = _list_advice(stored, array_rate_hz)
-    elif pa.types.is_struct(stored):
-        fields = {field.name: field.type for field in stored}
-        known = [name for name, fits in _FIELDS.items() if name in fields and fits(fields[name])]
-        if "array" in known:
-            has_rate = any(name in fields for name in RATE_NAMES)
-            advice = _list_advice(fields["array"], 1 if has_rate else array_rate_hz)
-        elif known:
-            advice = None
+    elif "array" in known:
+        has_rate = not fields.keys().isdisjoint(RATE_NAMES)
+        advice = _list_advice(fields["array"], 1 if has_rate else array_rate_hz)
+    elif known or _is_text(stored) or _is_bytes(stored):
+        advice = None
     if advice is not None:
         raise SourceError(f"column {column!r} holds {kind}: {advice}")
 
@@ -133,22 +133,6 @@ def wav_of(samples: pa.Scalar, rate_hz: Any, uri: str) -> bytes:
             f"{uri}: expected the rate of the array in whole Hz, got {rate_hz}; set "
             "audio.array_rate_hz if the dataset does not say it"
         )
-    frames = _frames(samples, uri)
-    channels, itemsize = frames.shape[1], frames.dtype.itemsize
-    if frames.nbytes > MOST_BYTES:
-        raise NotAudioError(f"{uri}: expected an array of at most 4 GiB, got {frames.nbytes:,}")
-    tag = FLOAT if frames.dtype.kind == "f" else PCM
-    head = WAV_HEADER.pack(
-        *(b"RIFF", WAV_HEADER.size - 8 + frames.nbytes, b"WAVE"),
-        *(b"fmt ", 16, tag, channels, int(rate_hz)),
-        *(int(rate_hz) * channels * itemsize % 2**32, channels * itemsize, 8 * itemsize),
-        *(b"data", frames.nbytes),
-    )
-    return head + frames.tobytes()
-
-
-def _frames(samples: pa.Scalar, uri: str) -> NDArray[Any]:
-    """Return the samples as (time, channel), in the type that is stored."""
     outer, values = samples.values, _values(samples)
     channels = 1
     if _is_list(outer.type):
@@ -162,10 +146,22 @@ def _frames(samples: pa.Scalar, uri: str) -> NDArray[Any]:
             )
     if values.null_count:
         raise NotAudioError(f"{uri}: expected numbers, got {values.null_count} null samples")
-    found: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(channels, -1).T
-    if found.dtype == np.int8:
-        return found.astype("<i2") << 8
-    return found.astype(_STORED[values.type])
+    # frames: (time, channel)
+    frames: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(channels, -1).T
+    frames = frames.astype(_STORED[values.type])
+    if values.type == pa.int8():
+        frames <<= 8
+    itemsize = frames.dtype.itemsize
+    if frames.nbytes > MOST_BYTES:
+        raise NotAudioError(f"{uri}: expected an array of at most 4 GiB, got {frames.nbytes:,}")
+    tag = FLOAT if frames.dtype.kind == "f" else PCM
+    head = WAV_HEADER.pack(
+        *(b"RIFF", WAV_HEADER.size - 8 + frames.nbytes, b"WAVE"),
+        *(b"fmt ", 16, tag, channels, int(rate_hz)),
+        *(int(rate_hz) * channels * itemsize % 2**32, channels * itemsize, 8 * itemsize),
+        *(b"data", frames.nbytes),
+    )
+    return head + frames.tobytes()
 
 
 def _is_rate(rate_hz: Any) -> bool:
@@ -178,17 +174,6 @@ def _values(samples: pa.Scalar) -> pa.Array:
     """Return the samples of all channels, one behind the other."""
     values = samples.values
     return values.flatten() if _is_list(values.type) else values
-
-
-def _field(
-    cell: pa.StructScalar, name: str, fits: Callable[[pa.DataType], bool]
-) -> pa.Scalar | None:
-    """Return a field of a cell that is there, of a type that fits, and not null."""
-    index = cell.type.get_field_index(name)
-    if index < 0 or not fits(cell.type.field(index).type):
-        return None
-    found = cell[name]
-    return found if found.is_valid else None
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -20,19 +20,9 @@ from urllib.parse import unquote_to_bytes
 
 from fsspec.implementations.local import LocalFileSystem
 
+from earmill.pipeline.common import errors
 from earmill.pipeline.common.arrow_types import Columns
-from earmill.pipeline.common.errors import (
-    AbsentError,
-    EarmillError,
-    ErrorKind,
-    RowError,
-    SourceError,
-    SourceOutage,
-    UnreadableError,
-    chain,
-    classify,
-    http_status,
-)
+from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
 from earmill.pipeline.common.monitoring import SOURCE
 from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
@@ -103,7 +93,7 @@ class Item:
     equal_to: EqualRow | None = field(default=None, compare=False)
 
 
-Fetched = tuple[Item, BinaryIO | RowError]
+Fetched = tuple[Item, BinaryIO | errors.RowError]
 
 
 class Source(Protocol):
@@ -149,10 +139,8 @@ def object_of(
 ) -> tuple[Any, str]:
     """Return `filesystem` of a uri that names one object, possibly with a version.
 
-    Args:
-        versions: False for a listed name, in which `?versionId=` is a part of the name.
-    Raises:
-        UnreadableError: The store's client would ask for another object.
+    In a listed name, `?versionId=` is a part of the name: `versions` is False. An UnreadableError
+    says that the store's client would ask for another object.
     """
     odd = _odd_path(uri)
     if odd is not None:
@@ -160,7 +148,7 @@ def object_of(
     fs, path = filesystem(uri, storage_options)
     is_here = isinstance(fs, LocalFileSystem)
     if not (is_here or is_chain(uri)) and asks_for_another(fs, path, uri, versions=versions):
-        raise UnreadableError(
+        raise errors.UnreadableError(
             f"{uri}: the client of this store cannot ask for an object of that name; rename it, or "
             "in a web address write # as %23"
         )
@@ -188,8 +176,8 @@ def as_text(name: str) -> str:
 def row_names(names: Sequence[str]) -> list[str]:
     """Return the row id of each path below the root of a source: unique text.
 
-    A name that is not UTF-8 is escaped. It gets `./` in front if another file has the escaped name,
-    as no path below a root begins with `./`.
+    A name that is not UTF-8 is escaped. It gets `./` in front, which no path below a root has, if
+    another file has the escaped name.
     """
     texts = [as_text(name) for name in names]
     known = set(names)
@@ -233,30 +221,26 @@ def resolved(uri: str, fs: Any, folder: str) -> str:
 
 def _odd_path(uri: str) -> str | None:
     """Return the path in a uri that `public_uri` escaped; None for other uris."""
-    if not uri.startswith(FILE):
-        return None
-    raw = unquote_to_bytes(uri.removeprefix(FILE))
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return os.fsdecode(raw)
+    if uri.startswith(FILE):
+        raw = unquote_to_bytes(uri.removeprefix(FILE))
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            return os.fsdecode(raw)
     return None
 
 
 @contextmanager
 def source_errors(uri: str) -> Iterator[None]:
-    """Turn every exception of a filesystem into a SourceError of one line.
-
-    fsspec backends raise classes of their own (botocore, aiohttp, asyncio), so all are caught.
-    """
+    """Turn every exception of a filesystem, of whatever class, into a SourceError of one line."""
     try:
         yield
-    except EarmillError:
+    except errors.EarmillError:
         raise
     except FileNotFoundError as error:
-        raise SourceError(f"source {uri}: not found; check source.uri") from error
+        raise errors.SourceError(f"source {uri}: not found; check source.uri") from error
     except Exception as error:
-        kind = SourceOutage if classify(error) is ErrorKind.OUTAGE else SourceError
+        kind = errors.SourceOutage if classify(error) is ErrorKind.OUTAGE else errors.SourceError
         raise kind(f"source {uri}: cannot be read: {named_line(error)}") from error
 
 
@@ -314,38 +298,37 @@ def is_away(error: Exception) -> bool:
     return classify(error) in (ErrorKind.REFUSED, ErrorKind.OUTAGE)
 
 
-def damaged_row(uri: str, error: Exception) -> UnreadableError:
+def damaged_row(uri: str, error: Exception) -> errors.UnreadableError:
     """Return the row error of a file of a dataset; raise SourceOutage if the file is away.
 
-    A dataset may use any file reader. Its error on bytes that arrived costs one row. If bytes do
-    not arrive, or a table is gone, no row is at fault.
+    An error on bytes that arrived costs one row. If bytes do not arrive, no row is at fault.
     """
     if is_away(error):
-        raise SourceOutage(f"{uri}: cannot be read: {named_line(error)}") from error
+        raise errors.SourceOutage(f"{uri}: cannot be read: {named_line(error)}") from error
     return unreadable(uri, error)
 
 
-def unreadable(uri: str, error: Exception) -> UnreadableError:
-    return UnreadableError(f"{uri}: cannot be read: {named_line(error)}")
+def unreadable(uri: str, error: Exception) -> errors.UnreadableError:
+    return errors.UnreadableError(f"{uri}: cannot be read: {named_line(error)}")
 
 
-def row_error(uri: str, error: Exception) -> RowError:
+def row_error(uri: str, error: Exception) -> errors.RowError:
     """Return the row error of a refusal or a defect; raise SourceOutage for all other errors."""
     if (found := row_error_of(uri, error)) is not None:
         return found
     if classify(error) is ErrorKind.REFUSED:
-        return AbsentError(f"{uri}: cannot be fetched: {named_line(error)}")
-    raise SourceOutage(f"{uri}: cannot be fetched: {named_line(error)}") from error
+        return errors.AbsentError(f"{uri}: cannot be fetched: {named_line(error)}")
+    raise errors.SourceOutage(f"{uri}: cannot be fetched: {named_line(error)}") from error
 
 
-def row_error_of(uri: str, error: Exception) -> RowError | None:
+def row_error_of(uri: str, error: Exception) -> errors.RowError | None:
     """Return the row error of an exception that the object itself causes; None for others."""
     for each in chain(error):
-        if isinstance(each, RowError):
+        if isinstance(each, errors.RowError):
             return each
     if classify(error) is not ErrorKind.DEFECT:
         return None
-    return UnreadableError(f"{uri}: cannot be read: {named_line(error, where=True)}")
+    return errors.UnreadableError(f"{uri}: cannot be read: {named_line(error, where=True)}")
 
 
 def stat_fields(info: Mapping[str, Any]) -> dict[str, Any]:

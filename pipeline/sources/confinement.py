@@ -6,10 +6,9 @@ must be under a prefix in the job's `source.allow`. Addresses that are not publi
 if the job names their host. `storage_options` go to the source's own store and to no other host.
 See docs/security.md for what this does not protect against.
 
-A web server may redirect a request to any address, so each hop is checked. Public hosts are
-allowed, because files are often moved to content networks. Other hosts must be named by the job,
-with their path. The address is checked again when the socket is made, so that a name cannot change
-its address in between.
+A web server may redirect a request to any address, so each hop is checked. Hosts that are not
+public must be named by the job, with their path. The address is checked again when the socket is
+made, so that a name cannot change its address in between.
 """
 
 from __future__ import annotations
@@ -47,17 +46,11 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Place:
-    """The parts of a uri. In a prefix, an empty authority stands for every host.
+    """The parts of a uri. In a prefix, an empty authority stands for every host."""
 
-    Args:
-        scheme: Lower case; `file` for local paths.
-        authority: Bucket, or host and port.
-        path: Absolute. Keys of object stores are literal, paths of the web without escapes.
-    """
-
-    scheme: str
-    authority: str
-    path: str
+    scheme: str  # Lower case; `file` for local paths.
+    authority: str  # Bucket, or host and port.
+    path: str  # Absolute. Keys of object stores are literal, paths of the web without escapes.
 
     @classmethod
     def of(cls, uri: str) -> Place:
@@ -124,10 +117,8 @@ _is_named: ContextVar[bool] = ContextVar("is_named", default=False)
 
 @dataclass(frozen=True)
 class CheckedClient:
-    """Opens aiohttp sessions that check every hop; for `get_client` of fsspec.
-
-    Args:
-        named: Places of the web that the job names; their addresses need not be public.
+    """Opens aiohttp sessions that check every hop; for `get_client` of fsspec. The addresses of the
+    places of the web that the job names need not be public.
     """
 
     named: tuple[Place, ...]
@@ -156,6 +147,12 @@ class CheckedClient:
             _is_named.reset(token)
 
 
+def _is_global(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    inner = getattr(found, "ipv4_mapped", None)
+    return bool((inner or found).is_global) and not found.is_multicast
+
+
 def _checked_socket(address_info: Any) -> socket.socket:
     """Make a socket for a public address, or for the place of a request that the job names."""
     family, kind, protocol, _, address = address_info
@@ -172,12 +169,6 @@ def is_public(host: str) -> bool:
     except (OSError, UnicodeError):
         return True  # the connection will fail, or be judged by its address
     return all(_is_global(str(address[0])) for *_, address in found)
-
-
-def _is_global(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    inner = getattr(found, "ipv4_mapped", None)
-    return bool((inner or found).is_global) and not found.is_multicast
 
 
 class Confinement:
@@ -224,10 +215,16 @@ class Confinement:
     def options(self, uri: str) -> dict[str, Any]:
         """Return fsspec options for a uri; raise OutsideError unless it may be read."""
         self.check(uri)
-        place = Place.read_at(uri)
+        place, store = Place.read_at(uri), self._store
         if place.scheme == "file":
             return {}
-        options = dict(self._options) if self._is_own_store(place) else {}
+        options: dict[str, Any] = {}
+        if store is not None and store.scheme == place.scheme:
+            # Buckets of one service share endpoint and keys, if the job names them.
+            buckets = [root for root in self._allow if root.authority]
+            is_named = any(root.is_prefix_of(place) for root in buckets)
+            if store.authority == place.authority or (place.scheme in OBJECT_STORES and is_named):
+                options = dict(self._options)
         if place.scheme in PORTS:
             # The client checks redirects, and names whose address changes, when it connects.
             options.setdefault("get_client", self._client)
@@ -235,16 +232,6 @@ class Confinement:
             # The last link of the chain gets them, by the name of its protocol.
             return {uri.rpartition("::")[2].partition("://")[0]: options}
         return options
-
-    def _is_own_store(self, place: Place) -> bool:
-        store = self._store
-        if store is None or store.scheme != place.scheme:
-            return False
-        if store.authority == place.authority:
-            return True
-        # Buckets of one service share endpoint and keys, if the job names them.
-        buckets = [root for root in self._allow if root.authority]
-        return place.scheme in OBJECT_STORES and any(root.is_prefix_of(place) for root in buckets)
 
 
 def allow_hint(uris: Iterable[str]) -> str:

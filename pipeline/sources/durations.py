@@ -8,7 +8,6 @@ three. Shards then hold more or less audio than planned. Nothing else depends on
 from __future__ import annotations
 
 import io
-import struct
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import BinaryIO
@@ -51,37 +50,33 @@ LEAST_BYTES_PER_SECOND = 20
 def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) -> float | None:
     """Return the duration by the header of a local path or stream; None if it is not plausible.
 
-    The path must name a regular file. Only the header is read, so the call does not wait.
-
-    Args:
-        behind: True also reads what follows the samples, which can show that a header is wrong.
+    The path must name a regular file. Only the header is read, so the call does not wait. With
+    `behind`, what follows the samples is read too, which can show that a header is wrong.
     """
     try:
         if isinstance(source, str):
             with open_regular(source) as stream:
                 return header_seconds(stream, nbytes, behind=behind)
-        seconds = _declared_seconds(source, nbytes, behind=behind)
+        found = probe(source, nbytes, header_only=True, behind=behind)
+        if found.damage is not None:
+            return None
+        parts = DecoderInput(source)
+        if found.kind in GUESSED:
+            # libsndfile gives the duration of the header. It may decode at another rate.
+            file: Decoder = SndFile(parts.window(found.start, found.stop), found)
+        else:
+            file = open_decoder(parts, found)
+        file.close()
     except (DecoderError, TypeError, OSError, NotRegularError):
         return None  # damaged, or not audio: the worker will say so
-    return seconds if 0 < seconds * LEAST_BYTES_PER_SECOND <= nbytes else None
-
-
-def _declared_seconds(stream: BinaryIO, nbytes: int, *, behind: bool) -> float:
-    """Return the duration by the header; 0 if it has none, or is known to be wrong."""
-    found = probe(stream, nbytes, header_only=True, behind=behind)
-    if found.damage is not None:
-        return 0.0
-    source = DecoderInput(stream)
-    if found.kind in GUESSED:
-        # libsndfile gives the duration of the header. It may decode at another rate.
-        file: Decoder = SndFile(source.window(found.start, found.stop), found)
-    else:
-        file = open_decoder(source, found)
-    file.close()
-    if isinstance(file, AvFile):
-        return file.seconds
     frames = file.frames if found.declared_frames is None else found.declared_frames
-    return frames / file.samplerate if frames < UNKNOWN_FRAMES and file.samplerate > 0 else 0.0
+    if isinstance(file, AvFile):
+        seconds = file.seconds
+    elif frames < UNKNOWN_FRAMES and file.samplerate > 0:
+        seconds = frames / file.samplerate
+    else:
+        return None
+    return seconds if 0 < seconds * LEAST_BYTES_PER_SECOND <= nbytes else None
 
 
 def guess_seconds(name: str | None, nbytes: float, head: bytes = b"") -> float:
@@ -124,10 +119,9 @@ class ByteRate:
         Plain and lightly compressed pages hold a clip unchanged, after its length in four bytes.
         """
         for magic, codec in EARLY.items():
-            at = head.find(magic)
-            if at < 4:
+            if (at := head.find(magic)) < 4:
                 continue
-            (length,) = struct.unpack_from("<I", head, at - 4)
+            length = int.from_bytes(head[at - 4 : at], "little")
             if LEAST_CLIP_BYTES <= length <= nbytes:
                 seconds = early_seconds(head[at:], length)
                 if seconds is not None:

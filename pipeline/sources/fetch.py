@@ -11,8 +11,7 @@ of a long row (`planning.spans`) are read by different workers at different time
 checks that the file is still the planned file.
 
 An outage of the store is retried by the policy in `sources.base`, and then ends the reading with
-`SourceOutage`: no row is at fault. If the store refuses one name, or its client fails because of
-the name or the content, that row becomes a RowError.
+`SourceOutage`: no row is at fault.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from posixpath import splitext
@@ -44,20 +44,8 @@ from earmill.pipeline.common.byte_streams import SeekableFile, open_regular, sha
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
 from earmill.pipeline.common.monitoring import FETCH, carried
 from earmill.pipeline.common.text import named_line
-from earmill.pipeline.sources.base import (
-    Fetched,
-    Item,
-    is_final,
-    object_of,
-    retry_fetch,
-    retry_listing,
-    retry_read,
-    row_error,
-    row_error_of,
-    source_errors,
-    source_wait,
-    stat_fields,
-)
+from earmill.pipeline.sources import base
+from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.storage.backend import is_web
 from earmill.pipeline.storage.scratch import own_folder
 
@@ -137,24 +125,11 @@ def may_go_on(fs: Any) -> bool:
     return isinstance(fs, AbstractFileSystem) and not {"http", "https"}.isdisjoint(fs.protocol)
 
 
-class _Ranged(SeekableFile):
-    """Base class of files whose `readinto` calls `read`."""
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self.read(len(view)) or b""
-        view[: len(data)] = data
-        return len(data)
-
-
-class RangedFile(_Ranged):
+class RangedFile(SeekableFile):
     """A file that is read in blocks by range requests, only where it is used.
 
-    After a small gap, reading on costs less than another request, so the blocks are long.
-
-    Args:
-        size: Size of the file, or the end of the part that is used.
-        block_bytes: Bytes of a block after a jump.
+    After a small gap, reading on costs less than another request, so the blocks are long. The size
+    may be the end of the part that is used. After a jump, a block has `block_bytes`.
     """
 
     def __init__(self, fs: Any, path: str, size: int, block_bytes: int) -> None:
@@ -167,28 +142,24 @@ class RangedFile(_Ranged):
         wanted = left if size is None or size < 0 else min(size, left)
         behind = self._start + len(self._block)
         if wanted and not self._start <= self._at <= self._at + wanted <= behind:
-            self._fill(wanted)
+            is_inside = self._start <= self._at < behind
+            kept = self._block[self._at - self._start :] if is_inside else b""
+            near = bool(self._block) and 0 <= self._at - behind < NEAR_BYTES
+            block = self._long_block_bytes() if near else self._block_bytes
+            last = min(self._size, self._at + max(wanted, block))
+            missing = Range(self._at + len(kept), last)
+            self._block = kept + read_range(self._fs, self._path, missing)
+            self._start = self._at
         data = self._block[self._at - self._start :][:wanted] if wanted else b""
         self._at += wanted
         return data
-
-    def _fill(self, wanted: int) -> None:
-        """Fetch at least `wanted` bytes from here on."""
-        behind = self._start + len(self._block)
-        kept = self._block[self._at - self._start :] if self._start <= self._at < behind else b""
-        near = bool(self._block) and 0 <= self._at - behind < NEAR_BYTES
-        block = self._long_block_bytes() if near else self._block_bytes
-        first = self._at + len(kept)
-        last = min(self._size, self._at + max(wanted, block))
-        self._block = kept + read_range(self._fs, self._path, Range(first, last))
-        self._start = self._at
 
     def _long_block_bytes(self) -> int:
         """Return the bytes of a block where reading goes on."""
         return LONG_BLOCK_BYTES
 
 
-class SparseFile(_Ranged):
+class SparseFile(SeekableFile):
     """A file of `size` bytes of which only some ranges are available, concatenated in a stream."""
 
     def __init__(self, stream: BinaryIO, ranges: Sequence[Range], size: int) -> None:
@@ -211,19 +182,17 @@ class SparseFile(_Ranged):
 
 
 class Blob:
-    """The bytes of an object, in memory or in a file.
-
-    Args:
-        data: The bytes, or None.
-        path: A local file holding them, or None.
-        temporary: True deletes the file with the blob.
-    """
+    """The bytes of an object, in memory or in a file; a temporary file is deleted with it."""
 
     def __init__(
-        self, data: bytes | None = None, path: str | None = None, *, temporary: bool = False
+        self,
+        data: bytes | None = None,
+        path: str | None = None,
+        *,
+        temporary: bool = False,
+        digest: str | None = None,
     ) -> None:
-        self._data, self._path = data, path
-        self._digest: str | None = None
+        self._data, self._path, self._digest = data, path, digest
         self._lock = threading.Lock()
         if temporary and path is not None:
             weakref.finalize(self, Path(path).unlink, missing_ok=True)
@@ -234,12 +203,23 @@ class Blob:
 
     def open(self) -> BinaryIO:
         """Return a new stream over the bytes, which also has a `digest` method."""
-        if self._data is not None:
-            return _MemoryStream(self, self._data)
-        return _FileStream(self, str(self._path))
+        if self._data is None:
+            return _FileStream(self, str(self._path))
+        stream: Any = _MemoryStream(self._data)
+        stream.digest = self.digest
+        return stream
+
+    def opened(self, item: Item) -> BinaryIO:
+        """Return `open` for a row; UnreadableError if the object has not the planned size."""
+        if item.size is not None and self.nbytes != item.size:
+            raise UnreadableError(
+                f"{item.uri}: changed since it was planned: expected {item.size} bytes, "
+                f"got {self.nbytes}"
+            )
+        return self.open()
 
     def digest(self) -> str:
-        """Return the sha256 of the bytes, computed once."""
+        """Return the sha256 of the bytes, computed once; empty if it is not known."""
         with self._lock:
             if self._digest is None:
                 with self.open() as stream:
@@ -248,11 +228,7 @@ class Blob:
 
 
 class _MemoryStream(io.BytesIO):
-    """A stream over a blob in memory; it shares the bytes until it is written."""
-
-    def __init__(self, blob: Blob, data: bytes) -> None:
-        super().__init__(data)
-        self.digest = blob.digest
+    """A stream that shares the bytes until it is written; it takes a `digest`."""
 
 
 class _FileStream(io.BufferedReader):
@@ -284,26 +260,19 @@ class _FileStream(io.BufferedReader):
             raise
 
 
-class _UnhashedFile(Blob):
-    """A local file without a checksum, because most of it is not read."""
-
-    def digest(self) -> str:
-        return ""
-
-
 class _RangedObject(Blob):
     """A remote object that is read by ranges; `tag` is the content tag of its store, or None."""
 
     def __init__(self, fs: Any, path: str, size: int, tag: str | None) -> None:
         super().__init__()
-        self._fs, self._object, self._size, self._tag = fs, path, size, tag
+        self._opener, self._size = partial(RangedStream, fs, path, size, tag), size
 
     @property
     def nbytes(self) -> int:
         return self._size
 
     def open(self) -> BinaryIO:
-        return RangedStream(self._fs, self._object, self._size, self._tag)  # type: ignore[return-value]
+        return self._opener()  # type: ignore[return-value]
 
 
 class RangedStream(RangedFile):
@@ -318,7 +287,7 @@ class RangedStream(RangedFile):
     def failure(self) -> OSError | None:
         if self._failure is None:
             self._fs.invalidate_cache(self._path)
-            now = stat_fields(retry_read(lambda: self._fs.info(self._path)))
+            now = base.stat_fields(base.retry_read(lambda: self._fs.info(self._path)))
             if (now["size"], now["etag"]) != (self._size, self._tag):
                 text = "the object was replaced while it was read"
                 self._failure = OSError(errno.ESTALE, text)
@@ -334,7 +303,7 @@ class RangedStream(RangedFile):
 
     def read(self, size: int | None = -1) -> bytes:
         try:
-            return retry_read(lambda: super(RangedStream, self).read(size))
+            return base.retry_read(lambda: super(RangedStream, self).read(size))
         except OSError as error:
             self._failure = error
             raise
@@ -354,8 +323,8 @@ def check_arrived(stream: BinaryIO, uri: str) -> None:
     if failure is None:
         return
     cause = failure.__cause__
-    if isinstance(cause, Exception) and (row_error := row_error_of(uri, cause)) is not None:
-        raise row_error
+    if isinstance(cause, Exception) and (found := base.row_error_of(uri, cause)) is not None:
+        raise found
     raise SourceOutage(f"{uri}: cannot be read: {named_line(failure)}") from failure
 
 
@@ -367,7 +336,7 @@ Load = Callable[[Item, Mapping[str, Any], Callable[[], None]], Blob]
 
 def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
     """Read the whole object of an item."""
-    fs, path = object_of(item.uri, options)
+    fs, path = base.object_of(item.uri, options)
     size = item.size
     if isinstance(fs, LocalFileSystem):
         with open_regular(path) as stream:
@@ -410,11 +379,12 @@ def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None])
     is_small = item.size is not None and item.size <= MEMORY_BYTES
     if (item.start_s, item.end_s) == (None, None) or not can_seek(item.uri) or is_small:
         return load_object(item, options, touch)
-    fs, path = object_of(item.uri, options)
+    fs, path = base.object_of(item.uri, options)
     if isinstance(fs, LocalFileSystem):
         is_large = os.stat(path).st_size > MEMORY_BYTES
-        return _UnhashedFile(path=path) if is_large else load_object(item, options, touch)
-    found = stat_fields(fs.info(path))
+        # Most of a large file is not read, so it has no checksum.
+        return Blob(path=path, digest="") if is_large else load_object(item, options, touch)
+    found = base.stat_fields(fs.info(path))
     touch()
     if (found["size"] or 0) <= MEMORY_BYTES or not _has_ranges(fs, path):
         return load_object(item, options, touch)
@@ -457,20 +427,18 @@ def temporary_file() -> str:
 
 
 def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
-    """Return a stream over an object by ranges, to read its header.
-
-    The result is None if the store supports no ranges, or the object is gone.
-    """
+    """Return a stream over an object by ranges, to read its header; None if the store supports no
+    ranges, or the object is gone."""
 
     def opened() -> BinaryIO | None:
-        fs, path = object_of(item.uri, options)
-        found = stat_fields(fs.info(path))
+        fs, path = base.object_of(item.uri, options)
+        found = base.stat_fields(fs.info(path))
         if not found["size"] or not _has_ranges(fs, path):
             return None
         return _RangedObject(fs, path, found["size"], found["etag"]).open()
 
-    with source_errors(item.uri), suppress(FileNotFoundError):
-        return retry_listing(opened)
+    with base.source_errors(item.uri), suppress(FileNotFoundError):
+        return base.retry_listing(opened)
     return None
 
 
@@ -497,9 +465,7 @@ def load_blob(
 ) -> Blob | RowError:
     """Return the object of an item, or the RowError of a refusal; SourceOutage after all tries.
 
-    Args:
-        touch: Called when bytes arrive or a try begins.
-        is_abandoned: Returns True if nobody waits for the object, which is then not tried again.
+    `touch` is called when bytes arrive or a try begins. An abandoned object is not tried again.
     """
 
     def attempt() -> Blob:
@@ -507,10 +473,10 @@ def load_blob(
         return load(item, options(item.uri), touch)
 
     try:
-        return retry_fetch(attempt, lambda error: not (is_abandoned() or is_final(error)))
+        return base.retry_fetch(attempt, lambda error: not (is_abandoned() or base.is_final(error)))
     # Backends raise classes of their own (botocore, aiohttp); `classify` knows them.
     except Exception as error:
-        return row_error(item.uri, error)
+        return base.row_error(item.uri, error)
 
 
 class _Task:
@@ -532,8 +498,8 @@ class _Task:
 
     def result(self) -> Blob | RowError:
         """Wait for the object; SourceOutage if its read stalls."""
-        limit_s = STALL_S + _memory_bytes(self.group[0]) / SLOWEST_BYTES_PER_S
-        with source_wait():
+        limit_s = STALL_S + _memory_bytes(self.group) / SLOWEST_BYTES_PER_S
+        with base.source_wait():
             while True:
                 left_s = self.moved + limit_s - time.monotonic()
                 if wait_for([self.future], timeout=max(0.0, left_s)).done:
@@ -547,25 +513,32 @@ def fetch_all(
 ) -> Iterator[Fetched]:
     """Yield every item in order with its stream or RowError; a few objects are read ahead.
 
-    Args:
-        items: Items; neighbours of one uri share one copy.
-        options: Returns the fsspec storage options of a uri.
-        load: Reads the bytes of an item; called from several threads.
-    Raises:
-        SourceOutage: The store was away for an item.
+    Neighbours of one uri share one copy. `options` returns the storage options of a uri. `load` is
+    called from several threads. A SourceOutage says that the store was away for an item.
     """
     waiting = deque(list(group) for _, group in groupby(items, key=lambda item: item.uri))
     running: deque[_Task] = deque()
     pool = ThreadPoolExecutor(AHEAD_OBJECTS, thread_name_prefix="fetch")
     try:
         while waiting or running:
-            while waiting and _may_start(waiting[0], running):
+            while waiting and len(running) < AHEAD_OBJECTS:
+                held = sum(_memory_bytes(task.group) for task in running)
+                if running and held + _memory_bytes(waiting[0]) > READ_AHEAD_BYTES:
+                    break
                 running.append(_Task(pool, waiting.popleft(), options, load))
             # The task stays in the queue during the wait, so that an early end abandons it too.
             blob = running[0].result()
             # Dropping the task drops its reference to the bytes; the consumer has the last one.
             for item in running.popleft().group:
-                yield item, _opened(item, blob)
+                stream: BinaryIO | RowError
+                try:
+                    stream = blob if isinstance(blob, RowError) else blob.opened(item)
+                except UnreadableError as error:
+                    stream = error
+                except OSError as error:
+                    stream = base.row_error(item.uri, error)
+                yield item, stream
+                del stream
             del blob
     finally:
         for task in running:
@@ -574,66 +547,41 @@ def fetch_all(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _may_start(group: list[Item], running: Sequence[_Task]) -> bool:
-    nbytes = _memory_bytes(group[0]) + sum(_memory_bytes(task.group[0]) for task in running)
-    return not running or (len(running) < AHEAD_OBJECTS and nbytes <= READ_AHEAD_BYTES)
-
-
-def _memory_bytes(item: Item) -> int:
+def _memory_bytes(group: list[Item]) -> int:
     # An unknown size counts as the maximum that is held in memory.
-    return MEMORY_BYTES if item.size is None else min(item.size, MEMORY_BYTES)
-
-
-def _opened(item: Item, blob: Blob | RowError) -> BinaryIO | RowError:
-    if isinstance(blob, RowError):
-        return blob
-    try:
-        check_size(item, blob)
-        return blob.open()
-    except OSError as error:
-        return row_error(item.uri, error)
-    except UnreadableError as error:
-        return error
-
-
-def check_size(item: Item, blob: Blob) -> None:
-    """Raise UnreadableError if an object has not the planned size."""
-    if item.size is not None and blob.nbytes != item.size:
-        raise UnreadableError(
-            f"{item.uri}: changed since it was planned: expected {item.size} bytes, "
-            f"got {blob.nbytes}"
-        )
+    size = group[0].size
+    return MEMORY_BYTES if size is None else min(size, MEMORY_BYTES)
 
 
 def fetch_rows(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
     """Yield `fetch_all` for rows that are files or spans of files; raises as `fetch_all`."""
     with closing(fetch_all(items, options, load_span)) as fetched:  # type: ignore[type-var]
         for item, stream in fetched:
-            error = None
             if item.part_of is not None and not isinstance(stream, RowError):
                 error = _replaced(item, options(item.uri))
                 if error is not None:
                     stream.close()
-            yield item, error or stream
+                    stream = error
+            yield item, stream
 
 
 def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
     """Return an error if the tag, or the local time of change, of a file is not the planned one."""
-    fs, path = object_of(item.uri, options)
+    fs, path = base.object_of(item.uri, options)
     is_here = isinstance(fs, LocalFileSystem)
 
     def asked() -> Mapping[str, Any]:
         if is_here:
             return {"mtime": os.stat(path).st_mtime}
         fs.invalidate_cache(path)
-        return stat_fields(fs.info(path))
+        return base.stat_fields(fs.info(path))
 
     name = "mtime" if is_here else "etag"
     planned = getattr(item, name)
     try:
-        now = retry_read(asked)[name]
+        now = base.retry_read(asked)[name]
     except Exception as error:  # stores raise classes of their own
-        return row_error(item.uri, error)
+        return base.row_error(item.uri, error)
     if planned is None or now is None or planned == now:
         return None
     if is_here:

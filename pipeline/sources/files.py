@@ -1,14 +1,13 @@
 """A folder, a bucket prefix or a glob of audio files, local or behind any fsspec URI.
 
 One recursive listing is filtered by glob and extension and sorted by path. Files of other
-extensions are counted. The row id is the path below the root, so a corpus that moves keeps its ids;
-bytes that are not UTF-8 are escaped. Durations come from local headers, or from sizes if a header
-would cost a request.
+extensions are counted. The row id is the path below the root, so a corpus that moves keeps its ids.
+Durations come from local headers, or from sizes if a header would cost a request.
 
-`Walk` lists every file below a local folder once, without hidden files. It follows links to
-folders, which fsspec does not. Real folders come first, and a link adds files that were not seen
-yet. So a row has its real path as its name if it has one. A link to a folder that holds the root is
-not followed: it would lead back, and to everything outside.
+`Walk` lists every file below a local folder once. It follows links to folders, which fsspec does
+not. Real folders come first, and a link adds files that were not seen yet. So a row has its real
+path as its name if it has one. A link to a folder that holds the root is not followed: it would
+lead back, and to everything outside.
 """
 
 from __future__ import annotations
@@ -27,17 +26,8 @@ from fsspec.utils import glob_translate
 
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import RowError, SourceError
-from earmill.pipeline.sources.base import (
-    Fetched,
-    Item,
-    filesystem,
-    object_of,
-    public_uri,
-    retry_listing,
-    row_names,
-    source_errors,
-    stat_fields,
-)
+from earmill.pipeline.sources import base
+from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import fetch_rows, open_ranged
 from earmill.pipeline.spec.source import FilesSpec
@@ -59,22 +49,25 @@ class Walk:
     """A walk over a local folder; iterate once. `left_out` counts its hidden files and folders."""
 
     def __init__(self, root: str, *, hidden: bool = False) -> None:
-        self._root, self._hidden = root, hidden
+        self._hidden = hidden
         folder = Path(root).resolve()
-        self._seen = {_identity(above.stat()) for above in (folder, *folder.parents)}
-        self._links: list[tuple[str, str]] = []
+        self._seen = {_identity(above.stat()) for above in folder.parents}
+        self._links = [(root, "")]
         self.left_out = 0
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield the path below the root and `file_info` of each file."""
-        yield from self._folder(self._root, "")
         while self._links:
             self._links.sort(reverse=True)
-            path, name = self._links.pop()
-            found = _identity(os.stat(path))
-            if found not in self._seen:
-                self._seen.add(found)
-                yield from self._folder(path, f"{name}/")
+            path, prefix = self._links.pop()
+            if self._is_new(os.stat(path)):
+                yield from self._folder(path, prefix)
+
+    def _is_new(self, found: os.stat_result) -> bool:
+        identity = _identity(found)
+        is_new = identity not in self._seen
+        self._seen.add(identity)
+        return is_new
 
     def _folder(self, path: str, prefix: str) -> Iterator[Entry]:
         waiting = [(path, prefix)]
@@ -87,12 +80,10 @@ class Walk:
                 if entry.name.startswith(".") and not self._hidden:
                     self.left_out += 1
                 elif entry.is_dir(follow_symlinks=False):
-                    identity = _identity(entry.stat(follow_symlinks=False))
-                    if identity not in self._seen:
-                        self._seen.add(identity)
+                    if self._is_new(entry.stat(follow_symlinks=False)):
                         waiting.append((entry.path, f"{name}/"))
                 elif entry.is_symlink() and os.path.isdir(entry.path):
-                    self._links.append((entry.path, name))
+                    self._links.append((entry.path, f"{name}/"))
                 else:
                     yield name, file_info(entry.path)
 
@@ -131,10 +122,10 @@ class FilesSource:
 
     def __init__(self, spec: FilesSpec) -> None:
         self._spec = spec
-        with source_errors(spec.uri):
-            self._fs, path = filesystem(spec.uri, spec.storage_options)
+        with base.source_errors(spec.uri):
+            self._fs, path = base.filesystem(spec.uri, spec.storage_options)
             self._single: Entry | None = None
-            self._root, self._glob = retry_listing(lambda: self._split(path))
+            self._root, self._glob = base.retry_listing(lambda: self._split(path))
         self._found, self._skipped = 1, Counter[str]()
 
     def _split(self, path: str) -> tuple[str, str]:
@@ -173,17 +164,17 @@ class FilesSource:
         return (item for item, _ in self._listed())
 
     def _listed(self) -> Iterator[tuple[Item, str]]:
-        with source_errors(self._spec.uri):
-            found = self._matching(retry_listing(self._listing))
-        row_ids = row_names([name for name, _ in found])
+        with base.source_errors(self._spec.uri):
+            found = self._matching(base.retry_listing(self._listing))
+        row_ids = base.row_names([name for name, _ in found])
         # The folder of a single key may end in `/`: `a//b.wav`.
         is_key = self._single is not None and self._root != "/"
         folder = self._root if is_key else self._root.rstrip("/")
         for position, (row_id, (name, info)) in enumerate(zip(row_ids, found, strict=True)):
-            path, stat = f"{folder}/{name}", stat_fields(info)
+            path, stat = f"{folder}/{name}", base.stat_fields(info)
             item = Item(
                 row_id=row_id,
-                uri=public_uri(self._fs, path),
+                uri=base.public_uri(self._fs, path),
                 seconds=guess_seconds(name, stat["size"] or 0),
                 estimated=True,
                 position=position,
@@ -238,36 +229,35 @@ class FilesSource:
         if CUT_CHARACTERS.search(path) is None:
             return True
         try:
-            uri = public_uri(self._fs, path)
-            return object_of(uri, self._spec.storage_options, versions=False)[1] == path
+            uri = base.public_uri(self._fs, path)
+            return base.object_of(uri, self._spec.storage_options, versions=False)[1] == path
         except RowError:
             return False
 
     def _matching(self, matched: list[Entry]) -> list[Entry]:
-        audio = [entry for entry in matched if self._has_extension(entry[0])]
+        def is_audio(name: str) -> bool:
+            return PurePosixPath(name).suffix.lower().lstrip(".") in self._spec.extensions
+
+        audio = [entry for entry in matched if is_audio(entry[0])]
         if not audio:
             raise SourceError(
                 f"source {self._spec.uri}: no audio files: {self._found} found, {len(matched)} "
                 f"match {self._glob!r}, none ends in {', '.join(self._spec.extensions)}"
             )
-        self._skipped += by_extension(name for name, _ in matched if not self._has_extension(name))
+        self._skipped += by_extension(name for name, _ in matched if not is_audio(name))
         return sorted(audio, key=lambda entry: entry[0])
-
-    def _has_extension(self, name: str) -> bool:
-        return PurePosixPath(name).suffix.lower().lstrip(".") in self._spec.extensions
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         return fetch_rows(items, lambda uri: self._spec.storage_options)
 
     def open_ranged(self, item: Item) -> BinaryIO | None:
-        """See `planning.spans.SpannedSource`."""
         return open_ranged(item, self._spec.storage_options)
 
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "files",
             "uri": self._spec.uri,
-            "root": public_uri(self._fs, self._root),
+            "root": base.public_uri(self._fs, self._root),
             "glob": self._glob,
             "extensions": list(self._spec.extensions),
         }

@@ -3,10 +3,7 @@
 `datasets` never decodes the audio column. The encoded bytes, the path or the array (`audio_cells`)
 are decoded by `audio.decode`, so a broken clip costs one row. Streamed Parquet is planned from its
 footers and fetched by row groups (`hf_parquet`). Other streams are read once for planning, unless
-`duration_column` is given. While fetching, each worker keeps its position in the stream, so shards
-in order need one pass over their files.
-
-Columns are carried through in the types that the dataset names.
+`duration_column` is given.
 """
 
 from __future__ import annotations
@@ -15,8 +12,9 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
 import datasets
@@ -28,41 +26,13 @@ from earmill.pipeline.common.arrow_types import Columns, has_text, kept_type
 from earmill.pipeline.common.errors import OutsideError, RowError, SourceError, UnreadableError
 from earmill.pipeline.common.redact import redact_uris
 from earmill.pipeline.common.text import nearest
-from earmill.pipeline.sources.audio_cells import (
-    NOTHING,
-    AudioCell,
-    audio_cell,
-    check_audio_type,
-    wav_of,
-)
-from earmill.pipeline.sources.base import (
-    Fetched,
-    Item,
-    damaged_row,
-    filesystem,
-    is_away,
-    is_relative,
-    resolved,
-    retry_read,
-    row_error_of,
-    source_errors,
-    source_wait,
-    unreadable,
-)
+from earmill.pipeline.sources import audio_cells, base, hf_location
+from earmill.pipeline.sources.audio_cells import NOTHING, AudioCell
+from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.confinement import allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import Blob, check_size, load_blob
-from earmill.pipeline.sources.hf_location import (
-    AUDIO_FOLDER,
-    ParquetSet,
-    RowPlace,
-    check_names,
-    dataset_confinement,
-    dataset_folder,
-    open_dataset,
-    public_dataset_uri,
-    quiet,
-)
+from earmill.pipeline.sources.fetch import Blob, load_blob
+from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
 from earmill.pipeline.sources.hf_parquet import ListedRow, ParquetRows, Row
 from earmill.pipeline.sources.tables import public_value
 from earmill.pipeline.spec.source import HfSpec
@@ -140,21 +110,20 @@ class HfSource:
     def __init__(self, spec: HfSpec, array_rate_hz: int | None = None) -> None:
         self._spec, self._array_rate_hz = spec, array_rate_hz
         self.missing, self.first_missing = 0, ""
-        with source_errors(spec.uri), quiet():
-            check_names(spec)
-            self._parquet, dataset = None, open_dataset(spec)
+        with base.source_errors(spec.uri), hf_location.quiet():
+            hf_location.check_names(spec)
+            self._parquet, dataset = None, hf_location.open_dataset(spec)
             if isinstance(dataset, ParquetSet):
                 self._parquet = ParquetRows(dataset, spec.audio_column, array_rate_hz)
                 dataset = None
         features = features_of(spec, self._parquet if dataset is None else dataset)
         self._carried = carried(spec, features)
         self._texts = {name for name, kind in self._carried.types.items() if has_text(kind)}
-        ids = [spec.id_column] if spec.id_column is not None else []
-        self._kept = [name for name in features if name in {*self._carried.types, *ids}]
-        self._ids = ids
+        self._ids = [spec.id_column] if spec.id_column is not None else []
+        self._kept = [name for name in features if name in {*self._carried.types, *self._ids}]
         kind = features.arrow_schema.field(spec.audio_column).type
         try:
-            check_audio_type(spec.audio_column, kind, array_rate_hz)
+            audio_cells.check_audio_type(spec.audio_column, kind, array_rate_hz)
         except SourceError as error:
             raise SourceError(f"source {spec.uri}: {error}") from error
         # The type of the audio cells as they are stored.
@@ -162,13 +131,19 @@ class HfSource:
         if dataset is not None:
             self._dataset = selected(dataset, [spec.audio_column, *self._kept])
             self._cursor = _Cursor(self._dataset)
-        self._uri = public_dataset_uri(spec)
-        self._folder, self._inside = dataset_folder(spec), dataset_confinement(spec)
+        self._uri = hf_location.public_dataset_uri(spec)
+        named = {"config": spec.config, "revision": spec.revision, "split": spec.split}
+        query = urlencode({key: value for key, value in named.items() if value is not None})
+        self._query = f"?{query}" if query else ""
+        self._folder, self._inside = (
+            hf_location.dataset_folder(spec),
+            hf_location.dataset_confinement(spec),
+        )
 
     def items(self) -> Iterator[Item]:
         position = -1
         self.missing, self.first_missing = 0, ""
-        with source_errors(self._spec.uri):
+        with base.source_errors(self._spec.uri):
             for position, row in enumerate(self._rows()):
                 yield self._item(position, row)
         if position < 0:
@@ -195,7 +170,9 @@ class HfSource:
                 audio = batch.column(self._spec.audio_column)
             cells = batch.select(self._kept).to_pylist() or [{}] * batch.num_rows
             for values, cell in zip(cells, audio, strict=True):
-                clip = NOTHING if cell is None else audio_cell(cell, self._array_rate_hz)
+                clip = (
+                    NOTHING if cell is None else audio_cells.audio_cell(cell, self._array_rate_hz)
+                )
                 yield ListedRow(RowPlace(None, row), values, clip)
                 row += 1
 
@@ -213,7 +190,7 @@ class HfSource:
         """Return an audio cell, which is an Arrow scalar or a Python value."""
         if not isinstance(value, pa.Scalar):
             value = pa.array([value], self._audio_type)[0]
-        return audio_cell(value, self._array_rate_hz)
+        return audio_cells.audio_cell(value, self._array_rate_hz)
 
     def _item(self, position: int, row: ListedRow) -> Item:
         spec = self._spec
@@ -224,7 +201,7 @@ class HfSource:
         extra |= {name: public_value(extra[name]) for name in self._texts}
         return Item(
             row_id=self._row_id(position, row.cells),
-            uri=self._row_uri(row.place),
+            uri=f"hf:{self._uri}{self._query}{row.place.mark()}",
             size=row.audio.nbytes,
             seconds=_seconds(row) if stated is None else stated,
             extra=extra,
@@ -241,7 +218,7 @@ class HfSource:
         path = self._resolved(row.audio.path)
         if path is not None:
             try:
-                self._inside.check(path, relative=is_relative(row.audio.path))
+                self._inside.check(path, relative=base.is_relative(row.audio.path))
             except OutsideError as error:
                 raise SourceError(
                     f"source {self._spec.uri}: row {position}: {error}{allow_hint([path])}"
@@ -253,11 +230,13 @@ class HfSource:
 
     def _resolved(self, path: str) -> str | None:
         """Return the path of a cell; a relative path lies in the folder of the dataset."""
-        if not is_relative(path):
-            return resolved(path, LocalFileSystem(), "")
+        if not base.is_relative(path):
+            return base.resolved(path, LocalFileSystem(), "")
         if self._folder is None:
             return None
-        return resolved(path, *filesystem(self._folder, self._inside.options(self._folder)))
+        return base.resolved(
+            path, *base.filesystem(self._folder, self._inside.options(self._folder))
+        )
 
     def _row_id(self, position: int, row: Row) -> str:
         if self._spec.id_column is None:
@@ -270,20 +249,14 @@ class HfSource:
             )
         return redact_uris(str(value))
 
-    def _row_uri(self, place: RowPlace) -> str:
-        spec = self._spec
-        named = {"config": spec.config, "revision": spec.revision, "split": spec.split}
-        query = urlencode({key: value for key, value in named.items() if value is not None})
-        return f"hf:{self._uri}{'?' + query if query else ''}{place.mark()}"
-
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         for item, row in self._fetched(items):
             try:
                 if isinstance(row, RowError):
                     raise row
-                yield item, self._blob(item, row).open()
+                yield item, self._opened(item, row)
             except Exception as error:
-                row_error = row_error_of(item.uri, error)
+                row_error = base.row_error_of(item.uri, error)
                 if row_error is None:
                     raise
                 yield item, row_error
@@ -295,15 +268,12 @@ class HfSource:
         for item in items:
             row: Row | RowError
             try:
-                row = self._row(RowPlace.of(item))
+                row = base.retry_read(partial(self._row_at, RowPlace.of(item)), base.is_away)
             except RowError as error:
                 row = error
             except Exception as error:
-                row = damaged_row(item.uri, error)
+                row = base.damaged_row(item.uri, error)
             yield item, row
-
-    def _row(self, place: RowPlace) -> Row:
-        return retry_read(lambda: self._row_at(place), is_away)
 
     def _row_at(self, place: RowPlace) -> Row:
         if place.shard is None and isinstance(self._dataset, Dataset):
@@ -312,34 +282,29 @@ class HfSource:
             return {self._spec.audio_column: table.column(self._spec.audio_column)[0], **ids}
         return self._cursor.row(place)
 
-    def _blob(self, item: Item, row: Row) -> Blob:
+    def _opened(self, item: Item, row: Row) -> BinaryIO:
         found = self._spec.id_column and redact_uris(str(row[self._spec.id_column]))
         if found and found != item.row_id:
             raise UnreadableError(f"{item.uri}: changed since it was planned: row id is {found!r}")
         try:
             cell = self._cell(row[self._spec.audio_column])
         except (ValueError, TypeError, pa.ArrowException) as error:
-            raise unreadable(item.uri, error) from error
+            raise base.unreadable(item.uri, error) from error
         if cell.data is not None:
-            blob = Blob(data=cell.data.to_pybytes())
-        elif cell.samples is not None:
-            blob = Blob(data=wav_of(cell.samples, cell.rate_hz, item.uri))
-        else:
-            return self._from_path(item, cell.path)
-        check_size(item, blob)
-        return blob
-
-    def _from_path(self, item: Item, path: str | None) -> Blob:
-        uri = self._resolved(path) if path else None
+            return Blob(data=cell.data.to_pybytes()).opened(item)
+        if cell.samples is not None:
+            wav = audio_cells.wav_of(cell.samples, cell.rate_hz, item.uri)
+            return Blob(data=wav).opened(item)
+        uri = self._resolved(cell.path) if cell.path else None
         if uri is None:
             raise UnreadableError(
                 f"{item.uri}: the row has neither audio bytes nor a path nor an array"
             )
-        with source_wait():
+        with base.source_wait():
             blob = load_blob(Item(row_id=item.row_id, uri=uri), self._inside.options)
         if isinstance(blob, RowError):
             raise type(blob)(f"{item.uri}: {blob}")
-        return blob
+        return blob.open()
 
     def columns(self) -> Columns:
         return self._carried
@@ -348,17 +313,9 @@ class HfSource:
         return {}
 
     def describe(self) -> dict[str, Any]:
-        spec = self._spec
-        return {
-            "kind": "hf",
-            "uri": self._uri,
-            "config": spec.config,
-            "split": spec.split,
-            "revision": spec.revision,
-            "audio_column": spec.audio_column,
-            "id_column": spec.id_column,
-            "streaming": spec.streaming,
-        }
+        named = ("config", "split", "revision", "audio_column", "id_column", "streaming")
+        of_spec = {name: getattr(self._spec, name) for name in named}
+        return {"kind": "hf", "uri": self._uri, **of_spec}
 
 
 def selected(dataset: Any, columns: Sequence[str]) -> Any:
@@ -367,7 +324,10 @@ def selected(dataset: Any, columns: Sequence[str]) -> Any:
     A folder of audio files has only paths and labels and is returned as it is: `datasets` fails to
     select a label that some rows lack.
     """
-    if isinstance(dataset, IterableDataset) and dataset.info.builder_name == AUDIO_FOLDER:
+    if (
+        isinstance(dataset, IterableDataset)
+        and dataset.info.builder_name == hf_location.AUDIO_FOLDER
+    ):
         return dataset
     some = dataset.select_columns(list(columns))
     return some.with_format("arrow") if isinstance(some, Dataset) else some
@@ -383,8 +343,7 @@ def part_of(dataset: IterableDataset, shard: int | None) -> IterableDataset:
 class _Cursor(threading.local):
     """The position of each thread in a streamed dataset.
 
-    A worker runs two shards at a time, each in a thread of its own. Going backward reads from the
-    start of the shard.
+    A worker runs two shards at a time, each in a thread of its own. Shards in order need one pass.
     """
 
     def __init__(self, dataset: IterableDataset) -> None:

@@ -21,14 +21,9 @@ from huggingface_hub import HfApi
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
+from earmill.pipeline.common import errors
 from earmill.pipeline.common.byte_streams import check_regular
-from earmill.pipeline.common.errors import (
-    MissingPackageError,
-    NotRegularError,
-    SourceError,
-    UnreadableError,
-    chain,
-)
+from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.text import named_line, nearest, one_line
 from earmill.pipeline.sources.base import Item, filesystem, public_uri
 from earmill.pipeline.sources.confinement import Confinement, Place
@@ -57,11 +52,9 @@ class ParquetSet:
     def options(self, uri: str) -> dict[str, Any]:
         """Return the fsspec options of one of the files."""
         own = dict(self.spec.storage_options)
-        if is_local(uri):
-            return {}
         if uri.startswith("hf://") and not self.spec.uri.startswith("hf://"):
             return {"token": own.get("token"), "endpoint": datasets.config.HF_ENDPOINT}
-        return own
+        return {} if is_local(uri) else own
 
 
 def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.IterableDataset:
@@ -76,10 +69,10 @@ def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.Itera
             f"source {spec.uri}: {one_line(error)}; of a folder of recordings take kind: files"
         ) from error
     except Exception as error:
-        missing = next((one for one in chain(error) if isinstance(one, ImportError)), None)
+        missing = next((one for one in errors.chain(error) if isinstance(one, ImportError)), None)
         if missing is None:
             raise
-        raise MissingPackageError(
+        raise errors.MissingPackageError(
             f"source {spec.uri}: {one_line(missing)} Or set source.streaming: true, which reads "
             "files where they are"
         ) from error
@@ -96,14 +89,31 @@ def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.Itera
 
 
 def _opened(spec: HfSpec) -> Any:
+    options: dict[str, Any] = {}
     if is_local(spec.uri) and not local_exists(spec.uri):
         check_hub_id(spec)
-        name, options = spec.uri, dict[str, Any]()
+        name = spec.uri
     else:
         fs, path = filesystem(spec.uri, spec.storage_options)
         if _is_saved(fs, path):
-            return _load_saved(spec)
-        name, options = _parquet_or_folder(spec, fs, path)
+            options = {} if is_local(spec.uri) else dict(spec.storage_options)
+            loaded = datasets.load_from_disk(spec.uri, storage_options=options or None)
+            if isinstance(loaded, Mapping):
+                split = spec.split or _only(spec, list(loaded))
+                if split not in loaded:
+                    raise SourceError(
+                        f"source {spec.uri}: no split {split!r}{nearest(split, list(loaded))} "
+                        f"(splits: {', '.join(loaded)})"
+                    )
+                loaded = loaded[split]
+            return loaded.to_iterable_dataset() if spec.streaming else loaded
+        # A local folder is for `datasets` to read, of other places the Parquet files are. Asking a
+        # web server for a folder reads it.
+        folder = not path.endswith(".parquet") and fs.isdir(path)
+        name, options = path, {}
+        if not (folder and is_local(spec.uri)):
+            pattern = f"{spec.uri.rstrip('/')}/**/*.parquet" if folder else spec.uri
+            name, options = "parquet", {"data_files": path if is_local(spec.uri) else pattern}
     if name != "parquet":
         options |= {"name": spec.config, "revision": spec.revision}
         options["token"] = spec.storage_options.get("token")
@@ -116,20 +126,6 @@ def _opened(spec: HfSpec) -> Any:
     # The builder resolves the data files, which takes a listing. `load_dataset` would repeat it.
     builder = datasets.load_dataset_builder(name, **options)
     split = spec.split or _only(spec, [str(split) for split in builder.config.data_files or {}])
-    if spec.streaming and (files := _plain_parquet(spec, builder, split)) is not None:
-        return files
-    # Audio in a local folder is read in place: there is nothing to build.
-    if spec.streaming or (builder.name == AUDIO_FOLDER and os.path.isdir(name)):
-        return builder.as_streaming_dataset(split=split)
-    builder.download_and_prepare(
-        download_config=options.get("download_config"),
-        storage_options=options.get("storage_options"),
-    )
-    return builder.as_dataset(split=split)
-
-
-def _plain_parquet(spec: HfSpec, builder: Any, split: str) -> ParquetSet | None:
-    """Return the files of a split if they are plain Parquet files; None for other datasets."""
     config = builder.config
     uris = tuple(map(str, (config.data_files or {}).get(split, ())))
     is_plain = (
@@ -140,7 +136,16 @@ def _plain_parquet(spec: HfSpec, builder: Any, split: str) -> ParquetSet | None:
         and config.columns is None
         and config.filters is None
     )
-    return ParquetSet(spec, uris, builder.info.features or config.features) if is_plain else None
+    if spec.streaming and is_plain:
+        return ParquetSet(spec, uris, builder.info.features or config.features)
+    # Audio in a local folder is read in place: there is nothing to build.
+    if spec.streaming or (builder.name == AUDIO_FOLDER and os.path.isdir(name)):
+        return builder.as_streaming_dataset(split=split)
+    builder.download_and_prepare(
+        download_config=options.get("download_config"),
+        storage_options=options.get("storage_options"),
+    )
+    return builder.as_dataset(split=split)
 
 
 def check_names(spec: HfSpec) -> None:
@@ -177,24 +182,13 @@ def check_names(spec: HfSpec) -> None:
         if not is_audio and os.path.exists(file):
             try:
                 check_regular(file)
-            except NotRegularError as error:
+            except errors.NotRegularError as error:
                 raise SourceError(f"source {spec.uri}: {error}; move it away") from error
 
 
 def _is_saved(fs: Any, path: str) -> bool:
     """Return True if `save_to_disk` wrote this folder."""
     return any(fs.exists(f"{path}/{name}") for name in ("dataset_dict.json", "state.json"))
-
-
-def _parquet_or_folder(spec: HfSpec, fs: Any, path: str) -> tuple[str, dict[str, Any]]:
-    """Return name and options for `datasets`: a local folder, else its Parquet files."""
-    local = is_local(spec.uri)
-    is_file = path.endswith(".parquet")  # asking a web server for a folder reads it
-    folder = not is_file and fs.isdir(path)
-    if folder and local:
-        return path, {}
-    pattern = f"{spec.uri.rstrip('/')}/**/*.parquet" if folder else spec.uri
-    return "parquet", {"data_files": path if local else pattern}
 
 
 def check_hub_id(spec: HfSpec) -> None:
@@ -226,20 +220,6 @@ def local_exists(uri: str) -> bool:
     """Return True if a local path or glob names something."""
     fs, path = filesystem(uri)
     return bool(fs.exists(path) or fs.glob(path))
-
-
-def _load_saved(spec: HfSpec) -> Any:
-    options = {} if is_local(spec.uri) else spec.storage_options
-    loaded = datasets.load_from_disk(spec.uri, storage_options=options or None)
-    if isinstance(loaded, Mapping):
-        split = spec.split or _only(spec, list(loaded))
-        if split not in loaded:
-            raise SourceError(
-                f"source {spec.uri}: no split {split!r}{nearest(split, list(loaded))} "
-                f"(splits: {', '.join(loaded)})"
-            )
-        loaded = loaded[split]
-    return loaded.to_iterable_dataset() if spec.streaming else loaded
 
 
 def _only(spec: HfSpec, splits: list[str]) -> str:
@@ -283,17 +263,17 @@ def dataset_folder(spec: HfSpec) -> str | None:
 
 def dataset_confinement(spec: HfSpec) -> Confinement:
     """Return the places that audio cells may name, which are the dataset's own."""
-    folder = dataset_folder(spec)
+    folder, store = dataset_folder(spec), None
     if folder is None:
-        hub = f"hf://datasets/{spec.uri}"
-        config = datasets.config
+        config, store = datasets.config, f"hf://datasets/{spec.uri}"
         caches = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE)
-        own = [hub, *(os.path.abspath(cache) for cache in caches)]
-        return Confinement(own, spec.allow, spec.storage_options, store=hub)
-    if is_local(folder):
-        return Confinement([folder], spec.allow, spec.storage_options)
-    store = Place.read_at(folder).store
-    return Confinement([folder, store], spec.allow, spec.storage_options, store=store)
+        own = [store, *(os.path.abspath(cache) for cache in caches)]
+    elif is_local(folder):
+        own = [folder]
+    else:
+        store = Place.read_at(folder).store
+        own = [folder, store]
+    return Confinement(own, spec.allow, spec.storage_options, store=store)
 
 
 @dataclass(frozen=True)
@@ -310,5 +290,5 @@ class RowPlace:
     def of(cls, item: Item) -> RowPlace:
         found = ROW_MARK.search(item.uri)
         if found is None:
-            raise UnreadableError(f"{item.uri}: expected a uri ending in #row=N")
+            raise errors.UnreadableError(f"{item.uri}: expected a uri ending in #row=N")
         return cls(None if found[1] is None else int(found[1]), int(found[2]))

@@ -6,9 +6,9 @@ The footer holds place and size of each column chunk. All reads are range reques
 
 Planning reads the footer of each file and the columns beside the audio. It reads the beginning of a
 clip in the first file and in each large file. The duration of a row is estimated from the bytes of
-its row group. A worker fetches the audio of a row group once, even if it needs few rows. Shards are
-cut between row groups (`planning.shards.cut`), so each byte is fetched once in all. Before a row
-group is read, the tag or time of the file is compared with the plan.
+its row group. A worker fetches the audio of a row group once, even if it needs few rows; shards are
+cut between row groups (`planning.shards.cut`). Before a row group is read, the tag or time of the
+file is compared with the plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from io import BytesIO
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import datasets
@@ -30,34 +30,11 @@ from datasets.table import cast_array_to_feature
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
-from earmill.pipeline.sources.audio_cells import (
-    NOTHING,
-    RATE_NAMES,
-    AudioCell,
-    check_audio_type,
-)
-from earmill.pipeline.sources.base import (
-    Item,
-    damaged_row,
-    is_away,
-    object_of,
-    retry_listing,
-    retry_read,
-    stat_fields,
-    unreadable,
-)
+from earmill.pipeline.sources import base, fetch
+from earmill.pipeline.sources.audio_cells import NOTHING, RATE_NAMES, AudioCell, check_audio_type
+from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.durations import ByteRate
-from earmill.pipeline.sources.fetch import (
-    Blob,
-    Range,
-    SparseFile,
-    ahead,
-    check_arrived,
-    fetch_all,
-    load_ranges,
-    merged,
-    read_range,
-)
+from earmill.pipeline.sources.fetch import Blob, Range, SparseFile
 from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
 
 MAGIC = b"PAR1"
@@ -102,12 +79,9 @@ class ParquetTable:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        found, first = [], 0
-        for number in range(self.metadata.num_row_groups):
-            rows = self.metadata.row_group(number).num_rows
-            found.append(Group(number, first, rows))
-            first += rows
-        return tuple(group for group in found if group.rows)
+        rows = [self.metadata.row_group(n).num_rows for n in range(self.metadata.num_row_groups)]
+        places = enumerate(zip(accumulate(rows, initial=0), rows, strict=False))
+        return tuple(Group(number, first, count) for number, (first, count) in places if count)
 
     def group_of(self, row: int) -> Group:
         """Return the row group that holds a row; IndexError if the file ends before it."""
@@ -137,12 +111,12 @@ class ParquetTable:
             for column in columns
             for number in self.leaves(column).values()
         ]
-        return merged(found)
+        return fetch.merged(found)
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         """Read some columns of a row group at once."""
         ranges = self.ranges(group, columns)
-        content = b"".join(read_range(self.fs, self.path, one) for one in ranges)
+        content = b"".join(fetch.read_range(self.fs, self.path, one) for one in ranges)
         batches = list(self.batches(group, columns, BytesIO(content), ranges, group.rows))
         return pa.Table.from_batches(batches)
 
@@ -154,42 +128,34 @@ class ParquetTable:
         ranges: Sequence[Range] | None,
         batch_rows: int,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of a row group, a few rows at a time.
-
-        The stream holds the bytes of `ranges`, concatenated; of the whole file if `ranges` is None.
-        """
+        """Yield some columns of a row group, a few rows at a time. The stream holds the bytes of
+        `ranges`, concatenated; of the whole file if `ranges` is None."""
         source: Any = stream if ranges is None else SparseFile(stream, ranges, self.size)
         file = pq.ParquetFile(
             source, metadata=self.metadata, pre_buffer=False, buffer_size=BUFFER_BYTES
         )
-        yield from file.iter_batches(
-            batch_size=batch_rows,
-            row_groups=[group.number],
-            columns=list(columns),
-            use_threads=False,
-        )
+        yield from file.iter_batches(batch_rows, [group.number], list(columns), use_threads=False)
 
     def has(self, etag: str | None, mtime: float | None) -> bool:
         """Return True unless the tag or the time of the file differs."""
-        now = self.stat
-        if etag is not None and now["etag"] is not None:
-            return bool(etag == now["etag"])
-        return mtime is None or now["mtime"] is None or bool(mtime == now["mtime"])
+        pairs = [(etag, self.stat["etag"]), (mtime, self.stat["mtime"])]
+        known = [planned == now for planned, now in pairs if None not in (planned, now)]
+        return not known or known[0]
 
 
 def read_footer(fs: Any, path: str) -> ParquetTable:
     """Read the footer of a Parquet file by two ranges: its length, then the footer."""
-    stat = stat_fields(fs.info(path))
+    stat = base.stat_fields(fs.info(path))
     size = stat.pop("size")
     if size is None:
         raise SourceError(f"{path}: its size is not known, so its footer cannot be found")
-    end = read_range(fs, path, Range(max(0, size - END_BYTES), size))
+    end = fetch.read_range(fs, path, Range(max(0, size - END_BYTES), size))
     if size < END_BYTES + len(MAGIC) or not end.endswith(MAGIC):
         raise SourceError(f"{path}: expected a Parquet file, got one that does not end in PAR1")
     nbytes = struct.unpack("<I", end[:4])[0] + END_BYTES
     if nbytes > min(size, MOST_FOOTER_BYTES):
         raise SourceError(f"{path}: damaged, its footer claims to have {nbytes:,} bytes")
-    footer = read_range(fs, path, Range(size - nbytes, size - END_BYTES)) + end
+    footer = fetch.read_range(fs, path, Range(size - nbytes, size - END_BYTES)) + end
     try:  # Arrow reads the last 64 KB of a file, so it gets a file that is only the footer
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
     except (OSError, pa.ArrowException) as error:
@@ -199,32 +165,22 @@ def read_footer(fs: Any, path: str) -> ParquetTable:
 
 def chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
     """Return the range of a column chunk with its dictionary."""
-    start = chunk.data_page_offset
-    if chunk.dictionary_page_offset is not None:
-        start = min(start, chunk.dictionary_page_offset)
+    starts = (chunk.data_page_offset, chunk.dictionary_page_offset)
+    start = min(each for each in starts if each is not None)
     return Range(start, start + chunk.total_compressed_size)
 
 
 @dataclass(frozen=True)
 class ListedRow:
-    """A row as it is listed.
-
-    Args:
-        cells: Its small columns.
-        audio: A view of its audio cell; only the path of a row that is known from a footer.
-        in_cell: True if the audio is or may be in the cell, whatever its path.
-        estimated_s: Duration estimated from the bytes of a row group; None if they are elsewhere.
-        block: Number of the row group of a row that is known from a footer.
-        stat: etag and mtime of the file of such a row.
-    """
+    """A row as it is listed. Only a row that is known from a footer has the last three fields."""
 
     place: RowPlace
-    cells: Row
-    audio: AudioCell = NOTHING
-    in_cell: bool = False
-    estimated_s: float | None = None
-    block: int | None = None
-    stat: Mapping[str, Any] = field(default_factory=dict)
+    cells: Row  # Its small columns.
+    audio: AudioCell = NOTHING  # A view of its audio cell; with a footer, only its path.
+    in_cell: bool = False  # The audio is or may be in the cell, whatever its path.
+    estimated_s: float | None = None  # By the bytes of its row group, if they are there.
+    block: int | None = None  # Number of its row group.
+    stat: Mapping[str, Any] = field(default_factory=dict)  # etag and mtime of its file.
 
     @property
     def is_outside(self) -> bool:
@@ -240,6 +196,10 @@ class _Asked(NamedTuple):
     group: Group
     row: int
 
+    def is_behind(self, last: _Asked) -> bool:
+        same = self.table is last.table and self.group == last.group
+        return same and self.row > last.row
+
 
 Refused = tuple[Item, RowError]
 
@@ -251,21 +211,29 @@ class ParquetRows:
         self, files: ParquetSet, audio_column: str, array_rate_hz: int | None = None
     ) -> None:
         self._files, self._audio, self._array_rate_hz = files, audio_column, array_rate_hz
-        self._table = lru_cache(TABLES_KEPT)(self._read_table)
+
+        @lru_cache(TABLES_KEPT)
+        def table(shard: int) -> ParquetTable:
+            if not 0 <= shard < len(files.uris):
+                raise IndexError(f"the dataset has {len(files.uris)} files, no file {shard}")
+            uri = files.uris[shard]
+            return read_footer(*base.object_of(uri, files.options(uri)))
+
+        self._table = table
         self.features: Any = files.features
         if self.features is None:
-            schema = retry_listing(lambda: self._table(0)).schema
+            schema = base.retry_listing(lambda: self._table(0)).schema
             self.features = datasets.Features.from_arrow_schema(schema)
 
     def rows(self, columns: Sequence[str], *, paths: bool) -> Iterator[ListedRow]:
         """Yield every row in order with these columns, and with the paths of audio cells."""
-        first = retry_listing(lambda: self._rate(self._table(0), ByteRate()))
+        first = base.retry_listing(lambda: self._rate(self._table(0), ByteRate()))
 
         def listed(shard: int) -> list[ListedRow]:
-            return retry_listing(lambda: list(self._rows_of(shard, columns, paths, first)))
+            return base.retry_listing(lambda: list(self._rows_of(shard, columns, paths, first)))
 
         block = 0
-        for rows in ahead(listed, range(len(self._files.uris)), LISTING_THREADS):
+        for rows in fetch.ahead(listed, range(len(self._files.uris)), LISTING_THREADS):
             for _, group in groupby(rows, key=lambda row: row.block):
                 yield from (replace(row, block=block) for row in group)
                 block += 1
@@ -274,7 +242,13 @@ class ParquetRows:
         self, shard: int, columns: Sequence[str], paths: bool, first: ByteRate
     ) -> Iterator[ListedRow]:
         table = self._table(shard)
-        self._check_columns(table)
+        foreign = [name for name in table.schema.names if name not in self.features]
+        if foreign or not table.leaves(self._audio):  # `datasets` refuses such files as well
+            raise SourceError(
+                f"{table.path}: expected the columns of the other files "
+                f"({', '.join(self.features)}), got {', '.join(table.schema.names)}"
+            )
+        check_audio_type(self._audio, table.schema.field(self._audio).type, self._array_rate_hz)
         rate = self._rate(table, first) if shard and table.size >= LARGE_BYTES else first
         audio = self._audio_leaves(table) if paths else {}
         small = [audio[role] for role in ("path", "rate") if role in audio]
@@ -308,23 +282,10 @@ class ParquetRows:
                     stat=table.stat,
                 )
 
-    def _check_columns(self, table: ParquetTable) -> None:
-        """Refuse a file with a column that the first file lacks, as `datasets` does."""
-        foreign = [name for name in table.schema.names if name not in self.features]
-        if foreign or not table.leaves(self._audio):
-            raise SourceError(
-                f"{table.path}: expected the columns of the other files "
-                f"({', '.join(self.features)}), got {', '.join(table.schema.names)}"
-            )
-        kind = table.schema.field(self._audio).type
-        check_audio_type(self._audio, kind, self._array_rate_hz)
-
     def _cells(self, read: pa.Table | None, columns: Sequence[str], rows: int) -> list[Row]:
-        held: dict[str, list[Any]] = {}
+        held = {name: [None] * rows for name in columns}
         for name in columns:
-            if read is None or name not in read.column_names:
-                held[name] = [None] * rows
-            else:
+            if read is not None and name in read.column_names:
                 column = read.column(name).combine_chunks()
                 held[name] = cast_array_to_feature(column, self.features[name]).to_pylist()
         return [{name: cells[row] for name, cells in held.items()} for row in range(rows)]
@@ -378,7 +339,7 @@ class ParquetRows:
             return otherwise
         (whole,) = table.ranges(table.groups[0], [leaf])
         few = Range(whole.start, min(whole.end, whole.start + HEAD_BYTES))
-        head = read_range(table.fs, table.path, few)
+        head = fetch.read_range(table.fs, table.path, few)
         return ByteRate.in_column(head, whole.nbytes) or otherwise
 
     def fetch(
@@ -386,7 +347,14 @@ class ParquetRows:
     ) -> Iterator[tuple[Item, Row | RowError]]:
         """Yield the audio cell and some columns of each item, in order."""
         columns = [self._audio, *columns]
-        runs = _runs([self._asked(item) for item in items])
+        # Neighbours that one pass over a row group reads; refused rows stand alone.
+        runs: list[list[_Asked | Refused]] = []
+        for ask in map(self._asked, items):
+            last = runs[-1][-1] if runs else None
+            if isinstance(ask, _Asked) and isinstance(last, _Asked) and ask.is_behind(last):
+                runs[-1].append(ask)
+            else:
+                runs.append([ask])
         heads = {str(n): run[0] for n, run in enumerate(runs) if isinstance(run[0], _Asked)}
 
         def load(one: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
@@ -397,7 +365,7 @@ class ParquetRows:
             ranges = ask.table.ranges(ask.group, columns)
             size = None if ask.table.is_local else sum(one.nbytes for one in ranges)
             loads.append(Item(number, f"{ask.item.uri}|{number}", size=size))
-        with closing(fetch_all(loads, lambda uri: {}, load)) as fetched:  # type: ignore[type-var]
+        with closing(fetch.fetch_all(loads, lambda uri: {}, load)) as fetched:  # type: ignore[type-var]
             for run in runs:
                 if not isinstance(run[0], _Asked):
                     yield run[0]
@@ -414,27 +382,27 @@ class ParquetRows:
         try:
             place = RowPlace.of(item)
             shard = -1 if place.shard is None else place.shard
-            table = retry_read(lambda: self._table(shard), is_away)
+            table = base.retry_read(lambda: self._table(shard), base.is_away)
             if not table.has(item.etag, item.mtime):
                 raise UnreadableError(f"{item.uri}: {table.path} changed since it was planned")
             return _Asked(item, table, table.group_of(place.row), place.row)
         except RowError as error:
             return item, error
         except Exception as error:  # file readers raise any class
-            return item, damaged_row(item.uri, error)
+            return item, base.damaged_row(item.uri, error)
 
     def _load(self, ask: _Asked, columns: Sequence[str], touch: Callable[[], None]) -> Blob:
         """Return the bytes of a row group, or a local file itself."""
         table = ask.table
         table.fs.invalidate_cache(table.path)
-        now = stat_fields(table.fs.info(table.path))
+        now = base.stat_fields(table.fs.info(table.path))
         if not table.has(now["etag"], now["mtime"]) or now["size"] not in (None, table.size):
             self._table.cache_clear()
             raise UnreadableError(f"{ask.item.uri}: {table.path} changed since it was planned")
         if table.is_local:
             return Blob(path=table.path)
         ranges = table.ranges(ask.group, columns)
-        return load_ranges(table.fs, table.path, ranges, touch)
+        return fetch.load_ranges(table.fs, table.path, ranges, touch)
 
     def _decoded(
         self, run: Sequence[_Asked], columns: Sequence[str], stream: BinaryIO
@@ -453,10 +421,10 @@ class ParquetRows:
                     return
                 first += batch.num_rows
         except (OSError, ValueError, pa.ArrowException) as error:
-            check_arrived(stream, table.path)
+            fetch.check_arrived(stream, table.path)
             failure = error
         for ask in waiting:
-            yield ask.item, unreadable(ask.item.uri, failure)
+            yield ask.item, base.unreadable(ask.item.uri, failure)
 
     def _cell(self, item: Item, batch: pa.RecordBatch, row: int) -> Row | RowError:
         """Return the audio as an Arrow scalar, and the other cells as Python values."""
@@ -467,30 +435,6 @@ class ParquetRows:
                 for name in others
             }
         except (TypeError, ValueError, LookupError, pa.ArrowException) as error:
-            return unreadable(item.uri, error)
+            return base.unreadable(item.uri, error)
         found = {name: cell[0].as_py() for name, cell in cells.items()}
         return {self._audio: batch.column(self._audio)[row], **found}
-
-    def _read_table(self, shard: int) -> ParquetTable:
-        if not 0 <= shard < len(self._files.uris):
-            raise IndexError(f"the dataset has {len(self._files.uris)} files, no file {shard}")
-        uri = self._files.uris[shard]
-        return read_footer(*object_of(uri, self._files.options(uri)))
-
-
-def _runs(asked: Sequence[_Asked | Refused]) -> list[list[_Asked | Refused]]:
-    """Group neighbours that one pass over a row group reads; refused rows stand alone."""
-    runs: list[list[_Asked | Refused]] = []
-    for ask in asked:
-        last = runs[-1][-1] if runs else None
-        if (
-            isinstance(ask, _Asked)
-            and isinstance(last, _Asked)
-            and ask.table is last.table
-            and ask.group == last.group
-            and ask.row > last.row
-        ):
-            runs[-1].append(ask)
-        else:
-            runs.append([ask])
-    return runs

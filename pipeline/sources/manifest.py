@@ -3,8 +3,8 @@
 start and end are seconds and select a span of the file. Every other column is carried through.
 `source.columns` maps other names (NeMo: audio_filepath, offset, duration). Relative uris lie in the
 folder of the table, so a corpus can be moved with its manifest. A malformed table, or a uri that
-the source may not read (`sources.confinement`), is an error before any work. A bad file is one bad
-row. Items hold no secrets: fetching looks up signed uris in the table again.
+the source may not read (`sources.confinement`), is an error before any work. Items hold no secrets:
+fetching looks up signed uris in the table again.
 """
 
 from __future__ import annotations
@@ -24,20 +24,8 @@ from earmill.pipeline.common.arrow_types import Columns, has_text
 from earmill.pipeline.common.errors import OutsideError, SourceError
 from earmill.pipeline.common.redact import MASK, has_secrets, redact, redact_uris
 from earmill.pipeline.common.text import nearest, one_line
-from earmill.pipeline.sources.base import (
-    Fetched,
-    Item,
-    as_text,
-    filesystem,
-    is_relative,
-    joined,
-    object_of,
-    public_uri,
-    resolved,
-    retry_listing,
-    source_errors,
-    stat_fields,
-)
+from earmill.pipeline.sources import base
+from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.confinement import Confinement, Place, allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import ahead, fetch_rows, open_ranged
@@ -51,8 +39,8 @@ FOREIGN_NAMES = (
     "audio_filepath audio_path path file filename file_name filepath file_path wav url".split()
 )
 # Names of the start of a span in other tables. Beside one of them, "duration" is the span's length.
-FOREIGN_STARTS = ("offset", "start_s", "start_time", "begin")
-FOREIGN_ENDS = ("end_s", "end_time", "stop")
+FOREIGN_STARTS = ["offset", "start_s", "start_time", "begin"]
+FOREIGN_ENDS = ["end_s", "end_time", "stop"]
 # Columns of a span in tables of NeMo.
 SPAN_ELSEWHERE = {"offset", "duration"}
 STAT_THREADS = 16
@@ -72,19 +60,19 @@ class ManifestSource:
 
     def __init__(self, spec: ManifestSpec) -> None:
         self._spec = spec
-        with source_errors(spec.uri):
-            self._fs, self._path = filesystem(spec.uri, spec.storage_options)
+        with base.source_errors(spec.uri):
+            self._fs, self._path = base.filesystem(spec.uri, spec.storage_options)
             self._fs.invalidate_cache()
-            if not retry_listing(lambda: self._fs.isfile(self._path)):
+            if not base.retry_listing(lambda: self._fs.isfile(self._path)):
                 raise FileNotFoundError(self._path)
-            self._folder = _folder_of_paths(spec, self._fs, self._path)
-            self._inside = _confinement(spec, self._fs, self._path, self._folder)
+            self._folder = self._folder_of_paths()
+            self._inside = self._confinement()
         self._carried = Columns()
         self._blank = 0
         self.missing, self.first_missing = 0, ""
 
     def items(self) -> Iterator[Item]:
-        with source_errors(self._spec.uri):
+        with base.source_errors(self._spec.uri):
             columns = self._columns()
         self._blank = self._check_places(columns)
         if self._blank == len(columns["uri"]):
@@ -113,15 +101,23 @@ class ManifestSource:
         given_s = None
         if "duration" in (self._spec.columns or {}):
             given_s = self._seconds(row, cells, "duration")
-            if given_s is not None and given_s <= 0:
-                raise self._bad_row(row, f"expected a duration above 0 s, got {given_s:g}")
-            if start_s is not None and end_s is None and given_s is not None:
-                end_s = start_s + given_s
+        if given_s is not None and given_s <= 0:
+            raise self._bad_row(row, f"expected a duration above 0 s, got {given_s:g}")
+        if start_s is not None and end_s is None and given_s is not None:
+            end_s = start_s + given_s
         seconds, estimated = given_s, False
-        if not given_s:
+        if seconds is None:
             seconds, estimated = _expected(uri, stat, start_s, end_s)
+        given_id = cells.get("id")
+        if given_id is not None and str(given_id) != "":
+            row_id = redact_uris(str(given_id))
+        else:
+            row_id = redact(base.as_text(str(cells["uri"])))
+            if (start_s, end_s) != (None, None):
+                span = ["" if value is None else repr(value) for value in (start_s, end_s)]
+                row_id = f"{row_id}#t={','.join(span)}"
         return Item(
-            row_id=_row_id(cells, start_s, end_s),
+            row_id=row_id,
             uri=redact(uri),
             start_s=start_s,
             end_s=end_s,
@@ -129,9 +125,7 @@ class ManifestSource:
             estimated=estimated,
             extra=extra,
             position=row,
-            etag=stat.get("etag"),
-            size=stat.get("size"),
-            mtime=stat.get("mtime"),
+            **stat,
         )
 
     def _seconds(self, row: int, cells: Mapping[str, Any], name: str) -> float | None:
@@ -153,7 +147,7 @@ class ManifestSource:
         """Read the table, with its columns renamed by `source.columns`."""
         source, roles = f"source {self._spec.uri}", self._spec.columns or {}
         try:
-            raw = retry_listing(lambda: self._fs.cat_file(self._path))
+            raw = base.retry_listing(lambda: self._fs.cat_file(self._path))
             # These cells stay text, because an id 1.50 is no number.
             columns, self._carried = read_table(self._path, raw, {*RESERVED, *roles.values()})
         except (ValueError, csv.Error) as error:
@@ -183,6 +177,31 @@ class ManifestSource:
                 "duration: duration}, or {uri: uri} to carry them through and take whole files"
             )
         return columns
+
+    def _folder_of_paths(self) -> Folder:
+        """Return the folder in which relative uris of the table lie, which they cannot leave. The
+        job may name any folder with `prefix`."""
+        folder, prefix = posixpath.dirname(self._path), self._spec.prefix
+        if prefix is None:
+            return self._fs, folder
+        if base.is_relative(prefix) and not prefix.startswith("~/"):
+            return self._fs, base.joined(folder, prefix.rstrip("/"))
+        local = local_path(prefix)
+        return (None, prefix.rstrip("/")) if local is None else (LocalFileSystem(), local)
+
+    def _confinement(self) -> Confinement:
+        spec, folder = self._spec, self._folder
+        is_here = isinstance(self._fs, LocalFileSystem)
+        table = base.public_uri(self._fs, self._path)
+        own = [folder[1] if folder[0] is None else base.public_uri(*folder)]
+        own.append(base.public_uri(self._fs, posixpath.dirname(self._path)))
+        store = own[0] if is_here else table
+        if local_path(store) is not None:
+            return Confinement(own, spec.allow, spec.storage_options)
+        if not is_here:
+            own.append(Place.read_at(table).store)
+        store = Place.read_at(store).store
+        return Confinement(own, spec.allow, spec.storage_options, store=store)
 
     def columns(self) -> Columns:
         return self._carried
@@ -216,12 +235,12 @@ class ManifestSource:
     def _resolved(self, uri: Any, row: int) -> str:
         if not isinstance(uri, str) or not uri.strip():
             raise self._bad_row(row, f"expected a path or URI in 'uri', got {uri!r}")
-        literal = resolved(uri, *self._folder)
+        literal = base.resolved(uri, *self._folder)
         # A path that does not exist may be meant without blanks, or with / for \.
         readings = [uri.strip(), uri.replace("\\", "/"), uri.strip().replace("\\", "/")]
         readings = [text for text in readings if text != uri]
         if readings and is_local(literal) and not os.path.lexists(literal):
-            for other in (resolved(text, *self._folder) for text in readings):
+            for other in (base.resolved(text, *self._folder) for text in readings):
                 if is_local(other) and os.path.lexists(other):
                     return other
         return literal
@@ -234,7 +253,7 @@ class ManifestSource:
             blank_rows += blank
             for row, (uri, cell) in enumerate(zip(uris, cells["uri"], strict=True), first):
                 try:
-                    self._inside.check(uri, relative=is_relative(cell))
+                    self._inside.check(uri, relative=base.is_relative(cell))
                 except OutsideError as error:
                     refused.append((row, uri, error))
         if refused:
@@ -246,21 +265,22 @@ class ManifestSource:
 
     def _stats(self, uris: Sequence[str]) -> dict[str, Stat]:
         """Return etag, size and mtime of every distinct uri; empty if they are unknown."""
+
+        def asked(uri: str) -> Stat:
+            try:
+                fs, path = base.object_of(uri, self._inside.options(uri))
+                return base.stat_fields(fs.info(path))
+            # Backends raise any class. The row stays planned, and its fetch raises the error.
+            except Exception:
+                return {}
+
         local = {
             uri: {"etag": None, **file_info(uri)} if os.path.lexists(uri) else ABSENT
             for uri in uris
             if is_local(uri)
         }
         others = sorted({*uris} - local.keys())
-        return local | dict(zip(others, ahead(self._stat, others, STAT_THREADS), strict=True))
-
-    def _stat(self, uri: str) -> Stat:
-        try:
-            fs, path = object_of(uri, self._inside.options(uri))
-            return stat_fields(fs.info(path))
-        # Backends raise any class. The row stays in the plan, and its fetch raises the error.
-        except Exception:
-            return {}
+        return local | dict(zip(others, ahead(asked, others, STAT_THREADS), strict=True))
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         wanted = [replace(item, uri=self._real_uri(item)) for item in items]
@@ -269,7 +289,6 @@ class ManifestSource:
             yield item, stream
 
     def open_ranged(self, item: Item) -> BinaryIO | None:
-        """See `planning.spans.SpannedSource`."""
         real = replace(item, uri=self._real_uri(item))
         return open_ranged(real, self._inside.options(real.uri))
 
@@ -284,7 +303,7 @@ class ManifestSource:
     @cached_property
     def _signed(self) -> dict[int, str]:
         """The uris with secrets, by row."""
-        with source_errors(self._spec.uri):
+        with base.source_errors(self._spec.uri):
             return {
                 row: uri
                 for first, _, uris, _ in self._chunks(self._columns(), [])
@@ -299,45 +318,8 @@ class ManifestSource:
         return {
             "kind": "manifest",
             "uri": self._spec.uri,
-            "resolved": public_uri(self._fs, self._path),
+            "resolved": base.public_uri(self._fs, self._path),
         }
-
-
-def _folder_of_paths(spec: ManifestSpec, fs: Any, path: str) -> Folder:
-    """Return the folder in which relative uris of the table lie.
-
-    The job may name any folder with `prefix`. Uris of the table cannot leave it.
-    """
-    folder, prefix = posixpath.dirname(path), spec.prefix
-    if prefix is None:
-        return fs, folder
-    if is_relative(prefix) and not prefix.startswith("~/"):
-        return fs, joined(folder, prefix.rstrip("/"))
-    local = local_path(prefix)
-    return (None, prefix.rstrip("/")) if local is None else (LocalFileSystem(), local)
-
-
-def _confinement(spec: ManifestSpec, fs: Any, path: str, folder: Folder) -> Confinement:
-    table = public_uri(fs, path)
-    own = [folder[1] if folder[0] is None else public_uri(*folder)]
-    own.append(public_uri(fs, posixpath.dirname(path)))
-    store = own[0] if isinstance(fs, LocalFileSystem) else table
-    if local_path(store) is not None:
-        return Confinement(own, spec.allow, spec.storage_options)
-    if not isinstance(fs, LocalFileSystem):
-        own.append(Place.read_at(table).store)
-    return Confinement(own, spec.allow, spec.storage_options, store=Place.read_at(store).store)
-
-
-def _row_id(cells: Mapping[str, Any], start_s: float | None, end_s: float | None) -> str:
-    given = cells.get("id")
-    if given is not None and str(given) != "":
-        return redact_uris(str(given))
-    uri = redact(as_text(str(cells["uri"])))
-    if start_s is None and end_s is None:
-        return uri
-    span = ",".join("" if value is None else repr(value) for value in (start_s, end_s))
-    return f"{uri}#t={span}"
 
 
 def _is_blank(cell: Any) -> bool:
@@ -361,17 +343,15 @@ def _expected(
 
 def _columns_hint(columns: Mapping[str, Cells]) -> str:
     """Return a `source.columns` for a table without uri, with the columns of its spans."""
-
-    def first(names: Sequence[str]) -> str | None:
-        return next((name for name in names if name in columns), None)
-
-    found = {"uri": first(FOREIGN_NAMES)}
-    if found["uri"] is None:
-        return ""
+    names = {"uri": FOREIGN_NAMES}
     if "start" not in columns:
-        found["start"] = first(FOREIGN_STARTS)
+        names["start"] = FOREIGN_STARTS
     if "end" not in columns:
-        found["end"] = first(FOREIGN_ENDS)
-        found["duration"] = None if found["end"] else first(("duration",))
+        has_end = any(name in columns for name in FOREIGN_ENDS)
+        names |= {"end": FOREIGN_ENDS} if has_end else {"duration": ["duration"]}
+    found = {
+        ours: next((name for name in theirs if name in columns), None)
+        for ours, theirs in names.items()
+    }
     named = ", ".join(f"{ours}: {theirs}" for ours, theirs in found.items() if theirs)
-    return f"; set source.columns to {{{named}}}"
+    return f"; set source.columns to {{{named}}}" if found["uri"] else ""

@@ -16,7 +16,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import BinaryIO
 
 from earmill.pipeline.common.errors import AbsentError, RowError, SourceOutage
 from earmill.pipeline.sources.base import Fetched, Item, Source
@@ -45,8 +44,12 @@ class SourceProbes:
         """Return the rows that share the longest path with `uri`, best first."""
         with self._lock:
             rows = [*reversed(self._rows.values()), *others]
-        rows.sort(key=lambda item: -_shared(item.uri, uri))
-        return rows[:WITNESSES_ASKED]
+
+        def shared(item: Item) -> int:
+            pairs = zip(item.uri.split("/"), uri.split("/"), strict=False)
+            return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+        return sorted(rows, key=shared, reverse=True)[:WITNESSES_ASKED]
 
 
 def fetch_confirmed(
@@ -54,9 +57,7 @@ def fetch_confirmed(
 ) -> Iterator[Fetched]:
     """Yield `source.fetch`, and confirm missing rows before it ends; SourceOutage if in doubt.
 
-    Args:
-        known: Rows that this process has read; rows are added here.
-        given: Rows that another process has read, for a process that has read nothing yet.
+    Rows that are read are added to `known`. `given` are rows that another process has read.
     """
     doubts: list[tuple[Item, AbsentError]] = []
     for item, stream in source.fetch(items):
@@ -65,42 +66,24 @@ def fetch_confirmed(
         else:
             known.add(item)
         yield item, stream
-    if doubts:
-        _confirm(source, doubts, len(items), known.near(doubts[0][0].uri, given))
-
-
-def _confirm(
-    source: Source,
-    doubts: Sequence[tuple[Item, AbsentError]],
-    rows: int,
-    witnesses: Sequence[Item],
-) -> None:
-    which = f"{len(doubts)} of {rows} rows cannot be had (first: {doubts[0][1]})"
+    if not doubts:
+        return
+    which = f"{len(doubts)} of {len(items)} rows cannot be had (first: {doubts[0][1]})"
+    witnesses = known.near(doubts[0][0].uri, given)
     if not witnesses:
         raise SourceOutage(
             f"{which}, and no row of this source was read so far; is it still there?", "missing"
         )
-    if not any(_is_there(source, witness) for witness in witnesses):
+    if not any(is_there for witness in witnesses for is_there in _are_there(source, [witness])):
         raise SourceOutage(f"{which}, nor can {witnesses[0].uri}, which was read before")
-    fetched = source.fetch([item for item, _ in doubts])
-    for (item, _), (_, again) in zip(doubts, fetched, strict=True):
-        if not isinstance(again, AbsentError):
-            _close(again)
+    missing = [item for item, _ in doubts]
+    for item, is_there in zip(missing, _are_there(source, missing), strict=True):
+        if is_there:
             raise SourceOutage(f"{item.uri}: was missing for a moment")
 
 
-def _is_there(source: Source, item: Item) -> bool:
-    (_, stream), *_ = source.fetch([item])
-    _close(stream)
-    return not isinstance(stream, AbsentError)
-
-
-def _close(stream: BinaryIO | RowError) -> None:
-    if not isinstance(stream, RowError):
-        stream.close()
-
-
-def _shared(one: str, other: str) -> int:
-    """Return the number of leading parts that two uris share."""
-    pairs = zip(one.split("/"), other.split("/"), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+def _are_there(source: Source, items: Sequence[Item]) -> Iterator[bool]:
+    for _, stream in source.fetch(items):
+        if not isinstance(stream, RowError):
+            stream.close()
+        yield not isinstance(stream, AbsentError)

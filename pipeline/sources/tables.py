@@ -1,16 +1,13 @@
 """Foreign tables (csv, tsv, JSON lines, Parquet): bytes to columns of cells.
 
-Parquet keeps its types. Columns of text tables get a type if no text is lost. A table that cannot
-be read raises ValueError or csv.Error. Columns of csv and Parquet are held packed and become Python
-objects a slice at a time.
-
 Text is UTF-8, or UTF-16 with a byte order mark, and may be compressed. The header of csv and tsv
 tells the delimiter. A blank line is a row without values, which the caller counts. The index that
-pandas writes beside the columns is not carried through.
+pandas writes beside the columns is not carried through. A table that cannot be read raises
+ValueError or csv.Error.
 
-A cell that is carried through gets a type that Parquet and JSON share. Text stays text: a speaker
-"0042" must not become 42. A csv column becomes numbers only if all cells look like numbers written
-by a program. NaN and infinity become null, because JSON has neither.
+A cell that is carried through gets a type that Parquet and JSON share. Parquet keeps its types.
+Text stays text: a speaker "0042" must not become 42. A csv column becomes numbers only if all cells
+look like numbers written by a program. NaN and infinity become null, because JSON has neither.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import PurePosixPath
-from typing import Any, overload
+from typing import Any
 
 import pyarrow as pa
 
@@ -95,15 +92,13 @@ class TextKind:
 
     def see(self, cells: Sequence[str]) -> None:
         """Narrow the type by more cells."""
-        filled = [cell for cell in cells if cell]
-        self._filled = self._filled or bool(filled)
+        filled = list(filter(None, cells))
+        self._filled |= bool(filled)
         self._left = [kind for kind in self._left if all(map(kind[0], filled))]
 
     def typed(self, cells: Sequence[str]) -> list[Scalar]:
         """Convert cells to the type of all cells seen; empty cells become None."""
-        if not self._filled or not self._left:
-            return [cell or None for cell in cells]
-        convert = self._left[0][1]
+        convert = self._left[0][1] if self._filled and self._left else str
         return [convert(cell) if cell else None for cell in cells]
 
 
@@ -131,16 +126,10 @@ class Column(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._packed)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            start, stop, _ = index.indices(len(self))
-            return self._typed(self._packed.slice(start, max(0, stop - start)).to_pylist())
-        place = range(len(self))[index]
-        return self[place : place + 1][0]
+            return self._typed(self._packed[index].to_pylist())
+        return self._typed([self._packed[index].as_py()])[0]
 
 
 def read_table(name: str, raw: bytes, untyped: Collection[str]) -> tuple[dict[str, Cells], Columns]:
@@ -177,10 +166,8 @@ def read_table(name: str, raw: bytes, untyped: Collection[str]) -> tuple[dict[st
 def _index_columns(columns: Mapping[str, Cells], untyped: Collection[str]) -> dict[str, str]:
     """Return the index and blank columns of pandas, with the reason for leaving them out."""
     found = {}
-    for name, cells in columns.items():
-        if INDEX.fullmatch(name) is None or name in untyped:
-            continue
-        values = set()
+    for name in (name for name in columns if INDEX.fullmatch(name) and name not in untyped):
+        cells, values = columns[name], set[type]()
         for first in range(0, len(cells), CHUNK_ROWS):
             values |= {type(cell) for cell in cells[first : first + CHUNK_ROWS]}
         if values <= {int, type(None)}:
@@ -223,7 +210,14 @@ def _read_delimited(raw: bytes, untyped: Collection[str], delimiter: str) -> dic
     header = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
     if len(set(header)) != len(header):
         raise ValueError(f"the csv header names a column twice: {', '.join(header)}")
-    rows = (_whole_row(row, len(header)) for row in reader)
+
+    def whole(row: list[str]) -> list[str]:
+        """Return the cells of a row; a blank line has a blank cell for each column."""
+        while len(row) > len(header) and not row[-1].strip():
+            row.pop()
+        return row if any(cell.strip() for cell in row) else [""] * len(header)
+
+    rows = map(whole, reader)
     kinds = [TextKind() for _ in header]
     packed: list[list[pa.Array]] = [[] for _ in header]
     count = 0
@@ -242,13 +236,6 @@ def _read_delimited(raw: bytes, untyped: Collection[str], delimiter: str) -> dic
         )
         for place, name in enumerate(header)
     }
-
-
-def _whole_row(row: list[str], columns: int) -> list[str]:
-    """Return the cells of a row; a blank line has a blank cell for each column."""
-    while len(row) > columns and not row[-1].strip():
-        row.pop()
-    return row if any(cell.strip() for cell in row) else [""] * columns
 
 
 def _read_json(raw: bytes, untyped: Collection[str], *, lists: bool = True) -> dict[str, Cells]:
@@ -282,17 +269,12 @@ def _read_json(raw: bytes, untyped: Collection[str], *, lists: bool = True) -> d
 def _read_parquet(raw: bytes, untyped: Collection[str]) -> tuple[dict[str, Cells], Columns]:
     """Return the cells in their types, and the facts about the columns."""
     table = table_of(raw)
-    types, dropped = {}, {}
-    columns: dict[str, Cells] = {}
-    for field in table.schema:
-        kind = None if field.name in untyped else kept_type(field.type)
-        if kind is not None:
-            types[field.name] = kind
-        elif field.name not in untyped:
-            dropped[field.name] = str(field.type)
-            continue
-        columns[field.name] = Column(table.column(field.name))
-    return columns, Columns(types, dropped=dropped)
+    carried = [field for field in table.schema if field.name not in untyped]
+    types = {field.name: kept_type(field.type) for field in carried}
+    dropped = {field.name: str(field.type) for field in carried if types[field.name] is None}
+    kept = {name: kind for name, kind in types.items() if kind is not None}
+    columns = [name for name in table.schema.names if name not in dropped]
+    return {name: Column(table.column(name)) for name in columns}, Columns(kept, dropped=dropped)
 
 
 TEXT_READERS: dict[str, Callable[[bytes, Collection[str]], dict[str, Cells]]] = {

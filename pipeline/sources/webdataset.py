@@ -7,8 +7,7 @@ planning.
 
 Neighbouring members that share a name up to the first dot are one sample, by the rule of WebDataset
 (`webdataset.tariterators`): `spk1/utt7.flac` and `spk1/utt7.json` are sample `spk1/utt7`. Nothing
-is unpacked to a path, so the name of a member cannot lead elsewhere. Links and devices are no
-samples.
+is unpacked to a path, so the name of a member cannot lead elsewhere. Links are no samples.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import groupby, islice
 from operator import itemgetter
@@ -42,32 +41,11 @@ from earmill.pipeline.common.untrusted import (
     loads_json,
     tar_members,
 )
-from earmill.pipeline.sources.base import (
-    Fetched,
-    Item,
-    Scalar,
-    as_text,
-    filesystem,
-    object_of,
-    public_uri,
-    retry_listing,
-    row_names,
-    source_errors,
-    stat_fields,
-)
+from earmill.pipeline.sources import base, fetch
+from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import (
-    MEMORY_BYTES,
-    Blob,
-    Range,
-    RangedFile,
-    ahead,
-    blob_of,
-    fetch_all,
-    read_range,
-)
+from earmill.pipeline.sources.fetch import Blob, Range, RangedFile
 from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden, most_first
-from earmill.pipeline.sources.listing_cache import ListingCache, cache_name
 from earmill.pipeline.sources.tables import INTEGER, public_value, scalar
 from earmill.pipeline.spec import Options, PlainUri
 from earmill.pipeline.spec.source import (
@@ -83,8 +61,6 @@ COLUMN_MEMBERS = ("json", "cls", "txt")
 NO_SAMPLE = "no sample"
 MAX_TARS = 1_000_000
 LISTING_THREADS = 16
-# Version of cached listings.
-LISTING_VERSION = 1
 # Bytes of a remote tar that are read at a time while planning. They hold the headers of a sample,
 # its columns, and the part of its audio that tarfile reads at once.
 BLOCK_BYTES = 9 << 10
@@ -94,33 +70,29 @@ PATTERN = "{*?["
 
 # Returns the duration of an audio member by suffix, stream and bytes, and True if it is estimated.
 Seconds = Callable[[str, BinaryIO, int], tuple[float, bool]]
-# The fields of every row of a tar, and what was skipped.
-TarListing = tuple[list[dict[str, Any]], Counter[str]]
+# The rows of a tar without their positions, and what was skipped.
+TarListing = tuple[list[Item], Counter[str]]
 
 
 @dataclass(slots=True)
 class Sample:
-    """A sample as the headers describe it.
+    """A sample as the headers describe it; `raw_key` is the common name of its members in the tar.
 
-    Args:
-        raw_key: The common name of its members in the tar.
-        audio: Headers of audio members by suffix.
-        seconds: Expected duration of the first audio member; `estimated` if from its bytes.
-        problem: Why it cannot be processed, or None.
-        suffixes: Suffixes of all members.
+    The first audio member has the duration `seconds`. It may be estimated from its bytes. The
+    problem says why the sample cannot be processed.
     """
 
     raw_key: str
     columns: dict[str, Any] = field(default_factory=dict)
-    audio: dict[str, tarfile.TarInfo] = field(default_factory=dict)
+    audio: dict[str, tarfile.TarInfo] = field(default_factory=dict)  # Headers by suffix.
     seconds: float | None = None
     estimated: bool = False
     problem: str | None = None
-    suffixes: set[str] = field(default_factory=set)
+    suffixes: set[str] = field(default_factory=set)  # Suffixes of all members.
 
     @property
     def key(self) -> str:
-        return as_text(self.raw_key)
+        return base.as_text(self.raw_key)
 
     def chosen(self, suffix: str | None) -> tarfile.TarInfo | None:
         """Return the audio member of a suffix, or the only one; None sets `problem`."""
@@ -134,10 +106,9 @@ class Sample:
 
 
 class Samples:
-    """The samples of one tar; iterate once.
+    """The samples of one tar; iterate once. A damaged tar or a repeated key is a SourceError.
 
-    SourceError while iterating says that the tar is damaged, or a key comes twice. `skipped` counts
-    members that are neither audio nor columns, by suffix.
+    `skipped` counts members that are neither audio nor columns, by suffix.
     """
 
     def __init__(
@@ -151,9 +122,9 @@ class Samples:
         seen: set[str] = set()
         for key, members in groupby(self._members(), key=itemgetter(0)):
             if key in seen:
-                raise self._refused(
-                    f"the members of {as_text(key)!r} do not follow each other, or two samples "
-                    "are called so; sort the tar by name or rename one"
+                raise SourceError(
+                    f"source {self._name}: the members of {base.as_text(key)!r} do not follow each "
+                    "other, or two samples are called so; sort the tar by name or rename one"
                 )
             seen.add(key)
             sample = Sample(key)
@@ -171,15 +142,19 @@ class Samples:
                 if found is None or METADATA.match(member.name) or not is_plain:
                     self.skipped[NO_SAMPLE] += not member.isdir()
                 else:
-                    yield found[1], as_text(found[2].lower()), tar, member
+                    yield found[1], base.as_text(found[2].lower()), tar, member
         except tarfile.TarError as error:
-            raise self._refused(f"expected a whole, uncompressed tar: {error}") from error
+            raise SourceError(
+                f"source {self._name}: expected a whole, uncompressed tar: {error}"
+            ) from error
 
     def _add(
         self, sample: Sample, suffix: str, tar: tarfile.TarFile, member: tarfile.TarInfo
     ) -> None:
         if suffix in sample.suffixes:
-            raise self._refused(f"{sample.key!r} has two members .{suffix}; rename one of them")
+            raise SourceError(
+                f"source {self._name}: {sample.key!r} has two members .{suffix}; rename one of them"
+            )
         sample.suffixes.add(suffix)
         if suffix.rpartition(".")[2] in self._extensions:
             if not sample.audio:
@@ -195,29 +170,21 @@ class Samples:
             with _content(tar, member) as stream:
                 content = stream.read()
             try:
-                columns = _columns(suffix, content.decode("utf-8"))
+                # A JSON mapping has several columns, other members one named by their suffix.
+                text = content.decode("utf-8")
+                cell = loads_json(text) if suffix == "json" else text
+                if suffix == "cls":
+                    cell = int(text) if INTEGER.fullmatch(text.strip()) else text.strip()
+                cells = cell if isinstance(cell, dict) else {suffix: cell}
+                columns = {public_value(k): public_value(scalar(v)) for k, v in cells.items()}
             except ValueError as error:
                 sample.problem = f"its .{suffix} cannot be read: {one_line(error)}"
                 return
             if twice := sorted(columns.keys() & sample.columns.keys()):
-                text = f"two of its members have a column {twice[0]!r}; rename one of them"
-                sample.problem = text
+                sample.problem = (
+                    f"two of its members have a column {twice[0]!r}; rename one of them"
+                )
             sample.columns |= columns
-
-    def _refused(self, why: str) -> SourceError:
-        return SourceError(f"source {self._name}: {why}")
-
-
-def _columns(suffix: str, text: str) -> dict[str, Scalar]:
-    """Return the columns of a member: of a JSON mapping, else one named by the suffix."""
-    if suffix == "json":
-        found = loads_json(text)
-        cells = found if isinstance(found, dict) else {suffix: found}
-    elif suffix == "cls" and INTEGER.fullmatch(text.strip()):
-        cells = {suffix: int(text)}
-    else:
-        cells = {suffix: text.strip() if suffix == "cls" else text}
-    return {public_value(name): public_value(scalar(cell)) for name, cell in cells.items()}
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
@@ -286,19 +253,14 @@ class WebDatasetSource:
     def __init__(self, section: WebDatasetSection) -> None:
         self._section = section
         self._beside: Counter[str] = Counter()
-        with source_errors(section.uri):
-            self._fs, self._path = filesystem(section.uri, section.storage_options)
-            self._tars, self._root = retry_listing(self._find)
+        with base.source_errors(section.uri):
+            self._fs, self._path = base.filesystem(section.uri, section.storage_options)
+            self._tars, self._root = base.retry_listing(self._find)
         below = [tar.removeprefix(self._root).removeprefix("/") for tar in self._tars]
-        self._names = dict(zip(self._tars, row_names(below), strict=True))
+        self._names = dict(zip(self._tars, base.row_names(below), strict=True))
         if not self._tars:
             raise SourceError(f"source {section.uri}: no tar files")
         self._skipped = Counter(self._beside)
-        self._cache: ListingCache | None = None
-
-    def keep(self, cache: ListingCache) -> None:
-        """Use a cache for the listings of remote tars."""
-        self._cache = cache
 
     def _find(self) -> tuple[list[str], str]:
         """Return the tars in the order of the pattern, and the folder to which row ids relate."""
@@ -335,61 +297,47 @@ class WebDatasetSource:
     def _listed(self, seconds: Seconds) -> Iterator[Item]:
         self._skipped = Counter(self._beside)
         position = 0
-        listed = ahead(lambda tar: self._rows(tar, seconds), self._tars, LISTING_THREADS)
+        listed = fetch.ahead(lambda tar: self._rows(tar, seconds), self._tars, LISTING_THREADS)
         for rows, skipped in listed:
             self._skipped += skipped
-            for item in rows:
-                yield Item(**item, position=position)
-                position += 1
+            yield from (replace(row, position=at) for at, row in enumerate(rows, position))
+            position += len(rows)
         if not position:
             raise SourceError(f"source {self._section.uri}: no samples in {len(self._tars)} tars")
 
     def _rows(self, tar: str, seconds: Seconds) -> TarListing:
-        public, name = public_uri(self._fs, tar), self._names[tar]
+        uri, name = base.public_uri(self._fs, tar), self._names[tar]
 
         def read() -> TarListing:
-            stat = stat_fields(self._fs.info(tar))
-            key = None
-            # A local tar is read as fast as a cache.
-            if self._cache is not None and not isinstance(self._fs, LocalFileSystem):
-                how = (self._section.audio, self._section.extensions, seconds is _guessed)
-                key = cache_name(public, stat, LISTING_VERSION, name, *how)
-                if key is not None and (cached := self._cache.get(key)) is not None:
-                    return cached[0], Counter(cached[1])
-            listing = self._read(public, name, stat, seconds)
-            if self._cache is not None and key is not None:
-                self._cache.put(key, [*listing])
-            return listing
+            stat = base.stat_fields(self._fs.info(tar))
+            with _opened(*base.object_of(uri, self._section.storage_options)) as stream:
+                samples = Samples(stream, uri, self._section.extensions, seconds)
+                found = [(sample, sample.chosen(self._section.audio)) for sample in samples]
+            names = base.row_names([sample.raw_key for sample, _ in found])
+            rows = []
+            for row_name, (sample, member) in zip(names, found, strict=True):
+                place, size = Place(uri, sample.key), None
+                if member is not None:
+                    size = member.size
+                    place = Place(uri, sample.key, member.offset, member.offset_data + size)
+                row = Item(
+                    row_id=f"{name}/{row_name}",
+                    uri=place.uri(),
+                    size=size,
+                    seconds=sample.seconds,
+                    estimated=sample.estimated,
+                    extra=sample.columns,
+                    etag=stat["etag"],
+                    mtime=stat["mtime"],
+                )
+                rows.append(row)
+            return rows, samples.skipped
 
-        with source_errors(public):
-            return retry_listing(read)
-
-    def _read(self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds) -> TarListing:
-        raw_keys, rows = [], []
-        try:
-            with _opened(*object_of(tar, self._section.storage_options)) as stream:
-                samples = Samples(stream, tar, self._section.extensions, seconds)
-                for sample in samples:
-                    member, place = sample.chosen(self._section.audio), Place(tar, sample.key)
-                    if member is not None:
-                        end = member.offset_data + member.size
-                        place = Place(tar, sample.key, member.offset, end)
-                    row = {
-                        "uri": place.uri(),
-                        "size": None if member is None else member.size,
-                        "seconds": sample.seconds,
-                        "estimated": sample.estimated,
-                        "extra": sample.columns,
-                        "etag": stat["etag"],
-                        "mtime": stat["mtime"],
-                    }
-                    raw_keys.append(sample.raw_key)
-                    rows.append(row)
-        except RowError as error:
-            raise SourceError(f"source {error}") from error
-        for row, row_name in zip(rows, row_names(raw_keys), strict=True):
-            row["row_id"] = f"{name}/{row_name}"
-        return rows, samples.skipped
+        with base.source_errors(uri):
+            try:
+                return base.retry_listing(read)
+            except RowError as error:
+                raise SourceError(f"source {error}") from error
 
     def _header_seconds(self, suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
         if isinstance(self._fs, LocalFileSystem):
@@ -402,34 +350,31 @@ class WebDatasetSource:
         return Columns()
 
     def skipped(self) -> dict[str, int]:
-        """Return counts of members that are neither audio nor columns, and of other files."""
         return most_first(self._skipped)
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        return fetch_all(items, lambda uri: self._section.storage_options, self._load)
+        return fetch.fetch_all(items, lambda uri: self._section.storage_options, self._load)
 
     def _load(self, item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
         place = Place.of(item.uri)
-        fs, path = object_of(place.tar, options)
-        if not place.end:
-            raise UnreadableError(f"{item.uri}: {self._problem(fs, path, place)}")
-        with _range(fs, path, place) as stream:
-            return _audio(stream, item, place, touch)
-
-    def _problem(self, fs: Any, path: str, place: Place) -> str:
-        """Return why a row has no audio member; its tar is read again."""
+        fs, path = base.object_of(place.tar, options)
+        if place.end:
+            with _range(fs, path, place) as stream:
+                return _audio(stream, item, place, touch)
+        # The row has no audio member: its tar is read again, to say why.
         with _opened(fs, path) as stream:
             samples = Samples(stream, place.tar, self._section.extensions, _guessed)
             found = next((sample for sample in samples if sample.key == place.key), None)
+        problem = "changed since it was planned"
         if found is not None and found.chosen(self._section.audio) is None:
-            return str(found.problem)
-        return "changed since it was planned"
+            problem = str(found.problem)
+        raise UnreadableError(f"{item.uri}: {problem}")
 
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "webdataset",
             "uri": self._section.uri,
-            "root": public_uri(self._fs, self._root or "/"),
+            "root": base.public_uri(self._fs, self._root or "/"),
             "tars": len(self._tars),
             "audio": self._section.audio,
             "extensions": list(self._section.extensions),
@@ -453,8 +398,8 @@ def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]
     stream: Any
     if isinstance(fs, LocalFileSystem):
         stream = open_regular(path)
-    elif place.end - place.start <= MEMORY_BYTES:
-        return BytesIO(read_range(fs, path, Range(place.start, place.end)))
+    elif place.end - place.start <= fetch.MEMORY_BYTES:
+        return BytesIO(fetch.read_range(fs, path, Range(place.start, place.end)))
     else:
         stream = RangedFile(fs, path, place.end, COPY_BYTES)
     stream.seek(place.start)
@@ -467,7 +412,7 @@ def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]
         bounded: Any = BoundedReads(stream)
         with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
             member = tar.next()
-            name = "" if member is None else as_text(member.name.removeprefix("./"))
+            name = "" if member is None else base.as_text(member.name.removeprefix("./"))
             if member is None or member.size != item.size or not name.startswith(f"{place.key}."):
                 raise UnreadableError(
                     f"{item.uri}: changed since it was planned: {name!r} is there"
@@ -479,7 +424,7 @@ def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]
                     yield piece
                     touch()
 
-            return blob_of(pieces(), member.size)
+            return fetch.blob_of(pieces(), member.size)
     except tarfile.TarError as error:
         raise UnreadableError(f"{item.uri}: changed since it was planned: {error}") from error
 

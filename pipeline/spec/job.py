@@ -2,11 +2,8 @@
 
 The hash covers everything that decides the features, and nothing else: no name of the job, no `run`
 section, no licences, no credentials, no address of the output. Numbers have one form (44100 and
-44100.0 are equal), and the order of keys does not matter. `spec.models` checks models and their
-parameters by building them, so that reading a spec stays cheap.
-
-Output formats are named by the entry points of `earmill.formats`. A format is imported as soon as a
-job names it, so that a broken format ends the job before any work.
+44100.0 are equal), and the order of keys does not matter. A format is imported as soon as a job
+names it, so that a broken format ends the job before any work.
 """
 
 from __future__ import annotations
@@ -14,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -66,8 +63,7 @@ class _Installed:
 FormatName = Annotated[str, AfterValidator(_usable), _Installed]
 
 
-# One worker keeps two launches in flight, which fills a GPU.
-GPUS_PER_WORKER = 1.0
+GPUS_PER_WORKER = 1.0  # One worker keeps two launches in flight, which fills a GPU.
 # Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
 GRACE_S = 25.0
 SLURM_ARRAY = "slurm-array"
@@ -136,16 +132,12 @@ class RunSpec(SpecModel):
     retry_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _address_for_ray(self) -> RunSpec:
+    def _keys_fit_together(self) -> RunSpec:
         if self.ray_address is not None and self.executor not in ("auto", "ray"):
             raise ValueError(
                 f"expected executor auto or ray with ray_address, got {self.executor}; leave out "
                 "ray_address or set executor to ray"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _gpus_for_the_device(self) -> RunSpec:
         if self.device == "cpu" and self.gpus_per_worker:
             raise ValueError(
                 f"expected no gpus_per_worker with device cpu, got {self.gpus_per_worker:g}; leave "
@@ -160,10 +152,13 @@ class RunSpec(SpecModel):
 
     @property
     def gpus_wanted(self) -> float:
-        """Share of a GPU for a worker on a GPU; 0 if the job uses no GPU."""
         if self.device == "cpu":
             return 0.0
         return GPUS_PER_WORKER if self.gpus_per_worker is None else self.gpus_per_worker
+
+
+def _accept(value: str | None) -> str | None:
+    return value if value == "accept" else None  # quarantine has the hash of null
 
 
 CHANNEL_WORDS = ("mean", "left", "right", "each", "binaural")
@@ -227,7 +222,7 @@ class AudioSpec(SpecModel):
     max_seconds: PositiveFloat | None = None
     array_rate_hz: int | None = Field(default=None, ge=1)
     spans: SpansSpec | None = None
-    unterminated: Literal["accept", "quarantine"] | None = None
+    unterminated: Annotated[Literal["accept", "quarantine"] | None, AfterValidator(_accept)] = None
     span_tolerance_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
     @field_validator("channels", mode="before")
@@ -247,30 +242,19 @@ class AudioSpec(SpecModel):
             raise ValueError(f"expected one of {', '.join(RESAMPLERS)}, got {value!r}")
         return value
 
-    @field_validator("unterminated")
-    @classmethod
-    def _accept_or_nothing(cls, value: str | None) -> str | None:
-        return value if value == "accept" else None  # quarantine has the hash of null
-
     def limits(self) -> Limits:
-        """Return the limits for the decoder."""
         from earmill.pipeline.audio.decode import Limits
 
         names = ("min_rate_hz", "max_rate_hz", "max_seconds", "span_tolerance_s")
-        values = {name: getattr(self, name) for name in names}
-        values = {name: value for name, value in values.items() if value is not None}
+        values = {name: value for name, value in self if name in names and value is not None}
         return Limits(**values, unterminated=self.unterminated == "accept")
 
     @model_validator(mode="after")
-    def _ordered_rates(self) -> AudioSpec:
+    def _keys_fit_together(self) -> AudioSpec:
         if self.min_rate_hz > self.max_rate_hz:
             raise ValueError(
                 f"min_rate_hz {self.min_rate_hz:g} is above max_rate_hz {self.max_rate_hz:g}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _gain_of_a_span(self) -> AudioSpec:
         if self.spans is not None and self.calibration.level_db_spl is not None:
             raise ValueError(
                 "expected calibration.rms1_db_spl with spans, got level_db_spl, which needs the "
@@ -342,7 +326,8 @@ class OutputSpec(SpecModel):
     shard_rows: int = Field(default=2000, ge=1)
     row_group_profile: Literal["random", "scan"] = "random"
     parquet_form: Literal["binary", "nested"] | None = None
-    equal_files_once: bool | None = None
+    # false has the hash of null
+    equal_files_once: Annotated[bool | None, AfterValidator(lambda value: value or None)] = None
     storage_options: Options
 
     @field_validator("formats")
@@ -351,11 +336,6 @@ class OutputSpec(SpecModel):
         if not value or len(set(value)) != len(value):
             raise ValueError(f"expected one format or several, each once, got {list(value)}")
         return tuple(sorted(value))
-
-    @field_validator("equal_files_once")
-    @classmethod
-    def _once_or_nothing(cls, value: bool | None) -> bool | None:
-        return value or None  # false has the hash of null
 
     @model_validator(mode="after")
     def _int8_as_bytes(self) -> OutputSpec:
@@ -405,7 +385,9 @@ class JobSpec(SpecModel):
 
     @classmethod
     def load(
-        cls, source: str | Path | Mapping[str, Any] | JobSpec, overrides: Iterable[str] = ()
+        cls,
+        source: str | os.PathLike[str] | Mapping[str, Any] | JobSpec,
+        overrides: Iterable[str] = (),
     ) -> JobSpec:
         """Read a job, apply overrides, and validate it.
 
@@ -417,7 +399,14 @@ class JobSpec(SpecModel):
         """
         if isinstance(source, JobSpec):
             source = source.model_dump(mode="json")
-        name, data = ("job", source) if isinstance(source, Mapping) else read_mapping(str(source))
+        if not isinstance(source, str | os.PathLike | Mapping):
+            raise SpecError(
+                f"expected a job file, a mapping or a JobSpec, got {type(source).__name__}; "
+                'earmill.extract("job.yaml")'
+            )
+        name, data = "job", source
+        if not isinstance(source, Mapping):
+            name, data = read_mapping(os.fspath(source))
         if not isinstance(data, Mapping):
             raise SpecError(f"{name}: expected a mapping with source, extract and output")
         merged = apply_overrides(data, overrides)

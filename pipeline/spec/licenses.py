@@ -96,12 +96,10 @@ class License(SpecModel):
         return self
 
     def to_dict(self) -> dict[str, str]:
-        """Return the form of dataset.json."""
         return {name: str(value) for name, value in self if value is not None}
 
     @property
     def title(self) -> str:
-        """Name for people."""
         return self.name or self.id
 
     @property
@@ -146,7 +144,6 @@ class LicensesSpec(SpecModel):
     features: Stated = None
 
     def to_dict(self) -> dict[str, dict[str, str]]:
-        """Return the stated licences in the form of dataset.json."""
         return {name: value.to_dict() for name, value in self if value is not None}
 
 

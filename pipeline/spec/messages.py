@@ -1,11 +1,6 @@
 """Sentences about jobs: validation errors, and how two jobs differ.
 
-pydantic reports a list of (location, type, input). `explain` makes one line with the key path in
-the form of `--set` (`extract.0.fs_hz`), and the nearest valid word for a wrong key or word. Values
-under `storage_options` are never printed, because they hold credentials.
-
-`describe_changes` lists the keys by which two jobs differ. It works on canonical specs, which hold
-no credentials; long values are shortened.
+Values under `storage_options` are never printed, because they hold credentials.
 """
 
 from __future__ import annotations
@@ -120,7 +115,6 @@ _MISSING = object()
 
 
 def describe_changes(stored: Any, wanted: Any) -> str:
-    """Return `extract.0.fs_hz: 44100 there, 16000 in the job` and so on; empty if equal."""
     changes = list(_changes(stored, wanted, ""))
     more = [f"and {len(changes) - NAMED} more"] if len(changes) > NAMED else []
     return "; ".join([*changes[:NAMED], *more])

@@ -1,9 +1,8 @@
 """The models of a job: built once to check the job, or described from the user's cache.
 
-Building models imports torch and numba, which takes seconds and half a gigabyte. A driver therefore
-has them built in a process that ends at once (`built_models`). A model's description
-depends only on its sources, its versions and its entry in the job, so it is cached under these. A
-model whose parameters name code of the user is built every time.
+Building models imports torch and numba, which takes seconds and half a gigabyte, so a driver has
+it done in a process that ends at once. A model's description depends only on its sources, versions
+and entry in the job, under which it is cached. A model that names code of the user is not cached.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class Description:
         return cls(**{field.name: getattr(extractor, field.name) for field in fields(cls)})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return vars(self) | {"streams": [info.to_dict() for info in self.streams]}
 
     @classmethod
@@ -61,19 +59,11 @@ class Description:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model that was built in another process.
-
-    Args:
-        description: Its input and output.
-        record: What provenance records of it, see `Extractor.describe`.
-    """
-
     description: Description
     record: Mapping[str, Any]
 
 
 def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return the arguments of `build_extractor` for a job's models."""
     return [
         {"model": each.model, "fs_hz": each.fs_hz, "params": each.params, "streams": each.streams}
         for each in spec.extract
@@ -101,11 +91,7 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
 def built_models(spec: JobSpec) -> list[BuiltModel]:
     """Build every model of the job, with the checks of `validate_models`.
 
-    A process without torch has another process do it; one that has torch already saves nothing by
-    that.
-
-    Raises:
-        SpecError: An entry cannot be built, or building it ended the other process.
+    A process without torch has another process do it; one that has torch saves nothing by that.
     """
     if "torch" in sys.modules:
         answer = _answer(spec)
@@ -150,7 +136,6 @@ def describe_models(spec: JobSpec) -> list[Description]:
 
 
 def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
-    """Check entries of the job against each other."""
     pairs = list(zip(spec.extract, models, strict=True))
     try:
         check_unique_streams(

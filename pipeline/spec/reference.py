@@ -1,10 +1,7 @@
 """The reference page of the job file, docs/spec.md, and its JSON schema for editors.
 
-Both are made from the spec's models and the registered models: types, bounds and defaults come from
-pydantic, descriptions from the docstrings of the sections. `earmill spec` prints the page.
-
-`earmill spec --json-schema` prints the schema. It has keys, types and names. Rules about several
-keys, or about a model's parameters, are checked by `earmill plan`.
+Types, bounds and defaults come from pydantic, descriptions from the docstrings of the sections.
+The schema has keys, types and names; rules about several keys are checked by `earmill plan`.
 """
 
 from __future__ import annotations
@@ -61,7 +58,8 @@ The last table has the streams of each model.
 
 
 def reference() -> str:
-    """Return the whole page as Markdown."""
+    from amtcore.features.registry import list_models
+
     parts = [HEADER.rstrip()]
     for title, model in sections():
         summary = (model.__doc__ or "").strip().splitlines()[0]
@@ -70,12 +68,16 @@ def reference() -> str:
         parts.append(f"## source, kind: {name}\n\nNot usable here: {why}")
     parts += ["## Output formats", _formats_table()]
     parts += ["## Stream options", STREAMS_NOTE.rstrip(), *_stream_options()]
-    parts += ["## Models and their streams", _models_table()]
+    streams = [
+        (f"`{model.name}`", f"`{stream}`", text)
+        for model in list_models()
+        for stream, text in model.streams.items()
+    ]
+    parts += ["## Models and their streams", table(("model", "stream", "what"), streams)]
     return "\n\n".join(parts) + "\n"
 
 
 def sections() -> list[tuple[str, type[BaseModel]]]:
-    """Return title and model of every section, with installed kinds of source."""
     kinds = [(f"source, kind: {name}", kind.section) for name, kind in _kinds()[0].items()]
     return [("The job", JobSpec), *kinds, *AFTER_SOURCE]
 
@@ -200,19 +202,7 @@ def _stream_options() -> list[str]:
     ]
 
 
-def _models_table() -> str:
-    from amtcore.features.registry import list_models
-
-    rows = [
-        (f"`{model.name}`", f"`{stream}`", text)
-        for model in list_models()
-        for stream, text in model.streams.items()
-    ]
-    return table(("model", "stream", "what"), rows)
-
-
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in r) + " |" for r in lines
@@ -223,7 +213,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the whole schema; it depends only on the installation."""
     from amtcore.features.registry import list_models
 
     schema: dict[str, Any] = _cleaned(JobSpec.model_json_schema())

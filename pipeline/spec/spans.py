@@ -18,15 +18,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.spec import SpecModel
 
-# exp(-17) is 4e-8, less than the rounding of float32.
-TIMES = 17.0
+TIMES = 17.0  # exp(-17) is 4e-8, less than the rounding of float32.
 # Seconds behind a span for resampling filters and half windows. Also added to the warm-up.
 TAIL_S = 1
 # Row id of a span: id of the recording, number of the span, number of spans.
@@ -63,25 +62,10 @@ class SpansSpec(SpecModel):
         return self
 
 
-class Remembers(Protocol):
-    """A model's memory and grid, which decide the warm-up; see `Extractor`."""
-
-    @property
-    def memory_s(self) -> float | None: ...
-
-    @property
-    def grid_s(self) -> int: ...
-
-
-def warm_up_s(spans: SpansSpec | None, models: Sequence[Remembers], names: Sequence[str]) -> int:
+def warm_up_s(spans: SpansSpec | None, models: Sequence[Any], names: Sequence[str]) -> int:
     """Return the seconds that the models hear before a span; 0 for a job without spans.
 
-    Args:
-        spans: The job's spans.
-        models: The models.
-        names: Names of the models, for messages.
-    Raises:
-        SpecError: A model cannot be computed in spans, or not in these.
+    `memory_s` and `grid_s` of the models, see `Extractor`, decide it.
     """
     if spans is None:
         return 0

@@ -2,8 +2,7 @@
 
 PyYAML keeps the last of two equal keys and reads `1e-3` as text. Both would change a job silently,
 so this loader refuses equal keys and reads `1e-3` as a number (YAML 1.2 floats). Override values
-are YAML, too; list elements are named by index (`extract.0.fs_hz=16000`). Documents with more
-values than a person writes are refused, see `common.untrusted`. The keys are checked by the spec.
+are YAML, too; list elements are named by index (`extract.0.fs_hz=16000`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The contract of a store: objects by name, read, written, listed and removed. Kinds of URIs.
 
-`Layout` adds names below a root, retries and messages. A new kind of store is one subclass of
-`Backend`. It is listed in `layout.BACKENDS`, or comes with a package of its own, whose entry point
-in the group `earmill.stores` has the scheme of its URIs for its name.
-`tests/pipeline/test_backends.py` tests the contract, and has an example of such a package.
+A new kind of store is one subclass of `Backend`. It is listed in `layout.BACKENDS`, or comes with a
+package of its own, whose entry point in the group `earmill.stores` has the scheme of its URIs for
+its name. `tests/pipeline/test_backends.py` tests the contract, with an example of such a package.
 
     uri    = path | scheme://rest | chain
     chain  = wrapper://inner::uri | wrapper::uri      zip://a.wav::s3://bucket/a.zip
@@ -61,10 +60,8 @@ def local_path(uri: str) -> str | None:
 class ObjectStoreError(OSError):
     """An answer of a store that refuses a request.
 
-    Args:
-        message: One line.
-        status: HTTP status of the answer; None where the answer could not be understood.
-        error_code: The store's own word, such as `SlowDown`; None where the answer has none.
+    The HTTP status is None where the answer could not be understood. The error code is the store's
+    own word, such as `SlowDown`, if it has one.
     """
 
     def __init__(self, message: str, status: int | None, error_code: str | None) -> None:
@@ -76,17 +73,11 @@ class ObjectStoreError(OSError):
 
 
 class Entry(NamedTuple):
-    """One file of a listing.
-
-    Args:
-        nbytes: Size of the file.
-        modified: Time of the last change in seconds since 1970, None where the store has none.
-        is_file: False for a pipe, a device, a socket or a broken link of a local folder.
-    """
+    """One file of a listing."""
 
     nbytes: int
-    modified: float | None
-    is_file: bool = True
+    modified: float | None  # Time of the last change, seconds since 1970, if the store has one.
+    is_file: bool = True  # False for a pipe, a device, a socket or a broken link of a local folder.
 
 
 class Backend(ABC):

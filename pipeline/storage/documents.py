@@ -11,7 +11,8 @@ linter rule keeps the former out of the code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.storage.layout import Layout
 
 T = TypeVar("T")
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 class UnreadableVersionError(Exception):
@@ -43,7 +45,7 @@ def typed_json(kind: type[T], text: str | bytes) -> T:
     """Return the object of a dataclass that a JSON text describes. Raises a ValueError of one line
     if the text is not JSON, or if a field is missing, unknown or of another type."""
     try:
-        return _adapter(kind).validate_json(text)  # type: ignore[arg-type]
+        return _adapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
@@ -53,16 +55,15 @@ def typed_json(kind: type[T], text: str | bytes) -> T:
 def versioned_json(kind: type[T], text: str | bytes) -> T:
     """Return the object of a dataclass that has a `layout_version`, as `typed_json` does; an
     UnreadableVersionError if this release does not read the version."""
+    version: Any = None
     try:
         found = typed_json(kind, text)
         version = found.layout_version  # type: ignore[attr-defined]
     except ValueError:
         # Perhaps a newer release wrote the text, which has other fields there.
-        try:
+        with suppress(ValueError):
             data = loads_json(text, max_chars=None)
-        except ValueError:
-            data = None
-        version = data.get("layout_version") if isinstance(data, dict) else None
+            version = data.get("layout_version") if isinstance(data, dict) else None
         if version is None or paths.is_readable(version):
             raise
     if not paths.is_readable(version):
@@ -70,11 +71,6 @@ def versioned_json(kind: type[T], text: str | bytes) -> T:
             f"expected layout version {paths.readable_versions()}, got {version}"
         )
     return found
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def read_table(layout: Layout, rel: str, columns: Sequence[str] | None = None) -> pa.Table:

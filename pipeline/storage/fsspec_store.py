@@ -1,10 +1,8 @@
 """Every URI that has no backend of its own, through fsspec, and the filesystem behind a URI.
 
 Also the stand-in for `object_store` where obstore cannot be used: with options that only an fsspec
-client knows, and in processes that were forked.
-
-S3, HTTP and the Hub come with earmill. Google's and Microsoft's stores are extras: their clients
-bring thirty packages that most jobs have no use for.
+client knows, and in processes that were forked. The clients of Google's and Microsoft's stores are
+extras, because they bring thirty packages.
 """
 
 from __future__ import annotations
@@ -20,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
-from earmill.pipeline.common.errors import (
-    MissingPackageError,
-    OutputError,
-    http_status,
-    store_code,
-)
+from earmill.pipeline.common.errors import MissingPackageError, OutputError, http_status, store_code
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.storage.backend import (
     Backend,
@@ -88,7 +81,14 @@ def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
     if getattr(fs, "async_impl", False) or is_chain(uri):
         from fsspec.asyn import get_loop
 
-        get_loop().set_exception_handler(_tell_defects)
+        def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            # The request reports a lost connection and is made again; asyncio would print a
+            # traceback too.
+            error = context.get("exception")
+            if error is None or not is_store_error(error):
+                loop.default_exception_handler(context)
+
+        get_loop().set_exception_handler(tell)
     return fs, str(path).replace(double_colon, "::")
 
 
@@ -96,7 +96,7 @@ def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> 
     """Return True if a client would ask its store for another object than a URI names, which is no
     chain. With `versions`, the end of the URI may name a version of the object.
 
-    Some clients cut names: s3fs at `?versionId=`, adlfs at a tab, a web client at `#`.
+    Clients cut names: s3fs at `?versionId=`, adlfs at a tab, a web client at `#`.
     """
     if is_web(uri):
         return "#" in uri
@@ -107,16 +107,6 @@ def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> 
         return False
     bucket, key, *version = fs.split_path(path)
     return f"{bucket}/{key}" != path and not (versions and any(version))
-
-
-def _tell_defects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report the error of a client's task, unless the connection was lost.
-
-    The request reports a lost connection and is made again; asyncio would print a traceback too.
-    """
-    error = context.get("exception")
-    if error is None or not is_store_error(error):
-        loop.default_exception_handler(context)
 
 
 def missing_package(uri: str, error: ImportError | None = None) -> MissingPackageError:
@@ -214,12 +204,13 @@ class FsspecBackend(Backend):
                 self.fs.rm_file(name)
 
     def upload(self, local: str, path: str) -> None:
-        by_protocol: dict[str, dict[str, int]] = {
-            "gs": {"chunksize": PART_BYTES},  # sent one after the other
-            "abfs": {"max_concurrency": PARTS_AT_ONCE},  # the client has parts of 4 MiB
-            "s3": {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE},
-        }
-        parts = next((by_protocol[name] for name in by_protocol if name in self.protocols), {})
+        parts: dict[str, int] = {}
+        if "gs" in self.protocols:  # sent one after the other
+            parts = {"chunksize": PART_BYTES}
+        elif "abfs" in self.protocols:  # the client has parts of 4 MiB
+            parts = {"max_concurrency": PARTS_AT_ONCE}
+        elif "s3" in self.protocols:
+            parts = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
         self.fs.put_file(local, path, **parts)
 
 
@@ -228,10 +219,10 @@ class MemoryBackend(FsspecBackend):
 
     def create(self, path: str, data: bytes) -> bool:
         with _memory_lock:
-            if self.exists(path):
-                return False
-            self.write(path, data)
-        return True
+            is_new = not self.exists(path)
+            if is_new:
+                self.write(path, data)
+            return is_new
 
     def replace(self, path: str, seen: bytes, data: bytes) -> bool:
         with _memory_lock:
@@ -255,11 +246,11 @@ class S3fsBackend(FsspecBackend):
         except FileNotFoundError:
             return False
         except Exception as error:  # botocore is no OSError
-            if http_status(error) == 412:
-                return False
-            if http_status(error) != 501:  # this store knows no such condition
+            status = http_status(error)
+            if status not in (412, 501):
                 raise
-            return super().replace(path, seen, data)
+            # 501: this store knows no such condition.
+            return status == 501 and super().replace(path, seen, data)
         return True
 
 
@@ -269,10 +260,8 @@ def _modified(info: Mapping[str, Any]) -> float | None:
         if isinstance(time, str):
             with suppress(ValueError):
                 time = datetime.fromisoformat(time)
-        if isinstance(time, datetime):
-            return time.timestamp()
-        if isinstance(time, int | float):
-            return float(time)
+        if isinstance(time, datetime | int | float):
+            return time.timestamp() if isinstance(time, datetime) else float(time)
     return None
 
 

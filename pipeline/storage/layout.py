@@ -2,10 +2,6 @@
 
 Everything that touches the output goes through `Layout`, which is never turned back into a string
 and parsed again. Paths handed to it are relative, as `earmill.pipeline.storage.paths` spells them.
-
-`StoredFile` reads a committed file by ranges, with plain system calls where it is local. A memory
-map is not used: where another process cuts the file short, a map ends the reading process by a
-signal, and a read raises an error.
 """
 
 from __future__ import annotations
@@ -23,14 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from earmill.pipeline.common import errors
 from earmill.pipeline.common.byte_streams import SeekableFile, open_descriptor
-from earmill.pipeline.common.errors import (
-    CommitError,
-    MissingPackageError,
-    NotRegularError,
-    OutputError,
-    StorageError,
-)
 from earmill.pipeline.common.extension_points import ExtensionPoint
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.storage.backend import Backend, Entry
@@ -63,12 +53,8 @@ _scratch = threading.local()
 
 @dataclass(frozen=True, repr=False)
 class Layout:
-    """A storage backend and a root: the output of one job, or a dataset somebody reads.
-
-    Args:
-        backend: Access to the store, credentials inside it.
-        root: Path within it, as the backend spells it (no protocol).
-        cache: Cache for parts of its files, which never change; None for no cache.
+    """A storage backend and a root, a path as the backend spells it: the output of one job, or a
+    dataset somebody reads. Parts of its files, which never change, may be cached.
 
     Invariants: `write_bytes` and `put_if_absent` show a reader the whole content or nothing, and of
     any number of racing `put_if_absent` calls for one path at most one returns True. The text form
@@ -91,10 +77,10 @@ class Layout:
             own = [STORES.load(scheme)] if rest and scheme in STORES.names() else []
             opened = (kind.open(uri, storage_options or {}) for kind in (*own, *BACKENDS))
             return cls(*next(found for found in opened if found is not None))
-        except MissingPackageError as err:
-            raise OutputError(str(err)) from err
+        except errors.MissingPackageError as err:
+            raise errors.OutputError(str(err)) from err
         except (ValueError, TypeError) as err:
-            raise OutputError(
+            raise errors.OutputError(
                 f"expected a local path or an fsspec URI, got {uri!r}: {err}; "
                 "check the scheme and storage_options"
             ) from err
@@ -165,16 +151,13 @@ class Layout:
     def put_if_absent(self, rel: str, data: bytes) -> bool:
         """Create one small file; return False, and change nothing, where it already exists.
 
-        Raises:
-            OutputError: This store has no atomic create.
-            StorageError: The write failed for another reason, or the store keeps answering with a
-                conflict; whether the write landed is then unknown.
+        An OutputError says that this store has no atomic create. After a StorageError it is not
+        known if the file was written.
         """
         return self._store.create(self.path(rel), data)
 
     def create_own(self, rel: str, data: bytes) -> bool:
-        """`put_if_absent` of content that nobody else writes: False only where the file is
-        another's."""
+        """`put_if_absent` of content that nobody else writes, see `replace_own`."""
         return self.replace_own(rel, data, None)
 
     def replace_own(self, rel: str, data: bytes, seen: bytes | None) -> bool:
@@ -185,15 +168,20 @@ class Layout:
         refused because of its own first one, or gives up. So the file is read again. Raises as
         `put_if_absent`, and an OutputError if the place stays locked.
         """
+
+        def holds() -> bool:
+            try:
+                return bool(self.read_bytes(rel) == data)
+            except FileNotFoundError:
+                return False
+
         try:
-            written = self._replace(rel, data, seen) if seen is not None else None
-            if written or (seen is None and self.put_if_absent(rel, data)):
-                return True
+            put = self.put_if_absent(rel, data) if seen is None else self._replace(rel, data, seen)
         except Exception:  # stores raise their own roots (botocore is no OSError)
-            if self._holds(rel, data):
+            if holds():
                 return True
             raise
-        return self._holds(rel, data)
+        return put or holds()
 
     @store_call("written")
     def _replace(self, rel: str, data: bytes, seen: bytes) -> bool:
@@ -205,15 +193,9 @@ class Layout:
         another has written there since or the file is gone. Raises as `replace_own`."""
         return self._store.remove(self.path(rel), seen)
 
-    def _holds(self, rel: str, data: bytes) -> bool:
-        try:
-            return self.read_bytes(rel) == data
-        except FileNotFoundError:
-            return False
-
     def list(self, rel: str) -> Names:
         """Return every finished file under a folder, sorted; empty where the folder is missing."""
-        return sorted(self.sizes(rel))
+        return sorted(self.entries(rel))
 
     def sizes(self, rel: str) -> dict[str, int]:
         """Return every finished file under a folder (or the file itself) with its bytes."""
@@ -222,40 +204,40 @@ class Layout:
     @store_call("listed")
     def entries(self, rel: str) -> dict[str, Entry]:
         """Return every finished file under a folder (or the file itself) with size and time."""
+        start = len(self.root) + 1
+        found = {name[start:]: entry for name, entry in self._store.list(self.path(rel)).items()}
         return {
             name: entry
-            for name, entry in self._entries(self.path(rel)).items()
+            for name, entry in found.items()
             if entry.is_file and not any(part.startswith(".") for part in name.split("/"))
         }
 
     @store_call("listed", None)
     def everything(self) -> dict[str, Entry]:
         """Return every file of the output, unfinished ones too."""
-        return self._entries(self.root)
-
-    def _entries(self, path: str) -> dict[str, Entry]:
         start = len(self.root) + 1
-        return {name[start:]: entry for name, entry in self._store.list(path).items()}
+        return {name[start:]: entry for name, entry in self._store.list(self.root).items()}
 
     @store_call("removed")
     def delete(self, rel: str) -> None:
         """Remove a file or a folder; fine where it is already gone."""
         self._store.delete(self.path(rel))
 
+    @store_call("written", 1)
     def upload_file(self, local: str | Path, rel: str) -> None:
         """Publish one local file. It may be moved: do not use it afterwards. Durable at once on a
         store, on a local disk after `settle`."""
-        self._upload(local, rel)
+        self._store.upload(str(local), self.path(rel))
 
     def upload_dir(self, local: str | Path, rel: str) -> None:
         """Publish a local folder with everything in it, as `upload_file` does a file: locally in
         one visible step, elsewhere file by file."""
         if self.is_local:
-            self._upload(local, rel)
+            self.upload_file(local, rel)
             return
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             uploads = [
-                pool.submit(self._upload, f"{local}/{name}", f"{rel}/{name}")
+                pool.submit(self.upload_file, f"{local}/{name}", f"{rel}/{name}")
                 for name in files_below(local)
             ]
             try:
@@ -263,10 +245,6 @@ class Layout:
                     upload.result()
             finally:
                 pool.shutdown(cancel_futures=True)
-
-    @store_call("written", 1)
-    def _upload(self, local: str | Path, rel: str) -> None:
-        self._store.upload(str(local), self.path(rel))
 
     @store_call("written", None)
     def settle(self, names: Sequence[str]) -> None:
@@ -282,18 +260,18 @@ class Layout:
             first = self.create_own(probe, token.encode())
             second = self.put_if_absent(probe, b"second")
             self.delete(probe)
-        except OutputError:
+        except errors.OutputError:
             raise
         except Exception as error:  # stores raise their own roots (botocore is no OSError)
-            if isinstance(error, StorageError) and error.transient and not self.is_local:
+            if isinstance(error, errors.StorageError) and error.transient and not self.is_local:
                 raise
-            what = str(error) if isinstance(error, StorageError) else named_line(error)
-            raise OutputError(
+            what = str(error) if isinstance(error, errors.StorageError) else named_line(error)
+            raise errors.OutputError(
                 f"cannot write to {self.url()}: {what}; "
                 "check that the place exists, its permissions and the credentials"
             ) from error
         if not first or second:
-            raise OutputError(
+            raise errors.OutputError(
                 f"{self.url()} overwrites a file although told to create it only if absent; "
                 "commits would not be exactly once there: use a store that honours If-None-Match"
             )
@@ -316,8 +294,11 @@ class _RemoteFile(SeekableFile):
 
 
 class StoredFile:
-    """A file of a dataset that never changes, with its size and hash as committed; a local cache
-    finds the file by its hash. It holds no handle between reads."""
+    """A file of a dataset that never changes, with its size and hash as committed.
+
+    It holds no handle between reads, and reads a local file by plain system calls. A memory map is
+    not used: where another process cuts the file short, a map ends the reader by a signal.
+    """
 
     def __init__(self, layout: Layout, rel: str, nbytes: int, sha256: str) -> None:
         self.layout, self.rel, self.nbytes, self._sha256 = layout, rel, nbytes, sha256
@@ -326,25 +307,36 @@ class StoredFile:
     def read(self, start: int, length: int, *, passing: bool = False) -> Bytes:
         """Return bytes [start, start + length); a CommitError if the file is missing or ends
         before. With `passing`, this thread's next call may overwrite the memory."""
+
+        def fetched(start: int, length: int) -> Bytes:
+            return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)
+
+        def short(why: str) -> errors.CommitError:
+            return errors.CommitError(
+                f"{self.layout.url(self.rel)}: expected {length} bytes from byte {start} on, the "
+                f"file {why}; it is damaged: run `earmill verify`"
+            )
+
         if not 0 <= start <= start + length <= self.nbytes:
-            raise self._short(start, length, f"was committed with {self.nbytes} bytes")
-        try:
+            raise short(f"was committed with {self.nbytes} bytes")
+        cache = self.layout.cache
+        try:  # where the file ends before, fewer bytes come
             if self.layout.is_local:
                 found = self._local(start, length, passing)
-            elif self.layout.cache is None:
-                found = self._fetched(start, length)
+            elif cache is None:
+                found = fetched(start, length)
             else:
-                cache = self.layout.cache
-                found = cache.read(self._sha256, self.nbytes, start, length, self._fetched)
+                found = cache.read(self._sha256, self.nbytes, start, length, fetched)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-            raise CommitError(
+            raise errors.CommitError(
                 f"{self.layout.url(self.rel)} is missing although it is committed; run "
                 "`earmill verify`"
             ) from error
-        except NotRegularError as error:
-            raise CommitError(f"{error}; put the file back, or run `earmill verify`") from error
+        except errors.NotRegularError as error:
+            text = f"{error}; put the file back, or run `earmill verify`"
+            raise errors.CommitError(text) from error
         if len(found) != length:
-            raise self._short(start, length, f"ends after {start + len(found)}")
+            raise short(f"ends after {start + len(found)}")
         return found
 
     def parts(self, bounds: Sequence[int]) -> Iterator[Bytes]:
@@ -374,13 +366,3 @@ class StoredFile:
         finally:
             os.close(handle)
         return into[:done]
-
-    def _fetched(self, start: int, length: int) -> Bytes:
-        """Return bytes of the remote file, fewer where it ends before."""
-        return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)
-
-    def _short(self, start: int, length: int, why: str) -> CommitError:
-        return CommitError(
-            f"{self.layout.url(self.rel)}: expected {length} bytes from byte {start} on, the file "
-            f"{why}; it is damaged: run `earmill verify`"
-        )

@@ -55,13 +55,8 @@ UNFINISHED = ".tmp"
 class LocalCache:
     """A folder with parts of remote files; any number of threads and processes share it.
 
-    Args:
-        folder: The folder, made if it is missing. A folder that others can write to is refused:
-            they could give us other features.
-        max_bytes: Most bytes of all files in it.
-
-    Raises:
-        OutputError: Another user owns the folder, or others may write to it.
+    The folder is made if it is missing. All files in it have `max_bytes` bytes at most. A folder
+    that others can write to could give us other features: it is refused with an OutputError.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -97,13 +92,7 @@ class LocalCache:
         return found
 
     def _fetch(
-        self,
-        sha256: str,
-        nbytes: int,
-        run: Sequence[int],
-        start: int,
-        into: Bytes,
-        fetch: Fetch,
+        self, sha256: str, nbytes: int, run: Sequence[int], start: int, into: Bytes, fetch: Fetch
     ) -> bool:
         """Fetch neighbouring parts and keep them; False where the file is shorter than it was."""
         first = run[0] * PART_BYTES
@@ -121,12 +110,9 @@ class LocalCache:
                 self._give_up(error)
         return True
 
-    def _path(self, sha256: str, number: int) -> Path:
-        return self.folder / sha256[:2] / f"{sha256}-{number}"
-
     def _load(self, sha256: str, number: int, start: int, into: Bytes) -> bool:
         """Copy the bytes needed of a part; return False where it is missing or damaged."""
-        path, begin = self._path(sha256, number), number * PART_BYTES
+        path, begin = self.folder / sha256[:2] / f"{sha256}-{number}", number * PART_BYTES
         low, high = max(start, begin), min(start + len(into), begin + PART_BYTES)
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -150,7 +136,7 @@ class LocalCache:
         nbytes = HEAD_BYTES + len(part)
         if self._off or nbytes > self.max_bytes:
             return
-        path = self._path(sha256, number)
+        path = self.folder / sha256[:2] / f"{sha256}-{number}"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}{UNFINISHED}")
         try:
@@ -178,26 +164,20 @@ class LocalCache:
             except (OSError, ValueError):
                 used = sum(size for _, size, _ in self._files())
             if used + nbytes > self.max_bytes:
-                used = self._make_room(int(LEAVE * self.max_bytes) - nbytes)
+                files = sorted(self._files())
+                used = sum(size for _, size, _ in files)
+                for _, size, part in files:
+                    if used + nbytes <= int(LEAVE * self.max_bytes):
+                        break
+                    if part.suffix != UNFINISHED:
+                        part.unlink(missing_ok=True)
+                        used -= size
             if used + nbytes > self.max_bytes:
                 return False
             counted.write_text(str(used + nbytes))
             path.touch(mode=0o600, exist_ok=False)
             os.truncate(path, nbytes)
         return True
-
-    def _make_room(self, most: int) -> int:
-        """Remove parts until at most `most` bytes are left; return the bytes that are left."""
-        files = sorted(self._files())
-        used = sum(size for _, size, _ in files)
-        for _, size, path in files:
-            if used <= most:
-                break
-            if path.suffix == UNFINISHED:
-                continue
-            path.unlink(missing_ok=True)
-            used -= size
-        return used
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         """Yield when each part was used last, its bytes and its path."""
@@ -223,26 +203,23 @@ class LocalCache:
         with self._giving_up:
             told, self._off = self._off, True
         if not told:
-            warnings.warn(
-                f"the local cache at {self.folder} is not used any more: {error}; features are "
-                "fetched from their store",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            text = f"the local cache at {self.folder} is not used any more: {error}"
+            text += "; features are fetched from their store"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _checked(handle: int, low: int, high: int) -> Bytes | None:
     """Return bytes [low, high) of the content of a part; None where the part is damaged."""
     head = os.pread(handle, HEAD_BYTES, 0)
-    if len(head) < HEAD_BYTES or google_crc32c.value(head[:-4]) != int.from_bytes(
-        head[-4:], "little"
-    ):
+    if google_crc32c.value(head[:-4]) != int.from_bytes(head[-4:], "little"):
+        return None
+    if len(head) < HEAD_BYTES:
         return None
     mark, size, *crcs = HEAD.unpack(head[:-4])
-    first, last = low // PAGE_BYTES, -(-high // PAGE_BYTES)
-    begin, end = first * PAGE_BYTES, min(last * PAGE_BYTES, size)
     if mark != MARK or high > size:
         return None
+    first, last = low // PAGE_BYTES, -(-high // PAGE_BYTES)
+    begin, end = first * PAGE_BYTES, min(last * PAGE_BYTES, size)
     content = np.empty(end - begin, np.uint8)
     if os.preadv(handle, [content.data], HEAD_BYTES + begin) != len(content):
         return None

@@ -2,14 +2,12 @@
 
 Writing: a hidden temporary file, flushed, then `os.replace`. Creating: the same with `os.link`,
 which fails where the name is taken; O_EXCL on filesystems without links. Replacing and removing:
-compared under a lock on the folder, which the system releases when its holder is killed.
-
-fsspec's local filesystem looks for a file before it creates one, which is a race. obstore's has no
+compared under a lock on the folder, which the system releases when its holder is killed. fsspec's
+local filesystem looks for a file before it creates one, which is a race. obstore's has no
 conditional replace. So neither is used.
 
-Publishing: files are flushed and then renamed into place. A source on another disk is copied beside
-the target under a hidden name first. A rename outlives a power cut once `settle` has returned:
-files that are moved in one after the other share that flush.
+Publishing: files are flushed and then renamed into place. A rename outlives a power cut once
+`settle` has returned: files that are moved in one after the other share that flush.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -88,8 +86,7 @@ class LocalBackend(Backend):
 
     def create(self, path: str, data: bytes) -> bool:
         path = os.path.abspath(path)
-        temporary = _temporary(path)
-        _write_new(temporary, data)
+        temporary = _written_beside(path, data)
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -141,13 +138,19 @@ class LocalBackend(Backend):
             sync_folder(folder)
 
 
-def sync_folder(path: str) -> None:
-    """Flush a file, or the entries of a folder, to the disk."""
+@contextmanager
+def _opened_folder(path: str) -> Iterator[int]:
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        yield handle
     finally:
-        os.close(handle)
+        os.close(handle)  # and with it a lock on it
+
+
+def sync_folder(path: str) -> None:
+    """Flush a file, or the entries of a folder, to the disk."""
+    with _opened_folder(path) as handle:
+        os.fsync(handle)
 
 
 def make_folder(path: str) -> None:
@@ -181,18 +184,19 @@ def _write_new(path: str, data: bytes) -> None:
         raise
 
 
-def _temporary(path: str) -> str:
-    """Return a hidden name beside `path`, whose folder is made if it is missing."""
+def _written_beside(path: str, data: bytes) -> str:
+    """Write a hidden file beside `path`, whose folder is made if it is missing."""
     folder, name = os.path.split(path)
     make_folder(folder)
-    return os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+    _write_new(temporary, data)
+    return temporary
 
 
 def write_local(path: str, data: bytes) -> None:
     """Write or replace a local file so that a reader sees the old or the new content, no mix."""
     path = os.path.abspath(path)  # a bare name has no folder to make or to flush
-    temporary = _temporary(path)
-    _write_new(temporary, data)
+    temporary = _written_beside(path, data)
     try:
         os.replace(temporary, path)
     except OSError:
@@ -204,16 +208,14 @@ def write_local(path: str, data: bytes) -> None:
 def _if_it_holds(path: str, seen: bytes, change: Callable[[], None]) -> bool:
     """Change a file that holds `seen`, under a lock on its folder; return False where it does not.
     An OutputError if another process has kept the folder locked for `LOCK_WAIT_S`."""
+    folder = os.path.dirname(path)
     try:
-        handle = os.open(os.path.dirname(path), os.O_RDONLY)
-        try:
-            _lock(handle, os.path.dirname(path))
+        with _opened_folder(folder) as handle:
+            _lock(handle, folder)
             with open_regular(path) as file:
                 if file.read() != seen:
                     return False
             change()
-        finally:
-            os.close(handle)  # and with it the lock
     except (FileNotFoundError, NotRegularError):
         return False
     return True

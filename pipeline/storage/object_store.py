@@ -9,9 +9,8 @@ Options are either the few of s3fs, gcsfs and adlfs in `words`, or obstore's own
 endpoint, region and credentials come from where those clients take them: botocore, google-auth,
 azure-identity. A bucket whose options are neither is left to `fsspec_store`.
 
-obstore uploads large files in parts, few at a time, so that memory does not grow with a file. A
-part that fails for good ends the upload, and obstore removes the other parts. Parts that a killed
-process leaves behind are no object and show in no listing; a lifecycle rule of the bucket removes
+obstore uploads large files in parts, few at a time, so that memory does not grow with a file.
+Parts that a killed process leaves behind are no object; a lifecycle rule of the bucket removes
 them.
 """
 
@@ -74,16 +73,9 @@ URI = re.compile(
     r"(?:@(?P<account>[a-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net)?(?P<key>/[^?#]*)?"
 )
 _shared: dict[tuple[object, ...], ObjectBackend] = {}
-_is_forked = False
-
-
-def _note_fork() -> None:
-    global _is_forked
-    _is_forked = _is_forked or "obstore" in sys.modules
-
-
 # The threads of obstore's runtime do not live on in a forked child: a request would hang for ever.
-os.register_at_fork(after_in_child=_note_fork)
+_forks: list[bool] = []
+os.register_at_fork(after_in_child=lambda: _forks.append("obstore" in sys.modules))
 
 
 class CertificateError(ConnectionError):
@@ -154,7 +146,7 @@ class ObjectBackend(Backend):
     def here(self) -> Backend:
         """Return this backend, or fsspec's for the same bucket: in a process that was forked from
         one with obstore in it, and where obstore refuses a certificate."""
-        return self._through_fsspec() if _is_forked or self._is_refused else self
+        return self._through_fsspec() if any(_forks) or self._is_refused else self
 
     def url(self, path: str) -> str:
         return redact(f"{self.schemes[0]}://{path}")
@@ -178,10 +170,11 @@ class ObjectBackend(Backend):
             return b""  # the file ends before
 
     def write(self, path: str, data: bytes) -> None:
-        def put(client: Any, key: str) -> None:
-            client.put(key, data, use_multipart=False)
-
-        self._ask(path, put, uploads=len(data) > SMALL_BYTES)
+        self._ask(
+            path,
+            lambda client, key: client.put(key, data, use_multipart=False),
+            uploads=len(data) > SMALL_BYTES,
+        )
 
     def create(self, path: str, data: bytes) -> bool:
         try:
@@ -216,13 +209,17 @@ class ObjectBackend(Backend):
         except ValueError:  # obstore cannot name a key with an empty part, which others wrote
             return self._through_fsspec().list(path)
         metas = [meta for page in pages for meta in page]
-        found = {f"{self.bucket}/{meta['path']}": _entry(meta) for meta in metas}
+
+        def entry(meta: Any) -> Entry:
+            return Entry(meta["size"], meta["last_modified"].timestamp())
+
+        found = {f"{self.bucket}/{meta['path']}": entry(meta) for meta in metas}
         # An empty object `data/`, which consoles make for a folder, is listed as `data`.
         folders = {path, *(name.rpartition("/")[0] for name in found)}
         found = {name: each for name, each in found.items() if each.nbytes or name not in folders}
         if not found and path != self.bucket:
             with suppress(FileNotFoundError):
-                return {path: _entry(self._ask(path, lambda client, key: client.head(key)))}
+                return {path: entry(self._ask(path, lambda client, key: client.head(key)))}
         return found
 
     def delete(self, path: str) -> None:
@@ -316,6 +313,9 @@ class S3Backend(ObjectBackend):
         "key secret token anon profile endpoint_url client_kwargs config_kwargs".split()
     )
 
+    def _given(self, name: str) -> dict[str, Any]:
+        return {**(self.options.get(name) or {})}
+
     def translated(self) -> dict[str, Any]:
         session, client, verify = self._botocore()
         endpoint, region = client.meta.endpoint_url, client.meta.region_name
@@ -329,7 +329,7 @@ class S3Backend(ObjectBackend):
         http: dict[str, Any] = {"allow_invalid_certificates": verify is False}
         if isinstance(verify, str):
             http["root_certificate"] = Path(verify).read_bytes()
-        for name in {"connect_timeout", "read_timeout"} & self._given("config_kwargs").keys():
+        for name in {"connect_timeout", "read_timeout"} & {*self._given("config_kwargs")}:
             http[name] = timedelta(seconds=getattr(client.meta.config, name))
 
         def credentials() -> dict[str, Any]:
@@ -354,9 +354,6 @@ class S3Backend(ObjectBackend):
             "credential_provider": None if anon else credentials,
             "client_options": http,
         }
-
-    def _given(self, name: str) -> dict[str, Any]:
-        return {**(self.options.get(name) or {})}
 
     def _botocore(self) -> tuple[Any, Any, Any]:
         """Return a session of botocore, its client for S3, and which certificates to trust.
@@ -454,45 +451,40 @@ class AzureBackend(ObjectBackend):
             name: self.options.get(name) or os.environ.get(f"AZURE_STORAGE_{name.upper()}")
             for name in sorted(self.words - CACHING - {"anon"})
         }
-        anon = self.options.get("anon", os.environ.get("AZURE_STORAGE_ANON"))
-        anon = str(anon).lower() not in ("none", "false", "0", "f", "")
+        anon = str(self.options.get("anon", os.environ.get("AZURE_STORAGE_ANON"))).lower()
         text = found.pop("connection_string") or ""
         if "UseDevelopmentStorage" in text:
             raise ValueError("a local emulator")
         parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
-        for name, part in CONNECTION.items():
-            found[name] = parts.get(part) or found[name]
+        found |= {name: parts.get(part) or found[name] for name, part in CONNECTION.items()}
         scheme = parts.get("DefaultEndpointsProtocol", "https")
         suffix = parts.get("EndpointSuffix", "core.windows.net")
         endpoint = f"{scheme}://{found['account_name']}.blob.{suffix}"
         has_keys = any(found[name] for name in ("account_key", "sas_token", "client_secret"))
+        is_anon = anon not in ("none", "false", "0", "f", "") and not has_keys
         tokens = None
-        if not (anon or has_keys):
+        if not (is_anon or has_keys):
             from obstore.auth.azure import AzureCredentialProvider
 
             tokens = AzureCredentialProvider()
         return {
             **{name: value for name, value in found.items() if value},
             "endpoint": parts.get("BlobEndpoint", endpoint).rstrip("/"),
-            "skip_signature": anon and not has_keys,
+            "skip_signature": is_anon,
             "credential_provider": tokens,
         }
 
 
 def can_name(key: str) -> bool:
     """Return True if obstore takes a key: none with an empty part or one of dots."""
-    return not {"", ".", ".."} & {*key.split("/")}
-
-
-def _entry(meta: Any) -> Entry:
-    return Entry(meta["size"], meta["last_modified"].timestamp())
+    return {"", ".", ".."}.isdisjoint(key.split("/"))
 
 
 def from_obstore(path: str, error: Exception) -> Exception:
     """Return an error of obstore as one that `classify` and `http_status` understand.
 
-    obstore keeps status and code in a text of forty lines. The text also holds the URL, and with
-    it the signature of an Azure token: only status, code and the store's message are taken over.
+    The status and the code are in a text of forty lines. It also holds the URL, and with it the
+    signature of an Azure token: only status, code and the store's message are taken over.
     """
     text = str(error)
     line, _, details = text.partition("\n\nDebug source:")

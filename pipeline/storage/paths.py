@@ -177,11 +177,6 @@ def plan_of_part(rel: str) -> str | None:
     return None if match is None else plan_path(match.group(1))
 
 
-def is_plan_path(rel: str) -> bool:
-    """Return True for the path of a plan; a part of a plan is none."""
-    return _PLAN.fullmatch(rel) is not None
-
-
 def addition_path(name: str) -> str:
     return f"additions/{_named('addition', name)}"
 

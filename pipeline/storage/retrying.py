@@ -5,8 +5,8 @@ never answered is asked `SILENT_TRIES` times, because its address is more likely
 is not asked twice. A call that still fails raises a `StorageError` with the call, the file and the
 reason in one line. FileNotFoundError and FileExistsError are answers and pass as they are.
 
-Clients raise their own root classes (botocore's and aiohttp's are no OSError), so a failure of the
-store is recognised by the package of its class. A defect of this program passes as it is.
+Clients raise their own root classes, so a failure of the store is recognised by the package of its
+class. A defect of this program passes as it is.
 """
 
 from __future__ import annotations
@@ -19,15 +19,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from earmill.pipeline.common.errors import (
-    EarmillError,
-    ErrorKind,
-    OutputError,
-    StorageError,
-    chain,
-    classify,
-    http_status,
-)
+from earmill.pipeline.common import errors
+from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
 from earmill.pipeline.common.monitoring import OUTPUT
 from earmill.pipeline.common.retries import RetryPolicy, in_a_job
 from earmill.pipeline.common.text import named_line
@@ -78,16 +71,31 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
     def decorate(method: Method[P, R]) -> Method[P, R]:
         @wraps(method)
         def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            me = object()
+            me, silent = object(), 0
+
+            def worth_it(error: Exception) -> bool:
+                nonlocal silent
+                status = http_status(error)
+                silent += status is None and self.backend not in _answered
+                is_outage = classify(error) is ErrorKind.OUTAGE
+                # 409: two writers use one name; the other one needs milliseconds.
+                return status == 409 or (is_outage and silent < SILENT_TRIES)
+
             _under_way[me] = time.monotonic()
             try:
-                return _retried(self, lambda: method(self, *args, **kwargs))
-            except (EarmillError, FileNotFoundError, FileExistsError):
-                raise
+                if self.is_local:
+                    return method(self, *args, **kwargs)
+                policy = RETRIES if in_a_job() else BRIEF
+                found = policy.run(lambda: method(self, *args, **kwargs), worth_it)
+                _answered.add(self.backend)
+                return found
             except Exception as error:
-                is_outage = classify(error) is ErrorKind.OUTAGE and not isinstance(
-                    error, MemoryError | ImportError
-                )
+                is_outage = classify(error) is ErrorKind.OUTAGE
+                if not self.is_local:
+                    (_answered.discard if is_outage else _answered.add)(self.backend)
+                if isinstance(error, errors.EarmillError | FileNotFoundError | FileExistsError):
+                    raise
+                is_outage = is_outage and not isinstance(error, MemoryError | ImportError)
                 if not (isinstance(error, OSError) or http_status(error) is not None or is_outage):
                     raise
                 where = self.url() if path_at is None else self.url(str(args[path_at]))
@@ -100,37 +108,13 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
     return decorate
 
 
-def _retried(layout: Any, work: Callable[[], R]) -> R:
-    if layout.is_local:
-        return work()
-    silent = 0
-
-    def worth_it(error: Exception) -> bool:
-        nonlocal silent
-        status = http_status(error)
-        silent += status is None and layout.backend not in _answered
-        # 409: two writers use one name; the other one needs milliseconds.
-        return status == 409 or (classify(error) is ErrorKind.OUTAGE and silent < SILENT_TRIES)
-
-    try:
-        found = (RETRIES if in_a_job() else BRIEF).run(work, worth_it)
-    except Exception as error:
-        if classify(error) is ErrorKind.OUTAGE:
-            _answered.discard(layout.backend)
-        else:
-            _answered.add(layout.backend)
-        raise
-    _answered.add(layout.backend)
-    return found
-
-
-def storage_error(what: str, error: BaseException) -> StorageError:
+def storage_error(what: str, error: BaseException) -> errors.StorageError:
     """Return the error of a failed call, with the number of the system's error if there is one. The
     message begins with `what`: the file and the action that failed."""
     number = next((e.errno for e in chain(error) if isinstance(e, OSError) and e.errno), None)
     if http_status(error) is not None:
         number = None  # s3fs gives numbers of its own making to answers of the store
-    return StorageError(
+    return errors.StorageError(
         f"{what}: {REASONS.get(number or 0) or store_line(error)}",
         transient=classify(error) is ErrorKind.OUTAGE,
         errno=number,
@@ -142,14 +126,14 @@ def store_errors(uri: str) -> Iterator[None]:
     """Turn whatever a filesystem raises while a dataset is read into an OutputError of one line."""
     try:
         yield
-    except StorageError as error:
-        raise OutputError(f"{uri}: {store_line(error.__cause__ or error)}") from error
-    except (EarmillError, BrokenPipeError):
+    except errors.StorageError as error:
+        raise errors.OutputError(f"{uri}: {store_line(error.__cause__ or error)}") from error
+    except (errors.EarmillError, BrokenPipeError):
         raise
     except Exception as error:
         if not is_store_error(error):
             raise
-        raise OutputError(f"{uri}: {store_line(error)}") from error
+        raise errors.OutputError(f"{uri}: {store_line(error)}") from error
 
 
 def is_store_error(error: BaseException) -> bool:

@@ -1,8 +1,7 @@
 """Temporary folders: of this process, and those in which shards are written before publishing.
 
 A shard is written on the output's own disk where there is one. Publishing is then a rename, and a
-full disk shows while encoding, before anything is visible. The next holder of the driver's lock
-removes what killed attempts leave there.
+full disk shows while encoding, before anything is visible.
 
 A folder of a process holds a lock file that its owner keeps locked; the system releases the lock
 however the owner ends. So other processes can tell a folder in use from one that a killed process
@@ -33,13 +32,12 @@ MKDIR_TRIES = 100
 
 
 class OwnedFolder:
-    """A new folder that this process owns until `remove` or its end; by default it lies in the
-    system's folder for temporary files."""
+    """A new folder in the system's folder for temporary files, owned until `remove` or the end."""
 
-    def __init__(self, prefix: str = PREFIX, parent: str | None = None) -> None:
+    def __init__(self, parent: str | None = None) -> None:
         parent = parent or tempfile.gettempdir()
-        # Locked before it gets the name by which `abandoned` looks for folders.
-        hidden = tempfile.mkdtemp(prefix=f".{prefix}", dir=parent)
+        # Locked before it gets the name by which `sweep` looks for folders.
+        hidden = tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent)
         self._lock = os.open(os.path.join(hidden, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = os.path.join(parent, os.path.basename(hidden).removeprefix("."))
@@ -62,26 +60,19 @@ class OwnedFolder:
             self._lock = -1
 
 
-def abandoned(prefix: str = PREFIX, parent: str | None = None) -> Iterator[str]:
-    """Yield folders whose owners are gone, each locked by this process until the next."""
-    for folder in sorted(Path(parent or tempfile.gettempdir()).glob(f"{prefix}*")):
+def sweep(parent: str | None = None) -> None:
+    """Remove the folders that killed processes left in the system's folder, or in another."""
+    for folder in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             continue  # another user's, or being removed
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield str(folder)
-        except BlockingIOError:
-            continue
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
-
-
-def sweep(prefix: str = PREFIX, parent: str | None = None) -> None:
-    """Remove the folders that killed processes left."""
-    for folder in abandoned(prefix, parent):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 _own: OwnedFolder | None = None
@@ -127,8 +118,8 @@ def private_scratch(layout: Layout, name: str) -> Iterator[Path]:
 
 def shared_scratch(layout: Layout, name: str) -> Path | None:
     """Return the folder of this name, shared by all callers until `clear_scratch`; None where the
-    output has no disk. A folder for each shard is slow: a disk that has just removed many searches
-    long for room for a new file."""
+    output has no disk. A folder for each shard is slow on a disk that has just removed many.
+    """
     if not layout.is_local:
         return None
     return make_below(Path(layout.root) / SCRATCH_FOLDER / name, exist_ok=True)
@@ -136,14 +127,11 @@ def shared_scratch(layout: Layout, name: str) -> Path | None:
 
 @store_call("cleared", None)
 def clear_scratch(layout: Layout, name: str = "") -> None:
-    """Remove what killed attempts left; all of it only while holding the driver's lock.
+    """Remove what killed attempts left, or one shared folder; all of it only with the lock held.
 
-    Workers of a driver that was taken over may still publish out of a scratch folder, and a removal
+    Workers of a driver that was taken over may still publish out of a scratch folder. A removal
     that has begun follows a folder through its rename. So the folder is moved away first: files
     that they publish later are not found, and files that they have published are not touched.
-
-    Args:
-        name: Name of a shared folder, to remove this one alone.
     """
     if not layout.is_local:
         return

@@ -1,4 +1,1 @@
-"""A worker process: fetch, decode, extract, write and commit, shard after shard.
-
-It may import everything below it, but neither `reader` nor `driver`.
-"""
+"""A worker process: fetch, decode, extract, write and commit, shard after shard."""

@@ -1,20 +1,18 @@
 """The GPU of a worker: found, described, given clips, checked, and its errors classified.
 
-Nothing here knows shards. The extractor that was built for the GPU's backend computes there;
-`DeviceInput` brings clips there, and resamples them where the job's resampler can do that.
-
-`self_check` compares a golden second on the GPU with the CPU's kernels before a worker takes any
-shard. Fused kernels are the same operations in the same order, so they give the same bits. Streams
-behind a Fourier transform do not: two libraries round differently, by a few parts in 10^7 of the
-largest value. A kernel, a driver or a chip that is wrong is off by far more than the tolerance.
+A golden second on the GPU is compared with the CPU's kernels before a worker takes any shard
+(`self_check`). Fused kernels give the same bits. Streams behind a Fourier transform differ by a few
+parts in 10^7 of the largest value, because two libraries round differently. A kernel, a driver or a
+chip that is wrong is off by far more than the tolerance.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,10 +44,6 @@ class Gpu:
     device: torch.device  # Device of tensors.
 
     def launch_bytes(self) -> int:
-        """Return the bytes of samples that one launch may hold.
-
-        They leave room for a second launch, for features, and for other users of the device.
-        """
         if self.device.type != "cuda":
             return LAUNCH_BYTES
         import torch
@@ -58,7 +52,7 @@ class Gpu:
         return min(LAUNCH_BYTES, free // 8)
 
     def describe(self) -> dict[str, Any]:
-        from amtcore.kernels.warp.driver.device_facts import device_facts
+        from amtcore.kernels.gpu.device import device_facts
 
         kind = {"device": "cuda", "backend": self.backend}
         if self.device.type != "cuda":
@@ -87,7 +81,7 @@ def check_gpu() -> None:
     """Raise GpuUnusable on a machine without a GPU; takes none of its memory."""
     if is_interpreted():
         return
-    from amtcore.kernels.warp.driver.available import why_no_gpu
+    from amtcore.kernels.gpu.device import why_no_gpu
 
     if reason := why_no_gpu():
         raise GpuUnusable(reason)
@@ -97,11 +91,12 @@ def find_gpu() -> Gpu:
     """Return the GPU of this process, or the interpreter of its kernels, or raise GpuUnusable."""
     import torch
 
+    from amtcore.errors import BackendError
+    from amtcore.kernels.gpu.device import find_device
+
     check_gpu()
     if is_interpreted():
         return Gpu(INTERPRETED, torch.device("cpu"))
-    from amtcore.errors import BackendError
-    from amtcore.kernels.warp.driver.available import find_device
 
     try:
         return Gpu("cuda", find_device("cuda"))
@@ -110,7 +105,6 @@ def find_gpu() -> Gpu:
 
 
 def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
-    """Return the GPU for a value of `run.device`, None for the CPU, and why it is the CPU."""
     if wanted == "cpu":
         return None, ""
     try:
@@ -122,19 +116,13 @@ def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
 
 
 def nvidia_driver() -> str | None:
-    """Return the version of NVIDIA's driver, or None where it cannot be read."""
-    try:
-        with open(DRIVER_VERSION, encoding="ascii") as file:
-            return file.read().strip()
-    except (OSError, UnicodeDecodeError):
-        return None
+    with suppress(OSError, UnicodeDecodeError):
+        return Path(DRIVER_VERSION).read_text("ascii").strip()
+    return None
 
 
 def exact_convolutions() -> None:
-    """Make torch compute float32 exactly, with one algorithm for one shape, in the whole process.
-
-    By default torch rounds the factors of a convolution to 10 bits. It has no narrower setting.
-    """
+    """Make torch compute float32 exactly: it rounds factors of convolutions to 10 bits."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -147,7 +135,7 @@ def exact_convolutions() -> None:
 def device_errors(doing: str) -> Iterator[None]:
     """Turn the device's errors into DeviceFull (a launch too large) and DeviceLost."""
     from amtcore.errors import DeviceLostError, DeviceMemoryError
-    from amtcore.kernels.warp.driver.failures import device_errors as of_torch
+    from amtcore.kernels.gpu.driver import device_errors as of_torch
 
     try:
         with of_torch(doing):
@@ -172,7 +160,6 @@ class DeviceInput:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Run this thread's work inside the block on a CUDA stream of its own."""
         import torch
 
         if self._gpu.device.type != "cuda":
@@ -191,31 +178,21 @@ class DeviceInput:
         import torch
 
         by_model = [list(of_model) for of_model in zip(*(c.signals for c in clips), strict=True)]
-        wanted = [one for row in by_model for one in row if isinstance(one, Unresampled)]
-        if not wanted:
+        by_rates: dict[tuple[float, float], list[Unresampled]] = {}
+        for one in (one for row in by_model for one in row if isinstance(one, Unresampled)):
+            by_rates.setdefault((one.from_hz, one.to_hz), []).append(one)
+        if not by_rates:
             return by_model
+        made: dict[int, Tensor] = {}
         with torch.no_grad():
-            made = self._resampled(wanted)
-            found = [[made.get(id(one), one) for one in row] for row in by_model]
+            for rates, wanted in by_rates.items():
+                resampled = self.resampler(self._moved([one.ears for one in wanted]), *rates)
+                for one, ears in zip(wanted, resampled, strict=True):
+                    made[id(one)] = _as_model_input(ears, one)
         if self._gpu.device.type == "cuda":
             # The extractor has streams of its own.
             torch.cuda.current_stream().synchronize()
-        return found
-
-    def _resampled(self, wanted: Sequence[Unresampled]) -> dict[int, Tensor]:
-        """Resample signals on the device; return each by the id of its request.
-
-        Samples that several models need are moved once.
-        """
-        arrays = {id(one.ears): one.ears for one in wanted}
-        moved = dict(zip(arrays, self._moved([*arrays.values()]), strict=True))
-        at_rate: dict[tuple[int, float], Tensor] = {}
-        for from_hz, to_hz in dict.fromkeys((one.from_hz, one.to_hz) for one in wanted):
-            of_pair = [one for one in wanted if (one.from_hz, one.to_hz) == (from_hz, to_hz)]
-            keys = list(dict.fromkeys(id(one.ears) for one in of_pair))
-            made = self.resampler([moved[key] for key in keys], from_hz, to_hz)
-            at_rate |= {(key, to_hz): ears for key, ears in zip(keys, made, strict=True)}
-        return {id(one): _as_model_input(at_rate[id(one.ears), one.to_hz], one) for one in wanted}
+        return [[made.get(id(one), one) for one in row] for row in by_model]
 
     def _moved(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Tensor]:
         """Move arrays to the device, in one copy from pinned memory."""
@@ -247,8 +224,7 @@ FRAMES_TOLERANCE = 1e-5
 # Part of a stream's spikes: rounding can delay a spike by one step near the threshold.
 EVENTS_TOLERANCE = 0.02
 
-# The difference of sums of a thousand products in another order; factors rounded to 10 bits would
-# give ten times this.
+# Sums of a thousand products in another order; factors of 10 bits would give ten times this.
 RESAMPLER_TOLERANCE = 5e-5
 RESAMPLED_HZ = (16000.0, 44100.0)
 
@@ -270,8 +246,7 @@ def golden_second(fs_hz: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float]:
     """Compare models on the GPU with the CPU; return the largest relative error of each stream.
 
-    `models` has each model built for the GPU and for the CPU. Raises DeviceError for an error above
-    its tolerance.
+    `models` has each model built for the GPU and for the CPU.
     """
     errors: dict[str, float] = {}
     for checked, reference in models:
@@ -296,7 +271,6 @@ def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float
 
 
 def check_resampler(on_device: DeviceResampler) -> float:
-    """Return the largest relative error of the device's resampler, or raise DeviceError."""
     import torch
 
     device = on_device.device

@@ -4,12 +4,8 @@ On a CPU clips go through in batches of similar lengths, on a GPU in launches; a
 depend on neither. Two calls are under way on a CPU where the models allow it, so that the kernels'
 threads do not idle at the end of a call.
 
-A batch has clips of one length bucket from a fixed geometric grid. So padding stays below one step
-of the grid, and a compiled kernel meets a bounded number of shapes.
-
-A stream is an array of frames, or the events of a clip (`SpikeEvents`). Frames are cast by
-`formats.values`; events become a table of whole numbers. A long clip goes through chunk by chunk,
-its features into files.
+A stream is an array of frames, or the events of a clip (`SpikeEvents`), which become a table of
+whole numbers. A long clip goes through chunk by chunk, its features into files.
 """
 
 from __future__ import annotations
@@ -56,10 +52,9 @@ BUCKET_ENDS = [math.floor(FIRST_BUCKET_SAMPLES * BUCKET_RATIO**k) for k in range
 
 
 def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
-    """Split clips into batches of at most `max_samples` samples, or of one clip.
+    """Split clips into batches, as positions in `lengths`, of at most `max_samples` or of one clip.
 
-    Returns lists of positions in `lengths`; each position in exactly one of them, one bucket a
-    list, clips of a bucket in their given order.
+    A batch has clips of one length bucket, so padding is bounded and kernels meet few shapes.
     """
     by_bucket: dict[int, list[int]] = {}
     for position, length in enumerate(lengths):
@@ -76,15 +71,6 @@ def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
     return batches
 
 
-def _refusal(error: Exception) -> NonFiniteFeatureError:
-    """Return the RowError of a model's NonFiniteError.
-
-    Neurons have no NaN to return, and no model takes samples that calibration or resampling made
-    infinite.
-    """
-    return NonFiniteFeatureError(f"the model refused: {error}")
-
-
 def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str, Any]]:
     """Return the features of a batch, with a RowError in place of each refused stream."""
     from amtcore.errors import NonFiniteError  # loads torch, which only workers need
@@ -93,23 +79,22 @@ def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str,
         return extractor.extract(signals)
     except NonFiniteError as error:
         if len(signals) == 1:
-            return [{info.name: _refusal(error) for info in extractor.streams}]
+            refused = NonFiniteFeatureError(f"the model refused: {error}")
+            return [{info.name: refused for info in extractor.streams}]
         return [made for signal in signals for made in extracted(extractor, [signal])]
 
 
 @dataclass(frozen=True)
 class CastFeatures:
-    """The features of a row, cast."""
-
     streams: dict[str, Values] = field(default_factory=dict)  # Values as in `FeatureRow`.
     steps: dict[str, int] = field(default_factory=dict)  # Steps of events and int8 frames.
     errors: dict[str, CastError] = field(default_factory=dict)  # Cast errors of frames.
     begun: dict[str, Frames] = field(default_factory=dict)  # Int8 frames of the next block.
 
     def take(self, name: str, made: Any, cast: Caster, *, last: bool) -> Frames:
-        """Return a stretch of a stream, cast, and note its steps and cast errors.
+        """Return a stretch of a stream, cast, and note its steps and cast errors; raise a RowError.
 
-        A RowError in place of the stretch is raised. `last`: no stretch follows.
+        `last`: no stretch follows.
         """
         if isinstance(made, RowError):
             raise made
@@ -130,6 +115,16 @@ class CastFeatures:
             raise DtypeRangeError(f"stream {name}: {error}") from error
         return columns
 
+    def spill(
+        self, made: ModelOutput, cast: Caster, folder: str | None, *, last: bool = False
+    ) -> None:
+        """Cast the next stretch of a long clip and append it to files in `folder`."""
+        for name, stretch in made.items():
+            rows = self.take(name, stretch, cast, last=last)
+            if name not in self.streams:
+                self.streams[name] = Spilled(rows.dtype, rows.shape[1], folder)
+            self.streams[name].append(rows)  # type: ignore[union-attr]
+
 
 def stored(made: ModelOutput, cast: Caster) -> CastFeatures:
     whole = CastFeatures()
@@ -138,31 +133,17 @@ def stored(made: ModelOutput, cast: Caster) -> CastFeatures:
     return whole
 
 
-def spill(
-    whole: CastFeatures, made: ModelOutput, cast: Caster, folder: str | None, *, last: bool = False
-) -> None:
-    """Cast the next stretch of a long clip and append it to files in `folder`."""
-    for name, stretch in made.items():
-        rows = whole.take(name, stretch, cast, last=last)
-        if name not in whole.streams:
-            whole.streams[name] = Spilled(rows.dtype, rows.shape[1], folder)
-        whole.streams[name].append(rows)  # type: ignore[union-attr]
-
-
 # A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
 BATCH_S = 160.0
 # Callers of models that several callers may use: one computes, the next one is ready.
 CALLERS = 2
 
-# Positions of clips that are computed together, and per clip stream name -> (frames, width), or
-# events.
+# Positions of clips that are computed together, and the features of each.
 Batch = tuple[Sequence[int], Future[list[ModelOutput]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Ticket:
-    """A shard's place in the queue for the models."""
-
     queue: ModelQueue
 
     def wait(self) -> None:
@@ -171,7 +152,6 @@ class Ticket:
             self.queue.changed.wait_for(lambda: self.queue.tickets[0] is self)
 
     def give_back(self) -> None:
-        """Let the next shard use the models; repeating it does no harm."""
         with self.queue.changed:
             if self in self.queue.tickets:
                 self.queue.tickets.remove(self)
@@ -179,14 +159,7 @@ class Ticket:
 
 
 class ModelQueue:
-    """First-in, first-out access of shards to the models.
-
-    Example:
-        >>> queue = ModelQueue()
-        >>> with queue.ticket() as ticket:
-        ...     ticket.wait()  # returns when the shards that lined up before are done
-        ...     ticket.give_back()  # the next shard may begin; the end of the block does it too
-    """
+    """First-in, first-out access of shards to the models."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -194,7 +167,6 @@ class ModelQueue:
 
     @contextmanager
     def ticket(self) -> Iterator[Ticket]:
-        """Hold a place in the queue until it is given back or the block ends."""
         ticket = Ticket(self)
         with self.changed:
             self.tickets.append(ticket)
@@ -207,8 +179,7 @@ class ModelQueue:
 class Extraction:
     """The models of a job. Features of long clips go to files in `spill_folder`.
 
-    `pool` reads long clips ahead, by `ahead_bytes` at most. Up to `windows_ahead` windows of a
-    shard may be under way while the next is filled.
+    `pool` reads long clips ahead, by `ahead_bytes` at most.
     """
 
     windows_ahead = 1
@@ -232,7 +203,6 @@ class Extraction:
         self._queue = ModelQueue()
 
     def shard(self) -> AbstractContextManager[Ticket]:
-        """Return a context for the clips of one shard, with its ticket for the models."""
         return self._queue.ticket()
 
     def begin(self, clips: Sequence[Clip]) -> list[Batch]:
@@ -246,10 +216,7 @@ class Extraction:
         return begun
 
     def long(self, clip: LongClip) -> list[CastFeatures]:
-        """Return the features of a long clip, channel by channel.
-
-        They are cast at once and go to files, so memory does not grow with the clip.
-        """
+        """Return the features of a long clip, by channel; they go to files as they are made."""
         return self._callers.submit(carried(MODEL, self._long), clip).result()
 
     def close(self) -> None:
@@ -262,7 +229,7 @@ class Extraction:
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
         wholes = [CastFeatures() for _ in range(channels)]
         infos = [info for model in self._extractors for info in model.streams]
-        owns = [clip.frame_trim(infos) for _ in range(channels)]
+        owns = [clip.preparer.frame_trim(clip.item, infos) for _ in range(channels)]
         pieces = prefetched(
             counted(DECODE, clip.pieces(), current()),
             lambda piece: piece,
@@ -286,13 +253,12 @@ class Extraction:
                 if own is not None:
                     own.check()
         except NonFiniteError as error:
-            raise _refusal(error) from error
+            raise NonFiniteFeatureError(f"the model refused: {error}") from error
         finally:
             pieces.close()
         return wholes
 
     def _extract(self, by_model: Sequence[Sequence[Any]]) -> list[ModelOutput]:
-        """Return every model's features of its signals, clip by clip."""
         features: list[dict[str, Any]] = [{} for _ in by_model[0]]
         for index, signals in enumerate(by_model):
             lock = self._one_caller.get(index, nullcontext())
@@ -307,14 +273,11 @@ class Extraction:
     ) -> None:
         with doing(ENCODE):
             kept = made if own is None else own.take(made)
-            spill(whole, kept, self._cast, self._spill_folder, last=last)
+            whole.spill(kept, self._cast, self._spill_folder, last=last)
 
 
 class GpuExtraction(Extraction):
-    """The models of a job on a GPU, for the clips of all shards in flight at once.
-
-    `cpu` gets the launches' CPU time.
-    """
+    """A job's models on a GPU, for the clips of all shards; `cpu` gets the launches' CPU time."""
 
     # A launch is waited for where it begins.
     windows_ahead = 0
@@ -366,11 +329,7 @@ class GpuExtraction(Extraction):
     def _run_launch(self, clips: Sequence[Clip]) -> list[ModelOutput]:
         count = "one clip" if len(clips) == 1 else f"{len(clips)} clips"
         counts.batch([clip.signals[0].shape[-1] for clip in clips])
-        with (
-            doing(MODEL, self._cpu),
-            self._input.stream(),
-            device_errors(f"a launch of {count}"),
-        ):
+        with doing(MODEL, self._cpu), self._input.stream(), device_errors(f"a launch of {count}"):
             by_model = self._input.signals(clips)
             for index in self._one_caller:
                 # A model on the processor takes arrays.

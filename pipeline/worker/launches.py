@@ -1,12 +1,8 @@
 """Launches of clips on a GPU.
 
-A launch has the clips of many shards, because one shard does not fill a GPU:
-
-    shard's thread --clips--> queue --launch--> launch threads --features--> shard's thread
-
-A launch begins when enough clips wait, when all shards inside wait, or when the oldest clip has
-waited for LINGER_S, for example beside a shard whose source is slow. Two launches are under way at
-once, so that the copies of one overlap the kernels of the other.
+A launch has the clips of many shards, because one shard does not fill a GPU. It begins when enough
+clips wait, when all shards inside wait, or when the oldest clip has waited for LINGER_S. Two
+launches are under way at once, so that the copies of one overlap the kernels of the other.
 
 A launch that does not fit into the device's memory is halved, down to one clip, and no later launch
 is larger. A launch that fails otherwise is tried again shard by shard: an error reaches only the
@@ -19,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -38,8 +34,7 @@ USUAL_RATE_HZ, BYTES_A_SAMPLE = 48000, 4
 MOST_SHARDS = 64
 
 
-class DeviceFull(MemoryError):
-    """The launch does not fit into the device's memory."""
+class DeviceFull(MemoryError): ...
 
 
 def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
@@ -73,11 +68,8 @@ _Place = tuple[_Request, int]
 class LaunchBatcher:
     """Collects clips, which have `nbytes`, launches them together, and returns the results.
 
-    Args:
-        launch: Computes clips in a launch thread and returns one result a clip. It raises
-            DeviceFull where they do not fit, DeviceLost where nothing can be launched any more.
-        most_clips: A launch begins when this number of clips waits, and takes no more.
-        most_bytes: The same for their bytes.
+    `launch` returns one result a clip. It raises DeviceFull where the clips do not fit, DeviceLost
+    where nothing can be launched any more. A launch begins when `most_clips` or `most_bytes` wait.
     """
 
     def __init__(
@@ -120,7 +112,6 @@ class LaunchBatcher:
         return self.shard(-1)
 
     def extract(self, clips: Sequence[Any]) -> list[Any]:
-        """Wait for the results of clips, in their order, or raise the error of their launch."""
         request = _Request(clips, time.monotonic())
         with self._changed:
             self._queue.extend((request, position) for position in range(len(clips)))
@@ -135,14 +126,11 @@ class LaunchBatcher:
         return [request.made[position] for position in range(len(clips))]
 
     def close(self) -> None:
-        """End the threads; launches under way are waited for."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-
-    # -- in the launch threads ----------------------------------------------------------------
 
     def _work(self) -> None:
         while places := self._next():
@@ -151,7 +139,6 @@ class LaunchBatcher:
             del places
 
     def _next(self) -> list[_Place]:
-        """Wait for a launch and take its clips; empty at the end."""
         with self._changed:
             while not (self._closed or self._is_due()):
                 pause_s = None
@@ -182,10 +169,7 @@ class LaunchBatcher:
 
     def _run(self, places: list[_Place]) -> None:
         """Launch clips, then the parts of them that must be launched again."""
-        for part in self._launched(places):
-            self._run(part)
-
-    def _launched(self, places: list[_Place]) -> Iterable[list[_Place]]:
+        parts: list[list[_Place]] = []
         clips = [request.clips[position] for request, position in places]
         try:
             made = self._launch(clips)
@@ -200,27 +184,30 @@ class LaunchBatcher:
                     half_bytes = sum(clip.nbytes for clip in clips) // 2
                     self.most_bytes = min(self.most_bytes, half_bytes)
                 half = len(places) // 2
-                return places[:half], places[half:]
-            advice = (
-                "set run.device to cpu, audio.max_seconds lower, or leave the GPU to fewer workers "
-                "(run.gpus_per_worker)"
-            )
-            self._fail(places[0][0], DeviceFull(f"one clip alone is too large: {error}; {advice}"))
+                parts = [places[:half], places[half:]]
+            else:
+                advice = (
+                    "set run.device to cpu, audio.max_seconds lower, or leave the GPU to fewer "
+                    "workers (run.gpus_per_worker)"
+                )
+                full = DeviceFull(f"one clip alone is too large: {error}; {advice}")
+                self._fail(places[0][0], full)
         except DeviceLost as error:
             with self._changed:
                 self._lost = str(error)
                 self._changed.notify_all()
         except BaseException as error:
-            by_request = [list(of_one) for _, of_one in groupby(places, lambda place: place[0])]
-            if len(by_request) > 1:
-                return by_request
-            self._fail(places[0][0], error)
+            parts = [list(of_one) for _, of_one in groupby(places, lambda place: place[0])]
+            if len(parts) == 1:
+                parts = []
+                self._fail(places[0][0], error)
         else:
             with self._changed:
                 for (request, position), result in zip(places, made, strict=True):
                     request.made[position] = result
                 self._changed.notify_all()
-        return ()
+        for part in parts:
+            self._run(part)
 
     def _fail(self, request: _Request, error: BaseException) -> None:
         with self._changed:

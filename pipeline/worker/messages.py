@@ -1,7 +1,6 @@
 """Messages of driver and workers: orders and outcomes.
 
-They are plain values, so they pickle small and need no Ray. An outcome is only a report: the commit
-record says whether a shard is done.
+An outcome is only a report: the commit record says whether a shard is done.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.planning.shards import Shard
     from earmill.pipeline.sources.base import Item
 
-# Shards in a worker: one is extracted while the next is decoded or the last is written. A worker on
-# a GPU takes as many as fill its launches.
+# Shards in a worker on a CPU: one is extracted while the next is decoded or the last is written.
 CONCURRENT_SHARDS = 2
 # Quarantined rows of a shard in its notes; all of them are in its quarantine table.
 MOST_ROWS_TOLD = 20
@@ -25,8 +23,6 @@ MOST_ROWS_TOLD = 20
 
 @dataclass(frozen=True, slots=True)
 class ShardOrder:
-    """One attempt on one shard."""
-
     shard: Shard
     attempt: str  # Eight hex digits, unique to this attempt.
     attempts: int = 1  # Attempts so far, this one included.
@@ -37,8 +33,6 @@ class ShardOrder:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Facts about a warm worker."""
-
     pid: int
     device: str  # One of cpu, cuda and interpreted.
     threads: int

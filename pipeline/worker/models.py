@@ -26,6 +26,7 @@ from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.provenance import device_info
 from earmill.pipeline.formats.moments import RunningMoments
 from earmill.pipeline.formats.values import halved
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import entries_of
 from earmill.pipeline.worker.device import (
     DeviceInput,
@@ -39,7 +40,6 @@ from earmill.pipeline.worker.device import (
 
 if TYPE_CHECKING:
     from amtcore.features.feature_model import Extractor
-    from earmill.pipeline.spec.job import JobSpec
 
 # Lengths that compile and load every kernel: a second, and two odd lengths after it.
 WARM_UP_SAMPLES = (44100, 30001, 777)
@@ -47,8 +47,6 @@ WARM_UP_SAMPLES = (44100, 30001, 777)
 
 @dataclass(frozen=True)
 class WarmModels:
-    """Models that have run once."""
-
     extractors: Sequence[Extractor]
     gpu: Gpu | None  # None for the CPU.
     note: str  # Reason for the CPU in a job that allows a GPU.
@@ -57,13 +55,7 @@ class WarmModels:
 
 
 def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
-    """Build the models and run each once, on the device `wanted` (cpu, cuda, or auto).
-
-    Raises:
-        GpuUnusable: No GPU can run the models, and `wanted` is cuda.
-        DeviceError: The GPU computes other values than the CPU.
-        DeviceLost: The GPU failed during warm-up.
-    """
+    """Build the models and run each once, on the device `wanted` (cpu, cuda, or auto)."""
     gpu, note = choose_gpu(wanted)
     exercise_casts()
     if gpu is not None:
@@ -98,7 +90,6 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
 
 
 def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -> list[Extractor]:
-    """Build the job's models, without warming them up."""
     from amtcore.features.registry import build_extractor
 
     return [
@@ -107,10 +98,7 @@ def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -
 
 
 def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
-    """Run every model once, streaming and whole, which compiles or loads its kernels.
-
-    Returns the features of a second of noise, by stream.
-    """
+    """Run every model once, which compiles its kernels; return features of a second of noise."""
     rng, features = np.random.default_rng(0), dict[str, Any]()
     noise = [rng.standard_normal(n).astype(np.float32) * 0.01 for n in WARM_UP_SAMPLES]
     for extractor in extractors:
@@ -125,7 +113,6 @@ def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
 
 
 def exercise_casts() -> None:
-    """Run casts and statistics of a shard once, which compiles or loads their kernels."""
     halves, _ = halved(np.zeros((1, 2), np.float32), 1.0)
     RunningMoments(halves.shape[1]).add(halves)
 
@@ -146,16 +133,10 @@ def entries_of_all() -> list[dict[str, Any]]:
 def compile_into(
     folder: Path, entries: Sequence[Mapping[str, Any]], *, cpu: str | None, features: str | None
 ) -> list[str]:
-    """Compile the kernels of models, and of how features are stored, into a folder, each model in a
-    process of its own.
+    """Compile kernels into a folder for AMTCORE_KERNELS; return a line for each failed model.
 
-    Args:
-        folder: For AMTCORE_KERNELS; made where it is missing.
-        entries: Arguments of `build_extractor`, one mapping a model.
-        cpu: LLVM's name of a processor, this one's if None.
-        features: As LLVM writes them: "+avx2,+fma,-avx512f".
-    Returns:
-        A line for each model that failed.
+    Each model, an argument of `build_extractor`, has a process of its own. `cpu` and `features` are
+    LLVM's names of a processor and its instructions ("+avx2,-avx512f"); None is this processor.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder.absolute())}

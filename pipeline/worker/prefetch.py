@@ -3,9 +3,8 @@
     items --feeder thread--> pool --> finished, waiting --> consumer
                 |  at most `in_flight` |  about `budget_bytes`  |
 
-The feeder pulls the items itself, so fetching overlaps too. The budget is checked before a piece is
-started, when its size is not known yet: up to `in_flight` pieces may exceed it. One piece is always
-allowed, so a single piece above the budget still gets through.
+The budget is checked before a piece is started, when its size is not known yet: up to `in_flight`
+pieces may exceed it. One piece is always allowed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class _Gate:
             return not self._is_closed
 
     def count(self, running: int, waiting: int, nbytes: int) -> None:
-        """Add to the pieces in work, and to the finished pieces and their bytes."""
         with self._changed:
             self._running += running
             self._waiting += waiting
@@ -55,7 +53,6 @@ class _Gate:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody in any more: the consumer is gone."""
         with self._changed:
             self._is_closed, self.waiting_bytes = True, 0
             self._changed.notify_all()
@@ -72,19 +69,16 @@ def prefetched(
     feeders: Executor | None = None,
     release: Callable[[T | R], object] = lambda piece: None,
 ) -> Generator[R, None, None]:
-    """Yield `map(work, items)`, the work done ahead in `pool`.
+    """Yield `map(work, items)`, the work done ahead in `pool`, `in_flight` pieces at a time.
 
     An exception of `work` or of `items` is raised at its place in the order. Closing the generator
-    early waits for the feeder, so nobody pulls from `items` afterwards; pieces under way end by
-    themselves. Items whose work has not begun by then, and results that nobody takes, are released.
+    early waits for the feeder, so nobody pulls from `items` afterwards. Items whose work has not
+    begun by then, and results that nobody takes, are released.
 
     Args:
-        items: Pulled by the feeder.
-        nbytes: Returns the size of a finished piece.
-        budget_bytes: Finished pieces of about this size may wait for the consumer.
-        in_flight: Most pieces in work at once.
-        feeders: Where `items` is pulled from; None takes a thread of its own. It must have a free
-            thread for every call that runs at the same time.
+        nbytes: Returns the size of a finished piece; about `budget_bytes` of them may wait.
+        feeders: Where `items` is pulled from, with a free thread for every call at the same time;
+            None takes a thread of its own.
         release: Closes the files of an item or of a result, in any thread.
     """
     gate = _Gate(budget_bytes, in_flight)
@@ -112,6 +106,10 @@ def prefetched(
         except BaseException as error:
             line.put(error)
 
+    def ended(piece: Future[tuple[R, int]]) -> None:
+        if piece.exception() is None:
+            release(piece.result()[0])
+
     if feeders is None:
         thread = threading.Thread(target=feed, name="feeder", daemon=True)
         thread.start()
@@ -130,17 +128,8 @@ def prefetched(
         wait_for_feeder()
         while not line.empty():
             if isinstance(entry := line.get(), tuple):
-                _abandon(*entry, release)
-
-
-def _abandon(item: T, piece: Future[tuple[R, int]], release: Callable[[T | R], object]) -> None:
-    """Release an item whose work has not begun; else its result, as soon as there is one."""
-
-    def ended(piece: Future[tuple[R, int]]) -> None:
-        if piece.exception() is None:
-            release(piece.result()[0])
-
-    if piece.cancel():
-        release(item)
-    else:
-        piece.add_done_callback(ended)
+                item, piece = entry
+                if piece.cancel():
+                    release(item)  # its work has not begun
+                else:
+                    piece.add_done_callback(ended)

@@ -2,7 +2,7 @@
 
 A clip of up to two minutes is held whole. A longer one stays a stream and is read block by block,
 twice where its level has to be known first. The decoded length alone decides, so the same file
-always takes the same path. This runs in decode threads and knows of a model only rate and unit.
+always takes the same path.
 
 Around a planned span more is read, and the frames of that are dropped again:
 
@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
 from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Blocks
 from earmill.pipeline.audio.decoder_pool import DecoderPool
@@ -30,12 +31,8 @@ from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.monitoring import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
+from earmill.pipeline.spec.job import AudioSpec
 from earmill.pipeline.spec.spans import TAIL_S
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.spec.job import AudioSpec
-
 
 Signal = npt.NDArray[np.float32]
 # Stream name -> frames, or the events of a stretch.
@@ -44,8 +41,6 @@ ModelOutput = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SpanContext:
-    """Audio that is read around a planned span."""
-
     lead_s: int = 0  # Whole seconds before the span.
     tail_s: int = 0  # Whole seconds after the span.
     own_s: int | None = None  # Seconds of the span; None for a span up to the end.
@@ -79,7 +74,6 @@ class FrameTrim:
         return {name: self._own(name, values) for name, values in made.items()}
 
     def check(self) -> None:
-        """Raise where a model has made fewer frames than the span has."""
         for name, (_, stop) in self._ends.items():
             if stop is not None and self._seen[name] < stop:
                 raise RuntimeError(
@@ -119,14 +113,11 @@ def _events_between(events: Any, first: int, stop: int | None) -> Any:
     )
 
 
-# Longer clips are streamed: 21 MB of samples at 44.1 kHz.
-LONG_S = 120.0
+LONG_S = 120.0  # Longer clips are streamed: 21 MB of samples at 44.1 kHz.
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The input of one model: sample rate, unit and number of ears."""
-
     fs_hz: float
     unit: str
     ears: int = 1
@@ -134,12 +125,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unresampled:
-    """A signal that a device will resample and scale.
-
-    Args:
-        ears: Samples at the file's rate, (ear, time).
-        gain: Linear gain, applied last.
-    """
+    """A signal (ear, time) at the file's rate that a device will resample, then scale by `gain`."""
 
     ears: Signal
     from_hz: float
@@ -154,7 +140,6 @@ class Unresampled:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the samples before or after resampling, whichever is more."""
         return max(self.ears.nbytes, len(self.ears) * self.shape[-1] * self.ears.itemsize)
 
 
@@ -162,11 +147,8 @@ class Unresampled:
 class Clip:
     """One clip of one row, whole.
 
-    Args:
-        channel: Source channel, -1 for mixed or both ears.
-        signals: One per target, in the targets' order, (time,) or (2, time); equal targets share
-            one array. Unresampled where a device takes it from here.
-        facts: Provenance columns of the row.
+    A channel of -1 is mixed or both ears. Each target has a signal, (time,) or (2, time); equal
+    targets share one array. The facts are the provenance columns of the row.
     """
 
     item: Item
@@ -181,14 +163,9 @@ class Clip:
 
 
 class Preparer:
-    """Decodes rows into clips.
+    """Decodes rows into clips for `targets`; clips above `long_s` are streamed.
 
-    Args:
-        targets: Inputs of the models.
-        long_s: Clips above this are streamed.
-        on_device: Leave the resampling of whole clips to a device.
-        children: Decode in them.
-        warm_up_s: Seconds that the models hear before a planned span.
+    `on_device` leaves the resampling of whole clips to a device. `children` decode in processes.
     """
 
     def __init__(
@@ -211,7 +188,7 @@ class Preparer:
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode a row: return its clips, one a channel, or a long clip that is not read yet.
 
-        The stream is closed here, or by the long clip. Raises a RowError for bad input.
+        The stream is closed here, or by the long clip.
         """
         with ExitStack() as closing:
             closing.callback(stream.close)
@@ -235,6 +212,11 @@ class Preparer:
             facts = self.facts(item, audio, gains)
             clips.append(Clip(item, channel, audio.seconds, signals, facts))
         return clips
+
+    def frame_trim(self, item: Item, streams: Iterable[StreamInfo]) -> FrameTrim | None:
+        """Return the trim of one channel of a planned span; None for any other row."""
+        margins = span_context(item, self.warm_up_s)
+        return None if margins is None else FrameTrim(margins, streams)
 
     def gains(self, rms: float) -> tuple[float, ...]:
         return tuple(self.calibration.gain_for_rms(rms, each.unit) for each in self.targets)
@@ -281,10 +263,7 @@ class Preparer:
         )
 
     def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
-        """Return each target's signal from (ear, time) at its rate; equal targets share one array.
-
-        Signals of `by_rate` may be overwritten: a single target scales its signal in place.
-        """
+        """Return each target's signal from (ear, time); equal targets share one array."""
         made: dict[Target, Signal] = {}
         for target, gain in zip(self.targets, gains, strict=True):
             signal = as_model_input(by_rate[target.fs_hz], target.ears)
@@ -324,8 +303,7 @@ class Preparer:
 class LongClip:
     """A row too long to hold: read it once with `pieces`, then ask for `seconds` and `facts`.
 
-    Args:
-        blocks: Blocks decoded before the length was known; `remaining` continues there.
+    `blocks` were decoded before the length was known; `remaining` continues there.
     """
 
     def __init__(
@@ -340,14 +318,9 @@ class LongClip:
         self.item = item
         self._clips = clips_of_channels(preparer.channels, reader.channel_ids)
         self.channels = tuple(channel for channel, _ in self._clips)
-        self._preparer, self.stream, self._reader = preparer, stream, reader
+        self.preparer, self.stream, self._reader = preparer, stream, reader
         self._blocks, self._remaining = blocks, remaining
         self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self._clips]
-
-    def frame_trim(self, streams: Iterable[StreamInfo]) -> FrameTrim | None:
-        """Return the trim of one channel of a planned span; None for any other row."""
-        margins = span_context(self.item, self._preparer.warm_up_s)
-        return None if margins is None else FrameTrim(margins, streams)
 
     @property
     def nbytes(self) -> int:
@@ -361,16 +334,15 @@ class LongClip:
     def facts(self, position: int) -> dict[str, Scalar]:
         """Return the provenance of one of `channels`; known after the last piece."""
         gains = self._gains[position]
-        return self._preparer.facts(self.item, self._reader.facts, gains)
+        return self.preparer.facts(self.item, self._reader.facts, gains)
 
     def pieces(self) -> Iterator[list[tuple[Signal, ...]]]:
         """Yield the clip piece by piece: per entry of `channels`, one signal per target.
 
         Targets get pieces of their own lengths, some of them empty. Closes the stream at the end.
-        Raises a RowError where the damage is, maybe after many good pieces.
         """
         try:
-            if self._preparer.calibration.needs_whole_clip:
+            if self.preparer.calibration.needs_whole_clip:
                 self._measure()
             resamplers = [self._resamplers(rows) for _, rows in self._clips]
             for block in chain(self._undelivered(), [None]):
@@ -401,19 +373,17 @@ class LongClip:
             squares += np.square(block, dtype=np.float64).sum(axis=1)
             frames += block.shape[1]
         self._gains = [
-            self._preparer.gains(math.sqrt(squares[rows].mean() / frames))
-            for _, rows in self._clips
+            self.preparer.gains(math.sqrt(squares[rows].mean() / frames)) for _, rows in self._clips
         ]
         self._reader.close()
-        self._reader = self._preparer.read(self.item, self.stream)
+        self._reader = self.preparer.read(self.item, self.stream)
         self._remaining = iter(self._reader)
 
     def _resamplers(self, rows: slice) -> dict[float, list[ResampleStream]]:
-        """Return by rate a resampler for each ear."""
-        rates = {target.fs_hz for target in self._preparer.targets}
+        rates = {target.fs_hz for target in self.preparer.targets}
         from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
         return {
-            rate: [ResampleStream(from_hz, rate, self._preparer.resampler) for _ in ears]
+            rate: [ResampleStream(from_hz, rate, self.preparer.resampler) for _ in ears]
             for rate in rates
         }
 
@@ -432,4 +402,4 @@ class LongClip:
                 else:
                     made = [stream.push(ear) for stream, ear in zip(of_ears, ears, strict=True)]
                 by_rate[rate] = np.stack(made)
-        return self._preparer.ready(by_rate, gains)
+        return self.preparer.ready(by_rate, gains)

@@ -38,6 +38,7 @@ from earmill.pipeline.formats.values import Caster, as_stored
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.worker.device import Gpu
 from earmill.pipeline.worker.extraction import (
@@ -53,17 +54,14 @@ from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import (
     LONG_S,
     Clip,
-    FrameTrim,
     LongClip,
     ModelOutput,
     Preparer,
     Target,
-    span_context,
 )
 
 if TYPE_CHECKING:
     from amtcore.features.feature_model import Extractor
-    from earmill.pipeline.spec.job import JobSpec
 
 Prepared = list[Clip] | LongClip | QuarantineRow
 Row = FeatureRow | QuarantineRow
@@ -82,8 +80,6 @@ ALL_PREFETCH_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class ShardRows:
-    """Good and bad rows of a shard, both in planned order."""
-
     good: list[FeatureRow]
     bad: list[QuarantineRow]
 
@@ -91,15 +87,9 @@ class ShardRows:
 class RowProcessor:
     """A job's row pipeline, with its decode threads and warm models.
 
-    Args:
-        source: Yields the bytes of rows; used by one thread per shard in flight.
-        extractors: One a model of the spec, in its order; on a CPU used by one caller at a time.
-        decode_threads: Threads that decode, resample, check and cast.
-        long_s: Clips above this are streamed through decoder and model, their features into files.
-        spill_folder: Folder of these files; None takes the system's folder for temporary files.
-        gpu: GPU that the extractors were built for; None for the CPU.
-        shards: Most shards in flight.
-        cpu: Gets the CPU time of launches, which several shards share.
+    The source is used by one thread per shard in flight, the extractors by one caller at a time on
+    a CPU. Clips above `long_s` are streamed through decoder and model, their features into files in
+    `spill_folder`. `cpu` gets the CPU time of launches, which several shards share.
     """
 
     def __init__(
@@ -159,15 +149,9 @@ class RowProcessor:
     ) -> ShardRows:
         """Process all rows of a shard, in planned order.
 
-        Args:
-            attempts: Recorded with quarantined rows.
-            witnesses: Rows of the source that were read elsewhere; see `fetch_confirmed`.
-            on_audio: Called with the seconds of audio of each row that is through the models.
-            memory_share: Part of the usual bytes for clips that wait and for batches.
-            stages: Gets the times at which rows are fetched, decoded, and in the models.
-        Raises:
-            SourceOutage: Bytes could not be read for no row's fault; the shard must not be
-                published.
+        Quarantined rows record `attempts`. For `witnesses` see `fetch_confirmed`. Each row that is
+        through the models is told to `on_audio`, in seconds. Clips that wait and batches take
+        `memory_share` of the usual bytes.
         """
         stages = stages or StageTimes()
         rows: dict[Place, Future[Row] | QuarantineRow] = {}
@@ -223,8 +207,6 @@ class RowProcessor:
         if self._children is not None:
             self._children.close()
 
-    # -- stages of the chain ------------------------------------------------------------------
-
     def _prepared(
         self,
         items: Sequence[Item],
@@ -269,7 +251,6 @@ class RowProcessor:
         under_way: deque[tuple[list[tuple[Place, Clip]], Sequence[Batch]]] = deque()
 
         def finished(left: int) -> Iterator[tuple[Place, Clip, ModelOutput]]:
-            """Wait for the oldest windows until `left` of them are under way."""
             while len(under_way) > left:
                 window, batches = under_way[0]
                 for positions, made in batches:
@@ -301,7 +282,6 @@ class RowProcessor:
     def _long(
         self, place: Place, clip: LongClip, attempts: int, stages: StageTimes
     ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
-        """Extract the features of a long clip, channel by channel."""
         item = clip.item
         try:
             try:
@@ -323,8 +303,7 @@ class RowProcessor:
         row_id = f"{item.row_id}#ch{clip.channel}" if self._each else item.row_id
         try:
             if not isinstance(features, CastFeatures):
-                if margins := span_context(item, self._preparer.warm_up_s):
-                    trim = FrameTrim(margins, self._infos)
+                if trim := self._preparer.frame_trim(item, self._infos):
                     features = trim.take(features)
                     trim.check()
                 features = stored(features, self._cast)
@@ -335,7 +314,6 @@ class RowProcessor:
 
 
 def _release(entry: tuple[Item, BinaryIO | RowError] | Prepared) -> None:
-    """Close the files of a row that is not processed any more."""
     if isinstance(entry, LongClip):
         entry.close()
     elif isinstance(entry, tuple) and not isinstance(entry[1], RowError):
@@ -343,10 +321,7 @@ def _release(entry: tuple[Item, BinaryIO | RowError] | Prepared) -> None:
 
 
 def in_windows(prepared: Iterable[Prepared], most_bytes: int) -> Iterator[Window]:
-    """Gather clips in windows of about `most_bytes`.
-
-    Long clips and quarantined rows are yielded alone. A long clip ends the window before it.
-    """
+    """Gather clips in windows of about `most_bytes`; long clips and bad rows are yielded alone."""
     window: list[tuple[Place, Clip]] = []
     size = 0
     for number, entry in enumerate(prepared):

@@ -1,9 +1,7 @@
 """The runner of a worker: warm models, process a shard's rows, publish the shard.
 
-Several shards may be in flight. On a CPU there are two: while one uses the models, the other is
-decoded or written. Shards get the models in the order of their arrival. On a GPU as many shards are
-in flight as fill its launches. Files do not depend on the overlap: a shard's rows depend on its
-items and the spec alone.
+Several shards may be in flight; they get the models in the order of their arrival. A shard's files
+do not depend on the overlap, but on its items and the spec alone.
 """
 
 from __future__ import annotations
@@ -20,8 +18,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
 from earmill.pipeline.common.monitoring import (
     ENCODE,
@@ -45,6 +44,7 @@ from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.values import Caster, total
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.base import longest_wait_s
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import commit_path
 from earmill.pipeline.storage.retrying import longest_call_s
@@ -61,12 +61,7 @@ from earmill.pipeline.worker.messages import (
 from earmill.pipeline.worker.models import warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
 
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.spec.job import JobSpec
-
-# A read of the source, or a call to the output, that takes longer is named as the reason when the
-# shard is killed for hanging.
+# A longer read of the source, or call to the output, is named when a shard is killed for hanging.
 SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 
 
@@ -74,8 +69,8 @@ SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 class WorkerJob:
     """A job as it is sent to a worker, once; called there, it builds the runner.
 
-    Its streams are as dataset.json describes them. An earlier release may have begun the dataset,
-    and all of its shards are stored alike. There are none for a new dataset.
+    Its streams are as dataset.json describes them, because an earlier release may have begun the
+    dataset, and all shards are stored alike. There are none for a new dataset.
     """
 
     spec: JobSpec  # Storage options included.
@@ -97,8 +92,6 @@ class WorkerJob:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A warm worker: its source is open, its models have run."""
-
     rows: RowProcessor
     streams: Sequence[StreamInfo]  # Streams of the dataset as stored.
     device: Mapping[str, Any]  # Provenance record of the device.
@@ -127,14 +120,10 @@ class ShardRunner:
         self._attrs = shard_attrs(self._spec.canonical(), self._spec.sha256())
 
     def warm_up(self) -> WorkerInfo:
-        """Open the source, build models and run them and the writers once; cheap when repeated."""
         return self._ready.info
 
     def run(self, order: ShardOrder) -> ShardNotes | None:
-        """Process the shard and publish it; PublishError when the second half failed.
-
-        Returns None where another attempt has published it already.
-        """
+        """Process the shard and publish it; None where another attempt has published it already."""
         again = self._job.again.get(order.shard.shard_id, Recommit())
         with patient(self._spec.run.retry_s), doing(OTHER, CpuSeconds(self._cpu)):
             if self._layout.exists(commit_path(order.shard.shard_id, again.generation)):
@@ -188,7 +177,6 @@ class ShardRunner:
 
     @cached_property
     def _ready(self) -> _Ready:
-        """Everything that shards use, built and run once."""
         spec, job = self._spec, self._job
         sweep()  # files of workers that were killed on this machine
         source = open_source(spec.source, spec.audio.array_rate_hz)
@@ -197,8 +185,6 @@ class ShardRunner:
             models = warm_models(spec, job.threads, job.device)
         output = spec.output
         if job.streams:
-            from amtcore.features.stream_info import StreamInfo
-
             streams = [StreamInfo.from_dict(info) for info in job.streams]
         else:
             infos = [info for model in models.extractors for info in model.streams]

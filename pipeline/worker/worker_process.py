@@ -1,14 +1,9 @@
 """A worker: it runs shards, several at a time, and answers calls of its driver over a pipe.
 
-`ShardWorker` knows neither audio nor what carries its calls. The work is a `ShardRunner`, built
-inside the process by a factory, so a failed warm-up can be repeated and does not end the process.
-An exception becomes an `Outcome` here. Only the death of the process reaches the executor. The
-commit record says whether a shard is done, never an outcome.
-
-`serve` puts it behind a pipe. The first message says what to build, each later one is a call with
-its number, and an answer carries the number back. The process ends with the pipe: no driver, no
-worker. It ignores Ctrl-C and the SIGTERM that a batch system sends to every process: the driver
-handles them, and lets its workers finish what they have.
+The first message says what to build, each later one is a call with its number, and an answer
+carries the number back. An exception becomes an `Outcome`. The process ends with the pipe: no
+driver, no worker. It ignores Ctrl-C and the SIGTERM that a batch system sends to every process:
+the driver handles them, and lets its workers finish what they have.
 """
 
 from __future__ import annotations
@@ -57,7 +52,6 @@ class ShardWorker:
         self._runner: ShardRunner | None = None
 
     def warm_up(self) -> Outcome:
-        """Build and warm the runner; an outcome with `info`, or the reason why not."""
         try:
             with freeze_garbage_collector():
                 if self._runner is None:
@@ -102,7 +96,6 @@ class ShardWorker:
 
 
 def _failed(stage: str, error: BaseException) -> Outcome:
-    """Classify an exception: a fault of the shard, an outage, or permanent."""
     causes = list(errors.chain(error))
     if any(isinstance(one, errors.OvertakenError) for one in causes):
         return Outcome(ok=False, stage="overtaken", message=one_line(error), permanent=True)

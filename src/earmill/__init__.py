@@ -14,130 +14,22 @@ of them imports the package.
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from amtcore import models as models
-    from amtcore import stages as stages
-    from amtcore.features.feature_model import Extractor as Extractor
-    from amtcore.features.registry import ModelInfo as ModelInfo
-    from amtcore.features.registry import build_extractor as build_extractor
-    from amtcore.features.registry import list_models as list_models
-    from amtcore.features.spike_encoder import SpikeEncoder as SpikeEncoder
-    from amtcore.features.spike_encoder import SpikeOptions as SpikeOptions
-    from amtcore.features.spike_events import SpikeEvents as SpikeEvents
-    from amtcore.features.stream_info import StreamInfo as StreamInfo
-    from amtcore.units import Calibration as Calibration
-    from earmill import formats as formats
-    from earmill import sources as sources
-    from earmill import testing as testing
-    from earmill.api import JobFailedError as JobFailedError
-    from earmill.api import add_features as add_features
-    from earmill.api import compact as compact
-    from earmill.api import diff as diff
-    from earmill.api import extract as extract
-    from earmill.api import gc as gc
-    from earmill.api import log as log
-    from earmill.api import plan as plan
-    from earmill.api import push as push
-    from earmill.api import report as report
-    from earmill.api import retry as retry
-    from earmill.api import verify as verify
-    from earmill.api import verify_deep as verify_deep
-    from earmill.pipeline.common.errors import CommitError as CommitError
-    from earmill.pipeline.common.errors import EarmillError as EarmillError
-    from earmill.pipeline.common.errors import HubError as HubError
-    from earmill.pipeline.common.errors import LockedError as LockedError
-    from earmill.pipeline.common.errors import OutputError as OutputError
-    from earmill.pipeline.common.errors import OvertakenError as OvertakenError
-    from earmill.pipeline.common.errors import RunStopped as RunStopped
-    from earmill.pipeline.common.errors import SourceError as SourceError
-    from earmill.pipeline.common.errors import SpecError as SpecError
-    from earmill.pipeline.dataset.garbage import Collected as Collected
-    from earmill.pipeline.dataset.snapshot import LogEntry as LogEntry
-    from earmill.pipeline.dataset.snapshot import SnapshotDiff as SnapshotDiff
-    from earmill.pipeline.dataset.verify import Report as Report
-    from earmill.pipeline.driver import events as events
-    from earmill.pipeline.driver.events import JobFinished as JobFinished
-    from earmill.pipeline.driver.events import StopRequest as StopRequest
-    from earmill.pipeline.formats.moments import StreamStatistics as StreamStatistics
-    from earmill.pipeline.hub.push import Pushed as Pushed
-    from earmill.pipeline.loader.collate import Batch as Batch
-    from earmill.pipeline.loader.collate import collate_jagged as collate_jagged
-    from earmill.pipeline.loader.collate import collate_packed as collate_packed
-    from earmill.pipeline.loader.collate import collate_padded as collate
-    from earmill.pipeline.loader.collate import collate_padded as collate_padded
-    from earmill.pipeline.loader.collate import per_channel as per_channel
-    from earmill.pipeline.loader.crops import Crop as Crop
-    from earmill.pipeline.loader.feature_loader import FeatureLoader as FeatureLoader
-    from earmill.pipeline.loader.rows import Row as Row
-    from earmill.pipeline.loader.statistics import compute_statistics as compute_statistics
-    from earmill.pipeline.loader.stream import FeatureDataset as FeatureDataset
-    from earmill.pipeline.loader.stream import FeatureStream as FeatureStream
-    from earmill.pipeline.operations.deep_verify import DeepReport as DeepReport
-    from earmill.pipeline.planning.estimate import JobCost as JobCost
-    from earmill.pipeline.reader.combined import ConcatenatedFeatures as ConcatenatedFeatures
-    from earmill.pipeline.reader.combined import JoinedFeatures as JoinedFeatures
-    from earmill.pipeline.reader.combined import MixedFeatures as MixedFeatures
-    from earmill.pipeline.reader.combined import mix as mix
-    from earmill.pipeline.reader.features import Features as Features
-    from earmill.pipeline.reader.open import open_features as open_features
-    from earmill.pipeline.reader.recordings import Recordings as Recordings
-    from earmill.pipeline.spec.job import JobSpec as JobSpec
-
-# Public names to their modules, and to their names there; None for a module itself. Each is loaded
-# when it is first used.
-_HOMES: dict[str, tuple[str, str | None]] = {
-    "collate": ("earmill.pipeline.loader.collate", "collate_padded"),
-    "events": ("earmill.pipeline.driver.events", None),
-    "formats": ("earmill.formats", None),
-    "models": ("amtcore.models", None),
-    "sources": ("earmill.sources", None),
-    "stages": ("amtcore.stages", None),
-    "testing": ("earmill.testing", None),
+# Public names, the modules they are from, and their names there. The stub is read, so that each
+# name stands in one place.
+_HOMES: dict[str, tuple[str, str]] = {
+    public: (module, name)
+    for module, name, public in re.findall(
+        r"^from (\S+) import (\w+) as (\w+)$",
+        Path(__file__).with_suffix(".pyi").read_text("utf-8"),
+        re.MULTILINE,
+    )
 }
-for _module, _names in {
-    "amtcore.features.feature_model": "Extractor StreamInfo",
-    "amtcore.features.registry": "ModelInfo build_extractor list_models",
-    "amtcore.features.spike_encoder": "SpikeEncoder SpikeOptions",
-    "amtcore.features.spike_events": "SpikeEvents",
-    "amtcore.units": "Calibration",
-    "earmill.api": (
-        "JobFailedError add_features compact diff extract gc log plan push report retry "
-        "verify verify_deep"
-    ),
-    "earmill.pipeline.common.errors": (
-        "CommitError EarmillError HubError LockedError OutputError OvertakenError "
-        "RunStopped SourceError SpecError"
-    ),
-    "earmill.pipeline.dataset.garbage": "Collected",
-    "earmill.pipeline.dataset.snapshot": "LogEntry SnapshotDiff",
-    "earmill.pipeline.dataset.verify": "Report",
-    "earmill.pipeline.driver.events": "JobFinished StopRequest",
-    "earmill.pipeline.formats.moments": "StreamStatistics",
-    "earmill.pipeline.hub.push": "Pushed",
-    "earmill.pipeline.loader.collate": (
-        "Batch collate_jagged collate_packed collate_padded per_channel"
-    ),
-    "earmill.pipeline.loader.crops": "Crop",
-    "earmill.pipeline.loader.feature_loader": "FeatureLoader",
-    "earmill.pipeline.loader.rows": "Row",
-    "earmill.pipeline.loader.statistics": "compute_statistics",
-    "earmill.pipeline.loader.stream": "FeatureDataset FeatureStream",
-    "earmill.pipeline.planning.estimate": "JobCost",
-    "earmill.pipeline.operations.deep_verify": "DeepReport",
-    "earmill.pipeline.reader.combined": "ConcatenatedFeatures JoinedFeatures MixedFeatures mix",
-    "earmill.pipeline.reader.features": "Features",
-    "earmill.pipeline.reader.open": "open_features",
-    "earmill.pipeline.reader.recordings": "Recordings",
-    "earmill.pipeline.spec.job": "JobSpec",
-}.items():
-    _HOMES |= {_name: (_module, _name) for _name in _names.split()}
-
-# Type checkers read only the literal, and need it for a name that is imported as another.
-__all__ = ["collate"]
-__all__ += sorted({*_HOMES, "__version__"} - {"collate"})
+__all__ = sorted({*_HOMES, "__version__"})
 
 
 def __getattr__(name: str) -> Any:
@@ -145,15 +37,16 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("earmill")
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from earmill.pipeline.common.missing_modules import needed_modules
 
+    home, attribute = _HOMES[name]
     with needed_modules(f"earmill.{name}"):
-        module, attribute = import_module(home[0]), home[1]
-    value = module if attribute is None else getattr(module, attribute)
-    globals()[name] = value
+        module = import_module(home)
+        if attribute not in vars(module):  # a module of a package
+            import_module(f"{home}.{attribute}")
+    value = globals()[name] = getattr(module, attribute)
     return value
 
 

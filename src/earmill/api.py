@@ -16,22 +16,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from earmill.jobs.console.progress import logged, logged_text, make_reporter, notebook_reporter
 from earmill.pipeline.common.errors import EarmillError, SpecError
+from earmill.pipeline.dataset.garbage import Collected, collect_garbage
+from earmill.pipeline.dataset.revision import compact as merge
+from earmill.pipeline.dataset.snapshot import LogEntry, SnapshotDiff, Which
+from earmill.pipeline.dataset.snapshot import diff as compare
+from earmill.pipeline.dataset.snapshot import log as read_log
+from earmill.pipeline.dataset.verify import Report
+from earmill.pipeline.dataset.verify import verify as check_dataset
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.retrying import store_errors
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.garbage import Collected
-    from earmill.pipeline.dataset.snapshot import LogEntry, SnapshotDiff, Which
-    from earmill.pipeline.dataset.verify import Report
-    from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
     from earmill.pipeline.hub.push import Pushed
     from earmill.pipeline.operations.deep_verify import DeepReport
     from earmill.pipeline.planning.estimate import JobCost
-    from earmill.pipeline.storage.layout import Layout
 
 Uri = str | os.PathLike[str]
 Spec = JobSpec | str | os.PathLike[str] | Mapping[str, Any]
-Progress = bool | Callable[["Event"], None]
+Progress = bool | Callable[[Event], None]
 
 
 class JobFailedError(EarmillError, RuntimeError):
@@ -93,7 +100,7 @@ def extract(
         raise ValueError("repair needs resume=True: it continues an output")
     if repair and update:
         raise ValueError("expected repair or update, got both: repair first")
-    job = JobSpec.load(_job(spec), _listed(overrides, ray_address))
+    job = JobSpec.load(spec, _listed(overrides, ray_address))
     # After the job, so that a wrong job file is reported before the rest is imported.
     from earmill.pipeline.operations.retry import damaged
     from earmill.pipeline.operations.run_job import run_job
@@ -117,7 +124,6 @@ def plan(
     spec: Spec,
     *,
     overrides: Iterable[str] = (),
-    measure: bool = False,
     sample: int = 0,
     seed: int | None = None,
 ) -> JobCost:
@@ -126,8 +132,6 @@ def plan(
     Args:
         spec: See `extract`.
         overrides: See `extract`.
-        measure: Time the job's models here first, which takes seconds, and keep the result. Else
-            the time is from earlier runs here, or from a built-in reference.
         sample: Process this many random rows in a private folder, and scale their time and size by
             seconds of audio; 0 processes none.
         seed: With `sample`: a seed that draws the same rows again.
@@ -137,16 +141,15 @@ def plan(
     """
     from earmill.pipeline.planning.estimate import job_cost
 
-    job = JobSpec.load(_job(spec), _listed(overrides))
+    job = JobSpec.load(spec, _listed(overrides))
     if sample < 0 or (not sample and seed is not None):
         raise ValueError(f"expected sample above 0 with a seed, else 0 or more, got {sample}")
     if not sample:
-        return job_cost(job, measure=measure)
-    from earmill.jobs.console.progress import logged_text
+        return job_cost(job)
     from earmill.pipeline.operations.sample import sample as process
 
     sampler = partial(process, spec=job, rows=sample, seed=seed, on_begin=logged_text())
-    return job_cost(job, measure=measure, sampler=sampler)
+    return job_cost(job, sampler)
 
 
 def verify(
@@ -163,10 +166,8 @@ def verify(
     Raises:
         OutputError: There is no dataset.
     """
-    from earmill.pipeline.dataset.verify import verify as check
-
     with _opened_layout(uri, storage_options) as layout:
-        return check(layout, hashes=hashes)
+        return check_dataset(layout, hashes=hashes)
 
 
 def verify_deep(
@@ -192,14 +193,12 @@ def verify_deep(
         OutputError: There is no closed dataset.
         SourceError, SourceOutage: The source cannot be read.
     """
-    from earmill.jobs.console.progress import logged_text
     from earmill.pipeline.operations.deep_verify import verify_deep as check
     from earmill.pipeline.operations.retry import stored_job
 
     options = dict(storage_options or {})
     with _opened_layout(uri, options) as layout:
-        known = None if job is None else _job(job)
-        spec = stored_job(layout, os.fspath(uri), options, job=known)
+        spec = stored_job(layout, os.fspath(uri), options, job=job)
         return check(layout, spec, rows, seed=seed, on_begin=logged_text())
 
 
@@ -246,7 +245,7 @@ def retry(
         os.fspath(dataset),
         dict(storage_options or {}),
         rows=rows,
-        job=None if job is None else _job(job),
+        job=job,
         overrides=_listed(overrides, ray_address),
     )
     if job_and_rows is None:
@@ -313,8 +312,6 @@ def log(uri: Uri, *, storage_options: Mapping[str, Any] | None = None) -> list[L
     Raises:
         OutputError: There is no snapshot yet.
     """
-    from earmill.pipeline.dataset.snapshot import log as read_log
-
     with _opened_layout(uri, storage_options) as layout:
         return read_log(layout)
 
@@ -339,8 +336,6 @@ def diff(
         changes = earmill.diff("features", 1, 2)
         print(changes.added, changes.changed, changes.removed)
     """
-    from earmill.pipeline.dataset.snapshot import diff as compare
-
     with _opened_layout(uri, storage_options) as layout:
         return compare(layout, before, after)
 
@@ -365,9 +360,6 @@ def compact(
         OutputError: There is no finished dataset.
         LockedError: A driver works on the output.
     """
-    from earmill.jobs.console.progress import logged_text
-    from earmill.pipeline.dataset.revision import compact as merge
-
     with _opened_layout(uri, storage_options) as layout:
         return merge(
             layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=logged_text()
@@ -399,8 +391,6 @@ def gc(
         OutputError: There is no closed dataset.
         LockedError: A driver works on the output.
     """
-    from earmill.pipeline.dataset.garbage import collect_garbage
-
     with _opened_layout(uri, storage_options) as layout:
         return collect_garbage(
             layout,
@@ -483,7 +473,6 @@ def report(
         ValueError: A number is out of its range.
         SpecError: `job` is not valid.
     """
-    from earmill.jobs.console.progress import logged_text
     from earmill.jobs.report.build import Options, write_report
 
     options = Options(rows, examples, row_ids, seconds, audio)
@@ -492,7 +481,7 @@ def report(
         Path(out),
         options=options,
         storage_options=storage_options or {},
-        job=None if job is None else JobSpec.load(_job(job)),
+        job=None if job is None else JobSpec.load(job),
         on_begin=logged_text(on_begin),
     )
 
@@ -500,24 +489,10 @@ def report(
 @contextmanager
 def _opened_layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Iterator[Layout]:
     """Open an output; errors of its store become errors of earmill."""
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.retrying import store_errors
 
     layout = Layout.open(os.fspath(uri), storage_options or {})
     with store_errors(layout.url()):
         yield layout
-
-
-def _job(spec: Spec) -> JobSpec | Mapping[str, Any] | str:
-    """Return a job as an argument of `JobSpec.load`; SpecError for other types."""
-    if isinstance(spec, JobSpec | Mapping):
-        return spec
-    if isinstance(spec, str | os.PathLike):
-        return os.fspath(spec)
-    raise SpecError(
-        f"expected a job file, a mapping or a JobSpec, got {type(spec).__name__}; "
-        'earmill.extract("job.yaml")'
-    )
 
 
 def _listed(overrides: Iterable[str], ray_address: str | None = None) -> list[str]:
@@ -541,9 +516,6 @@ def _checked(end: JobFinished, check: bool) -> JobFinished:
 @contextmanager
 def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
     """Yield the function that receives the events of a run, and logs them."""
-    from earmill.jobs.console.progress import logged, make_reporter, notebook_reporter
-    from earmill.pipeline.driver import events
-
     if callable(progress):
         yield logged(progress)
     elif progress:

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from amtcore.kernels.warp.driver.launcher import CudaLauncher
-from amtcore.kernels.warp.driver.library import OPTIONAL, SIGNATURES
-from amtcore.kernels.warp.launching import Kernel
+from amtcore.kernels.gpu.cuda_launcher import CudaLauncher
+from amtcore.kernels.gpu.driver import OPTIONAL, SIGNATURES
+from amtcore.kernels.gpu.launcher import Kernel
 
 CONTEXT = 0x7F00_1234_5678
 MODULE = 0x7F00_0000_1000

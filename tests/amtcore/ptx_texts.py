@@ -9,7 +9,7 @@ import torch
 from amtcore_interpreter import InterpretedLauncher
 from numpy.typing import NDArray
 
-from amtcore.kernels.warp.launching import THREADS, Kernel
+from amtcore.kernels.gpu.launcher import THREADS, Kernel
 
 REGISTERS = """
     .reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<40>; .reg .b64 %d<40>;

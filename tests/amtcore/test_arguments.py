@@ -19,6 +19,7 @@ from amtcore.arguments import plain_number
 from amtcore.errors import AmtError, ParameterError
 from amtcore.features.registry import build_extractor
 from amtcore.features.spike_encoder import SpikeOptions
+from tests.short import some
 
 FS = 16000
 _FC = [500.0, 1000.0]
@@ -153,7 +154,7 @@ def _build(name: str, **options: Any) -> Any:
 EVERY = [(name, argument) for name in CLASSES for argument, _ in _arguments(name)]
 
 
-@pytest.mark.parametrize(("name", "argument"), EVERY, ids=lambda part: part)
+@pytest.mark.parametrize(("name", "argument"), some(3, EVERY), ids=lambda part: part)
 def test_wrong_units_ranges_and_kinds_are_refused(name: str, argument: str) -> None:
     """One line that names the argument, and nothing accepted without a word."""
     kind = _category(name, argument)
@@ -197,7 +198,7 @@ SINGLE = {(name, "fc") for name in CLASSES if name != "ButterworthFilter"} | {("
 NUMBERS = [(name, argument, value) for name in CLASSES for argument, value in _numeric(name)]
 
 
-@pytest.mark.parametrize(("name", "argument", "value"), NUMBERS)
+@pytest.mark.parametrize(("name", "argument", "value"), some(4, NUMBERS))
 def test_numbers_of_numpy_and_torch_are_numbers(name: str, argument: str, value: float) -> None:
     kinds: list[Callable[[Any], Any]] = [np.float64, lambda v: torch.tensor(v, dtype=torch.float64)]
     if isinstance(value, int):
@@ -247,7 +248,7 @@ def test_arguments_that_do_not_go_together(name: str, options: Any, message: str
 STAGES = [(name, argument) for name, argument in EVERY if argument.endswith("_kwargs")]
 
 
-@pytest.mark.parametrize(("name", "argument"), STAGES, ids=lambda part: part)
+@pytest.mark.parametrize(("name", "argument"), some(3, STAGES), ids=lambda part: part)
 def test_a_stage_cannot_contradict_its_model(name: str, argument: str) -> None:
     """One truth about rate, type and learning; the same again is no contradiction."""
     for given in ({"learnable": True}, {"dtype": torch.float64}, {"fs": 22050.0}):

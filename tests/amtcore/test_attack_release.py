@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError, ParameterError, ShapeError
-from amtcore.kernels.ops.attack_release import attack_release
+from amtcore.kernels.operations.attack_release import ATTACK_RELEASE
+from amtcore.kernels.operators import operator
 from amtcore.stages import LoudnessIntegration, Moore2016AGC, Moore2016TemporalIntegration
 
 from ..compare import KERNEL32, KERNEL64, Tolerance, assert_close
 from .compiling import one_graph
+
+attack_release = operator(ATTACK_RELEASE)
 
 GRADIENT = Tolerance(1e-10, "float64 gradients by two routes", 1e-12)
 DTYPES = {"float32": (torch.float32, KERNEL32), "float64": (torch.float64, KERNEL64)}
@@ -89,7 +92,6 @@ def test_compiled_equals_eager() -> None:
         (lambda x, c, s: (x, c[:, :1], s), ShapeError, "coefficients"),
         (lambda x, c, s: (x, c, s[:1]), ShapeError, "expected a state of shape"),
         (lambda x, c, s: (x.float(), c, s), ShapeError, "share one dtype"),
-        (lambda x, c, s: (x, c, s, "fpga"), BackendError, "backend must be one of"),
     ],
 )
 def test_wrong_input_is_named(
@@ -97,6 +99,8 @@ def test_wrong_input_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         attack_release(*change(*_case("37 channels")))
+    with pytest.raises(BackendError, match="backend must be one of"):
+        attack_release(*_case("37 channels"), backend="fpga")
 
 
 def test_step_up_and_down_follow_the_closed_form() -> None:

@@ -23,12 +23,10 @@ SHAPE = (2, LARGE_BYTES // 8 + 3)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _others_are_no_garbage() -> Iterator[None]:
+def _others_are_no_garbage() -> None:
     """What other modules have left is not looked through each time that a test here collects."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from amtcore import Dau1997, Paulick2024
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.features import builtin
 from amtcore.features.filterbank_model import FilterbankModel
-from amtcore.kernels.fused.operations import DECIMATE, OPERATIONS
-from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.recurrences import RECURRENCES, get_recurrence, rest_state, run_ops
+from amtcore.kernels.operations.fir import DECIMATE
+from amtcore.kernels.operators import rest_state, run_ops, run_step
+from amtcore.kernels.registry import BUILT_IN
 from amtcore.models.time_domain import ChainStage, TimeDomainModel
 from amtcore.stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
 from amtcore.stages.butterworth import ButterworthFilter
@@ -105,7 +105,7 @@ def test_of_several_links_of_a_stream_the_last_counts() -> None:
     """The expansion of the model of 2008 belongs to its envelope."""
     model = CASES["jepsen2008"].build(return_stages=True)
     ops, _ = model.chain("envelope")
-    assert ops[-1].code == model.expansion.block_ops(3)[0].code
+    assert ops[-1].operation is model.expansion.block_ops(3)[0].operation
     assert model(CASES["jepsen2008"].signal(1))[1]["ihc"].min() >= 0
 
 
@@ -139,12 +139,10 @@ def test_a_stage_is_its_operations(name: str) -> None:
 
 
 def test_every_operation_with_an_adjoint_has_an_operator() -> None:
-    assert {code for code, each in OPERATIONS.items() if each.adjoint} <= set(RECURRENCES)
-    with pytest.raises(ParameterError, match=r"operation 11 \(decimation\) has no operator"):
-        get_recurrence(DECIMATE)
-    op = BlockOp(99, 0, torch.zeros(2, 3), torch.zeros(2, 1))
-    with pytest.raises(ParameterError, match="no operation 99"):
-        run_ops(torch.zeros(1, 2, 4), [op], torch.zeros(1, 2, 1))
+    assert all(each.reference for each in BUILT_IN if each.adjoint)
+    none = torch.zeros(2, 3), torch.zeros(1, 2, 3)
+    with pytest.raises(ParameterError, match="operation decimate has no operator at full rate"):
+        run_step(DECIMATE, 3 * 2**16 + 2, torch.zeros(1, 2, 4), *none)
 
 
 def test_a_state_of_other_operations_is_refused() -> None:

@@ -17,12 +17,11 @@ from amtcore.errors import (
     ParameterError,
     WrongDeviceError,
 )
-from amtcore.kernels.warp.driver import launcher as launching
-from amtcore.kernels.warp.driver.failures import LOST, device_error, device_errors
-from amtcore.kernels.warp.driver.launcher import CudaLauncher, pack
-from amtcore.kernels.warp.driver.modules import count_parameters
-from amtcore.kernels.warp.driver.probe import probe
-from amtcore.kernels.warp.launching import Kernel
+from amtcore.kernels.gpu import cuda_launcher as launching
+from amtcore.kernels.gpu.cuda_launcher import CudaLauncher, count_parameters, pack
+from amtcore.kernels.gpu.device import probe
+from amtcore.kernels.gpu.driver import LOST, device_error, device_errors
+from amtcore.kernels.gpu.launcher import Kernel
 from tests.amtcore.fake_driver import (
     ADD,
     CONTEXT,

@@ -15,8 +15,8 @@ from amtcore_interpreter import InterpretedLauncher
 from torch import Tensor
 
 from amtcore.features.registry import build_extractor
-from amtcore.kernels.backends.warp import WarpBackend
-from amtcore.kernels.warp.launching import Kernel
+from amtcore.kernels.gpu.backend import GpuBackend
+from amtcore.kernels.gpu.launcher import Kernel
 from tests.amtcore.fake_driver import FUNCTION, MULTIPROCESSORS, FakeDriver, Launch, open_launcher
 
 LENGTHS = (300, 40, 0, 441)
@@ -47,7 +47,7 @@ def test_a_model_through_the_driver_equals_the_cpu(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(launcher, "launch", launch)
     here, there = build_extractor("dau1997"), build_extractor("dau1997")
-    there.place(WarpBackend(launcher))
+    there.place(GpuBackend(launcher))
     assert there.backend.name == "cuda"
     rng = np.random.default_rng(0)
     clips = [0.05 * rng.standard_normal(n).astype(np.float32) for n in LENGTHS]

@@ -16,7 +16,8 @@ from torch import Tensor
 from amtcore import Osses2021, Paulick2024
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.filter_design import fir2, minimum_phase, resample_taps
-from amtcore.kernels.ops.fir import fir
+from amtcore.kernels.operations.fir import FIR
+from amtcore.kernels.operators import operator
 from amtcore.stages.ears import (
     FIELD_TYPES,
     MIDDLE_EAR_TYPES,
@@ -33,6 +34,8 @@ from amtcore.tables import load_table
 from ..compare import FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
 from ..short import but, spread
 from .compiling import one_graph
+
+fir = operator(FIR)
 
 FS = 16000
 GRADIENT = Tolerance(1e-9, "float64 gradients by two routes", 1e-12)

@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 
 from amtcore import ExcitationPattern
-from amtcore.kernels.families.excitation import reference
-from amtcore.kernels.families.excitation.reference import Tables
-from amtcore.kernels.ops import excitation
+from amtcore.kernels.operations.excitation import (
+    ERB_LEVELS,
+    EXCITATION_PATTERN,
+    Tables,
+    plain_levels,
+    plain_pattern,
+)
+from amtcore.kernels.operators import operator
 from amtcore.kernels.vector.simd import LANES
 from amtcore.stages.excitation import ERBIntegration, Moore2016ExcitationPattern
 
 from ..compare import Tolerance, assert_close
+
+levels_db, pattern = operator(ERB_LEVELS), operator(EXCITATION_PATTERN)
 
 F_HZ = 15.625 * torch.arange(2, 961, dtype=torch.float64)
 #: 4e-6 dB are a relative 1e-6.
@@ -60,9 +67,9 @@ def _patterns(model: str, sound: str) -> tuple[Tensor, Tensor, Tensor]:
     levels = 110.0 * torch.rand(LANES + 9, sources if model == "moore2016" else 150)
     double = Tables(*(t.double() if t.is_floating_point() else t for t in tables))
     expected, magnitudes = (
-        reference.pattern(each.double(), levels.double(), double) for each in (nodes, nodes.abs())
+        plain_pattern(each.double(), levels.double(), double) for each in (nodes, nodes.abs())
     )
-    return excitation.pattern(nodes, levels, tables).double(), expected, magnitudes
+    return pattern(nodes, levels, tables).double(), expected, magnitudes
 
 
 @pytest.mark.parametrize("sound", SOUNDS)
@@ -87,8 +94,8 @@ def test_sources_that_cancel_each_other(model: str, seed: int) -> None:
 def test_levels(places: str, sound: str) -> None:
     stage: Any = (Moore2016ExcitationPattern if places == "between_nodes" else ERBIntegration)(F_HZ)
     weights, nodes = stage.derived(places), _nodes(sound, LANES + 9, 337)
-    expected = reference.levels_db(nodes.double(), weights.double())
-    got = excitation.levels_db(nodes, weights, stage.derived(f"{places}_blocks"))
+    expected = plain_levels(nodes.double(), weights.double())
+    got = levels_db(nodes, weights, stage.derived(f"{places}_blocks"))
     assert_close(got.double(), expected, LEVEL)
 
 
@@ -99,12 +106,12 @@ def test_a_frame_does_not_depend_on_its_neighbours() -> None:
         nodes[::2] = nodes[::2].flip(1)
         tables = _tables(stage)
         weights = stage.derived("between_nodes"), stage.derived("between_nodes_blocks")
-        levels = excitation.levels_db(nodes, *weights)
-        together = excitation.pattern(nodes, levels, tables)
+        levels = levels_db(nodes, *weights)
+        together = pattern(nodes, levels, tables)
         for n in (0, 1, LANES + 3, len(nodes) - 1):
             one = slice(n, n + 1)
-            assert torch.equal(excitation.levels_db(nodes[one], *weights), levels[one])
-            assert torch.equal(excitation.pattern(nodes[one], levels[one], tables)[0], together[n])
+            assert torch.equal(levels_db(nodes[one], *weights), levels[one])
+            assert torch.equal(pattern(nodes[one], levels[one], tables)[0], together[n])
 
 
 @pytest.mark.parametrize("strange", [torch.nan, torch.inf])
@@ -112,14 +119,14 @@ def test_numbers_that_are_none_come_out_where_the_plain_way_has_them(strange: fl
     stage = _stage("moore2016")
     tables, nodes = _tables(stage), _nodes("flat", 5, 337)
     levels = torch.full((5, 337), 60.0)
-    clean = excitation.pattern(nodes, levels, tables)
+    clean = pattern(nodes, levels, tables)
     nodes[1, 200], levels[3, 100] = strange, torch.nan
-    got, expected = (of(nodes, levels, tables) for of in (excitation.pattern, reference.pattern))
+    got, expected = (of(nodes, levels, tables) for of in (pattern, plain_pattern))
     assert torch.equal(got.isnan(), expected.isnan()) and got[3].isnan().any()
     assert torch.equal(got.isinf(), expected.isinf()) and not got[1].isfinite().all()
     assert torch.equal(got[[0, 2, 4]], clean[[0, 2, 4]])
     weights = stage.derived("between_nodes"), stage.derived("between_nodes_blocks")
-    made = excitation.levels_db(nodes, *weights)
+    made = levels_db(nodes, *weights)
     assert not made[1].isfinite().any() and made[[0, 2, 3, 4]].isfinite().all()
 
 

@@ -7,20 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amtcore import Dau1997
 from amtcore.errors import BackendError, ParameterError, ShapeError, UnknownModelError
 from amtcore.features.registry import build_extractor, list_models
 from amtcore.features.stream_info import StreamInfo
-from amtcore.kernels.fused.cpu import POOLS
-from amtcore.kernels.fused.program import frame_ratio
-from amtcore.kernels.fused.reference import pool_frames
+from amtcore.kernels.chain import frame_ratio
+from amtcore.kernels.pooling import POOLS
 from amtcore.kernels.vector.simd import LANES
 from amtcore.units import Calibration
+from tests.short import drawn
 
 from ..compare import FLOAT32, KERNEL64, Tolerance, assert_close
+from .plain_frames import pool_frames
 
 FS = 16000
 POOLING = Tolerance(1e-3, "float32 sums of a frame against float64")
@@ -65,7 +66,7 @@ def test_float32_pooling_equals_float64_pooling(pool: str) -> None:
 EXTRACTOR = build_extractor("dau1997", fs_hz=FS, streams={name: {} for name in ALL_STREAMS})
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@drawn(25, derandomize=True)
 @given(sizes=st.lists(st.integers(1, 2000), min_size=1, max_size=12))
 def test_chunks_equal_the_whole(sizes: list[int]) -> None:
     clip = _clip(sum(sizes))
@@ -78,7 +79,7 @@ def test_chunks_equal_the_whole(sizes: list[int]) -> None:
         assert np.array_equal(np.concatenate([part[name] for part in parts]), whole[name])
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@drawn(10, derandomize=True)
 @given(lengths=st.lists(st.integers(0, 4000), min_size=2, max_size=6))
 def test_mixed_lengths_equal_one_at_a_time(lengths: list[int]) -> None:
     clips = [_clip(n, seed) for seed, n in enumerate(lengths)]

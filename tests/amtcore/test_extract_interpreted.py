@@ -16,7 +16,7 @@ from amtcore.features.feature_model import Extractor
 from amtcore.features.registry import build_extractor
 from amtcore.features.spike_encoder import join
 from amtcore.features.spike_events import SpikeEvents
-from amtcore.kernels.backends.chosen import computing_with
+from amtcore.kernels.devices import use_backend
 
 from ..compare import Tolerance, assert_close
 from . import test_torch_module
@@ -89,7 +89,7 @@ def built(case: str, backend: str, dtype: str = "float32") -> Extractor:
 @functools.cache
 def made(case: str) -> list[dict[str, Any]]:
     """What the kernels for GPUs make of the clips."""
-    with computing_with("interpreted"):
+    with use_backend("interpreted"):
         return built(case, "interpreted").extract(clips())
 
 
@@ -126,7 +126,7 @@ def test_features_are_those_of_the_processor(case: str) -> None:
 def test_company_and_tensors_change_nothing(case: str) -> None:
     there = built(case, "interpreted")
     tensors: list[Any] = [torch.from_numpy(clip) for clip in clips()]
-    with computing_with("interpreted"):
+    with use_backend("interpreted"):
         for clip, expected in zip(clips(), made(case), strict=True):
             assert_same(there.extract([clip])[0], expected)
         for given in (tensors, [*tensors[:1], *clips()[1:]]):
@@ -137,7 +137,7 @@ def test_company_and_tensors_change_nothing(case: str) -> None:
 @pytest.mark.parametrize("case", [case for case in MARKED if case.id not in WHOLE])
 def test_chunks_equal_the_whole(case: str) -> None:
     there, clip = built(case, "interpreted"), clips()[0]
-    with computing_with("interpreted"):
+    with use_backend("interpreted"):
         for kind in (np.asarray, torch.from_numpy):
             stream: Any = there.open_stream()
             ends = (0, 0, 1, 700, 701, len(clip))
@@ -157,7 +157,7 @@ def test_bands_of_all_clips_are_made_and_come_to_the_host_in_one_go(
     monkeypatch.setattr(
         there.backend, "run_bank", lambda x, *rest: filtered.append(len(x)) or run_bank(x, *rest)
     )
-    with computing_with("interpreted"):
+    with use_backend("interpreted"):
         together = there.extract(clips())
         assert len(taken) == len(there.streams), "one a stream, not one a band and clip"
         heard = sum(len(made_of["modulation"]) > 0 for made_of in together)

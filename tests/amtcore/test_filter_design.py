@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.signal
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -27,6 +27,7 @@ from amtcore.filter_design import (
     resample_taps,
     section_rows,
 )
+from tests.short import drawn
 
 FS_HZ = 44100.0
 LENGTH = 4096
@@ -173,7 +174,7 @@ class TestRows:
         zeros=st.tuples(st.floats(-1.5, 1.5), st.floats(-1.5, 1.5)),
         scale=st.floats(0.2, 5.0),
     )
-    @settings(max_examples=40, deadline=None)
+    @drawn(40)
     def test_any_stable_section(
         self, radius: float, angle: float, zeros: tuple[float, float], scale: float
     ) -> None:

@@ -11,6 +11,7 @@ import torch
 from amtcore import Glasberg2002
 from amtcore.errors import ParameterError
 from amtcore.stages.spectrum import GLASBERG2002_WINDOW_LOG10
+from tests.short import spread
 
 from ..compare import Tolerance, assert_close
 from .loudness_golden import FILES, load, noise, one_thread, tone  # noqa: F401
@@ -34,9 +35,8 @@ def _loudness(name: str, dtype: str, amplitude: float = 1.0) -> dict[str, np.nda
     return {"inst": stages["inst"].numpy(), "stl": stages["stl"].numpy(), "ltl": long.numpy()}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("trace", ["inst", "stl", "ltl"])
-@pytest.mark.parametrize("name", STEADY)
+@pytest.mark.parametrize(("name", "dtype"), spread(2, STEADY, DTYPES))
 def test_steady_sounds(name: str, trace: str, dtype: str) -> None:
     got = _loudness(name, dtype)[trace][300:500]
     stored = load(name)[f"glasberg_ward_{trace}"][300 + LATE_FRAMES : 500 + LATE_FRAMES]
@@ -52,9 +52,8 @@ def test_changing_sounds(name: str, trace: str, dtype: str) -> None:
     assert_close(got, stored, Tolerance(WITHIN, "another implementation, 1 ms grid"))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("trace", ["inst", "stl", "ltl"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("name", "dtype"), spread(2, FILES, DTYPES))
 def test_whole_traces_but_for_the_gain(name: str, trace: str, dtype: str) -> None:
     """With all power of a windowed tone, as the other program has it, every frame agrees."""
     missing = 10 ** ((0.426 - GLASBERG2002_WINDOW_LOG10) / 2)

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from amtcore.errors import BackendError
-from amtcore.kernels.warp.driver.available import find_device, why_no_gpu
-from amtcore.kernels.warp.driver.device_facts import device_facts
-from amtcore.kernels.warp.driver.launcher import CudaLauncher
-from amtcore.kernels.warp.driver.library import functions_of
+from amtcore.kernels.gpu.cuda_launcher import CudaLauncher
+from amtcore.kernels.gpu.device import device_facts, find_device, why_no_gpu
+from amtcore.kernels.gpu.driver import functions_of
 from tests.amtcore.fake_driver import FakeDriver, install
 
 

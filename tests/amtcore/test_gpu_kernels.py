@@ -15,8 +15,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from amtcore.kernels.backends import chosen
-from amtcore.kernels.backends.warp import WarpBackend
+from amtcore.kernels import devices as chosen
+from amtcore.kernels.gpu.backend import GpuBackend
 
 from .constant_cases import CASES
 from .ptxas import assemble, faults
@@ -30,7 +30,7 @@ ARCHITECTURES = ("sm_80", "sm_90")
 def recorded() -> Iterator[Recorder]:
     """Inside, the operators on tensors of the CPU are the GPU's kernels, interpreted."""
     launcher = Recorder()
-    with patch.object(chosen, "_of_cpu_tensors", WarpBackend(launcher)):
+    with patch.object(chosen, "_of_cpu_tensors", GpuBackend(launcher)):
         yield launcher
 
 

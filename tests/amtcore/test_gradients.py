@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from amtcore import DRNLFilterbank
-from amtcore.kernels.ops.one_pole import modulation_bank
-from amtcore.kernels.ops.program import can_fuse, program
+from amtcore.kernels.operators import can_fuse, modulation_bank, run_fused
 
 from ..compare import Tolerance, assert_close
 from ..short import but
 from .test_recurrences import CASES
 
 #: Banks whose plain loop takes seconds; `test_gradcheck_of_a_bank` stays.
-SLOW = ("two_sections_bank",)
+SLOW = ("modulation_bank", "two_sections_bank")
 GRADIENT = Tolerance(1e-10, "float64 gradients by two routes", 1e-12)
 
 
@@ -98,4 +97,4 @@ def test_fused_operations_refuse_a_gradient() -> None:
     state = torch.zeros(1, 2, sum(op.state.shape[1] for op in ops), dtype=torch.float64)
     assert not can_fuse(x, ops)
     with pytest.raises(RuntimeError, match="no autograd formula"):
-        program(x, ops, state)[0].sum().backward()
+        run_fused(x, ops, state)[0].sum().backward()

@@ -21,11 +21,14 @@ from amtcore import (
 )
 from amtcore.errors import ParameterError
 from amtcore.features.registry import build_extractor
-from amtcore.kernels.ops.envelope import hilbert_envelope
+from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
+from amtcore.kernels.operators import operator
 
 from ..compare import FLOAT32, FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
 from .compiling import one_graph
 from .golden_files import DTYPES, load, names
+
+hilbert_envelope = operator(HILBERT_ENVELOPE)
 
 FILES = names("king2019")
 STAGES = {"compressed": "compressed_response", "ihc": "ihc", "adapted": "adapted_response"}

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from amtcore.errors import BackendError
-from amtcore.kernels.backends import chosen
+from amtcore.kernels import devices as chosen
 
 IMPORTED = """
 import sys, amtcore.features.registry as build

@@ -7,20 +7,22 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from amtcore.errors import BackendError, ParameterError, ShapeError
-from amtcore.kernels.families.lif import runner
-from amtcore.kernels.families.lif.reference import spike_count
-from amtcore.kernels.ops.lif import lif
+from amtcore.kernels.operations import lif as operation
+from amtcore.kernels.operations.lif import LIF, spike_count
+from amtcore.kernels.operators import operator
 from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import get_num_threads, set_num_threads
 
 from ..compare import Tolerance, assert_close
-from ..short import but, only, spread
+from ..short import but, drawn, only, spread
 from .compiling import one_graph
+
+lif = operator(LIF)
 
 GRADIENT = {
     torch.float64: Tolerance(1e-10, "float64 gradients by two routes", 1e-12),
@@ -156,7 +158,7 @@ def test_spike_count_and_its_gradient_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("neurons", "synapses"), SIZES)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@drawn(15, derandomize=True)
 @given(cuts=st.lists(st.integers(0, 70), max_size=5))
 def test_chunks_equal_the_whole_exactly(neurons: int, synapses: int, cuts: list[int]) -> None:
     x, coef, state = _inputs(neurons, synapses, torch.float32)
@@ -172,7 +174,7 @@ def test_chunks_equal_the_whole_exactly(neurons: int, synapses: int, cuts: list[
 def test_threads_and_large_outputs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = _inputs(4 * LANES, 1, torch.float32)
     expected, gradients = lif(*inputs, math.inf, True), _gradients(inputs, True)
-    monkeypatch.setattr(runner, "STREAM_BYTES", 0)
+    monkeypatch.setattr(operation, "STREAM_BYTES", 0)
     threads = get_num_threads()
     try:
         for count in (1, 3, 8):
@@ -188,7 +190,7 @@ def test_threads_and_large_outputs_change_nothing(monkeypatch: pytest.MonkeyPatc
 def test_large_outputs_with_rows_that_cannot_be_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = _inputs(LANES + 5, 1, torch.float32)
     expected = lif(*inputs, math.inf, True)
-    monkeypatch.setattr(runner, "STREAM_BYTES", 0)
+    monkeypatch.setattr(operation, "STREAM_BYTES", 0)
     got = lif(*inputs, math.inf, True)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 

@@ -11,12 +11,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amtcore import LIFExodus
 from amtcore.errors import BackendError, ParameterError, ShapeError
 from amtcore.stages.lif_attributes import LEAK_MODES
+from tests.short import drawn
 
 from ..compare import FLOAT32, FLOAT64, assert_close
 from .compiling import one_graph
@@ -50,7 +51,7 @@ def test_synapses_belong_to_neighbouring_inputs() -> None:
     assert (layer.isyn[0] > 0).flatten().tolist() == [False, False, True, False, False, False]
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@drawn(20, derandomize=True)
 @given(cuts=st.lists(st.integers(0, 50), max_size=4))
 def test_calls_continue_where_the_last_one_ended(cuts: list[int]) -> None:
     layer, x = _layer(), _data()

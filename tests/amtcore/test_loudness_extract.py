@@ -16,13 +16,13 @@ from amtcore.features.feature_model import Extractor
 from amtcore.features.loudness_pooling import SUMMARY_COLUMNS
 from amtcore.features.registry import build_extractor, list_models
 from amtcore.features.stream_info import StreamInfo
-from amtcore.kernels.fused.reference import pool_frames
 from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.frame_blocks import can_share, map_blocks
 
 from ..compare import Tolerance, assert_close
 from ..short import only
 from .loudness_golden import noise, one_thread, tone  # noqa: F401
+from .plain_frames import pool_frames
 
 STREAMS = {
     "short_term_loudness": {},

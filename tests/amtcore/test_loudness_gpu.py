@@ -16,10 +16,15 @@ from amtcore import Glasberg2002, Moore2016
 from amtcore.errors import ShapeError
 from amtcore.features import loudness_batches, loudness_model
 from amtcore.features.feature_model import Extractor
-from amtcore.features.loudness_batches import LoudnessBatches, Signal, batches_of_runs, grouped
+from amtcore.features.loudness_batches import (
+    LoudnessBatches,
+    Signal,
+    batches_of_runs,
+    grouped,
+)
 from amtcore.features.loudness_model import LoudnessExtractor
 from amtcore.features.registry import build_extractor
-from amtcore.kernels.backends.chosen import computing_with
+from amtcore.kernels.devices import use_backend
 from amtcore.models.loudness import LoudnessModel
 
 from ..compare import Tolerance, assert_close
@@ -147,7 +152,7 @@ def test_several_callers_at_once(there: Extractor, whole: list[dict[str, Any]]) 
 def test_kernels_for_gpus_give_the_same_bits(there: Extractor) -> None:
     clips = [noise(1000).numpy(), noise(200, seed=1).numpy()]
     expected = there.extract(clips)
-    with computing_with("interpreted"):
+    with use_backend("interpreted"):
         assert all(map(_equal, there.extract(clips), expected))
 
 

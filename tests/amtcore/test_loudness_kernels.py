@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from amtcore import Moore2016BinauralLoudness
-from amtcore.kernels.ops.loudness import can_compute
+from amtcore.kernels.torch_state import can_compute
 from amtcore.kernels.vector.frames import new_rows, rows_of
 from amtcore.kernels.vector.simd import LANES
 from amtcore.stages.excitation import Moore2016ExcitationPattern

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError, ShapeError
-from amtcore.kernels.families.roex.runner import ITEM_FRAMES
-from amtcore.kernels.ops.roex import lower_skirt
+from amtcore.kernels.operations.lower_skirt import ITEM_FRAMES, LOWER_SKIRT
+from amtcore.kernels.operators import operator
 
 from ..compare import Tolerance, assert_close
 from .compiling import one_graph
+
+lower_skirt = operator(LOWER_SKIRT)
 
 DTYPES = {
     "float32": (torch.float32, Tolerance(1e-6, "other summation order", 1e-9)),
@@ -98,7 +100,6 @@ def test_compiled_equals_eager() -> None:
         (lambda i, s, *r: (i, s[:1], *r), ShapeError, "components"),
         (lambda i, s, r, *f: (i, s, r[:2], *f), ShapeError, "one rate a filter"),
         (lambda i, s, *r: (i.float(), s, *r), ShapeError, "share one dtype"),
-        (lambda *a: (*a, "fpga"), BackendError, "backend must be one of"),
     ],
 )
 def test_wrong_input_is_named(
@@ -106,3 +107,5 @@ def test_wrong_input_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         lower_skirt(*change(*_case()))
+    with pytest.raises(BackendError, match="backend must be one of"):
+        lower_skirt(*_case(), backend="fpga")

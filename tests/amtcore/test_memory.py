@@ -60,8 +60,8 @@ def left_over(extractor: Extractor, early_s: int, quiet: float) -> Callable[[int
     return worst
 
 
-#: They remember longest: half a minute of signal and more.
-LENGTHY = ("glasberg2002", "moore2016")
+#: Models whose test takes seconds; two of them remember half a minute of signal and more.
+LENGTHY = ("glasberg2002", "moore2016", "paulick2024")
 
 
 @pytest.mark.parametrize("name", but(LENGTHY, MODELS))

@@ -73,7 +73,7 @@ def _slope(loss: _Loss, x: Tensor, moved: Tensor, direction: Tensor) -> float:
     return (above - below) / (2 * STEP)
 
 
-@pytest.mark.parametrize("name", but(["jepsen2008", "king2019_resampled"], NAMES))
+@pytest.mark.parametrize("name", but(["jepsen2008", "king2019_resampled", "moore2016"], NAMES))
 def test_slopes_along_a_direction_of_the_input_and_of_every_parameter(name: str) -> None:
     model, x = CASES[name].build(learnable=True, dtype=F64), _signal(name)
     loss, leaf = _Loss(model, x), x.clone().requires_grad_()

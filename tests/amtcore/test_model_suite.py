@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from amtcore import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Paulick2024
 from amtcore.errors import ParameterError, ShapeError
+from tests.short import some
 
 from ..compare import FLOAT32_MODULATION, Tolerance, assert_close
-from ..short import only, spread
+from ..short import drawn, only, spread
 from .compiling import one_graph
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import CASES, Case, in_chunks, leaves, use_plain_loops, whole
@@ -52,7 +53,7 @@ def _whole_output(name: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.streams])
-@settings(max_examples=6, deadline=None, derandomize=True)
+@drawn(6, derandomize=True)
 @given(cuts=st.lists(st.floats(0.0, 1.0), max_size=5))
 @example(cuts=[0.0, 0.001, 0.43, 0.43, 1.0])
 def test_chunks_equal_the_whole_exactly(name: str, cuts: list[float]) -> None:
@@ -82,7 +83,7 @@ def test_what_needs_the_whole_signal_says_so(build: Callable[[], Any], message: 
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "watched"), spread(2, CASES, ["float32", "float64"], [False, True])
+    ("name", "dtype", "watched"), spread(4, CASES, ["float32", "float64"], [False, True])
 )
 def test_a_batch_is_its_items(name: str, dtype: str, watched: bool) -> None:
     """A signal without batch axis, a batch, and the channels of a clip, bit for bit: rows do not
@@ -111,7 +112,7 @@ LONG_ITEMS: list[tuple[Callable[..., Any], tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "dtype"), spread(2, LONG_ITEMS, [torch.float32, F64]))
+@pytest.mark.parametrize(("case", "dtype"), spread(4, LONG_ITEMS, [torch.float32, F64]))
 def test_long_items_of_a_batch_are_cut_as_they_are_alone(
     case: tuple[Callable[..., Any], tuple[int, ...]], dtype: torch.dtype
 ) -> None:
@@ -157,7 +158,7 @@ def test_inputs_of_another_kind_are_named(name: str) -> None:
         model(case.signal(samples=8).to(kind))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "lif_exodus"])
+@pytest.mark.parametrize("name", some(2, [name for name in CASES if name != "lif_exodus"]))
 def test_float32_against_float64(name: str) -> None:
     """Spikes are left to their own test: where rounding decides one, all that follow differ."""
     x = CASES[name].signal(1, dtype=F64)
@@ -216,7 +217,7 @@ def test_compiled_inference_equals_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "learnable"), spread(3, CASES, ["pickle", "deepcopy", "state_dict"], [0, 1])
+    ("name", "how", "learnable"), spread(6, CASES, ["pickle", "deepcopy", "state_dict"], [0, 1])
 )
 def test_copies_compute_the_same(name: str, how: str, learnable: int) -> None:
     case = CASES[name]

@@ -13,9 +13,10 @@ from torch.export import Dim
 
 import amtcore
 from amtcore.errors import TracingError
+from tests.short import some
 
 from ..compare import Tolerance, assert_close
-from ..short import but, only, spread
+from ..short import but, only
 from . import constant_cases, model_cases
 from .model_cases import leaves
 
@@ -75,7 +76,7 @@ def _backward(module: nn.Module, signals: tuple[Tensor, ...]) -> None:
 # --- inference mode ---
 
 
-@pytest.mark.parametrize("name", spread(2, CASES))
+@pytest.mark.parametrize("name", some(4, CASES))
 def test_inference_mode_gives_what_no_grad_gives(name: str) -> None:
     """In the first call as in later ones."""
     case = CASES[name]
@@ -88,7 +89,7 @@ def test_inference_mode_gives_what_no_grad_gives(name: str) -> None:
                 assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("name", spread(2, CASES))
+@pytest.mark.parametrize("name", some(4, CASES, 2))
 def test_gradients_after_inference_mode(name: str) -> None:
     """Tables and states that a call in inference mode made do not stay behind as its tensors."""
     case, module = CASES[name], _learnable(name)
@@ -210,7 +211,7 @@ def test_compiled_code_is_not_taken_for_an_export() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(5, CASES, 1))
 def test_torchscript_is_refused(name: str) -> None:
     """Alone, and inside of a module or a function of somebody else."""
     case, module = CASES[name], CASES[name].fresh()

@@ -11,6 +11,7 @@ from torch import Tensor
 from amtcore import Moore2016
 from amtcore.errors import ShapeError
 from amtcore.models.frame_blocks import BLOCK_FRAMES
+from tests.short import spread
 
 from ..compare import Tolerance, assert_close
 from .loudness_golden import FILES, load, noise, one_thread, tone  # noqa: F401
@@ -48,9 +49,7 @@ def test_files_are_there() -> None:
     assert len(FILES) == 9 and "tone1k_40" in FILES
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("name", "condition", "dtype"), spread(3, FILES, CONDITIONS, DTYPES))
 def test_stored_loudness(name: str, condition: str, dtype: str) -> None:
     golden = load(name)
     short, long, loudest = _loudness(name, condition, dtype)

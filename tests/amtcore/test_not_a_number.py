@@ -21,21 +21,28 @@ from amtcore.errors import NonFiniteError
 from amtcore.features import feature_model as features_base
 from amtcore.features import loudness_model as features_loudness
 from amtcore.features.registry import BUILT_IN, build_extractor, get_model
-from amtcore.kernels.fused.cpu import POOLS
-from amtcore.kernels.fused.reference import pool_frames
-from amtcore.kernels.ops.attack_release import attack_release
-from amtcore.kernels.ops.envelope import hilbert_envelope
-from amtcore.kernels.ops.fir import fir
-from amtcore.kernels.ops.lif import lif
-from amtcore.kernels.ops.roex import lower_skirt
+from amtcore.kernels.operations.attack_release import ATTACK_RELEASE
+from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
+from amtcore.kernels.operations.fir import FIR
+from amtcore.kernels.operations.lif import LIF
+from amtcore.kernels.operations.lower_skirt import LOWER_SKIRT
+from amtcore.kernels.operators import operator
+from amtcore.kernels.pooling import POOLS
 from amtcore.units import Calibration
 
 from ..short import but, spread
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import CASES as MODELS
 from .model_cases import leaves, use_plain_loops, whole
+from .plain_frames import pool_frames
 from .test_loudness_skirts import _case as skirt_case
 from .test_recurrences import CASES
+
+attack_release = operator(ATTACK_RELEASE)
+fir = operator(FIR)
+lif = operator(LIF)
+lower_skirt = operator(LOWER_SKIRT)
+hilbert_envelope = operator(HILBERT_ENVELOPE)
 
 STRANGE = (math.nan, math.inf, -math.inf)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -201,7 +208,7 @@ def test_every_model_is_looked_at() -> None:
     assert every <= MODEL_TYPES
 
 
-SLOW = ("king2019_hilbert", "osses2021", "jepsen2008", "king2019_resampled")
+SLOW = ("dau1997", "king2019_hilbert", "osses2021", "jepsen2008", "king2019_resampled")
 
 
 def _bad_signals(name: str, samples: int) -> Tensor:

@@ -11,9 +11,9 @@ import numba
 import pytest
 
 from amtcore.errors import KernelCacheError
+from amtcore.kernels.gpu import ptx_cache
+from amtcore.kernels.gpu.ptx_cache import cached_ptx
 from amtcore.kernels.vector import kernel_cache
-from amtcore.kernels.warp import ptx_cache
-from amtcore.kernels.warp.ptx_cache import cached_ptx
 
 PTX = ".version 7.0\n.target sm_80\r\n// µ\n"
 
@@ -134,8 +134,8 @@ def test_without_numba_cache_dir_it_lies_where_numba_goes(
 _RACE = """
 import sys, numba
 numba.config.CACHE_DIR = sys.argv[1]
-from amtcore.kernels.warp import ptx_cache
-from amtcore.kernels.warp.ptx_cache import cached_ptx
+from amtcore.kernels.gpu import ptx_cache
+from amtcore.kernels.gpu.ptx_cache import cached_ptx
 for again in range(60):
     ptx_cache._made_by = lambda: str(again % 7)
     text = f"kernel {again % 7} " * 2000

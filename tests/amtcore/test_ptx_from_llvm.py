@@ -16,7 +16,7 @@ import torch
 from amtcore_interpreter import InterpretedLauncher
 from numba.core.compiler_lock import global_compiler_lock
 
-from amtcore.kernels.warp.launching import Kernel
+from amtcore.kernels.gpu.launcher import Kernel
 
 RESULTS, COUNT = 40, 256
 _INTRINSICS = """

@@ -14,6 +14,7 @@ from amtcore import AdaptLoop, Dau1997, IHCEnvelope, King2019, LIFExodus, Paulic
 from amtcore.errors import AmtError, ParameterError, ReadOnlyError
 from amtcore.stages.constants import Converted, HasConstants
 from amtcore.stages.stage import Stage
+from tests.short import some
 
 from ..short import spread
 from .constant_cases import CASES, Case
@@ -55,7 +56,7 @@ def _assignable(module: nn.Module, name: str) -> bool:
     return name in live or name in own or name in dict(module.named_parameters(recurse=False))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(3, CASES))
 def test_every_attribute_that_is_not_live_is_read_only(name: str) -> None:
     """Checks a module and all modules inside it; refused values change no output."""
     case = CASES[name]
@@ -78,7 +79,7 @@ def test_every_attribute_that_is_not_live_is_read_only(name: str) -> None:
         assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize(("name", "learnable"), spread(2, CASES, [False, True]))
+@pytest.mark.parametrize(("name", "learnable"), spread(5, CASES, [False, True]))
 def test_a_constant_that_is_set_is_one_that_was_loaded_or_built(name: str, learnable: bool) -> None:
     case = CASES[name]
     model, loaded = case.build(learnable=learnable), case.build(learnable=learnable)

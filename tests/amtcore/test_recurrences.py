@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError, ShapeError
-from amtcore.kernels.fused.cpu import LONG_BLOCK
-from amtcore.kernels.ops.adaptation import adaptation
-from amtcore.kernels.ops.biquad import first_order, state_variable
-from amtcore.kernels.ops.compression import broken_stick
-from amtcore.kernels.ops.hair_cell import hair_cell
-from amtcore.kernels.ops.one_pole import modulation_bank, one_pole_cascade, pole_zero_cascade
+from amtcore.kernels.cpu.chain_loop import LONG_BLOCK
+from amtcore.kernels.operation import ChainOperation
+from amtcore.kernels.operations.adaptation import ADAPTATION
+from amtcore.kernels.operations.compression import BROKEN_STICK
+from amtcore.kernels.operations.hair_cell import HAIR_CELL
+from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
+from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
+from amtcore.kernels.operators import modulation_bank, run_step
 
 from ..compare import KERNEL32, KERNEL64, assert_close
 from ..short import spread
@@ -24,24 +26,28 @@ BATCH, CHANNELS, TIME = 2, 37, 300  # more than one lane group, the second one m
 Case = tuple[Tensor, Tensor, Tensor, Callable[..., tuple[Tensor, Tensor]]]
 
 
+def _step(operation: ChainOperation, argument: int = 0) -> Callable[..., tuple[Tensor, Tensor]]:
+    return lambda *a, **k: run_step(operation, argument, *a, **k)
+
+
 def _cascade(dtype: torch.dtype, order: int = 4) -> Case:
     angle = torch.rand(CHANNELS, dtype=dtype)
     coef = torch.stack((0.9 * angle.cos(), 0.9 * angle.sin(), angle), 1)
     state = torch.randn(BATCH, CHANNELS, 2 * order, dtype=dtype)
     x = torch.randn(BATCH, 1, TIME, dtype=dtype)
-    return x, coef, state, lambda *a, **k: one_pole_cascade(*a, order, **k)
+    return x, coef, state, _step(ONE_POLE_CASCADE, order)
 
 
 def _pole_zero(dtype: torch.dtype) -> Case:
     x, coef, state, _ = _cascade(dtype, 3)
-    return x, coef, state, lambda *a, **k: pole_zero_cascade(*a, 3, **k)
+    return x, coef, state, _step(POLE_ZERO_CASCADE, 3)
 
 
 def _first_order(dtype: torch.dtype, rectify: bool) -> Case:
     x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype)
     coef = 0.9 * torch.rand(CHANNELS, 3, dtype=dtype)
     state = torch.rand(BATCH, CHANNELS, 1, dtype=dtype)
-    return x, coef, state, lambda *a, **k: first_order(*a, rectify, **k)
+    return x, coef, state, _step(FIRST_ORDER, int(rectify))
 
 
 def _state_variable(dtype: torch.dtype, rectify: bool) -> Case:
@@ -50,7 +56,7 @@ def _state_variable(dtype: torch.dtype, rectify: bool) -> Case:
     coef = torch.stack((a1, g * a1, g * g * a1, *torch.rand(3, CHANNELS, dtype=dtype)), 1)
     x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype)
     state = torch.randn(BATCH, CHANNELS, 2, dtype=dtype)
-    return x, coef, state, lambda *a, **k: state_variable(*a, rectify, **k)
+    return x, coef, state, _step(STATE_VARIABLE, int(rectify))
 
 
 def _adaptation(dtype: torch.dtype, limit: bool) -> Case:
@@ -61,7 +67,7 @@ def _adaptation(dtype: torch.dtype, limit: bool) -> Case:
     coef = torch.cat((fixed, loops)).repeat(CHANNELS, 1)
     x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype).square()
     state = rest.repeat(BATCH, CHANNELS, 1)
-    return x, coef, state, lambda *a, **k: adaptation(*a, limit, **k)
+    return x, coef, state, _step(ADAPTATION, 10 + int(limit))
 
 
 def _bank(dtype: torch.dtype) -> Case:
@@ -94,7 +100,8 @@ def _broken_stick(dtype: torch.dtype, knee: float) -> Case:
     coef = torch.stack((gain, above, exponent, corner), 1)
     x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype)
     state = torch.randn(BATCH, CHANNELS, 1, dtype=dtype)
-    return x, coef, state, lambda x, c, s, **k: (broken_stick(x, c, **k), 1.0 * s)
+    run = _step(BROKEN_STICK)
+    return x, coef, state, lambda x, c, s, **k: (run(x, c, s[..., :0], **k)[0], 1.0 * s)
 
 
 def _hair_cell(dtype: torch.dtype) -> Case:
@@ -104,7 +111,7 @@ def _hair_cell(dtype: torch.dtype) -> Case:
     x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype)
     x[:, :3, 200:] *= 30.0
     state = 0.01 * torch.randn(BATCH, CHANNELS, 1, dtype=dtype)
-    return x, coef, state, hair_cell
+    return x, coef, state, _step(HAIR_CELL)
 
 
 CASES: dict[str, Callable[[torch.dtype], Case]] = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amtcore import Dau1997, ModulationFilterbank, Moore2016, Osses2021, Paulick2024
-from amtcore.kernels.ops.one_pole import modulation_bank
+from amtcore.kernels.operators import modulation_bank
 from amtcore.stages.modulation import can_separate
 
 from .compiling import one_graph
@@ -64,9 +64,10 @@ def test_separate_outputs_and_gradients_are_those_of_the_plain_bank(batch: int) 
     before = torch.zeros(batch, twin.offsets[-1], 2)
     inside = y
     if twin.lowpass_cutoff:
-        from amtcore.kernels.ops.biquad import first_order
+        from amtcore.kernels.operations.sections import FIRST_ORDER
+        from amtcore.kernels.operators import run_step
 
-        inside, _ = first_order(y, twin._prefilter_rows(3), torch.zeros(batch, 3, 1), False)
+        inside, _ = run_step(FIRST_ORDER, 0, y, twin._prefilter_rows(3), torch.zeros(batch, 3, 1))
     plain, after = modulation_bank(inside, twin.coefficients(), before, twin.kinds, twin.offsets)
     assert torch.equal(torch.cat(chunk, 1), plain) and torch.equal(state, after)
     last, first = slice(twin.offsets[-2], None), slice(0, twin.offsets[1])

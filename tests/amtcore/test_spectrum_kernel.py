@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from amtcore import Moore2016Spectrum, MultiResolutionFFT
-from amtcore.kernels.families.spectrum import reference
-from amtcore.kernels.ops.spectrum import Factors, powers
+from amtcore.kernels.operations import running_spectrum
+from amtcore.kernels.operations.running_spectrum import RUNNING_POWERS, Factors
+from amtcore.kernels.operators import operator
 from amtcore.kernels.vector.simd import LANES
 from amtcore.stages.spectrum import LEFT_OUT, can_factor, factors_of
 
 from ..compare import Tolerance, assert_close
+
+powers = operator(RUNNING_POWERS)
 
 WINDOWS, HOP = (1024, 512, 64), 32
 #: Of a frame's strongest component: float32 sums of some hundred samples, squared.
@@ -60,9 +63,12 @@ def _single(factors: Factors) -> Factors:
 
 def test_what_is_left_out_is_half_a_digit_of_the_whole_transform() -> None:
     factors, x = factors_of(_transforms(), HOP), _noise(WINDOWS[0] + 7 * HOP)
-    ranks = factors.plan[:, reference.RANK]
+    ranks = factors.plan[:, running_spectrum.RANK]
     assert ranks[0] == 0 and 0 < ranks[-1] < HOP
-    got, expected = reference.powers(x, factors)[0].sqrt().numpy(), np.sqrt(_plain(x[0].numpy()))
+    got, expected = (
+        running_spectrum.reference(x, factors)[0].sqrt().numpy(),
+        np.sqrt(_plain(x[0].numpy())),
+    )
     # Cosines and sines, the functions of a block and those of a group.
     length = max(np.linalg.norm(m, axis=1).max() for pair in _transforms() for m in pair)
     loudest = float(x.unfold(1, WINDOWS[0], HOP).norm(dim=2).max())
@@ -72,7 +78,7 @@ def test_what_is_left_out_is_half_a_digit_of_the_whole_transform() -> None:
 @pytest.mark.parametrize("frames", [1, 5, LANES, 4 * LANES + 3])
 def test_kernel_equals_its_plain_form(frames: int) -> None:
     factors, x = factors_of(_transforms(), HOP), _noise(WINDOWS[0] + (frames - 1) * HOP + 3, 2)
-    expected = reference.powers(x, factors)
+    expected = running_spectrum.reference(x, factors)
     assert expected.shape == (2, frames, 125)
     got = powers(x.float(), _single(factors), 125, frames).double()
     most = expected.amax(-1, keepdim=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amtcore.errors import ParameterError
@@ -19,6 +19,7 @@ from amtcore.features.registry import build_extractor, list_models
 from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions, join
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo
+from tests.short import drawn
 
 FS = 16000
 # Few channels, and a gain where the source's unit has no usual one.
@@ -62,7 +63,7 @@ def test_events_are_the_sources_frames_through_the_neurons(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=8, deadline=None, derandomize=True)
+@drawn(8, derandomize=True)
 @given(cuts=st.lists(st.integers(0, 3000), max_size=6))
 def test_chunks_equal_the_whole(model: str, cuts: list[int]) -> None:
     clip, extractor = noise(3000), built(model)
@@ -73,7 +74,7 @@ def test_chunks_equal_the_whole(model: str, cuts: list[int]) -> None:
     assert_same(join(parts), extractor.extract([clip])[0]["spikes"])
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@drawn(8, derandomize=True)
 @given(lengths=st.lists(st.integers(0, 3000), max_size=5))
 def test_neighbours_and_stretches_change_nothing(lengths: list[int]) -> None:
     """Also when the frames held at a time are few."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -18,6 +18,7 @@ from amtcore.features.feature_model import Extractor
 from amtcore.features.registry import build_extractor
 from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
 from amtcore.features.spike_events import SpikeEvents
+from tests.short import drawn
 
 FS = 16000
 PARAMS = {"flow": 200.0, "fhigh": 5000.0}
@@ -111,7 +112,7 @@ def test_events_are_those_of_the_plain_equations() -> None:
     assert events.count.max() == 2
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@drawn(20, derandomize=True)
 @given(cuts=st.lists(st.integers(0, 4000), max_size=8))
 def test_chunks_equal_the_whole(cuts: list[int]) -> None:
     extractor, encoder = _built(SpikeOptions(step_rate_hz=330.0))
@@ -160,7 +161,7 @@ def test_neurons_of_a_channel_hear_it_alone() -> None:
     assert np.array_equal(SpikeEncoder(spread, 4).encode(frames).dense(), counts)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@drawn(30, derandomize=True)
 @given(
     counts=arrays(np.int32, st.tuples(st.integers(0, 8), st.integers(1, 5)),
                   elements=st.sampled_from([0, 0, 0, 1, 7])),

@@ -5,10 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import torch
-
-from amtcore.kernels.ops import autograd
-
 #: Half a second to three each, and no part of a job needs them; operators import the compiler.
 LEFT_OUT = {"torch._dynamo", "sympy", "scipy.linalg", "scipy.interpolate", "ray", "matplotlib"}
 #: Who compiles a kernel imports it, and with it much else; who finds one on disk does not.
@@ -34,13 +30,3 @@ def test_features_are_computed_without_compiler_and_scipy() -> None:
     assert not (LEFT_OUT | {OF_A_COMPILER}) & first
     # Some models interpolate.
     assert not (LEFT_OUT - {"scipy.linalg", "scipy.interpolate"}) & last
-
-
-def test_the_mark_of_a_constant_is_torchs_own() -> None:
-    """It is set by hand, as torch's decorator would import the compiler."""
-
-    def marked() -> bool:
-        return True
-
-    torch.compiler.assume_constant_result(marked)
-    assert vars(marked).items() <= vars(autograd._traces_a_transform).items()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.features.registry import BUILT_IN, build_extractor, get_model
+from tests.short import some
 
 from ..short import spread
 from .constant_cases import CASES, Case
@@ -41,7 +42,7 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", HALVES, ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(3, CASES))
 def test_half_modules_are_refused_and_left_as_they_were(name: str, kind: torch.dtype) -> None:
     module = _built(CASES[name])
     tensors = {**dict(module.named_buffers()), **dict(nn.Module.named_parameters(module))}
@@ -56,7 +57,7 @@ def test_half_modules_are_refused_and_left_as_they_were(name: str, kind: torch.d
         assert after[key] is tensor and torch.equal(tensor, values)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(3, CASES, 1))
 def test_half_input_needs_autocast(name: str) -> None:
     """There it is converted, as torch's custom_fwd has it: what is inside runs in float32."""
     kind = HALVES[len(name) % 2]
@@ -72,7 +73,7 @@ def test_half_input_needs_autocast(name: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(3, CASES, 2))
 def test_autocast_changes_nothing(name: str) -> None:
     """Values and gradients, bit for bit."""
     results = []
@@ -106,7 +107,7 @@ def _plain(module: nn.Module, backend: str) -> nn.Module:
     return use_plain_loops(module) if backend == "reference" else module
 
 
-@pytest.mark.parametrize(("name", "backend"), spread(2, CASES, ["kernels", "reference"]))
+@pytest.mark.parametrize(("name", "backend"), spread(5, CASES, ["kernels", "reference"]))
 def test_an_empty_batch_gives_an_empty_batch(name: str, backend: str) -> None:
     module = _plain(_built(CASES[name]), backend)
     inputs = [x.requires_grad_() for x in _cut(CASES[name].inputs, 0)]
@@ -125,7 +126,7 @@ def test_an_empty_batch_gives_an_empty_batch(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "batched", "backend"), spread(3, CASES, [True, False], ["kernels", "reference"])
+    ("name", "batched", "backend"), spread(7, CASES, [True, False], ["kernels", "reference"])
 )
 def test_empty_time_gives_empty_time(name: str, batched: bool, backend: str) -> None:
     module = _plain(_built(CASES[name]), backend)
@@ -154,7 +155,7 @@ def _streams(name: str) -> bool:
     return hasattr(module, "stream") and getattr(module, "can_stream", True) and not whole_only
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if _streams(name)])
+@pytest.mark.parametrize("name", some(3, [name for name in CASES if _streams(name)]))
 def test_empty_chunks_change_nothing(name: str) -> None:
     """Before the first chunk and between two; their own outputs are empty."""
     module, inputs = _built(CASES[name]), CASES[name].inputs

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from amtcore.kernels.backends.chosen import get_backend
-from amtcore.kernels.fused.operations import OPERATIONS
-from amtcore.kernels.warp.launching import Kernel
+from amtcore.kernels.devices import get_backend
+from amtcore.kernels.gpu.launcher import Kernel
+from amtcore.kernels.registry import BUILT_IN
 
 from .ptxas import faults
 from .warp_cases import DTYPES, Case, all_cases, interpreted, operations, recorder
@@ -23,7 +23,7 @@ ARCHITECTURE = "sm_90"
 _looked_at: set[str] = set()
 #: Every so many cases in single and in double precision; the others are in `make test-long`. Which
 #: kernels there are is tested in `test_no_operation_is_left_out`.
-SINGLE, DOUBLE = 4, 24
+SINGLE, DOUBLE = 6, 48
 
 
 def _param(case: Case, dtype: torch.dtype) -> Any:
@@ -34,7 +34,7 @@ def _param(case: Case, dtype: torch.dtype) -> Any:
 
 
 def test_no_operation_is_left_out() -> None:
-    assert {op.code for op in operations(torch.float32).values()} == set(OPERATIONS)
+    assert {op.operation for op in operations(torch.float32).values()} == set(BUILT_IN)
 
 
 @pytest.mark.parametrize(("case", "dtype"), [_param(*each) for each in product(CASES, DTYPES)])

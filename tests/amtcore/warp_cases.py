@@ -17,13 +17,17 @@ from amtcore_interpreter import InterpretedLauncher
 from torch import Tensor
 
 from amtcore import Dau1997, King2019, Osses2021, Paulick2024
-from amtcore.kernels.backends.base import Backend
-from amtcore.kernels.backends.warp import WarpBackend
-from amtcore.kernels.fused.filters import BANK_TWO_SECTIONS, FILTERS
-from amtcore.kernels.fused.operations import ADD, DECIMATE, OPERATIONS, SQUARE, SWAP
-from amtcore.kernels.fused.program import Bank, BlockOp, compile_chain, identity_bank, lay_out
-from amtcore.kernels.fused.runner import filter_states
-from amtcore.kernels.warp.launching import Kernel
+from amtcore.kernels.backend import Backend
+from amtcore.kernels.chain import Bank, BlockOp, compile_chain, identity_bank
+from amtcore.kernels.gpu.backend import GpuBackend
+from amtcore.kernels.gpu.launcher import Kernel
+from amtcore.kernels.operations.attack_release import ATTACK_RELEASE, ATTACK_RELEASE_ADJOINT
+from amtcore.kernels.operations.compression import SQUARE
+from amtcore.kernels.operations.fir import DECIMATE, FIR
+from amtcore.kernels.operations.lif import LIF, LIF_ADJOINT
+from amtcore.kernels.operations.lower_skirt import LOWER_SKIRT, LOWER_SKIRT_ADJOINT
+from amtcore.kernels.operations.modulation_filters import BANK_TWO_SECTIONS, FILTERS, filter_states
+from amtcore.kernels.operations.parallel_paths import ADD, SWAP
 
 FS = 16000
 #: More than one warp's lanes, and the last group not full.
@@ -55,7 +59,7 @@ def recorder() -> Recorder:
 @functools.cache
 def interpreted() -> Backend:
     """The backend on it."""
-    return WarpBackend(recorder())
+    return GpuBackend(recorder())
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def operations(dtype: torch.dtype) -> dict[str, BlockOp]:
     ops = [op for model in _models(dtype).values() for op in model.chain("modulation")[0]]
     gain = torch.linspace(0.5, 2.0, CHANNELS, dtype=dtype).unsqueeze(1)
     ops.append(BlockOp(SQUARE, 0, gain, gain.new_zeros(CHANNELS, 0)))
-    found = {f"{OPERATIONS[op.code].name} {op.argument}": op for op in ops}
+    found = {f"{op.operation.name} {op.argument}": op for op in ops}
     return {
         name: replace(op, coef=_of_channels(op.coef), state=_of_channels(op.state))
         for name, op in found.items()
@@ -121,28 +125,29 @@ def bank_of(kind: int, dtype: torch.dtype) -> Bank:
 
 
 def _run(backend: Backend, ops: Sequence[BlockOp], x: Tensor) -> Outputs:
-    table, coefs, states = lay_out(ops)
-    state = torch.cat(states, 1).expand(x.shape[0], -1, -1)
-    return backend.run_program(table, x, torch.cat(coefs, 1), state)
+    steps = tuple((op.operation, op.argument) for op in ops)
+    state = torch.cat([op.state for op in ops], 1).expand(x.shape[0], -1, -1)
+    return backend.run_steps(steps, x, torch.cat([op.coef for op in ops], 1), state)
 
 
 def _operation(name: str) -> Iterator[Case]:
     def forward(backend: Backend, dtype: torch.dtype) -> Outputs:
         found = operations(dtype)
         ops = [found[name]]
-        if ops[0].code in (SWAP, ADD):  # of two paths, which there must be
+        if ops[0].operation in (SWAP, ADD):  # of two paths, which there must be
             ops = [found["save 0"], found["square 0"], *ops]
         return _run(backend, ops, noise(2, CHANNELS, SAMPLES, dtype=dtype))
 
     def adjoint(backend: Backend, dtype: torch.dtype) -> Outputs:
         op, x = operations(dtype)[name], noise(2, CHANNELS, SAMPLES, dtype=dtype)
         state, gy = op.state.expand(2, -1, -1), noise(2, CHANNELS, SAMPLES, dtype=dtype, seed=1)
-        return backend.run_op_adjoint(op.code, op.argument, x, op.coef, state, gy, state + 0.1)
+        steps = ((op.operation, op.argument),)
+        return backend.run_step_adjoint(steps, x, op.coef, state, gy, state + 0.1)
 
     op = operations(torch.float32)[name]
-    if op.code != DECIMATE:
+    if op.operation is not DECIMATE:
         yield Case(f"{name}", forward)
-    if OPERATIONS[op.code].adjoint is not None:
+    if op.operation.adjoint is not None:
         yield Case(f"{name} adjoint", adjoint)
 
 
@@ -187,7 +192,7 @@ def _rows(backend: Backend, dtype: torch.dtype) -> Outputs:
 def _fir(taps: int, stride: int, first: int, count: int) -> Case:
     def call(backend: Backend, dtype: torch.dtype) -> Outputs:
         response = noise(taps, dtype=dtype, seed=2)
-        return [backend.fir(noise(3, 400, dtype=dtype), response, stride, first, count)]
+        return [backend.run_rows(FIR, noise(3, 400, dtype=dtype), response, stride, first, count)]
 
     return Case(f"fir {taps} taps, stride {stride}, from {first}", call)
 
@@ -195,15 +200,15 @@ def _fir(taps: int, stride: int, first: int, count: int) -> Case:
 def _smoothing(backend: Backend, dtype: torch.dtype) -> Outputs:
     x, coef = noise(2, 30, CHANNELS, dtype=dtype), torch.linspace(0, 1, 2 * CHANNELS, dtype=dtype)
     coef = coef.reshape(CHANNELS, 2)
-    return backend.attack_release(x, coef, torch.full((2, CHANNELS), 0.1, dtype=dtype))
+    return backend.run_rows(ATTACK_RELEASE, x, coef, torch.full((2, CHANNELS), 0.1, dtype=dtype))
 
 
 def _smoothing_adjoint(backend: Backend, dtype: torch.dtype) -> Outputs:
     x, coef = noise(2, 30, CHANNELS, dtype=dtype), torch.linspace(0, 1, 2 * CHANNELS, dtype=dtype)
     coef, state = coef.reshape(CHANNELS, 2), torch.full((2, CHANNELS), 0.1, dtype=dtype)
-    y, _ = backend.attack_release(x, coef, state)
+    y, _ = backend.run_rows(ATTACK_RELEASE, x, coef, state)
     gy = noise(2, 30, CHANNELS, dtype=dtype, seed=1)
-    return backend.attack_release_adjoint(x, coef, state, y, gy, state)
+    return backend.run_rows(ATTACK_RELEASE_ADJOINT, x, coef, state, y, gy, state)
 
 
 def _skirt_arguments(dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -216,12 +221,12 @@ def _skirt_arguments(dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def _skirt(backend: Backend, dtype: torch.dtype) -> Outputs:
-    return [backend.lower_skirt(*_skirt_arguments(dtype))]
+    return [backend.run_rows(LOWER_SKIRT, *_skirt_arguments(dtype))]
 
 
 def _skirt_adjoint(backend: Backend, dtype: torch.dtype) -> Outputs:
     upstream = noise(20, 17, dtype=dtype, seed=3)
-    return backend.lower_skirt_adjoint(*_skirt_arguments(dtype), upstream)
+    return backend.run_rows(LOWER_SKIRT_ADJOINT, *_skirt_arguments(dtype), upstream)
 
 
 def _neurons(synapses: int, record: bool) -> Iterator[Case]:
@@ -229,15 +234,15 @@ def _neurons(synapses: int, record: bool) -> Iterator[Case]:
         x = 3.0 * noise(2, 70, CHANNELS * synapses, dtype=dtype).abs()
         coef = torch.tensor([0.9, 0.01, 1.0, 0.5, *[0.8] * synapses], dtype=dtype)
         state = torch.full((2, CHANNELS, 1 + synapses), 0.05, dtype=dtype)
-        return backend.lif(x, coef.repeat(CHANNELS, 1), state, 3.0, record, True)
+        return backend.run_rows(LIF, x, coef.repeat(CHANNELS, 1), state, 3.0, record, True)
 
     def adjoint(backend: Backend, dtype: torch.dtype) -> Outputs:
         x = 3.0 * noise(2, 70, CHANNELS * synapses, dtype=dtype).abs()
         coef = torch.tensor([0.9, 0.01, 1.0, 0.5, *[0.8] * synapses], dtype=dtype)
         coef, state = coef.repeat(CHANNELS, 1), x.new_full((2, CHANNELS, 1 + synapses), 0.05)
-        *outputs, _, starts = backend.lif(x, coef, state, 3.0, record, True)
+        *outputs, _, starts = backend.run_rows(LIF, x, coef, state, 3.0, record, True)
         upstream = [noise(*y.shape, dtype=dtype, seed=4) if y.numel() else y for y in outputs]
-        return backend.lif_adjoint(x, coef, starts, 3.0, record, *upstream, state)
+        return backend.run_rows(LIF_ADJOINT, x, coef, starts, 3.0, record, *upstream, state)
 
     kind = f"{synapses} synapses, {'with' if record else 'without'} records"
     yield Case(f"neurons: {kind}", forward)

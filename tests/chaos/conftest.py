@@ -10,6 +10,7 @@ import pytest
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.jobs import write_corpus, write_job
+from tests.pipeline.again_jobs import shards_run_here
 
 CLIPS = 14
 
@@ -24,9 +25,10 @@ class Reference:
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Reference:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     folder = tmp_path_factory.mktemp("reference")
     corpus = write_corpus(folder / "corpus", CLIPS)
-    end = run_job(JobSpec.load(write_job(folder / "job.yaml", corpus, folder / "out")))
+    with shards_run_here():
+        end = run_job(JobSpec.load(write_job(folder / "job.yaml", corpus, folder / "out")))
     assert (end.exit_code, end.rows_ok, end.shards) == (0, CLIPS, CLIPS)
     return Reference(corpus, folder / "out")

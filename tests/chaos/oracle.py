@@ -10,7 +10,7 @@ import numpy as np
 
 from earmill import open_features
 from earmill.pipeline.dataset.commit_record import commits
-from earmill.pipeline.dataset.garbage import remove_orphans
+from earmill.pipeline.dataset.garbage import collect_garbage
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.documents import read_table
@@ -27,7 +27,7 @@ def differences(disturbed: Layout, undisturbed: Path) -> list[str]:
     expected = Layout.open(str(undisturbed))
     before = verify(disturbed)
     found = [f"verify: {problem}" for problem in before.problems]
-    remove_orphans(disturbed)
+    collect_garbage(disturbed, grace_s=0)
     after = verify(disturbed)
     found += [f"verify without orphans: {problem}" for problem in after.problems]
     if after.shards != after.shards_planned:

@@ -20,7 +20,7 @@ from earmill.pipeline.storage.layout import Layout
 from tests.chaos.conftest import Reference
 from tests.chaos.jobs import assert_equal_datasets, driver, session_address, write_job
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("ray_session")]
 
 SEED = 7
 

@@ -1,5 +1,5 @@
 """Jobs whose workers are plain processes: asked to stop, killed, and gone on with by another
-executor; the result is that of an undisturbed job on Ray."""
+executor; the result equals an undisturbed job in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chaos.conftest import Reference
 from tests.chaos.jobs import assert_equal_datasets, driver, write_job
 from tests.waiting import processes_end
 
-pytestmark = [pytest.mark.chaos, pytest.mark.long]
+pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.usefixtures("ray_session")]
 
 LOCAL = "run.executor=local"
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from amtcore.kernels.warp.driver.available import find_device, why_no_gpu
+from amtcore.kernels.gpu.device import find_device, why_no_gpu
 
 
 @pytest.fixture(scope="session")

@@ -104,7 +104,7 @@ def test_tensors_that_are_still_in_the_making_are_waited_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["glasberg2002", "moore2016"])
 def test_company_and_chunks_change_no_bit_of_loudness(name: str) -> None:
-    """Transforms and products of one shape, see `loudness_waves`."""
+    """Transforms and products of one shape, see `loudness_batches`."""
     there = build_extractor(name, backend="cuda")
     seconds = np.random.default_rng(0).uniform(0.01, 3.0, 150)
     clips = [noise(there, float(s), seed) for seed, s in enumerate(seconds)]

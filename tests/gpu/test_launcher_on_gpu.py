@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from amtcore.errors import BackendError, DeviceMemoryError, WrongDeviceError
-from amtcore.kernels.warp.driver import CudaLauncher
-from amtcore.kernels.warp.driver.device_facts import device_facts
-from amtcore.kernels.warp.driver.failures import device_errors
-from amtcore.kernels.warp.driver.probe import PROBE, probe
-from amtcore.kernels.warp.launching import Kernel
+from amtcore.kernels.gpu.cuda_launcher import CudaLauncher
+from amtcore.kernels.gpu.device import PROBE, device_facts, probe
+from amtcore.kernels.gpu.driver import device_errors
+from amtcore.kernels.gpu.launcher import Kernel
 from tests.gpu.conftest import refusing_to_wait
 
 pytestmark = pytest.mark.gpu
@@ -147,9 +146,9 @@ def test_too_little_memory_is_told(device: torch.device) -> None:
 _LOST = """
 import torch
 from amtcore.errors import BackendError, DeviceLostError
-from amtcore.kernels.warp.driver import CudaLauncher
-from amtcore.kernels.warp.driver.failures import device_errors
-from amtcore.kernels.warp.driver.probe import PROBE
+from amtcore.kernels.gpu.cuda_launcher import CudaLauncher
+from amtcore.kernels.gpu.driver import device_errors
+from amtcore.kernels.gpu.device import PROBE
 launcher = CudaLauncher()
 launcher.launch(PROBE, 1, [16, 16, 16, 32])
 for act in (torch.cuda.synchronize, lambda: launcher.launch(PROBE, 1, [16, 16, 16, 32])):
@@ -173,8 +172,8 @@ def test_a_lost_device_is_told_by_torch_and_by_the_driver() -> None:
 _FORKED = """
 import os, torch
 from amtcore.errors import BackendError
-from amtcore.kernels.warp.driver import CudaLauncher
-from amtcore.kernels.warp.driver.probe import PROBE
+from amtcore.kernels.gpu.cuda_launcher import CudaLauncher
+from amtcore.kernels.gpu.device import PROBE
 launcher = CudaLauncher()
 launcher.resident_warps(PROBE)
 if os.fork() == 0:

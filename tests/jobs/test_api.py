@@ -14,7 +14,6 @@ import pytest
 
 import earmill
 from earmill.pipeline.common.errors import OutputError, SpecError
-from earmill.pipeline.planning import speeds
 from tests.pipeline.again_jobs import shards_run_here
 from tests.pipeline.audio_factory import encode, speech_like
 
@@ -43,10 +42,7 @@ def finished(
 ) -> tuple[Path, earmill.JobFinished, list[earmill.events.Event]]:
     folder = tmp_path_factory.mktemp("api")
     seen: list[earmill.events.Event] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.setattr(speeds, "LEAST_AUDIO_S", 0.1)
-        end = earmill.extract(job(folder), progress=seen.append)
+    end = earmill.extract(job(folder), progress=seen.append)
     return folder, end, seen
 
 
@@ -93,20 +89,13 @@ def test_progress_is_drawn_where_it_is_asked_for(
     assert "3 rows" in capsys.readouterr().out
 
 
-def test_a_plan_costs_what_the_command_says(
-    finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, end, _ = finished
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+def test_a_plan_costs_what_the_command_says(finished: Finished) -> None:
+    folder, _, _ = finished
     cost = earmill.plan(job(folder), overrides=["output.shard_rows=1"])
     assert (cost.estimate.rows, cost.estimate.shards) == (3, 3)
     assert cost.estimate.hours == pytest.approx(0.75 / 3600, rel=1e-3)
     assert [stream.name for stream in cost.streams] == ["envelope"]
-    assert cost.to_dict()["shards"] == 3 and cost.wall_s >= cost.start_s > 0
-    # The job on one thread that ended just now, without what was not used.
-    spent_s = sum(s for part, s in end.cpu_s.items() if part != "idle")
-    assert cost.times_real_time_here == pytest.approx(end.seconds / spent_s, abs=0.051)
-    assert cost.speed_from == "job"
+    assert cost.to_dict()["shards"] == 3 and cost.sample is None
     assert earmill.plan(job(folder)).plan_id != cost.plan_id
 
 

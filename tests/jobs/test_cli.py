@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 import yaml
 
 from earmill.jobs.cli import run
-from earmill.jobs.console.estimate import rounded_up
+from earmill.jobs.console.job_texts import rounded_up
 from earmill.pipeline.dataset.driver_lock import DriverLock
-from earmill.pipeline.planning.estimate import START_S
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import ROOT, write_corpus, write_job
@@ -137,10 +135,7 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_plan_adds_up_and_writes_nothing(
-    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(job.parent / "cache"))
+def test_plan_adds_up_and_writes_nothing(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(job), "--json", "--set", "output.dtype=float32"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["rows"], plan["shards"]) == (3, 2)
@@ -148,21 +143,10 @@ def test_plan_adds_up_and_writes_nothing(
     width = plan["streams"][0]["width"]
     # 0.5 s at 100 frames a second, in 4 bytes.
     assert plan["bytes_out"] == {"parquet": 3 * 50 * width * 4, "zarr": 3 * 50 * width * 4}
-    assert plan["seconds"] == pytest.approx(1.5 / plan["times_real_time_here"], rel=0.05)
-    # A job of a second and a half still has to start: Ray, and the models in driver and worker.
-    assert plan["start_s"] == START_S and plan["speed_from"] == "reference"
-    assert plan["wall_s"] == pytest.approx(plan["start_s"] + plan["seconds"], abs=0.11)
     assert not (job.parent / "out").exists()
-    (note,) = plan["notes"]
-    assert "reference" in note and "--measure" in note
+    assert (plan["notes"], plan["sample"]) == ([], None)
     assert run(["plan", str(job), "--set", "run.device=cuda"]) == 0
-    text = capsys.readouterr().out
-    assert f"{width} columns at 100 Hz" in text
-    assert "that of this machine's cores" in " ".join(text.split())
-    assert run(["plan", str(job), "--json", "--measure"]) == 0
-    assert json.loads(capsys.readouterr().out)["speed_from"] == "timing"
-    (said,) = re.findall(r"about (\d+) s here: (\d+) s to start", text)
-    assert int(said[0]) >= int(said[1]) >= START_S
+    assert f"{width} columns at 100 Hz" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

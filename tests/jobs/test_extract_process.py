@@ -1,6 +1,6 @@
 """A real `earmill extract` process: asked to stop, resumed, looked at, damaged.
 
-Nothing that it started outlives it. A Ray of its own listens on loopback, and says nothing.
+Nothing that it started outlives it. A private Ray listens on loopback, and says nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from earmill.jobs.cli import run
 from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole, driver, write_corpus, write_job
+from tests.listeners import LOOPBACK, listening_addresses
+from tests.pipeline.again_jobs import shards_run_here
 from tests.waiting import processes_end
 
 CLIPS = 30
-LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +67,7 @@ def assert_metrics(folder: Path, summary: dict[str, Any]) -> None:
     assert found["earmill_job_exit_code", None] == summary["exit_code"]
 
 
-def listeners(processes: list[psutil.Process]) -> set[str]:
-    """Addresses on which any of the processes accepts connections."""
-    found = set()
-    for process in processes:
-        try:
-            connections = process.net_connections(kind="tcp")
-        except psutil.Error:
-            continue
-        found |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
-    return found
-
-
+@pytest.mark.long  # tests/jobs/test_doctor.py looks at a private Ray that runs one task
 def test_a_ray_of_its_own_listens_on_loopback_and_ends_with_it(
     stopped: Path, tmp_path: Path
 ) -> None:
@@ -86,7 +76,7 @@ def test_a_ray_of_its_own_listens_on_loopback_and_ends_with_it(
         running.wait_for("shard_done", 2)
         root = psutil.Process(running.process.pid)
         started = root.children(recursive=True)
-        listening = listeners([root, *started])
+        listening = listening_addresses([root, *started])
         running.process.send_signal(signal.SIGTERM)
         code, _ = running.finish()
         assert (code, running.errors()) == (1, "")
@@ -122,10 +112,11 @@ def test_it_can_be_looked_at_before_it_is_complete(
 
 
 def test_resume_completes_it_then_verify_finds_any_damage(
-    stopped: Path, ray_session: None, capsys: pytest.CaptureFixture[str]
+    stopped: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = committed_shards(Layout.open(str(stopped / "out")))
-    assert run(["extract", str(stopped / "job.yaml"), "--resume"]) == 0
+    with shards_run_here():
+        assert run(["extract", str(stopped / "job.yaml"), "--resume"]) == 0
     assert f"{len(before)} already committed" in capsys.readouterr().err
     assert_whole(stopped / "out")
 
@@ -149,7 +140,8 @@ def test_resume_completes_it_then_verify_finds_any_damage(
 
     assert run(["extract", str(stopped / "job.yaml"), "--repair"]) == 2
     assert "add --resume" in capsys.readouterr().err
-    assert run(["extract", str(stopped / "job.yaml"), "--resume", "--repair"]) == 0
+    with shards_run_here():
+        assert run(["extract", str(stopped / "job.yaml"), "--resume", "--repair"]) == 0
     assert f"{CLIPS - 1} already committed" in capsys.readouterr().err
     assert_whole(stopped / "out")
 

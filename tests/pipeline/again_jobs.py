@@ -49,8 +49,6 @@ class Killed(BaseException):
 class NoWorkers:
     """An executor of jobs whose shards are run otherwise."""
 
-    is_here = False
-
     def check(self, run: Any) -> None:
         pass
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.circuit_breaker import CircuitBreaker
-from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
+from earmill.pipeline.driver.shard_ledger import CircuitBreaker, Committed, Result, ShardLedger
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.shard_runner import ShardRunner

@@ -5,7 +5,11 @@ Values are seeded noise, different in every row, so that a swapped or shifted ro
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,8 +152,26 @@ PLAN = {"00000": ["a.wav", "b.wav", "bad.wav"], "00001": ["c.flac"], "00002": ["
 
 
 def small_dataset(uri: Any, storage_options: dict[str, Any] | None = None) -> Layout:
-    """Three shards: two rows and a bad one, one row, and a shard where every row is bad."""
-    layout = Layout.open(str(uri), storage_options)
+    """Three shards: two rows and a bad one, one row, and a shard where every row is bad.
+
+    On a local disk it is a copy of a dataset that was written before.
+    """
+    if storage_options is not None or "://" in str(uri):
+        return _write_small_dataset(str(uri), storage_options)
+    shutil.copytree(_small_template(), uri, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    return Layout.open(str(uri))
+
+
+@functools.cache
+def _small_template() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="earmill-small-dataset-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _write_small_dataset(str(folder), None)
+    return folder
+
+
+def _write_small_dataset(uri: str, storage_options: dict[str, Any] | None) -> Layout:
+    layout = Layout.open(uri, storage_options)
     write_plan(layout, PLAN)
     open_dataset(layout, dataset_file())
     rows = {

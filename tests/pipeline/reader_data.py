@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from amtcore.features.stream_info import StreamInfo
 from earmill import Batch, Row

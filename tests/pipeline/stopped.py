@@ -14,8 +14,13 @@ from typing import Any
 
 import pytest
 
-from earmill.pipeline.dataset.crew import DriverMembership
-from earmill.pipeline.dataset.driver_lock import STALE_S, DriverLock, read_holder, stored_text
+from earmill.pipeline.dataset.driver_lock import (
+    STALE_S,
+    DriverLock,
+    DriverMembership,
+    read_holder,
+    stored_text,
+)
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
 

@@ -96,7 +96,7 @@ def read(source: Any) -> list[Any]:
 
 
 @BOTH
-@pytest.mark.parametrize(("name", "where"), spread(2, COLUMNS, ["parquet", "saved"]))
+@pytest.mark.parametrize(("name", "where"), spread(4, COLUMNS, ["parquet", "saved"]))
 def test_an_array_is_read_at_its_rate_and_scale(
     name: str, where: str, streaming: bool, tmp_path: Path
 ) -> None:

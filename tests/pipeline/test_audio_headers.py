@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, probe
@@ -25,6 +25,7 @@ from tests.pipeline.container_bytes import (
     ssnd,
 )
 from tests.pipeline.whole_clips import Decoded, decode
+from tests.short import drawn
 
 FRAMES = 20
 SAMPLES = ramp(FRAMES)
@@ -298,7 +299,7 @@ class TestNist:
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_no_edit_of_a_header_hangs_or_escapes(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(WHOLE)))
     whole = bytearray(WHOLE[kind])

@@ -30,6 +30,7 @@ from earmill.pipeline.spec.models import validate_models
 from tests.compare import Tolerance, assert_close
 from tests.pipeline import audio_factory
 from tests.pipeline.test_row_pipeline import Job, assert_same_rows, make_spec
+from tests.short import spread
 
 RATE_HZ = 22050
 #: Chunked resampling and filtering sum in another order; then float16 rounds.
@@ -47,7 +48,7 @@ MODELS = [
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stereo clip of unequal ears, the same with exchanged ears, a mono and a 5-channel clip."""
     folder = tmp_path_factory.mktemp("ears")
-    samples = audio_factory.speech_like(1.3, RATE_HZ, channels=5, seed=3)
+    samples = audio_factory.speech_like(0.9, RATE_HZ, channels=5, seed=3)
     samples[:, 1] *= 0.3
     for name, channels in (("stereo", [0, 1]), ("turned", [1, 0]), ("mono", [0]), ("many", None)):
         chosen = samples if channels is None else samples[:, channels]
@@ -59,8 +60,10 @@ def binaural(corpus: Path, **changes: Any) -> JobSpec:
     return make_spec(corpus, audio__channels=BINAURAL, extract=MODELS, **changes)
 
 
-@pytest.mark.parametrize("calibration", [{"rms1_db_spl": 94.0}, {"level_db_spl": 65.0}])
-@pytest.mark.parametrize("name", ["stereo.wav", "mono.wav"])
+@pytest.mark.parametrize(
+    ("name", "calibration"),
+    spread(2, ["stereo.wav", "mono.wav"], [{"rms1_db_spl": 94.0}, {"level_db_spl": 65.0}]),
+)
 def test_each_model_hears_what_it_has_ears_for(
     corpus: Path, name: str, calibration: dict[str, float]
 ) -> None:

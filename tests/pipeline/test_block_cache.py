@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -19,6 +19,7 @@ from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.format import Promise
 from earmill.pipeline.reader.features import ProcessHandles
 from earmill.pipeline.storage.layout import Layout
+from tests.short import drawn
 from tests.waiting import DEADLINE_S
 
 BOUND = 1000
@@ -110,12 +111,12 @@ class CacheAsAList(RuleBasedStateMachine):
 
 
 TestCacheAsAList = CacheAsAList.TestCase
-TestCacheAsAList.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestCacheAsAList.settings = drawn(120, stateful_step_count=30)
 
 
 class TestBound:
     @given(st.lists(st.integers(0, 300), max_size=30), st.integers(0, 500))
-    @settings(max_examples=60, deadline=None)
+    @drawn(60)
     def test_never_above_it(self, sizes: list[int], bound: int) -> None:
         cache = BlockCache(bound, IoCounts())
         for key, size in enumerate(sizes):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import earmill.pipeline.audio.decode as block_reader
@@ -40,7 +40,7 @@ from tests.pipeline.av_factory import AV_FORMATS, av_clip
 from tests.pipeline.container_bytes import as_pcm, chunk, ramp, wave, wave_format
 from tests.pipeline.scripted_decoder import RATE_HZ, Scripted
 from tests.pipeline.whole_clips import decode
-from tests.short import spread
+from tests.short import drawn, spread
 
 WHOLE: TimeSpan = (None, None)
 
@@ -107,7 +107,7 @@ class TestBlocks:
         cut=st.tuples(st.integers(0, 299), st.integers(1, 300)),
         channels=st.integers(1, 3),
     )
-    @settings(max_examples=120, deadline=None)
+    @drawn(120)
     def test_any_span_in_any_blocks(
         self, frames: int, block_frames: int, cut: tuple[int, int], channels: int
     ) -> None:

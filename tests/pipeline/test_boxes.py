@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, probe
@@ -21,6 +21,7 @@ from earmill.pipeline.common.errors import RowError, TruncatedError, Unsupported
 from tests.pipeline.av_factory import AV_FORMATS, av_clip
 from tests.pipeline.mpeg_bytes import ID3V1, id3
 from tests.pipeline.whole_clips import decode
+from tests.short import drawn
 
 ASF_HEADER = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
 ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
@@ -86,7 +87,7 @@ class TestMp4:
         ),
         at=st.integers(0, 8),
     )
-    @settings(max_examples=60, deadline=None)
+    @drawn(60)
     def test_any_boxes_with_short_and_long_sizes(
         self, boxes: list[tuple[bytes, int, bool]], at: int
     ) -> None:
@@ -257,7 +258,7 @@ class TestAdts:
         crc=st.booleans(),
     )
     @example(sizes=[(1 << bit) - 7 for bit in range(3, 13)] + [8184, 0], crc=False)
-    @settings(max_examples=40, deadline=None)
+    @drawn(40)
     def test_a_chain_of_any_sizes(self, sizes: list[int], crc: bool) -> None:
         data = b"".join(adts(bytes(size), crc=crc) for size in sizes)
         assert found(ADTS.probe, data) == Probe("adts")
@@ -314,7 +315,7 @@ def test_an_encoder_s_file_is_whole_and_its_halves_are_not(kind: str) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
+@drawn(120)
 def test_no_header_hangs_or_escapes(data: st.DataObject) -> None:
     """Any bytes where sizes stand: a probe comes back with at most one line of words."""
     starts = [

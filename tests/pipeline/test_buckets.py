@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill import Crop, FeatureLoader, Features, open_features
 from earmill.pipeline.loader.batches import BucketedBatches, EpochPlan, FixedBatches, _fewer_lanes
 from earmill.pipeline.loader.epoch_order import Settings, block_order
 from tests.pipeline.reader_data import mixed_seconds, no_read_ahead, small_row_groups, write_set
+from tests.short import drawn
 
 N_ROWS = 26
 __all__ = ["no_read_ahead"]
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = drawn(60, derandomize=True)
 lengths_st = st.lists(st.integers(1, 40), min_size=1, max_size=60).map(
     lambda values: np.array(values, np.int64)
 )

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.snapshot import CommitRef, Current, Snapshot
@@ -41,6 +41,7 @@ from tests.pipeline.reader_data import (
     values,
     write_set,
 )
+from tests.short import drawn
 
 N_ROWS, PER_SHARD = 10, 4
 SHARDS = ("00000", "00001", "00002")
@@ -343,7 +344,7 @@ class TestQuarantine:
 
 
 @given(data=st.data())
-@settings(max_examples=10, deadline=None)
+@drawn(10)
 def test_one_wrong_cell_costs_no_more_than_its_row(
     closed: Path, scratch: Path, data: st.DataObject
 ) -> None:

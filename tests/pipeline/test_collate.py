@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.loader.collate import (
@@ -21,6 +21,7 @@ from earmill.pipeline.loader.collate import (
     collate_padded,
     per_channel,
 )
+from tests.short import drawn
 
 COLLATES: dict[str, Any] = {
     "padded": collate_padded,
@@ -28,7 +29,7 @@ COLLATES: dict[str, Any] = {
     "packed": collate_packed,
     "jagged": collate_jagged,
 }
-quick = settings(max_examples=50, deadline=None, derandomize=True)
+quick = drawn(50, derandomize=True)
 lengths_st = st.lists(st.integers(0, 12), min_size=1, max_size=6)
 
 

@@ -25,12 +25,12 @@ from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.planning.estimate import job_cost
 from earmill.pipeline.planning.make_plan import make_plan
-from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.source import HfSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
+from tests.pipeline.only_plan import only_plan
 from tests.pipeline.outputs import SPEC_SHA256, dataset_file, make_bad, make_row, publish
 from tests.pipeline.source_helpers import manifest
 
@@ -150,7 +150,7 @@ def test_a_dataset_keeps_its_types_to_the_reader(streaming: bool, tmp_path: Path
     assert plan.notes[1:2] == ["durations of 4 rows are estimated from their bytes"] * streaming
     layout = Layout.open(str(tmp_path / "out"))
     plan.write(layout)
-    stored = Plan.read(layout)
+    stored = only_plan(layout)
     assert (stored.extra_types, stored.extra_labels) == (plan.extra_types, plan.extra_labels)
     # NaN is not equal to itself.
     bare = [[item.extra | {"embedding": None} for item in p.items()] for p in (stored, plan)]
@@ -232,7 +232,7 @@ def test_a_plan_of_plain_columns_is_what_it_was(tmp_path: Path) -> None:
     raw = layout.read_bytes(plan.write(layout))
     schema = pq.read_schema(io.BytesIO(raw))
     assert schema.metadata[b"version"] == b"1"
-    assert Plan.read(layout) == plan
+    assert only_plan(layout) == plan
 
 
 def test_an_id_column_of_lists_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_ledger import Committed, ShardLedger
 from earmill.pipeline.driver.worker_pool import WorkerPool
-from earmill.pipeline.operations.job_scheduler import CommitReader
+from earmill.pipeline.operations.run_job import CommitReader
 from tests.pipeline.runners import shard
 from tests.pipeline.test_crowd import Answering
 from tests.waiting import DEADLINE_S

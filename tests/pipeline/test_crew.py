@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.common.errors import LockedError
-from earmill.pipeline.dataset import crew
+from earmill.pipeline.dataset import driver_lock
 from earmill.pipeline.dataset.commit_record import commits
-from earmill.pipeline.dataset.crew import BlockClaims, DriverMembership, clear_claims
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.driver_lock import (
     STALE_S,
+    BlockClaims,
     DriverLock,
+    DriverMembership,
     LockHolder,
     as_seen_now,
+    clear_claims,
     live_crew,
 )
 from earmill.pipeline.dataset.finalise import finalise
@@ -36,7 +38,7 @@ SHARDS = [f"{index:05d}" for index in range(90)]
 
 @pytest.fixture(autouse=True)
 def _blocks_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "BLOCKS", 30)
+    monkeypatch.setattr(driver_lock, "BLOCKS", 30)
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ class Clock:
     now = 0.0
 
     def __call__(self) -> float:
-        self.now += crew.LOOK_EVERY_S
+        self.now += driver_lock.LOOK_EVERY_S
         return self.now
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.driver.shard_ledger import Bisection
+from tests.short import drawn
 
 
 def search(rows: list[str], culprits: set[str]) -> tuple[dict[str, str], list[tuple[str, ...]]]:
@@ -19,7 +20,7 @@ def search(rows: list[str], culprits: set[str]) -> tuple[dict[str, str], list[tu
     return bisection.culprits, probes
 
 
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 @given(data=st.data(), n=st.integers(1, 200))
 def test_exactly_the_guilty_rows_are_found(data: st.DataObject, n: int) -> None:
     rows = [f"r{i}" for i in range(n)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.channels import MIXED, channel_ids, mix
@@ -29,6 +29,7 @@ from tests.pipeline import audio_factory as factory
 from tests.pipeline.audio_factory import FORMATS, LOSSLESS, clip, encode
 from tests.pipeline.source_helpers import SPEECH_FILES
 from tests.pipeline.whole_clips import Decoded, decode
+from tests.short import drawn
 
 LIBSNDFILE = ("libsndfile", soundfile.__libsndfile_version__.removeprefix("libsndfile-"))
 # Where it has a wheel.
@@ -85,7 +86,7 @@ def test_real_speech_decodes_as_soundfile_does(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=8, deadline=None)
+@drawn(8)
 @given(
     block=st.integers(1500, 60000),
     span=st.sampled_from([(None, None), (0.31, None), (None, 0.9), (0.25, 1.0000113)]),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio import decoders
 from earmill.pipeline.audio.containers import open_window
 from earmill.pipeline.audio.decoders import DecoderInput
+from tests.short import drawn
 
 BODY = bytes(range(100, 160))
 Step = tuple[str, int, int]
@@ -30,7 +31,7 @@ class TestWindow:
         stop=st.none() | st.integers(0, len(BODY) + 9),
         steps=steps(),
     )
-    @settings(max_examples=150, deadline=None)
+    @drawn(150)
     def test_it_is_the_joined_bytes(
         self, prefix: bytes, start: int, stop: int | None, steps: list[Step]
     ) -> None:

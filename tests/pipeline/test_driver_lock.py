@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 from earmill.pipeline.common.errors import LockedError, OvertakenError
-from earmill.pipeline.dataset.crew import DriverMembership
 from earmill.pipeline.dataset.driver_lock import (
     STALE_S,
     UNFENCED,
     DriverLock,
+    DriverMembership,
     LockHolder,
     as_seen_now,
     machine_id,

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from amtcore.features.spike_events import SpikeEvents
 from earmill import FeatureLoader, open_features
@@ -36,6 +36,7 @@ from tests.pipeline.event_data import (
     write_spikes,
 )
 from tests.pipeline.reader_data import CELL_BYTES, PAGE_BYTES
+from tests.short import drawn
 
 FORMATS = ("zarr", "parquet")
 LONG = 3
@@ -97,7 +98,7 @@ def test_sizes_are_those_of_the_stored_form(finalised: Path) -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@drawn(40, derandomize=True)
 @given(
     number=st.sampled_from([0, SILENT, LONG]),
     start_ms=st.integers(0, 7299),

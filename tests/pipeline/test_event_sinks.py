@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 import xarray as xr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -43,6 +43,7 @@ from tests.pipeline.event_data import (
     spike_rows,
     write_spikes,
 )
+from tests.short import drawn
 
 FORMATS = ("zarr", "parquet")
 
@@ -70,7 +71,7 @@ def test_what_is_read_back_is_what_was_written(fmt: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@settings(max_examples=10, deadline=None, derandomize=True)
+@drawn(10, derandomize=True)
 @given(
     clips=st.lists(
         arrays(np.int32, st.tuples(st.integers(0, 6), st.just(N_NEURONS)),

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from earmill.pipeline.common.errors import AbsentError, SourceOutage, UnreadableError
+from earmill.pipeline.sources import base
 from earmill.pipeline.sources import base as sources_base
 from earmill.pipeline.sources import fetch as fetch_module
 from earmill.pipeline.sources.base import Fetched, Item
@@ -48,7 +49,7 @@ class Store:
 def load(
     monkeypatch: pytest.MonkeyPatch, store: Store, size: int | None
 ) -> Blob | UnreadableError | Any:
-    monkeypatch.setattr(fetch_module, "object_of", lambda uri, options: (store, uri))
+    monkeypatch.setattr(base, "object_of", lambda uri, options: (store, uri))
     ((_, stream),) = fetch_all([Item("a", "x://a", size=size)], lambda uri: {})
     return stream
 

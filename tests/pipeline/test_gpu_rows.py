@@ -1,7 +1,7 @@
 """Rows of shards that share launches: equal to those of shards alone on the CPU, byte for byte.
 
 The device is a stand-in that computes with the CPU's kernels, counts its launches and fails as
-told; what the interpreted kernels make of a whole job is in test_gpu_job.
+told; what the interpreted kernels make of a whole job is in test_ray_gpu_job.
 """
 
 from __future__ import annotations

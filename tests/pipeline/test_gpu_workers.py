@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -11,8 +10,8 @@ import pytest
 import torch
 
 from amtcore.errors import BackendError, DeviceLostError, DeviceMemoryError
-from amtcore.kernels.warp.driver import device_facts
-from amtcore.kernels.warp.driver.device_facts import DeviceFacts
+from amtcore.kernels.gpu import device as device_facts
+from amtcore.kernels.gpu.device import DeviceFacts
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executors import WorkerRequest
@@ -27,6 +26,7 @@ from earmill.pipeline.worker.launches import DeviceFull
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, ShardOrder, WorkerInfo
 from earmill.pipeline.worker.worker_process import ShardWorker
 from tests.pipeline.runners import shard
+from tests.pipeline.visible_gpus import Looking
 
 REASON = "the driver finds no device; check nvidia-smi"
 
@@ -34,7 +34,7 @@ REASON = "the driver finds no device; check nvidia-smi"
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose kernels say why there is none."""
-    from amtcore.kernels.warp.driver import available
+    from amtcore.kernels.gpu import device as available
 
     monkeypatch.delenv("AMTCORE_GPU", raising=False)
     monkeypatch.setattr(available, "why_no_gpu", lambda: REASON)
@@ -54,7 +54,7 @@ def test_cuda_without_a_gpu_says_why_and_auto_goes_to_the_cpu() -> None:
 
 
 def test_a_gpu_that_is_too_old_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from amtcore.kernels.warp.driver import available
+    from amtcore.kernels.gpu import device as available
 
     def find_device(device: object) -> None:
         raise BackendError("cuda:0 is a Tesla V100 of compute capability 7.0")
@@ -112,19 +112,6 @@ def test_provenance_names_the_gpu_and_its_driver(
     }
     version.unlink()
     assert device.nvidia_driver() is None
-
-
-class Looking:
-    """A runner whose warm-up tells which GPUs its process sees."""
-
-    def warm_up(self) -> WorkerInfo:
-        return WorkerInfo(1, "cuda", 1, note=os.environ["CUDA_VISIBLE_DEVICES"])
-
-    def cpu_s(self) -> dict[str, float]:
-        return {}
-
-    def waits_for(self) -> str:
-        return ""
 
 
 def test_each_local_worker_sees_the_gpu_that_is_dealt_to_it() -> None:

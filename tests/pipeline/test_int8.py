@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from earmill import FeatureLoader, collate, compute_statistics, open_features
 from earmill.pipeline.common.errors import (
@@ -41,9 +41,10 @@ from earmill.pipeline.planning.estimate import estimate
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.extraction import CastFeatures, spill, stored
+from earmill.pipeline.worker.extraction import CastFeatures, stored
 from tests.pipeline.reader_data import Writer, make_row, stream
 from tests.pipeline.test_plan import ListSource, clips, spec
+from tests.short import drawn
 
 FORMATS = ("parquet", "webdataset", "zarr")
 FRAMES = stream("modulation", (1, 3, 3), 100.0)
@@ -98,7 +99,7 @@ def largest(frames: np.ndarray) -> np.ndarray:
     return np.concatenate([frames[:0], *peaks])
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(n=st.integers(0, 3 * BLOCK_FRAMES), seed=st.integers(0, 99), power=st.integers(-44, 36))
 def test_a_value_is_off_by_a_252nd_of_the_largest(n: int, seed: int, power: int) -> None:
     rng = np.random.default_rng(seed)
@@ -164,8 +165,8 @@ def test_a_long_clip_is_stored_as_if_it_were_whole(cuts: list[int], tmp_path: Pa
     frames, held = wave(3, 9.3), CastFeatures()
     edges = [0, *cuts, len(frames)]
     for first, last in pairwise(edges):
-        spill(held, {"modulation": frames[first:last]}, CAST, str(tmp_path))
-    spill(held, {"modulation": frames[:0]}, CAST, str(tmp_path), last=True)
+        held.spill({"modulation": frames[first:last]}, CAST, str(tmp_path))
+    held.spill({"modulation": frames[:0]}, CAST, str(tmp_path), last=True)
     whole = stored({"modulation": frames}, CAST)
     assert held.steps == whole.steps == {"modulation": 930}
     np.testing.assert_array_equal(

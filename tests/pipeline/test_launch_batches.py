@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.common.errors import DeviceLost
@@ -22,6 +22,7 @@ from earmill.pipeline.worker.launches import (
     LaunchBatcher,
     shards_in_flight,
 )
+from tests.short import drawn
 from tests.waiting import threads_end
 
 # Longer than any test: a launch that lingers here is one that should not have.
@@ -211,7 +212,7 @@ def test_a_launch_that_returns_too_little_is_an_error_and_no_silence(batch: Batc
         ended.result()
 
 
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 @given(
     shards=st.lists(st.lists(st.integers(-1, 50), max_size=12), min_size=1, max_size=6),
     most_clips=st.integers(1, 20),

@@ -20,8 +20,8 @@ from earmill import open_features
 from earmill.pipeline.common.errors import CommitError, SpillError
 from earmill.pipeline.formats.digest import digest_rows
 from earmill.pipeline.formats.format import Encoding, format_of
-from earmill.pipeline.formats.parquet import write as parquet_sink
-from earmill.pipeline.formats.parquet.write import LongRows, cut, part_count
+from earmill.pipeline.formats.parquet import format as parquet_sink
+from earmill.pipeline.formats.parquet.format import LongRows, cut, part_count
 from earmill.pipeline.formats.values import Spilled, pieces
 from earmill.pipeline.formats.zarr import write as zarr_sink
 from tests.pipeline.encoded import encode

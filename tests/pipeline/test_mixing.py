@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill import Crop, FeatureLoader, Features, collate, mix, open_features
 from tests.pipeline.reader_data import forks, ids, loaded, write_set
+from tests.short import drawn
 
 SIZES = (12, 5, 8)
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = drawn(40, derandomize=True)
 
 
 @pytest.fixture(scope="module")

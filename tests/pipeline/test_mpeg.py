@@ -9,7 +9,7 @@ import av
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, probe
@@ -30,7 +30,7 @@ from tests.pipeline.audio_factory import clip, encode, speech_like, without_coun
 from tests.pipeline.av_factory import encode_as
 from tests.pipeline.mpeg_bytes import DUAL, EVERY_KIND, ID3V1, JOINT, MONO, MPEG, STEREO, Kind, id3
 from tests.pipeline.whole_clips import Decoded, decode
-from tests.short import spread
+from tests.short import drawn, spread
 
 # The decoder's own delay, which libsndfile leaves out where a tag marks the first frame.
 DECODER_DELAY = 529
@@ -127,7 +127,7 @@ class TestHeader:
 
 class TestId3:
     @given(sizes=st.lists(st.integers(0, 300), max_size=5), footer=st.booleans())
-    @settings(max_examples=50, deadline=None)
+    @drawn(50)
     def test_any_tags_in_front_are_skipped(self, sizes: list[int], footer: bool) -> None:
         tags = b"".join(
             id3(b"ID3\xff\xfb\x90\xc0".ljust(size, b"\1")[:size], footer=footer) for size in sizes
@@ -162,7 +162,7 @@ class TestId3:
 
 class TestFirstFrame:
     @given(junk=st.binary(max_size=400))
-    @settings(max_examples=80, deadline=None)
+    @drawn(80)
     def test_found_behind_junk(self, junk: bytes) -> None:
         data = junk + FRAME * 3
         found = first_of(data)
@@ -200,7 +200,7 @@ class TestCount:
         behind=st.sampled_from([b"", ID3V1, b"APETAGEX" + bytes(40), bytes(700)]),
         mode=st.sampled_from([STEREO, MONO]),
     )
-    @settings(max_examples=60, deadline=None)
+    @drawn(60)
     def test_variable_rates_and_any_tags_behind(
         self, frames: list[tuple[int, int]], behind: bytes, mode: int
     ) -> None:
@@ -485,7 +485,7 @@ def test_a_counted_file_is_as_long_as_ffmpeg_says() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_no_bytes_hang_or_escape(data: st.DataObject) -> None:
     parts = st.sampled_from([FRAME, FRAME[:50], Kind("2").frame(), ID3V1, id3(b"x"), b"\xff\xfb"])
     raw = b"\xff" + b"".join(data.draw(st.lists(parts | st.binary(max_size=30), max_size=12)))

@@ -36,6 +36,7 @@ from tests.pipeline.azure_stand_in import refused
 from tests.pipeline.commit_data import all_files
 from tests.pipeline.object_stores import KINDS, Place, serving, store_of
 from tests.pipeline.outputs import small_dataset
+from tests.short import some
 from tests.waiting import DEADLINE_S
 
 RACERS = 8
@@ -113,6 +114,7 @@ def test_files_are_written_listed_read_and_removed(layout: Layout, tmp_path: Pat
     assert layout.list("data") == ["data/store/one", "data/z"]
 
 
+@pytest.mark.parametrize("place", some(2, KINDS), indirect=True)
 def test_a_dataset_there_is_whole_and_names_no_secret(place: Place) -> None:
     if place.uri.startswith("s3"):
         pytest.skip("test_finalise.py and test_verify.py do it there")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, probe
@@ -25,6 +25,7 @@ from tests.pipeline.audio_factory import FORMATS, clip, encode, speech_like
 from tests.pipeline.av_factory import encode_as, ogg_film
 from tests.pipeline.container_bytes import crc_bit_by_bit, ogg_page
 from tests.pipeline.whole_clips import Decoded, decode
+from tests.short import drawn
 
 BOS, EOS, CONTINUED = 2, 4, 1
 
@@ -84,7 +85,7 @@ def renumbered(page: bytes, *, serial: int | None = None, number: int | None = N
 
 class TestChecksum:
     @given(st.binary(min_size=27, max_size=300))
-    @settings(max_examples=100, deadline=None)
+    @drawn(100)
     def test_bit_by_bit(self, page: bytes) -> None:
         zeroed = page[:22] + bytes(4) + page[26:]
         assert ogg_crc(page) == crc_bit_by_bit(zeroed)
@@ -118,7 +119,7 @@ class TestPages:
             st.sampled_from([0, 1, 254, 255, 256, 509, 510, 3000]), min_size=1, max_size=8
         )
     )
-    @settings(max_examples=40, deadline=None)
+    @drawn(40)
     def test_any_lacing(self, sizes: list[int]) -> None:
         """Packets of every length round the multiples of 255, a page each."""
         pages = logical([bytes([number]) * size for number, size in enumerate(sizes)])
@@ -379,7 +380,7 @@ def test_a_real_file_cut_at_page_borders_and_beside_them(kind: str) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
+@drawn(120)
 def test_no_pages_hang_or_escape(data: st.DataObject) -> None:
     """Any pages in any order, with junk between them."""
     page = st.builds(

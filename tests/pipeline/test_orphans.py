@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from earmill.pipeline.common.errors import LockedError, OutputError
+from earmill.pipeline.common.errors import CommitError, LockedError, OutputError
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.driver_lock import DriverLock
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.garbage import remove_orphans
+from earmill.pipeline.dataset.garbage import collect_garbage
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import PLAN, contents, make_bad, make_row, publish, small_dataset
@@ -39,15 +39,14 @@ def test_attempts_that_lost_are_removed_and_the_rest_stays(tmp_path: Path) -> No
     whole = everything(layout)
     for name, data in (LEFT | KEPT).items():
         layout.write_bytes(name, data)
-    (tmp_path / ".scratch" / "00000-x").mkdir(parents=True)
+    layout.write_bytes(".scratch/00000-x/part", b"")
     assert verify(layout).orphans == sorted(LEFT | KEPT)
-    removed = remove_orphans(layout)
-    assert removed.parts == [
+    assert collect_garbage(layout, grace_s=0).parts == (
         "data/00001-deadbeef.parquet",
         "data/00001-deadbeef.zarr",
         "rows/00000-deadbeef.parquet",
-    ]
-    assert removed.kept == sorted(KEPT)
+        ".scratch",
+    )
     assert everything(layout) == whole | KEPT
     report = verify(layout)
     assert report.problems == [] and report.orphans == sorted(KEPT)
@@ -56,16 +55,17 @@ def test_attempts_that_lost_are_removed_and_the_rest_stays(tmp_path: Path) -> No
 
 def test_nothing_goes_while_a_driver_works_or_its_record_is_unreadable(tmp_path: Path) -> None:
     layout = small_dataset(tmp_path)
+    finalise(layout)
     for name, data in LEFT.items():
         layout.write_bytes(name, data)
     with DriverLock(layout), pytest.raises(LockedError, match="another driver works"):
-        remove_orphans(layout)
+        collect_garbage(layout, grace_s=0)
     layout.write_bytes("commits/00001.json", b"{")
-    assert remove_orphans(layout).parts == ["rows/00000-deadbeef.parquet"]
-    left = [name for name in LEFT if name.startswith("data/00001")]
-    assert set(left) <= set(everything(layout)) and layout.exists("data/00001-00000001.parquet")
+    with pytest.raises(CommitError, match=r"commits/00001\.json"):
+        collect_garbage(layout, grace_s=0)
+    assert set(LEFT) <= set(everything(layout)) and layout.exists("data/00001-00000001.parquet")
     with pytest.raises(OutputError, match=r"holds no dataset\.json"):
-        remove_orphans(Layout.open(tmp_path / "elsewhere"))
+        collect_garbage(Layout.open(tmp_path / "elsewhere"), grace_s=0)
 
 
 def test_what_a_replaced_commit_names_is_no_orphan(tmp_path: Path) -> None:
@@ -78,5 +78,5 @@ def test_what_a_replaced_commit_names_is_no_orphan(tmp_path: Path) -> None:
     report = verify(layout)
     assert report.problems == [] and report.orphans == []
     assert set(report.replaced) == old
-    assert remove_orphans(layout).parts == []
+    collect_garbage(layout)
     assert verify(layout) == report

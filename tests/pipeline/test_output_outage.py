@@ -157,8 +157,10 @@ def bucket() -> Iterator[tuple[FaultyStore, dict[str, Any]]]:
     "answer",
     [
         s3_error("503 Service Unavailable", "ServiceUnavailable"),
-        s3_error("500 Internal Server Error", "InternalError"),
-        s3_error("429 Too Many Requests", "TooManyRequests"),
+        pytest.param(
+            s3_error("500 Internal Server Error", "InternalError"), marks=pytest.mark.long
+        ),
+        pytest.param(s3_error("429 Too Many Requests", "TooManyRequests"), marks=pytest.mark.long),
     ],
     ids=["503", "500", "429"],
 )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from earmill import open_features
-from earmill.pipeline.formats.parquet import write
+from earmill.pipeline.formats.parquet import format as write
 from earmill.pipeline.formats.parquet.format import FetchedRanges, ParquetShard
 from tests.pipeline.reader_data import (
     STREAMS,

@@ -31,6 +31,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import ShardOrder
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 from tests.chaos.jobs import write_corpus
+from tests.pipeline.only_plan import only_plan
 from tests.pipeline.test_plan import spec
 
 ROWS = 25
@@ -89,7 +90,7 @@ def test_a_plan_in_parts_is_the_plan(whole: Plan, plan: Plan, tmp_path: Path) ->
     assert layout.list("plan") == [path, *parts]
     of_whole = estimate(whole, spec(), [])
     assert estimate(plan, spec(), []) == replace(of_whole, objects=of_whole.objects + len(parts))
-    again = Plan.read(layout)
+    again = only_plan(layout)
     assert again == plan == Plan.read(layout, plan.plan_id)
     assert rows_of(again) == rows_of(whole)
     found = read_row_ids(layout, plan.plan_id)
@@ -116,7 +117,7 @@ def test_typed_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     in_parts(monkeypatch)
     plan = make_plan(source, spec(shard_rows=4))  # type: ignore[arg-type]
     plan.write(Layout.open(str(tmp_path)))
-    read = Plan.read(Layout.open(str(tmp_path)))
+    read = only_plan(Layout.open(str(tmp_path)))
     assert all(item.extra == {"tags": [0.5, 1.0]} for item in read.items())
 
 
@@ -139,7 +140,7 @@ class TestDamage:
         path = plan.write(layout).removesuffix(".parquet")
         part = tmp_path / path / "00003.parquet"
         pq.write_table(pq.read_table(part).slice(1), part)
-        again = Plan.read(layout)
+        again = only_plan(layout)
         assert again.shards[0].items
         for read in (lambda: list(again.items()), lambda: read_row_ids(layout, plan.plan_id)):
             with pytest.raises(CommitError, match=r"00003\.parquet: content changed"):
@@ -154,11 +155,11 @@ class TestDamage:
         table = pq.read_table(file)
         pq.write_table(table.slice(1), file)
         with pytest.raises(CommitError, match="the index of the plan was altered"):
-            Plan.read(layout)
+            only_plan(layout)
         pq.write_table(table, file)
         file.rename(file.with_name("0123456789abcdef.parquet"))
         with pytest.raises(CommitError, match="expected plan 0123456789abcdef"):
-            Plan.read(layout)
+            only_plan(layout)
 
     def test_storing_that_was_cut_off_goes_on(
         self, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,7 +173,7 @@ class TestDamage:
         (folder / "00005.parquet").write_bytes(b"half")
         again = make_plan(Listed(ROWS), spec(shard_rows=4))  # type: ignore[arg-type]
         assert again.write(layout) == path
-        assert rows_of(Plan.read(layout)) == rows_of(plan)
+        assert rows_of(only_plan(layout)) == rows_of(plan)
         assert (folder / "00000.parquet").stat().st_mtime_ns == kept
 
 

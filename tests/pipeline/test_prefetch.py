@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.worker.extraction import ModelQueue
 from earmill.pipeline.worker.prefetch import prefetched
+from tests.short import drawn
 from tests.waiting import DEADLINE_S
 
 
@@ -21,7 +22,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(
     sizes=st.lists(st.integers(0, 30), max_size=40),
     budget=st.integers(1, 50),

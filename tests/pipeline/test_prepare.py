@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.channels import MIXED
@@ -16,6 +16,7 @@ from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.job import AudioSpec
 from earmill.pipeline.worker.prepare import Clip, LongClip, Preparer, Signal, Target
 from tests.pipeline.audio_factory import Samples, encode, speech_like, with_bad_sample
+from tests.short import drawn
 
 RATE_HZ = 16000
 PA, MODEL_UNIT = "pa", "rms1=100dB"
@@ -221,7 +222,7 @@ class TestLongClips:
             assert long.seconds == clip.seconds == 9.0
 
     @given(frames=st.integers(15990, 16010))
-    @settings(max_examples=15, deadline=None)
+    @drawn(15)
     def test_the_decoded_length_alone_decides(self, frames: int) -> None:
         data = encode(speech_like(frames / RATE_HZ, RATE_HZ), "wav-float")
         clip = preparer(long_s=1.0).open(Item("row", "clip.wav"), Watched(data))

@@ -20,8 +20,8 @@ from earmill.pipeline.driver.executors.local import LocalExecutor
 from earmill.pipeline.driver.executors.ray import (
     SILENT_S,
     ClusterError,
-    ClusterWatch,
     RayExecutor,
+    RaySession,
     RayWorkers,
     check_address,
     live_nodes,
@@ -29,13 +29,13 @@ from earmill.pipeline.driver.executors.ray import (
     wait_for_nodes,
 )
 from earmill.pipeline.driver.executors.ray import ray_session as session
-from earmill.pipeline.driver.placement import ClusterView, Node, Placement
+from earmill.pipeline.driver.placement import Node, Placement
 from earmill.pipeline.spec.job import JobSpec, RunSpec
 from tests.pipeline.outages import Clock
 
 ADDRESS = "10.0.0.1:6379"
 CPU_NODE, GPU_NODE = Node("a", cpus=4, gpus=0), Node("b", cpus=4, gpus=1)
-VIEW = ClusterView((CPU_NODE,))
+VIEW = [CPU_NODE]
 
 
 @pytest.fixture
@@ -230,12 +230,12 @@ class TestNodes:
     def test_a_cluster_that_is_gone_ends_the_run_within_a_minute(self, silent: bool) -> None:
         clock, there = Clock(), {"now": True}
 
-        def look() -> ClusterView | None:
+        def look() -> list[Node] | None:
             if silent and not there["now"]:
                 raise ConnectionError("nobody answers")
             return VIEW if there["now"] else None
 
-        watch = ClusterWatch(look, clock=clock)
+        watch = RaySession([], look, clock=clock)
 
         def tick() -> None:
             clock.sleep(5.0)
@@ -245,7 +245,7 @@ class TestNodes:
 
         for _ in range(40):
             tick()
-        assert watch.seen is VIEW
+        assert watch.seen() is VIEW
         there["now"] = False
         gone_at = clock()
         with pytest.raises(ClusterLost, match=r"silent for 45 s.*--resume"):

@@ -25,6 +25,7 @@ from tests.pipeline.reader_data import (
     make_row,
     write_set,
 )
+from tests.short import only
 from tests.waiting import DEADLINE_S
 
 FORMATS = ("zarr", "parquet")
@@ -45,7 +46,7 @@ def test_what_was_read_ahead_is_not_read_again(chunked: Path, fmt: str) -> None:
     ahead.close()
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", only(["zarr"], FORMATS))
 def test_any_order_with_a_moving_window_gives_the_right_rows(small: Path, fmt: str) -> None:
     ds = open_features(small, format=fmt, cache_bytes=4000)
     order = np.random.default_rng(3).permutation(len(ds)).tolist() * 2
@@ -197,7 +198,7 @@ def test_shards_behind_the_window_are_opened_once() -> None:
     assert len(opened) == 3
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", only(["parquet"], FORMATS))
 def test_more_shards_than_may_be_open_are_read_ahead_to_the_end(
     monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
@@ -215,7 +216,7 @@ def test_more_shards_than_may_be_open_are_read_ahead_to_the_end(
     ds.close()
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", only(["zarr"], FORMATS))
 def test_no_shard_is_closed_before_it_is_read(monkeypatch: pytest.MonkeyPatch, fmt: str) -> None:
     """A window of more shards than may be open."""
     monkeypatch.setattr(features, "MAX_OPEN_SHARDS", 3)
@@ -309,7 +310,7 @@ def test_long_rows_in_order_are_named_again_before_they_are_read(
     assert firsts == [*range(12)]
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", only(["parquet"], FORMATS))
 def test_no_more_threads_decode_than_there_are_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:

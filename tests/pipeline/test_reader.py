@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill import open_features
@@ -30,6 +30,7 @@ from tests.pipeline.reader_data import (
     write_chunked,
     write_set,
 )
+from tests.short import drawn
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
@@ -95,7 +96,7 @@ def test_an_id_as_number_points_to_by_id(small: Path) -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@drawn(40, derandomize=True)
 @given(number=st.integers(0, 5), start_ms=st.integers(0, 9499), length_ms=st.integers(1, 3000))
 def test_a_slice_is_the_frames_that_overlap(
     chunked: Path, fmt: str | None, number: int, start_ms: int, length_ms: int

@@ -125,7 +125,7 @@ def test_an_end_that_cannot_be_read_now_is_read_later(monkeypatch: pytest.Monkey
         failed.append(file.rel)
         raise OSError("not now")
 
-    monkeypatch.setattr(zarr_format, "read_end", fail)
+    monkeypatch.setattr(zarr_arrays, "read_end", fail)
     ds = open_features("memory://no-ends", format="zarr")
     wanted = make_row(5, chunked_seconds(5)).streams["modulation"]
     np.testing.assert_array_equal(ds[5].features["modulation"], wanted)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import soxr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import earmill.pipeline.audio.resample as resample_module
@@ -21,6 +21,7 @@ from earmill.pipeline.audio.resample import (
     resample,
 )
 from earmill.pipeline.audio.time_span import resampled_length
+from tests.short import drawn
 
 PAIRS = [(16000, 44100), (44100, 16000), (48000, 44100), (22050, 44100), (8000, 16000.5)]
 
@@ -113,7 +114,7 @@ def test_down_and_up_again_is_the_band_limited_signal() -> None:
     assert rms_db(error[8000:-8000]) - rms_db(x) < -100.0
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(
     pair=st.sampled_from([*PAIRS, (96000, 1000), (44100, 44100)]),
     n=st.integers(0, 9000),

@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, probe
@@ -38,6 +38,7 @@ from tests.pipeline.container_bytes import (
     wave_format,
 )
 from tests.pipeline.whole_clips import Decoded, decode
+from tests.short import drawn
 
 # Sizes that programs write before they know them.
 UNKNOWN_SIZES = (
@@ -143,7 +144,7 @@ class TestChunks:
         sizes=st.lists(st.integers(0, 9), max_size=6),
         behind=st.lists(st.integers(0, 9), max_size=3),
     )
-    @settings(max_examples=60, deadline=None)
+    @drawn(60)
     def test_any_chunks_around_the_samples(self, sizes: list[int], behind: list[int]) -> None:
         """Odd payloads are padded; what a chunk holds is never taken for the next chunk."""
         others = [chunk(b"LIST", b"data" * 3 + bytes(size)) for size in sizes]
@@ -360,7 +361,7 @@ def test_what_stands_behind_the_samples_of_w64_is_no_sound(frames: int, behind: 
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_no_edit_of_a_header_hangs_or_escapes(data: st.DataObject) -> None:
     """Any four bytes anywhere in the header: a probe comes back, and decoding only refuses."""
     kind = data.draw(st.sampled_from(sorted(WHOLE)))

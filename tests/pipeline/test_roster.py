@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.placement import ClusterView, Node, place_workers
+from earmill.pipeline.driver.placement import Node, place_workers
 from earmill.pipeline.driver.shard_ledger import Assignment, ShardLedger
 from earmill.pipeline.driver.worker_pool import (
     DEAD,
@@ -34,7 +34,7 @@ class Run:
         spec = RunSpec.model_validate({"device": "cpu"} | run)
         self.said: list[str] = []
         self.workers = FakeWorkers()
-        self.view: ClusterView | None = None
+        self.view: tuple[Node, ...] | None = None
         self.all: list[Shard] = [shard(f"{i:05d}", "ok") for i in range(shards)]
         self.ledger = ShardLedger(self.all, lambda _: None, max_attempts=3)
         places = place_workers(list(nodes), spec, at_most=shards)
@@ -54,7 +54,7 @@ class Run:
 
     def sees(self, *nodes: Node) -> None:
         """The cluster's next look."""
-        self.view = ClusterView(nodes)
+        self.view = nodes
         self.follow()
 
     def follow(self) -> None:

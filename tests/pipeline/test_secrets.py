@@ -15,12 +15,12 @@ from earmill.pipeline.common.errors import EarmillError, SourceError, SpecError,
 from earmill.pipeline.common.redact import has_secrets, redact, redact_text
 from earmill.pipeline.common.text import named_line, one_line
 from earmill.pipeline.planning.make_plan import make_plan
-from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.row_pipeline import quarantined
 from tests.pipeline.audio_factory import clip
+from tests.pipeline.only_plan import only_plan
 from tests.pipeline.source_helpers import contents, manifest
 from tests.pipeline.test_confine import Server, servers
 
@@ -141,7 +141,7 @@ def test_a_signed_manifest_is_fetched_and_leaves_no_trace(
     assert "hush" not in str(table.to_pylist()) + repr(items) + spec.canonical_json()
     # A worker, and a resumed run, have nothing but the stored plan.
     servers[0].asked.clear()
-    again = list(Plan.read(layout).items())
+    again = list(only_plan(layout).items())
     worker = manifest(tmp_path / "m.jsonl", allow=[url])
     assert contents(worker, again) == [clip("wav", 0.2)] * 3
     assert {f"hush{n}" for n in range(3)} == {path[-5:] for path, _ in servers[0].asked}

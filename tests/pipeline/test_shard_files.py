@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts, ShardReader
@@ -23,6 +23,7 @@ from earmill.pipeline.formats.zarr.format import ZarrShard
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import STREAMS, chunked_seconds, make_row, stream, values, write_set
+from tests.short import drawn
 
 ROWS = 5
 WIDTHS = {info.name: info.width for info in STREAMS}
@@ -81,7 +82,7 @@ def opened(request: pytest.FixtureRequest, root: Path) -> Opened:
 
 class TestRead:
     @given(data=st.data())
-    @settings(max_examples=60, deadline=None)
+    @drawn(60)
     def test_any_frames_of_any_row(self, opened: Opened, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(WIDTHS)))
         row = data.draw(st.integers(0, ROWS - 1))
@@ -180,7 +181,7 @@ class TestFetched:
         again.close()
 
     @given(st.sets(st.integers(0, 30)), st.sampled_from([1, 700, 1 << 20]))
-    @settings(max_examples=60, deadline=None)
+    @drawn(60)
     def test_requests_are_neighbours_of_one_object(
         self, root: Path, wanted: set[int], most: int
     ) -> None:

@@ -11,7 +11,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.driver import events
@@ -19,6 +19,7 @@ from earmill.pipeline.driver.shard_ledger import Assignment, Committed, ShardLed
 from earmill.pipeline.worker.messages import LostCall, Outcome
 from tests.pipeline.outages import Clock
 from tests.pipeline.runners import shard
+from tests.short import drawn
 
 DONE = Outcome(ok=True)
 
@@ -119,7 +120,7 @@ def test_an_accident_after_every_row_was_blamed_does_not_cost_the_shard() -> Non
     assert set(world.commits["00000"]) == {"0-0", "0-1"}
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(
     data=st.data(),
     shards=st.integers(1, 6),
@@ -244,7 +245,7 @@ def test_attempts_and_guilty_rows_travel_with_the_order() -> None:
     assert len(attempts) == 2 and all(len(attempt) == 8 for attempt in attempts)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(
     data=st.data(),
     shards=st.integers(1, 5),

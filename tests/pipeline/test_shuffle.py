@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.loader.batches import FixedBatches
@@ -18,6 +18,7 @@ from earmill.pipeline.loader.epoch_order import (
     keys,
     rank_share,
 )
+from tests.short import drawn
 
 blocks_st = st.lists(st.integers(1, 9), min_size=1, max_size=30).map(
     lambda sizes: np.array(sizes, np.int64)
@@ -30,7 +31,7 @@ settings_st = st.builds(
     window_rows=st.integers(1, 20),
 )
 bad_even: Any = "maybe"
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = drawn(60, derandomize=True)
 
 
 def epoch_order(block_rows: np.ndarray, chosen: Settings, *, seed: int, epoch: int) -> np.ndarray:

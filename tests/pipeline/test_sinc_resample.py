@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torchaudio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.resample import ON_DEVICES, ResampleStream, resample
@@ -23,6 +23,7 @@ from earmill.pipeline.audio.sinc_resample import (
 from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.errors import ResampleRatioError
 from tests.pipeline.test_resample import fit, rms_db, tone
+from tests.short import drawn
 
 PAIRS = [(16000, 44100), (44100, 16000), (48000, 44100), (22050, 44100)]
 # Level of all that is not the tone: float32 sums over a hundred to eight hundred products.
@@ -75,7 +76,7 @@ def test_segments_are_what_one_call_of_torchaudio_gives(from_hz: int, to_hz: int
     assert len(theirs) - len(ours) in (0, 1)
 
 
-@settings(max_examples=15, deadline=None)
+@drawn(15)
 @given(
     pair=st.sampled_from([*PAIRS, (8000, 8000)]),
     n=st.integers(0, 150_000),

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.format import Encoding, format_of
-from earmill.pipeline.formats.parquet.write import ROW_GROUP_BYTES, row_groups
+from earmill.pipeline.formats.parquet.format import ROW_GROUP_BYTES, row_groups
 from earmill.pipeline.formats.row_table import (
     FEW_ROWS,
     extra_types,

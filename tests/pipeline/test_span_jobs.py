@@ -23,7 +23,6 @@ from earmill.pipeline.operations.retry import RowFilter, damaged, quarantined
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.operations.update import start_retry, start_update
 from earmill.pipeline.planning.make_plan import make_plan
-from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item
 from earmill.pipeline.storage.layout import Layout
@@ -31,6 +30,7 @@ from earmill.pipeline.worker.row_pipeline import RowProcessor
 from tests.chaos.jobs import assert_whole, committed_files
 from tests.pipeline import audio_factory
 from tests.pipeline.again_jobs import Killed, module_without_ray, run_here  # noqa: F401
+from tests.pipeline.only_plan import only_plan
 from tests.pipeline.span_data import (
     SECONDS,
     SPAN_S,
@@ -363,6 +363,6 @@ def test_channels_that_are_rows_are_recordings_of_their_own(tmp_path: Path, no_r
 
 def test_every_planned_row_is_committed_once(out: Path) -> None:
     layout = Layout.open(str(out))
-    planned = [item.row_id for item in Plan.read(layout).items()]
+    planned = [item.row_id for item in only_plan(layout).items()]
     table = open_features(out).table
     assert sorted(planned) == sorted(table["plan_row_id"].to_pylist())

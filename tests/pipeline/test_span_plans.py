@@ -14,12 +14,12 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.planning import spans as planning
 from earmill.pipeline.planning.make_plan import check_items, make_plan
-from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.spans import SpannedSource, cut_into, planned_source
 from earmill.pipeline.sources import Item, fetch, open_source
 from earmill.pipeline.spec.source import ManifestSpec
 from earmill.pipeline.spec.spans import SpansSpec
 from earmill.pipeline.storage.layout import Layout
+from tests.pipeline.only_plan import only_plan
 from tests.pipeline.span_data import MEL, spanned, write
 from tests.pipeline.test_row_pipeline import make_spec
 from tests.pipeline.test_span_reads import Counting, counting
@@ -58,7 +58,7 @@ def test_what_cannot_be_cut_stays_whole_and_the_plan_says_so(tmp_path: Path) -> 
     assert any("2 long recordings are computed in order" in note for note in plan.notes)
     layout = Layout.open(str(tmp_path / "out"))
     plan.write(layout)
-    stored = Plan.read(layout)
+    stored = only_plan(layout)
     assert list(stored.items()) == list(plan.items()) and stored.in_order == 2
     assert all(item.part_of == (0.0, None) for item in stored.items() if "#span" in item.row_id)
 

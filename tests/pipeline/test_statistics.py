@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -41,10 +41,11 @@ from earmill.pipeline.formats.values import Spilled
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.event_data import write_spikes
 from tests.pipeline.reader_data import STREAMS, Writer, make_row, mixed_seconds, write_set
+from tests.short import drawn
 
 N_ROWS = 20
 LAYOUT2 = Path(__file__).parent.parent / "data" / "layout2" / "dataset"
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = drawn(40, derandomize=True)
 frames_st = hnp.arrays(
     np.float16, st.tuples(st.integers(1, 30), st.just(3)), elements=st.floats(-600, 600, width=16)
 )

@@ -22,7 +22,7 @@ import earmill
 from earmill import open_features
 from earmill.jobs import cli
 from earmill.pipeline.common.errors import ExtensionError, SpecError
-from earmill.pipeline.dataset.garbage import remove_orphans
+from earmill.pipeline.dataset.garbage import collect_garbage
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.format import check_formats
 from earmill.pipeline.spec.job import JobSpec
@@ -194,9 +194,9 @@ class TestReading:
         orphans = ["data/00000-00000bad.npz", "data/00000-00000bad.h5.d/part"]
         for name in (*orphans, "data/00000-00000bad"):
             layout.write_bytes(name, b"x")
-        removed = remove_orphans(layout)
-        assert removed.parts == ["data/00000-00000bad.h5.d", "data/00000-00000bad.npz"]
-        assert removed.kept == ["data/00000-00000bad"]
+        collected = collect_garbage(layout, grace_s=0)
+        assert collected.parts == ("data/00000-00000bad.h5.d", "data/00000-00000bad.npz")
+        assert layout.exists("data/00000-00000bad")
 
 
 class TestRefused:

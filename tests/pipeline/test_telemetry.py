@@ -1,24 +1,21 @@
-"""What a run shows to machines that watch it: figures, metrics, spans, counts of retries."""
+"""What a run shows to machines that watch it: figures, metrics, counts of retries."""
 
 from __future__ import annotations
 
 import re
+import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
 from earmill.pipeline.common.errors import MissingPackageError, OutputError, SpecError
 from earmill.pipeline.common.monitoring import Counts, ProcessCounts, StageTimes, cause_of, counts
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.run_totals import RunMetrics
-from earmill.pipeline.driver.telemetry import Spans, exposed, observed, traced
+from earmill.pipeline.driver.telemetry import exposed, observed
 from earmill.pipeline.formats.rows import QuarantineRow
 from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.worker.messages import ShardNotes
@@ -36,10 +33,10 @@ RUN: list[events.Event] = [
     events.WorkerSays(0, 2, {"model": 1.0}, Counts({("source", "503"): 1}, 50, 50, 32)),
     # An answer that was overtaken.
     events.WorkerSays(0, 2, {"model": 0.5}, Counts({}, 10, 0, 16)),
-    events.ShardAttempt("00001", 0, 99.0, 104.0, "", ShardNotes("aa", True, STAGES, BAD)),
+    events.ShardAttempt("00001", 0, "", ShardNotes("aa", True, STAGES, BAD)),
     events.RowQuarantined("00001", "b\n.wav", "decode", "not_audio", "no\nsound", 0),
     events.ShardDone("00001", 9, 1, 100.0, 4096, 90.0, 0, {"not_audio": 1}),
-    events.ShardAttempt("00002", 1, 99.0, 104.0, "KeyError: 'x'", None),
+    events.ShardAttempt("00002", 1, "KeyError: 'x'", None),
     events.ShardRetry("00002", 1, "KeyError: 'x'", 1, "rows"),
     events.ShardWaits("00003", "503 Slow Down", 5.0, 1, "source"),
     events.WorkerLost(1, "SIGSEGV"),
@@ -149,52 +146,17 @@ def test_a_place_is_an_address_or_a_text_file(where: str) -> None:
         assert JobSpec.load({**job, "run": {"metrics": good}}).run.metrics == good
 
 
-@pytest.fixture
-def spans() -> Iterator[tuple[Spans, InMemorySpanExporter]]:
-    kept, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(kept))
-    yield Spans(provider.get_tracer("test")), kept
-    provider.shutdown()
-
-
-def test_spans_are_a_tree_with_row_ids_on_errors(
-    spans: tuple[Spans, InMemorySpanExporter],
-) -> None:
-    made, kept = spans
-    for event in (*RUN, END):
-        made(event)
-    made.close()
-    finished = kept.get_finished_spans()
-    by_id = {span.context.span_id: span for span in finished}
-    tree = {(span.name, span.parent and by_id[span.parent.span_id].name): span for span in finished}
-    assert set(tree) == {
-        ("earmill.job", None),
-        ("earmill.shard", "earmill.job"),
-        *((f"earmill.{stage}", "earmill.shard") for stage in STAGES),
-    }
-    commit = tree["earmill.commit", "earmill.shard"]
-    assert (commit.start_time, commit.end_time) == (103_000_000_000, 103_020_000_000)
-    shards = {span.attributes["earmill.shard"]: span for span in finished if "shard" in span.name}
-    (row,) = shards["00001"].events
-    assert row.name == "row_quarantined" and row.attributes["earmill.row_id"] == "b\n.wav"
-    assert row.attributes["earmill.message"] == "no sound"
-    assert shards["00001"].status.is_ok and not shards["00002"].status.is_ok
-    told = {event.name for event in tree["earmill.job", None].events}
-    assert told == {"shard_retry", "shard_waits", "worker_lost"}
-
-
-def test_nobody_pays_for_spans_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OTEL_TRACES_EXPORTER", raising=False)
+def test_without_metrics_nobody_pays_for_them() -> None:
     seen: list[events.Event] = []
-    with traced() as none, observed(RunSpec(), seen.append) as (sink, observe):
-        assert none is None and sink == seen.append and observe is events.ignore
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "jaeger")
-    with pytest.raises(SpecError, match="otlp, console or none, got 'jaeger'"), traced():
-        pass
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
-    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'earmill\[telemetry\]'"), traced():
-        pass
+    with observed(RunSpec(), seen.append) as (sink, observe):
+        assert sink == seen.append and observe is events.ignore
+
+
+def test_metrics_without_their_package_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingPackageError, match=r"^run\.metrics: .*prometheus.client"):
+        with observed(RunSpec(metrics="127.0.0.1:0"), events.ignore):
+            pass
 
 
 def test_what_is_only_for_telemetry_does_not_reach_who_follows_a_run() -> None:

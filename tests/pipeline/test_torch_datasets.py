@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 from torch.utils.data import DataLoader
 
-import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.parquet.format as parquet_sink
 from earmill import Crop, FeatureLoader, Features, JoinedFeatures, open_features
 from earmill.pipeline.loader.collate import collate_jagged, collate_packed, collate_padded
 from earmill.pipeline.loader.stream import AHEAD_BATCHES
@@ -31,10 +30,11 @@ from tests.pipeline.reader_data import (
     small_row_groups,
     write_set,
 )
+from tests.short import drawn
 
 N_ROWS = 26
 __all__ = ["no_process_stays", "no_read_ahead"]
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = drawn(40, derandomize=True)
 
 
 @pytest.fixture(scope="module")

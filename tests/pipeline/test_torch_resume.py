@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -25,10 +25,11 @@ from tests.pipeline.reader_data import (
     small_row_groups,
     write_set,
 )
+from tests.short import drawn
 
 N_ROWS = 26
 __all__ = ["no_process_stays", "no_read_ahead"]
-quick = settings(max_examples=20, deadline=None, derandomize=True)
+quick = drawn(20, derandomize=True)
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,7 @@ def test_torchrun(run: Runs, options: dict[str, Any]) -> None:
     check_shares(run.place, run("plain", ranks=2, **options))
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("workers", only([1], [0, 1, 2]))
 def test_torchrun_with_a_stateful_loader(run: Runs, tmp_path: Path, workers: int) -> None:
     """Each rank goes on where it stood: two batches in."""
     state = str(tmp_path)

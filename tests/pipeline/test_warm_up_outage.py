@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.driver import worker_pool as pool_module
-from earmill.pipeline.driver.circuit_breaker import ENOUGH_S
 from earmill.pipeline.driver.scheduler import OUTAGE_WARM_UP_PAUSE_S, OUTAGE_WARM_UP_S, Scheduler
-from earmill.pipeline.driver.shard_ledger import ShardLedger
+from earmill.pipeline.driver.shard_ledger import ENOUGH_S, ShardLedger
 from earmill.pipeline.driver.worker_pool import WorkerPool
 from earmill.pipeline.worker.messages import Outcome
 from earmill.pipeline.worker.worker_process import ShardWorker

@@ -7,13 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earmill.pipeline.common.errors import SourceError
-from earmill.pipeline.planning.make_plan import make_plan
-from earmill.pipeline.sources import open_source
 from earmill.pipeline.sources import webdataset as source_module
-from earmill.pipeline.sources.listing_cache import ListingCache
-from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.counting_store import served
 from tests.pipeline.source_helpers import contents, ids
@@ -45,35 +39,6 @@ def test_headers_are_looked_for_by_ranges_and_rows_are_fetched_once(tmp_path: Pa
             wanted[place.tar.rpartition("/")[2]][place.start : place.end] += 1
         for name, counts in store.given.items():
             assert (counts == wanted[name]).all()
-
-
-def test_a_listing_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
-    job = {"extract": [{"model": "dau1997"}], "output": {"uri": str(tmp_path / "out")}}
-    layout = Layout.open(str(tmp_path / "out"))
-    with served() as (store, url):
-        for n in range(4):
-            sample = [(f"{n}.wav", WAV), (f"{n}.json", b'{"n": 1, "x": 0.5, "t": "\xc3\xa4"}')]
-            store.put(f"{n}.tar", write_tar(tmp_path / f"{n}.tar", sample).read_bytes())
-        where = {"kind": "webdataset", "uri": f"{url}/{{0..3}}.tar"}
-        spec = JobSpec.load({"source": where, **job})
-        whole = make_plan(open_source(spec.source), spec)
-        last = store.files["3.tar"]
-        store.put("3.tar", last[:600])
-        kept = ListingCache(layout)
-        with pytest.raises(SourceError, match=r"3\.tar"):
-            make_plan(open_source(spec.source), spec, kept=kept)
-        store.put("3.tar", last)
-        for name in ("0.tar", "1.tar"):  # changed: read again; damaged notes: read again
-            store.put(name, store.files[name] + bytes(512 * (name == "0.tar")))
-        (one,) = [f for f in (tmp_path / "out/.listing").iterdir()][:1]
-        one.write_bytes(b"damaged")
-        store.forget()
-        again = make_plan(open_source(spec.source), spec, kept=kept)
-        assert 2 <= sum(counts.any() for counts in store.given.values()) <= 3
-        assert [i.row_id for i in again.items()] == [i.row_id for i in whole.items()]
-        assert [i.extra for i in again.items()] == [i.extra for i in whole.items()]
-        kept.forget()
-        assert not (tmp_path / "out/.listing").exists()
 
 
 def test_small_members_are_read_through(tmp_path: Path) -> None:

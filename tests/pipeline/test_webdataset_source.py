@@ -16,7 +16,6 @@ from earmill.pipeline.common import untrusted
 from earmill.pipeline.common.errors import AbsentError, RowError, SourceError, UnreadableError
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import fetch, open_source
-from earmill.pipeline.sources import webdataset as source_module
 from earmill.pipeline.spec.job import JobSpec
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.outputs import s3_server
@@ -100,8 +99,7 @@ class TestOnStores:
             assert contents(opened, items) == wanted
             assert ids(source("s3://corpus/wds/*.tar", storage_options=options)) == ids(opened)
             assert ids(source("s3://corpus/wds", storage_options=options)) == ids(opened)
-            for module in (source_module, fetch):
-                monkeypatch.setattr(module, "MEMORY_BYTES", 1000)  # through a file
+            monkeypatch.setattr(fetch, "MEMORY_BYTES", 1000)  # through a file
             assert contents(opened, items[:3]) == wanted[:3]
             assert "user-secret" not in json.dumps(opened.describe())
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio import decoders as module
@@ -23,6 +23,7 @@ from earmill.pipeline.audio.decoders import (
 )
 from earmill.pipeline.common.errors import RowError
 from tests.pipeline.whole_clips import decode
+from tests.short import drawn
 
 pytest.importorskip("miniaudio", reason="no wheel for this machine: FLAC is libsndfile's")
 RATE_HZ = 16000
@@ -85,7 +86,7 @@ def test_a_row_says_who_decoded() -> None:
     assert part.waveform.shape == (1, 1600)
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(st.data())
 def test_damage_never_passes(data: st.DataObject) -> None:
     """Cut, overwritten, bits turned, bytes lost: only the true samples are ever taken."""

@@ -76,11 +76,24 @@ CASES: dict[str, tuple[Rows, Sequence[StreamInfo], str]] = {
 }
 
 
-@pytest.fixture(params=[2**20, 160], ids=["1 MB", "160 bytes"])
+# A store of 60,000 files takes 10 CPU seconds.
+SHORT = pytest.mark.parametrize(
+    ("case", "chunk_bytes"),
+    [
+        pytest.param(case, size, marks=[pytest.mark.long] * ((case, size) == ("long", "160 bytes")))
+        for case in CASES
+        for size in ("1 MB", "160 bytes")
+    ],
+    indirect=["chunk_bytes"],
+)
+
+
+@pytest.fixture(params=["1 MB", "160 bytes"])
 def chunk_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(zarr_sink, "CHUNK_BYTES", request.param)
+    size = {"1 MB": 2**20, "160 bytes": 160}[request.param]
+    monkeypatch.setattr(zarr_sink, "CHUNK_BYTES", size)
     monkeypatch.setattr(zarr_sink, "CHUNKS_PER_OBJECT", 3)
-    return str(request.param)
+    return str(size)
 
 
 def contents(path: Path) -> Mapping[str, bytes]:
@@ -127,7 +140,7 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("case", CASES)
+@SHORT
 def test_equal_rows_are_equal_bytes_in_every_process_and_release(
     case: str, tmp_path: Path, chunk_bytes: str
 ) -> None:
@@ -147,7 +160,7 @@ def test_zarr_reads_our_stores(case: str, tmp_path: Path) -> None:
         assert group[f"{info.name}/row_id"][:].tolist() == [row.row_id for row in rows]
 
 
-@pytest.mark.parametrize("case", CASES)
+@SHORT
 @pytest.mark.usefixtures("chunk_bytes")
 def test_a_store_is_compared_with_its_rows(case: str, tmp_path: Path) -> None:
     rows, streams, dtype = CASES[case]

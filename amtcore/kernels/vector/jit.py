@@ -141,14 +141,18 @@ def part(function: Any = None, **options: Any) -> Any:
     return _Part(function, options)
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def kernel(function: Any = None, *, key: str | None = None) -> Any:
     """Decorator of what Python calls: compiled for the types it is called with, kept on disk; runs
     without the interpreter's lock.
 
+    Args:
+        key: What its code depends on beside sources and types; None is the constants around it.
     Raises:
         KernelCacheError: Others can write to the folder from which it would be loaded.
     """
+    if function is None:
+        return functools.partial(kernel, key=key)
     sources_digest()
     made = _Kernel(function, targetoptions=_KERNEL, pipeline_class=_KernelCompiler)
-    made._cache = KernelFiles(function)
+    made._cache = KernelFiles(function, key)
     return made

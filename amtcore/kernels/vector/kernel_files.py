@@ -47,10 +47,11 @@ class KernelFiles:
 
     Args:
         function: The kernel as it is written.
+        key: What its code depends on beside sources and types; None is the constants around it.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], key: str | None = None) -> None:
+        self._function, self._key = function, key
         self._name = function.__qualname__.replace("<locals>.", "")
 
     @property
@@ -96,12 +97,14 @@ class KernelFiles:
 
     def _file_name(self, sig: Any, codegen: Any) -> str:
         code = self._function.__code__
-        constants = [cell.cell_contents for cell in self._function.__closure__ or ()]
+        constants = self._key
+        if constants is None:
+            constants = repr([cell.cell_contents for cell in self._function.__closure__ or ()])
         key = (
             self._function.__module__,
             self._name,
             str(sig),
-            repr(constants),
+            constants,
             hashlib.sha256(code.co_code).hexdigest(),
             sources_digest(Path(code.co_filename).parent),
             codegen.magic_tuple(),

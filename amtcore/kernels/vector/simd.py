@@ -203,6 +203,7 @@ def _unary(name: str) -> Any:
 vsqrt = _unary("sqrt")
 vabs = _unary("fabs")
 vround = _unary("rint")
+vfloor = _unary("floor")
 
 
 @intrinsic

@@ -1,10 +1,9 @@
 """Bookkeeping of containers, which their decoders do not report.
 
-libsndfile shortens most cut files silently. It believes sizes that cannot be right, and reads only
-the first link of a chained Ogg. It guesses the length of an MP3 that has no frame count; for
-variable bit rates the guess may be off by any factor, and the rest of the file is lost. `probe`
-reads the container's own bookkeeping, one module for each family, and never decodes a sample. It
-may import nothing of the package.
+The library libsndfile shortens most cut files silently, believes sizes that cannot be right, and
+reads only the first link of a chained Ogg. It guesses the length of an MP3 that has no frame count.
+The function `probe` reads the container's own bookkeeping, one module for each family, and never
+decodes a sample.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ def _in_a_row(walk: Walk, stream: BinaryIO, nbytes: int) -> Probe:
     parts: list[Probe] = []
     start = 0
     while start < nbytes and len(parts) < MAX_PARTS:
-        found = walk(open_window(stream, start), nbytes - start)
-        parts.append(_moved(found, start))
+        parts.append(_moved(walk(open_window(stream, start), nbytes - start), start))
         start = parts[-1].stop or nbytes
     if len(parts) == 1:
         return parts[0]
@@ -75,11 +73,8 @@ def probe(
 ) -> Probe:
     """Read the container's bookkeeping behind the tags in front; the stream position is lost.
 
-    Args:
-        stream: Seekable bytes.
-        nbytes: Size of the file.
-        header_only: Read nothing that needs a walk over the file.
-        behind: Look at the bytes behind the samples as well.
+    With `header_only`, nothing is read that needs a walk over the file. With `behind`, the bytes
+    behind the samples are looked at as well.
     """
     start = skip_tags(stream)
     if start >= nbytes:

@@ -3,9 +3,8 @@
 Every walk is bounded by `MAX_PARTS`: no audio program writes more parts in front of samples.
 
 Tags are ID3 (versions 1 and 2) and APE (version 2). Taggers put them around files of any format.
-Tags in front are skipped for every format. Tags behind the audio matter only if nothing else says
-where the audio ends. Layouts: id3.org, ID3 tag version 2.4.0, 3.1 and 3.4; wiki.hydrogenaud.io,
-APEv2 specification.
+Tags behind the audio matter only if nothing else says where the audio ends. Layouts: id3.org, ID3
+tag version 2.4.0, 3.1 and 3.4; wiki.hydrogenaud.io, APEv2 specification.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
+
+from earmill.pipeline.common.byte_streams import SeekableFile
 
 ByteOrder = Literal["big", "little"]
 HeaderSize = Literal["ignored", "unknown"]
@@ -199,9 +200,13 @@ def no_audio(
             return True
         if nbytes - position <= MOST_PADDING and not any(read_at(stream, position, MOST_PADDING)):
             return True
-        # Some writers leave out the padding.
-        at = next((p for p in (padded, position) if _may_be_chunk(stream, p, form)), None)
-        if at is None or form is None:
+        if form is None:
+            return False
+        for at in (padded, position):  # some writers leave out the padding
+            name, _ = form.parse(read_at(stream, at, form.header_bytes))
+            if name not in MORE_AUDIO and name.isascii() and name.decode("ascii").isprintable():
+                break
+        else:
             return False
         head = read_at(stream, at, form.header_bytes)[: end - at]
         name = head[:4]
@@ -214,14 +219,6 @@ def no_audio(
     return False
 
 
-def _may_be_chunk(stream: BinaryIO, position: int, form: ChunkFormat | None) -> bool:
-    """Return True if the name at a position may belong to a chunk without samples."""
-    if form is None:
-        return False
-    name, _ = form.parse(read_at(stream, position, form.header_bytes))
-    return name not in MORE_AUDIO and name.isascii() and name.decode("ascii").isprintable()
-
-
 def open_window(
     stream: BinaryIO, start: int = 0, stop: int | None = None, prefix: bytes = b""
 ) -> BinaryIO:
@@ -232,35 +229,19 @@ def open_window(
     return io.BufferedReader(_Window(stream, start, stop, prefix))
 
 
-class _Window(io.RawIOBase):
+class _Window(SeekableFile):
     def __init__(self, stream: BinaryIO, start: int, stop: int | None, prefix: bytes) -> None:
-        self._stream, self._start, self._prefix = stream, start, prefix
         end = stream.seek(0, io.SEEK_END)
         end = end if stop is None else min(stop, end)
-        self._size = len(prefix) + max(0, end - start)
-        self._position = 0
+        super().__init__(len(prefix) + max(0, end - start))
+        self._stream, self._start, self._prefix = stream, start, prefix
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        chunk = self._prefix[self._position : self._position + len(view)]
-        left = self._size - self._position
-        if not chunk and left > 0:
-            self._stream.seek(self._position - len(self._prefix) + self._start)
-            chunk = self._stream.read(min(len(view), left))
-        view[: len(chunk)] = chunk
-        self._position += len(chunk)
-        return len(chunk)
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        size = left if size < 0 else min(size, left)
+        chunk = self._prefix[self._at : self._at + size]
+        if not chunk and size:
+            self._stream.seek(self._at - len(self._prefix) + self._start)
+            chunk = self._stream.read(size)
+        self._at += len(chunk)
+        return chunk

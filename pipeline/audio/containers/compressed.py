@@ -4,11 +4,9 @@ FFmpeg decodes the rest of a cut or damaged file without an error. It decodes th
 first of several joined files alone, or the others with their delay.
 
 MP4, Matroska (WebM) and ASF (WMA) state how many bytes belong to them, in boxes, a segment or a
-file size. `Probe.stop` is the byte at which another file of the kind begins. Not found: a
-fragmented MP4 or a live Matroska cut exactly between two fragments.
-
-AAC in ADTS, AC-3 and AMR are frames whose headers state their lengths. Not found: a cut exactly
-between two frames.
+file size. `Probe.stop` is the byte at which another file of the kind begins. AAC in ADTS, AC-3 and
+AMR are frames whose headers state their lengths. Not found: a cut exactly between two frames, or
+between two fragments of an MP4 or a live Matroska.
 
 Layouts: ISO/IEC 14496-12 4.2, RFC 8794, Microsoft's ASF specification 3.2; ISO/IEC 13818-7 6.2,
 ETSI TS 102 366 4.3, 4.4 and E.1.2, RFC 4867 5.
@@ -16,6 +14,7 @@ ETSI TS 102 366 4.3, 4.4 and E.1.2, RFC 4867 5.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO
@@ -79,8 +78,9 @@ def _vint(raw: bytes) -> tuple[int | None, int]:
     if not raw or raw[0] == 0:
         return 0, 1
     width = 9 - raw[0].bit_length()
-    value = uint(raw[:width], "big") & ((1 << (7 * width)) - 1)
-    return (None if value == (1 << (7 * width)) - 1 else value), width
+    unknown = (1 << (7 * width)) - 1
+    value = uint(raw[:width], "big") & unknown
+    return (None if value == unknown else value), width
 
 
 def probe_asf(stream: BinaryIO, nbytes: int) -> Probe:
@@ -131,40 +131,37 @@ class FrameFormat:
 
     def probe(self, stream: BinaryIO, nbytes: int, start: int = 0) -> Probe | None:
         """Walk over all frames; None if the bytes are not a chain of frames."""
-        position, count, end = start, 0, audio_end(stream, nbytes)
+        position, count, end, damage = start, 0, audio_end(stream, nbytes), None
         while position < end:
             size = self.size(read_at(stream, position, self.header_bytes))
             if size is None:
                 break
             if position + size > end:
-                if count < MIN_CHAIN and self.sync is not None:
-                    return None
                 got = end - position
-                text = f"last {self.name} frame: expected {size} bytes, got {got}"
-                return Probe(self.kind, damage=text)
+                damage = f"last {self.name} frame: expected {size} bytes, got {got}"
+                break
             position, count = position + size, count + 1
         if count < MIN_CHAIN and self.sync is not None:
             return None
-        if 0 < end - position < self.header_bytes:
+        if damage is None and 0 < end - position < self.header_bytes:
             article = "an" if self.name[0] in "AE" else "a"
-            text = f"{article} {self.name} frame header is cut at byte {position}"
-            return Probe(self.kind, damage=text)
+            damage = f"{article} {self.name} frame header is cut at byte {position}"
+        if damage is not None:
+            return Probe(self.kind, damage=damage)
         if position == end or (self.sync is not None and not self._resumes(stream, position)):
             return Probe(self.kind, stop=None if position == nbytes else position)
-        text = f"{self.name} frames break at byte {position}"
-        return Probe(self.kind, damage=text, shifts_time=True)
+        damage = f"{self.name} frames break at byte {position}"
+        return Probe(self.kind, damage=damage, shifts_time=True)
 
     def _resumes(self, stream: BinaryIO, position: int) -> bool:
         """Return True if two frames in a row follow a break; tags do not look like that."""
         window = read_at(stream, position, SEARCH_BYTES)
-        index = window.find(self.sync or b"")
-        while index >= 0:
-            size = self.size(window[index : index + self.header_bytes])
+        for sync in re.finditer(re.escape(self.sync or b""), window):
+            size = self.size(window[sync.start() :][: self.header_bytes])
             if size is not None:
-                follower = read_at(stream, position + index + size, self.header_bytes)
-                if self.size(follower) is not None:
+                follower = position + sync.start() + size
+                if self.size(read_at(stream, follower, self.header_bytes)) is not None:
                     return True
-            index = window.find(self.sync or b"", index + 1)
         return False
 
 

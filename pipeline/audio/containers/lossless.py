@@ -74,9 +74,8 @@ def probe_flac(stream: BinaryIO, nbytes: int) -> Probe:
 
 
 def flac_goes_on(stream: BinaryIO, start: int, nbytes: int) -> str | None:
-    """Return what follows the samples that a FLAC's header counts, in words; None for nothing.
-
-    The search begins at byte `start`, in front of the end of the last counted frame.
+    """Return what follows the samples that a FLAC's header counts, in words; None for nothing. The
+    search begins at byte `start`, in front of the end of the last counted frame.
     """
     info = StreamInfo.of(read_at(stream, 0, FLAC_HEAD_BYTES))
     if info is None or not info.frames:
@@ -106,7 +105,12 @@ def _frame_samples(header: bytes, info: StreamInfo) -> range:
     behind = 4 + width + {6: 1, 7: 2}.get(code, 0) + {12: 1, 13: 2, 14: 2}.get(rate, 0)
     if not alike or not code or rate == 15 or len(header) <= behind:
         return range(0)
-    if _crc8(header[:behind]) != header[behind]:
+    register = 0  # Checksum: polynomial 0x07, highest bit first.
+    for byte in header[:behind]:
+        register ^= byte
+        for _ in range(8):
+            register = (register << 1 ^ (0x07 if register & 0x80 else 0)) & 0xFF
+    if register != header[behind]:
         return range(0)
     number = header[4] & (0x7F >> width if width > 1 else 0x7F)
     for byte in header[5 : 4 + width]:
@@ -116,16 +120,6 @@ def _frame_samples(header: bytes, info: StreamInfo) -> range:
     size = size or (576 << code - 2 if code < 6 else 256 << code - 8)
     first = number if header[1] & 1 else number * info.block
     return range(first, first + size)
-
-
-def _crc8(raw: bytes) -> int:
-    """Return the checksum of a frame header: polynomial 0x07, highest bit first."""
-    register = 0
-    for byte in raw:
-        register ^= byte
-        for _ in range(8):
-            register = (register << 1 ^ (0x07 if register & 0x80 else 0)) & 0xFF
-    return register
 
 
 def probe_wavpack(stream: BinaryIO, nbytes: int) -> Probe:
@@ -167,12 +161,10 @@ def probe_tta(stream: BinaryIO, nbytes: int) -> Probe:
     table = read_at(stream, TTA_HEADER_BYTES, 4 * min(count, TTA_MOST_FRAMES) + 4)
     if len(table) != 4 * count + 4:
         return no_samples("tta", "whole table of frames", nbytes)
-    start = TTA_HEADER_BYTES + len(table)
+    start, damage = TTA_HEADER_BYTES + len(table), None
     size = sum(struct.unpack(f"<{count}I", table[:-4]))
     if start + size > nbytes:
-        text = f"expected {size} bytes of frames, got {max(0, nbytes - start)}"
-        return Probe("tta", damage=text, declared_frames=frames)
-    if start + size < nbytes and not no_audio(stream, start + size, nbytes):
-        text = f"{nbytes - start - size} bytes follow the frames that its header counts"
-        return Probe("tta", damage=text, declared_frames=frames)
-    return Probe("tta", declared_frames=frames)
+        damage = f"expected {size} bytes of frames, got {max(0, nbytes - start)}"
+    elif start + size < nbytes and not no_audio(stream, start + size, nbytes):
+        damage = f"{nbytes - start - size} bytes follow the frames that its header counts"
+    return Probe("tta", damage=damage, declared_frames=frames)

@@ -10,6 +10,7 @@ Mp3 info tag (delay and padding of the encoder).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -122,7 +123,7 @@ class CountTag:
     def is_of(self, stream: BinaryIO, first: FrameHeader, present_bytes: int) -> bool:
         """Return True if the tag fits this stream.
 
-        Concatenated files keep the tag of the first file. Encoders that write to a pipe leave a
+        Concatenated files keep the tag of the first file. An encoder that writes to a pipe leaves a
         tag without a count.
         """
         if self.frames and self.nbytes is not None:
@@ -178,8 +179,8 @@ def first_frame(stream: BinaryIO, start: int, *, chain: int = 2) -> FrameHeader 
     needs `chain` frames in a row, other layers `LONG_CHAIN`.
     """
     window = read_at(stream, start, SEARCH_BYTES)
-    index = window.find(b"\xff")
-    while index >= 0:
+    for sync in re.finditer(b"\xff", window):
+        index = sync.start()
         header = parse_header(window[index : index + 4], start + index)
         if header is not None:
             wanted = chain if header.layer == LAYER_III else LONG_CHAIN
@@ -187,7 +188,6 @@ def first_frame(stream: BinaryIO, start: int, *, chain: int = 2) -> FrameHeader 
             alone = index == 0 and is_end and chain == 2 and header.layer == LAYER_III
             if count == wanted or alone:
                 return header
-        index = window.find(b"\xff", index + 1)
     return None
 
 

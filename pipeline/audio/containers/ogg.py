@@ -1,10 +1,9 @@
 """Ogg pages: checksums, sequence numbers and end marks, which libsndfile does not check.
 
-libsndfile shortens a cut file silently. A page is
-[OggS, version, flags, granule: 8, serial: 4, sequence: 4, crc: 4, n, n lacing sizes, payload].
-Each logical stream opens with a BOS page and closes with an EOS page. Streams beside each other
-open together. If further streams open behind them, the file is a chain, and its links are decoded
-in turn.
+A page is [OggS, version, flags, granule: 8, serial: 4, sequence: 4, crc: 4, n, n lacing sizes,
+payload]. Each logical stream opens with a BOS page and closes with an EOS page. Streams beside each
+other open together. If further streams open behind them, the file is a chain, and its links are
+decoded in turn.
 Layouts: RFC 3533, RFC 7845 (Opus), RFC 6716 3.1 (length of a packet).
 """
 
@@ -155,10 +154,14 @@ def _opus_begin(page: bytes) -> int | None:
     granule = int.from_bytes(page[6:14], "little", signed=True)
     if granule in (0, -1) or page[5] & (OGG_FLAG_EOS | OGG_FLAG_CONTINUED):
         return None
-    total, position, samples = 0, OGG_HEADER_BYTES + page[26], None
-    for size in page[OGG_HEADER_BYTES : OGG_HEADER_BYTES + page[26]]:
+    total, samples, position = 0, None, OGG_HEADER_BYTES + page[26]
+    for size in page[OGG_HEADER_BYTES:position]:
         if samples is None:
-            samples = _opus_samples(page[position : position + 2])
+            # The first two bytes of a packet tell the number and the length of its frames.
+            head = page[position : position + 2].ljust(2, b"\0")
+            is_empty = position >= len(page)
+            frames = 0 if is_empty else (1, 2, 2, head[1] & 63)[head[0] & 3]
+            samples = frames * OPUS_FRAME[head[0] >> 3]
         position += size
         if size < 255:  # the packet ends here
             total, samples = total + samples, None
@@ -176,14 +179,6 @@ def _at_48_khz(page: bytes) -> bytes:
     at += OPUS_RATE.start
     page = page[:at] + OPUS_HZ.to_bytes(4, "little") + page[at + 4 :]
     return page[:22] + ogg_crc(page).to_bytes(4, "little") + page[26:]
-
-
-def _opus_samples(packet: bytes) -> int:
-    """Return the samples of a packet at 48 kHz, by its first two bytes."""
-    if not packet:
-        return 0
-    frames = (1, 2, 2, packet[1] & 63 if len(packet) > 1 else 0)[packet[0] & 3]
-    return frames * OPUS_FRAME[packet[0] >> 3]
 
 
 def _read_ogg_page(stream: BinaryIO, position: int) -> bytes:

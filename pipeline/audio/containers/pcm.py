@@ -1,13 +1,10 @@
 """Containers of plain samples: WAV and its long forms, AIFF, CAF, AU and NIST SPHERE.
 
 WAV is a list of chunks (name, size, payload). Its sizes have 32 bits (RIFF), or 64 bits in a chunk
-`ds64` (RF64, BW64) or in each chunk (Sony's W64). A copy that stopped half-way states more samples
-than it holds, and libsndfile shortens it silently. Layouts: Microsoft's multimedia programming
-reference, EBU Tech 3306, ITU-R BS.2088.
-
-The headers of AIFF, CAF, AU and NIST SPHERE state the bytes of samples. libsndfile opens files that
-are cut anywhere behind the header, and delivers the rest silently. Layouts: Apple's AIFF 1.3,
-AIFF-C and Core Audio Format 1.0; Sun's audio header; NIST SPHERE 2.
+`ds64` (RF64, BW64) or in each chunk (Sony's W64). The headers of AIFF, CAF, AU and NIST SPHERE
+state the bytes of samples. libsndfile opens files that are cut anywhere behind the header, and
+delivers the rest silently. Layouts: Microsoft's multimedia programming reference, EBU Tech 3306,
+ITU-R BS.2088; Apple's AIFF 1.3, AIFF-C and Core Audio Format 1.0; Sun's audio header; NIST SPHERE.
 
 A stated size is believed if only chunks and tags stand behind the samples. A file that is shorter
 than its size is cut, unless the size is a placeholder: programs write it before they know the size.
@@ -74,10 +71,13 @@ NO_SIZE = 1 << 62
 
 @dataclass(frozen=True)
 class SampleForm:
-    """The form of samples by a header."""
+    """The form of samples by a header.
 
-    frame_bytes: int | None = None  # Bytes of one sample of every channel, if they are fixed.
-    # Form in which the samples can be read without their header, or the name of their codec.
+    Bytes of one sample of every channel are known if they are fixed. Samples can be read without
+    their header, in the form `bare`, or the codec has a name.
+    """
+
+    frame_bytes: int | None = None
     bare: BareSamples | None = None
     codec: str | None = None
 
@@ -117,17 +117,18 @@ class StatedSize:
 
     def compared(self, stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
         present = max(0, nbytes - self.start)
+        believed, bare = Probe(self.kind, codec=self.samples.codec), self.samples.bare
         if self.size is None:
             return self._all_of(stream, present, "unknown")
         if self.size > present:
+            frame_bytes = self.samples.frame_bytes or 1
             if self._is_placeholder(self.size):
                 return self._all_of(stream, present, "ignored")
-            if self._frames(present) >= self._frames(self.size):
-                return self._believed()
+            if present // frame_bytes >= self.size // frame_bytes:
+                return believed
             return self._refused(f"expected {self.size} bytes of samples, got {present}")
         if not behind or self._nothing_lost(stream, self.size, nbytes):
-            return self._believed()
-        bare = self.samples.bare
+            return believed
         if bare is not None:
             others = [size for size in self.others if 0 < size <= present]
             wrapped = range(self.size + WRAP, present + 1, WRAP) if self.wraps else ()
@@ -140,9 +141,6 @@ class StatedSize:
             f"expected {self.size} bytes of samples, got {present - self.size} more that are no "
             "chunks: more samples, or another file"
         )
-
-    def _frames(self, size: int) -> int:
-        return size // (self.samples.frame_bytes or 1)
 
     def _is_placeholder(self, size: int) -> bool:
         counted = size + self.extra
@@ -157,16 +155,14 @@ class StatedSize:
             return True
         return no_audio(stream, end, nbytes, self.form, payload=size)
 
-    def _believed(self) -> Probe:
-        return Probe(self.kind, codec=self.samples.codec)
-
     def _all_of(self, stream: BinaryIO, present: int, why: HeaderSize) -> Probe:
         """Return the finding that the samples reach to the end of the file."""
+        believed = Probe(self.kind, codec=self.samples.codec)
         if not present:
-            return self._believed()
+            return believed
         if self.samples.bare is not None:
             return self._as_bare(self.samples.bare, present, why)
-        found = replace(self._believed(), header_size=why)
+        found = replace(believed, header_size=why)
         if self.replaced is None or present >= WRAP:
             return found
         header = read_at(stream, 0, self.start - 4) + present.to_bytes(4, self.replaced)
@@ -183,8 +179,8 @@ class StatedSize:
         )
 
     def _refused(self, why: str) -> Probe:
-        size = self.size or 0
-        frames = size // self.samples.frame_bytes if self.samples.frame_bytes else None
+        frame_bytes = self.samples.frame_bytes
+        frames = (self.size or 0) // frame_bytes if frame_bytes else None
         return Probe(self.kind, damage=why, declared_frames=frames, codec=self.samples.codec)
 
 
@@ -252,21 +248,16 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
             probe = stated.compared(stream, nbytes, behind=behind)
             if found.codec in MPEG_CODECS and behind:
                 probe = _mpeg_inside(stream, stated, probe, nbytes)
-            return _named(replace(probe, rate_hz=found.rate_hz), stated, found, magic)
+            if magic == b"BW64" and probe.samples is None and found.samples.bare is not None:
+                # libsndfile does not read BW64.
+                stop = None if stated.size is None else start + stated.size
+                probe = replace(probe, samples=found.samples.bare, start=start, stop=stop)
+            if probe.samples is not None or probe.container is not None:
+                short = "WAVEX" if found.is_extensible else "WAV"
+                names = {b"RF64": "RF64", b"BW64": "BW64"}
+                probe = replace(probe, container=names.get(magic, short))
+            return replace(probe, rate_hz=found.rate_hz)
     return no_samples("riff", "data chunk", nbytes)
-
-
-def _named(probe: Probe, stated: StatedSize, found: WaveFormat, magic: bytes) -> Probe:
-    """Return the probe with the container's name if the decoder has another one."""
-    if magic == b"BW64" and probe.samples is None and found.samples.bare is not None:
-        # libsndfile does not read BW64.
-        stop = None if stated.size is None else stated.start + stated.size
-        probe = replace(probe, samples=found.samples.bare, start=stated.start, stop=stop)
-    if probe.samples is None and probe.container is None:
-        return probe
-    short = "WAVEX" if found.is_extensible else "WAV"
-    names = {b"RF64": "RF64", b"BW64": "BW64"}
-    return replace(probe, container=names.get(magic, short))
 
 
 def _mpeg_inside(stream: BinaryIO, stated: StatedSize, probe: Probe, nbytes: int) -> Probe:
@@ -274,11 +265,10 @@ def _mpeg_inside(stream: BinaryIO, stated: StatedSize, probe: Probe, nbytes: int
     if probe.damage is not None:
         return probe
     size = nbytes - stated.start if probe.header_size else stated.size or 0
-    inside = open_window(stream, stated.start, stated.start + size)
-    found = probe_mpeg(inside, size)
+    start, stop = stated.start, stated.start + size
+    found = probe_mpeg(open_window(stream, start, stop), size)
     if found is None:
         return replace(probe, damage="no MPEG frames in its data chunk")
-    start, stop = stated.start, stated.start + size
     found = replace(found, header_size=probe.header_size, container="WAV", stop=stop)
     if found.prefix and not found.start:
         # No encoder's tag says how long its delay is.
@@ -454,16 +444,13 @@ def probe_nist(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     size = int(second) if second.isdigit() else 0
     header = read_at(stream, 0, min(size, NIST_MAX_HEADER))
     fields = dict(NIST_FIELD.findall(header.partition(b"end_head")[0]))
-
-    def number(name: bytes, default: int) -> int:
-        return int(fields[name]) if fields.get(name, b"").isdigit() else default
-
-    frames = number(b"sample_count", 0)
+    numbers = {name: int(text) for name, text in fields.items() if text.isdigit()}
+    frames = numbers.get(b"sample_count", 0)
     if not NIST_PLAIN.match(fields.get(b"sample_coding", b"")):
         return Probe("nist")
     if not frames:
         return Probe("nist", header_size="unknown")
-    frame_bytes = max(1, number(b"channel_count", 1) * number(b"sample_n_bytes", 2))
-    stated = StatedSize("nist", size, frames * frame_bytes, SampleForm(frame_bytes))
-    found = stated.compared(stream, nbytes, behind=behind)
-    return replace(found, declared_frames=frames)
+    width = numbers.get(b"channel_count", 1) * numbers.get(b"sample_n_bytes", 2)
+    samples = SampleForm(max(1, width))
+    stated = StatedSize("nist", size, frames * max(1, width), samples)
+    return replace(stated.compared(stream, nbytes, behind=behind), declared_frames=frames)

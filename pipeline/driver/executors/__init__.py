@@ -1,8 +1,6 @@
 """The executors of a job's workers: processes of this machine, or Ray.
 
-An executor opens a session: machines with cores and GPUs, and workers on them that are started,
-called and killed. An executor knows no shards. The scheduler does not know how a call travels: the
-result of a call whose worker died is `LostCall`, whatever error the executor's library raises.
+An executor opens a session: machines with cores and GPUs, and workers on them. It knows no shards.
 Only the module of the job's executor is imported.
 """
 
@@ -10,18 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from earmill.pipeline.common.machine import gpu_environment
-
-if TYPE_CHECKING:
-    from earmill.pipeline.driver.placement import ClusterView, Node, Placement
-    from earmill.pipeline.spec.job import RunSpec
-    from earmill.pipeline.worker.messages import LostCall, Outcome
-    from earmill.pipeline.worker.shard_runner import ShardRunner
+from earmill.pipeline.common.machine import GPU_VARIABLE
+from earmill.pipeline.driver.placement import Node, Placement
+from earmill.pipeline.spec.job import RunSpec
+from earmill.pipeline.worker.messages import LostCall, Outcome
+from earmill.pipeline.worker.shard_runner import ShardRunner
 
 # glibc reads these when a process starts. Clips and features are megabytes that are allocated and
 # freed again and again: to return them to the system each time costs more in page faults.
@@ -34,8 +30,6 @@ KEPT_MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """A request for a worker."""
-
     make_runner: Callable[[], ShardRunner]  # Builds the worker's runner inside its process.
     place: Placement  # Node, threads and device of the worker.
     shards: int  # Most shards that it is sent at a time.
@@ -43,7 +37,9 @@ class WorkerRequest:
     @property
     def environment(self) -> dict[str, str]:
         """Variables to set before anything large is imported."""
-        return {"OMP_NUM_THREADS": str(self.place.threads)} | gpu_environment()
+        # Workers of a cluster do not inherit the variable of the GPU's interpreter.
+        inherited = {k: v for k, v in os.environ.items() if k == GPU_VARIABLE}
+        return {"OMP_NUM_THREADS": str(self.place.threads)} | inherited
 
 
 class Workers(Protocol):
@@ -63,21 +59,13 @@ class Workers(Protocol):
     ) -> Iterable[tuple[Any, Outcome | LostCall]]:
         """Return calls that ended, with their results, after `timeout_s` seconds at the latest."""
 
-    def kill(self, worker: Any) -> None:
-        """End a worker at once and for good."""
+    def kill(self, worker: Any) -> None: ...
 
 
 class Session(Protocol):
-    """An executor at work."""
+    def nodes(self) -> list[Node]: ...
 
-    @property
-    def is_here(self) -> bool:
-        """True if its only machine is this one."""
-
-    def nodes(self) -> list[Node]:
-        """Return the machines at the start."""
-
-    def seen(self) -> ClusterView | None:
+    def seen(self) -> Sequence[Node] | None:
         """Return the machines now; None if machines never come or go, or before the first look."""
 
     def workers(self, request_of: Callable[[int], WorkerRequest]) -> Workers:
@@ -88,24 +76,18 @@ class Session(Protocol):
 
 
 class Executor(Protocol):
-    """The kind of processes that the workers of a job run in."""
-
     def check(self, run: RunSpec) -> None:
         """Refuse at once an address that nobody listens at, or a GPU that is missing."""
 
     def session(self, run: RunSpec, say: Callable[[str], None]) -> AbstractContextManager[Session]:
-        """Start or join the machines; stop the started ones after the block.
-
-        Waiting is announced by a sentence to `say`.
-        """
+        """Start or join the machines for the block; `say` takes a sentence about waiting."""
 
 
 def executor_of(run: RunSpec) -> Executor:
     """Return the executor of a job.
 
-    `auto` is Ray where a cluster is named or this process is connected to Ray, else processes of
-    this machine. RAY_ADDRESS names the cluster for a job that came by `ray job submit`; it says
-    nothing in a process that is connected to Ray already.
+    RAY_ADDRESS names the cluster for a job that came by `ray job submit`; it says nothing in a
+    process that is connected to Ray already.
     """
     address = run.ray_address or (None if is_connected() else os.environ.get("RAY_ADDRESS"))
     if address in ("", "local"):

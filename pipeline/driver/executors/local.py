@@ -1,8 +1,7 @@
 """Workers as processes of this machine.
 
-A worker is a new Python process. A fork of the driver would inherit locks that threads of the
-driver hold. A thread for each worker sends its calls, because a frozen worker reads nothing, and
-the driver must not wait for it.
+A worker is a new Python process: a fork would inherit locks that threads of the driver hold. A
+thread for each worker sends its calls, because a frozen worker reads nothing.
 """
 
 from __future__ import annotations
@@ -21,21 +20,18 @@ from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from earmill.pipeline.common.errors import TOO_LITTLE, speaks_of_memory
 from earmill.pipeline.common.machine import cores, is_interpreted, run_python
 from earmill.pipeline.common.text import one_line
-from earmill.pipeline.driver.executors import KEPT_MEMORY
+from earmill.pipeline.driver.executors import KEPT_MEMORY, WorkerRequest
 from earmill.pipeline.driver.placement import Node
+from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import LostCall, Outcome
-
-if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors import WorkerRequest
-    from earmill.pipeline.spec.job import RunSpec
-    from earmill.pipeline.worker.shard_runner import ShardRunner
+from earmill.pipeline.worker.shard_runner import ShardRunner
 
 HERE = "this machine"
 # Arguments are the file descriptor of the pipe and the module search path. Garbage collection
@@ -54,24 +50,17 @@ ENDS_WITHIN_S = 5.0
 
 
 class LocalExecutor:
-    """Runs workers as processes of this machine."""
-
     def check(self, run: RunSpec) -> None:
         if run.device == "cuda":
             check_gpu()
 
     @contextmanager
     def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[LocalSession]:
-        """Give this machine as a session; `WorkerPool` kills the workers it has started."""
         yield LocalSession(run)
         sweep()  # temporary files of killed workers
 
 
 class LocalSession:
-    """This machine as the only node; it is there as long as this process is."""
-
-    is_here = True
-
     def __init__(self, run: RunSpec) -> None:
         self._gpus = visible_gpus() if run.gpus_wanted else []
         stand_ins = int(is_interpreted() and bool(run.gpus_wanted))
@@ -98,7 +87,6 @@ class LocalWorkers:
         self._processes: list[LocalProcess] = []
 
     def start(self, index: int) -> LocalProcess:
-        """Return a worker of a place; a worker on a GPU sees no other GPU."""
         request = self._request_of(index)
         environment = request.environment
         if request.place.num_gpus and self._gpus:
@@ -113,7 +101,6 @@ class LocalWorkers:
     def ended(
         self, calls: Collection[int], timeout_s: float
     ) -> Iterable[tuple[int, Outcome | LostCall]]:
-        """Return calls whose answers have come, and all calls of processes that died."""
         by_connection = {
             process.connection: process for process in self._processes if process.pid is not None
         }
@@ -125,16 +112,12 @@ class LocalWorkers:
         return [ended for process in processes for ended in process.read()]
 
     def kill(self, worker: LocalProcess) -> None:
-        """Kill the process; its calls are forgotten."""
         worker.kill()
         self._processes.remove(worker)
 
 
 class LocalProcess:
-    """A worker; a call starts its process, if there is none or it has died.
-
-    `environment` adds to the variables of this process. The process runs `shards` calls at a time.
-    """
+    """A worker; a call starts its process, if there is none or it has died."""
 
     def __init__(
         self, make_runner: Callable[[], ShardRunner], environment: Mapping[str, str], shards: int
@@ -160,10 +143,7 @@ class LocalProcess:
         return call
 
     def read(self) -> list[tuple[int, Outcome | LostCall]]:
-        """Return the answers that have come, and all calls as lost if the process has died.
-
-        Call it when the connection is ready.
-        """
+        """Return the answers that have come, and all calls as lost if the process has died."""
         ended: list[tuple[int, Outcome | LostCall]] = []
         try:
             while self.connection.poll():
@@ -213,7 +193,6 @@ class LocalProcess:
         self._out.submit(send, self.connection)
 
     def _end(self) -> str:
-        """End the process, and return how it ended."""
         process, self._process = self._process, None
         if process is None:
             return ""

@@ -14,24 +14,21 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 from earmill.pipeline.common.errors import ClusterLost, EarmillError, RunStopped, SpecError
 from earmill.pipeline.common.machine import is_interpreted
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.driver.events import RESUME
-from earmill.pipeline.driver.executors import KEPT_MEMORY, is_connected
-from earmill.pipeline.driver.placement import ClusterView, Node, gpu_seats
+from earmill.pipeline.driver.executors import KEPT_MEMORY, WorkerRequest, is_connected
+from earmill.pipeline.driver.placement import Node, gpu_seats
+from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.scratch import sweep
 from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import LostCall, Outcome
 from earmill.pipeline.worker.worker_process import ShardWorker
-
-if TYPE_CHECKING:
-    from earmill.pipeline.driver.executors import WorkerRequest
-    from earmill.pipeline.spec.job import RunSpec
 
 CONNECT_TIMEOUT_S = 5.0
 NODES_WITHIN_S = 600.0
@@ -59,10 +56,7 @@ class ClusterError(EarmillError, ConnectionError, help_topic="ray", exit_code=2)
 
 
 class RayExecutor:
-    """Runs workers as Ray actors on the cluster at `address`.
-
-    Without an address: on the Ray that this process is connected to, else on one that is started.
-    """
+    """Runs workers as Ray actors on the cluster at `address`, or on the Ray of this process."""
 
     def __init__(self, address: str | None = None) -> None:
         self._address = address
@@ -73,10 +67,7 @@ class RayExecutor:
         return self._address is None and not is_connected()
 
     def check(self, run: RunSpec) -> None:
-        """Refuse an address that nobody listens at, and `cuda` where no GPU can come.
-
-        A cluster with an address may grow, so its GPUs are waited for instead.
-        """
+        """Refuse a dead address, and `cuda` where no GPU can come, as it can to a cluster."""
         if self._address is not None:
             check_address(self._address)
         elif run.device == "cuda":
@@ -87,7 +78,6 @@ class RayExecutor:
 
     @contextmanager
     def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[RaySession]:
-        """Connect to Ray for the time of the block; RunStopped if Ray offers no node in time."""
         is_private = self.is_private
         with ray_session(self._address):
             yield RaySession(wait_for_nodes(run, say, may_grow=not is_private))
@@ -120,10 +110,8 @@ def _unreachable(address: str, error: Exception) -> ClusterError:
 def ray_session(address: str | None = None) -> Iterator[None]:
     """Connect this process to Ray for the time of the block.
 
-    `address` names the cluster to join, `auto` included. None uses the Ray that this process is
-    connected to, and leaves it as it is; without one a Ray is started, and stopped after the block.
-    Raises ClusterError, RunStopped where Ray cannot be started, and SpecError where the process is
-    connected to another cluster.
+    Without an address, the Ray that this process is connected to is used, and left as it is.
+    Without such a Ray, one is started, and stopped after the block.
     """
     if address is None and not is_connected():
         for name, value in OWN_RAY_ENV.items():
@@ -187,8 +175,6 @@ def _connect(address: str | None) -> None:
 
 
 class _MutedStream:
-    """A text stream that drops what some threads write."""
-
     def __init__(self, inner: TextIO, threads: Collection[threading.Thread]) -> None:
         self._inner, self._threads = inner, threads
 
@@ -204,22 +190,10 @@ class _MutedStream:
 
 @contextmanager
 def muted(threads: Collection[threading.Thread]) -> Iterator[None]:
-    """Drop what these threads print.
-
-    Threads of Ray print news of other processes, which would break a bar or lines of JSON.
-    """
+    """Drop what these threads of Ray print: it would break a bar or lines of JSON."""
     out, err = _MutedStream(sys.stdout, threads), _MutedStream(sys.stderr, threads)
     with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, err)):
         yield
-
-
-# -- nodes ----------------------------------------------------------------------------------------
-
-
-def _this_node() -> str:
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id())
 
 
 def live_nodes() -> list[Node]:
@@ -255,13 +229,10 @@ def wait_for_nodes(
     """Return the nodes for a job, as soon as there is one; RunStopped after `limit_s` without one.
 
     A cluster that scales by demand starts its first node when somebody asks for one, so the
-    cluster is asked.
-
-    Args:
-        say: Called once with a sentence, if there is something to wait for.
-        may_grow: Others may add nodes; False returns what there is.
+    cluster is asked. Without `may_grow`, what there is is returned at once.
     """
     began, asked = clock(), False
+    wish = "GPUs" if run.device == "cuda" else "CPUs"
 
     def fits(node: Node) -> bool:
         if run.device == "cuda":
@@ -271,22 +242,18 @@ def wait_for_nodes(
     while not (nodes := list(filter(fits, live_nodes()))) and may_grow:
         if not asked:
             asked = True
-            say(f"waiting up to {limit_s / 60:.0f} min for the cluster to offer {_wish(run)}")
+            say(f"waiting up to {limit_s / 60:.0f} min for the cluster to offer {wish}")
             _ask_for(run, 1)
         if clock() - began > limit_s:
             _ask_for(run, 0)
             raise RunStopped(
-                f"the Ray cluster offered no {_wish(run)} within {limit_s / 60:.0f} min; start a "
+                f"the Ray cluster offered no {wish} within {limit_s / 60:.0f} min; start a "
                 "node or let it scale up, then run the same command with --resume"
             )
         sleep(NODES_POLL_S)
     if asked:
         _ask_for(run, 0)
     return nodes or live_nodes()
-
-
-def _wish(run: RunSpec) -> str:
-    return "GPUs" if run.device == "cuda" else "CPUs"
 
 
 def _ask_for(run: RunSpec, times: int) -> None:
@@ -298,26 +265,42 @@ def _ask_for(run: RunSpec, times: int) -> None:
         request_resources(bundles=[wish] * times)
 
 
-class ClusterWatch:
-    """Looks at the nodes every few seconds, and notices when Ray is gone.
+def _look() -> list[Node] | None:
+    import ray
 
-    Ray goes on for minutes without a word when its raylet has died: actors are started again, and
-    wait for a node that never comes. The look is made in a thread, because it may hang.
+    entries, here = ray.nodes(), str(ray.get_runtime_context().get_node_id())
+    if not any(entry["Alive"] and str(entry["NodeID"]) == here for entry in entries):
+        return None
+    return useful_nodes(entries)
 
-    Args:
-        look: Returns the cluster's nodes, None where this machine is none of them; may block or
-            raise.
-    Attributes:
-        seen: Result of the last good look; None before the first one.
+
+class RaySession:
+    """Ray's nodes and actors; notices when Ray is gone.
+
+    Ray goes on for minutes without a word when its raylet has died. The look at the nodes is made
+    in a thread, because it may hang. It returns None where this machine is not among them.
     """
 
     def __init__(
-        self, look: Callable[[], ClusterView | None], *, clock: Callable[[], float] = time.monotonic
+        self,
+        nodes: list[Node],
+        look: Callable[[], list[Node] | None] = _look,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._look, self._clock = look, clock
-        self.seen: ClusterView | None = None
+        self._nodes, self._look, self._clock = nodes, look, clock
+        self._seen: list[Node] | None = None
         self._last_look = self._last_good = clock()
         self._thread: threading.Thread | None = None
+
+    def nodes(self) -> list[Node]:
+        return self._nodes
+
+    def seen(self) -> list[Node] | None:
+        return self._seen
+
+    def workers(self, request_of: Callable[[int], WorkerRequest]) -> RayWorkers:
+        return RayWorkers(request_of)
 
     def check(self) -> None:
         """Begin the next look, if it is time; ClusterLost after `SILENT_S` without a good look."""
@@ -338,42 +321,7 @@ class ClusterWatch:
         with suppress(Exception):  # silence is what counts, whatever Ray raises
             seen = self._look()
             if seen is not None:
-                self.seen, self._last_good = seen, self._clock()
-
-
-def _look() -> ClusterView | None:
-    import ray
-
-    entries, here = ray.nodes(), _this_node()
-    if not any(entry["Alive"] and str(entry["NodeID"]) == here for entry in entries):
-        return None
-    return ClusterView(tuple(useful_nodes(entries)))
-
-
-class RaySession:
-    """Ray's nodes and actors."""
-
-    def __init__(self, nodes: list[Node]) -> None:
-        self._nodes, self._here = nodes, _this_node()
-        self._watch = ClusterWatch(_look)
-        self.check = self._watch.check
-
-    @property
-    def is_here(self) -> bool:
-        nodes: Sequence[Node] = self._nodes if self._watch.seen is None else self._watch.seen.nodes
-        return [node.node_id for node in nodes] == [self._here]
-
-    def seen(self) -> ClusterView | None:
-        return self._watch.seen
-
-    def nodes(self) -> list[Node]:
-        return self._nodes
-
-    def workers(self, request_of: Callable[[int], WorkerRequest]) -> RayWorkers:
-        return RayWorkers(request_of)
-
-
-# -- workers --------------------------------------------------------------------------------------
+                self._seen, self._last_good = seen, self._clock()
 
 
 class RayWorkers:
@@ -443,8 +391,7 @@ def _result(ref: Any) -> Outcome | LostCall:
         cause = lines[-1][:200] if lines else "no reason given"
         return LostCall(f"the worker process died: {cause}")
     except RayTaskError as error:
-        # The process lives, but the call failed before `ShardWorker` could catch the error: its
-        # arguments could not be unpickled, for example.
+        # The process lives, but the call failed before `ShardWorker`: in unpickling, for example.
         return Outcome(ok=False, stage="rows", message=named_line(error.cause or error))
     except RayError as error:
         # The process was killed for memory, its node is gone, or Ray lost the call otherwise.

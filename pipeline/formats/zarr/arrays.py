@@ -6,10 +6,8 @@
     body   = blosc frame | zstd frame | the numbers themselves
 
 A chunk of frames always has its full size: the last chunk of a stream has zeros after its frames.
-
-numcodecs decompresses a chunk straight into the array that stays in the cache. zarr would give the
-same numbers after several copies and a thread change for each chunk. The size that a frame claims
-is compared with the metadata before anything is decoded.
+numcodecs decompresses a chunk straight into the array that stays in the cache, after the size that
+the frame claims was compared with the metadata.
 """
 
 from __future__ import annotations
@@ -61,11 +59,8 @@ blosc.use_threads = False
 def read_metadata(
     layout: Layout, rel: str, promise: Promise
 ) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
-    """Return the metadata of groups and arrays of the Zarr store at `rel`, and the streams' chunks.
-
-    Raises:
-        CommitError: It is not the committed file, or describes something our writers do not write.
-    """
+    """Return the metadata of groups and arrays of the Zarr store at `rel`, and the streams' chunks;
+    a CommitError if they are not what was committed, or nothing that our writers write."""
     key = f"{rel}/{ROOT_METADATA}"
     named = promise.files.get(key)
     most = min(0 if named is None else named.bytes, MAX_METADATA_BYTES)
@@ -92,8 +87,7 @@ def read_metadata(
 
 
 def _check_array(path: str, array: Mapping[str, Any], promise: Promise) -> None:
-    """Check the codecs of an array. A vector must have one value for each row, unless it is an axis
-    of bounded length."""
+    """Check the codecs of an array and the length of a vector: one value a row, or an axis."""
     names = {*_codec_names(array["codecs"])}
     if array["zarr_format"] != 3 or not names <= CODECS or array.get("storage_transformers"):
         raise refused(path, f"expected codecs out of {sorted(CODECS)}, got {sorted(names)}")
@@ -114,7 +108,6 @@ def _codec_names(codecs: Any) -> Iterator[str]:
 def _checked_chunks(
     rel: str, stream: str, members: Mapping[str, Any], promise: Promise
 ) -> FrameChunks:
-    """Return the chunks of a stream; refuse another shape or type than was committed."""
     array, place = members[f"{stream}/values"], f"{rel}/{stream}"
     (width, dtype), frames = promise.columns[stream], promise.frames[stream]
     wanted, got = ([frames, width], dtype), (array["shape"], array["data_type"])
@@ -130,20 +123,16 @@ def _checked_chunks(
 
 @dataclass(frozen=True)
 class ChunkCodec:
-    """The codecs of an array's chunks: the compressor (blosc, zstd, or "" for none), and whether a
-    checksum follows the body. Stores of layout version 1 have no checksum."""
+    """The codecs of an array's chunks: blosc, zstd or "", and whether a checksum follows, which
+    stores of layout version 1 lack."""
 
     compressor: str
     has_crc: bool
 
     @classmethod
     def of(cls, codecs: Sequence[Mapping[str, Any]], first: str = "bytes") -> ChunkCodec:
-        """Read the codecs from the metadata of an array: `first`, which turns values into bytes,
-        perhaps a compressor, then perhaps the checksum.
-
-        Raises:
-            ValueError: Another chain than our writers make or have made.
-        """
+        """Read the codecs of an array: `first`, which turns values into bytes, perhaps a
+        compressor, then perhaps the checksum. A ValueError for any other chain."""
         names = [codec["name"] for codec in codecs]
         has_crc = names[-1] == CRC_CODEC
         inner = codecs[1:-1] if has_crc else codecs[1:]
@@ -198,8 +187,7 @@ class ChunkCodec:
 
 
 def without_crc(stored: Bytes) -> Bytes:
-    """Check the CRC-32C at the end of some bytes and return the bytes before it; a CommitError if
-    the checksum is wrong."""
+    """Return some bytes without the CRC-32C at their end; a CommitError if it is wrong."""
     body, crc = stored[:-CRC_BYTES], stored[-CRC_BYTES:]
     if len(crc) < CRC_BYTES or google_crc32c.value(body) != _number(crc):
         raise CommitError("the CRC-32C of a chunk is not that of its bytes: run `earmill verify`")
@@ -213,8 +201,8 @@ def _blosc_size(body: Bytes) -> int:
 
 
 def _zstd_size(body: Bytes) -> int:
-    """Return the size of the content; RFC 8878, section 3.1.1.1: it follows descriptor, window and
-    dictionary."""
+    """Return the size of the content, which follows descriptor, window and dictionary (RFC 8878,
+    section 3.1.1.1)."""
     descriptor = int(body[4]) if len(body) > 4 and body[:4].tobytes() == ZSTD_MAGIC else 0
     single = descriptor >> 5 & 1
     size_bytes = (single, 2, 4, 8)[descriptor >> 6]
@@ -241,8 +229,8 @@ class FrameChunks:
 
     @classmethod
     def of(cls, place: str, array: Mapping[str, Any]) -> FrameChunks:
-        """Read the chunks from the metadata of an array; a CommitError if they are larger than ours
-        or stored in another way, although Zarr could read them."""
+        """Read the chunks from the metadata of an array; a CommitError for chunks that our writers
+        do not make, although Zarr could read them."""
         (sharding,) = array["codecs"]
         settings = sharding["configuration"]
         chunk, whole = settings["chunk_shape"], array["chunk_grid"]["configuration"]["chunk_shape"]
@@ -277,7 +265,6 @@ class FrameChunks:
         return -(-self.n_frames // self.chunk_frames)
 
     def chunks_in(self, number: int) -> int:
-        """Return how many chunks an object has; the last object may have fewer."""
         return min(self.object_chunks, self.n_chunks - number * self.object_chunks)
 
     def decode(self, chunk: int, stored: Bytes) -> NDArray[Any]:
@@ -296,8 +283,8 @@ def read_end(file: StoredFile) -> Bytes:
 def read_index(file: StoredFile, n_chunks: int, end: Bytes | None = None) -> NDArray[np.int64]:
     """Read where the chunks of an object lie: (chunk, [first byte, end]). Missing chunks have -1.
 
-    `end` holds the last bytes of the object, or all bytes, where they were read already. Raises a
-    CommitError if the index is damaged, or points out of the object.
+    `end` holds the last bytes of the object, or all bytes, if they were read already. CommitError
+    if the index is damaged, or points out of the object.
     """
     nbytes = n_chunks * ENTRY_BYTES + CRC_BYTES
     place = file.layout.url(file.rel)
@@ -329,10 +316,10 @@ def read_vector(
     promise: Promise,
     said: pa.ChunkedArray | None = None,
 ) -> Any:
-    """Read a vector of one chunk, an array of numbers or a list of texts, from the folder `rel`.
+    """Read a vector of one chunk, numbers or texts, from the folder `rel`.
 
-    Where the values that the dataset's index has (`said`) encode to the committed file, the file is
-    not fetched. One release writes equal values as equal files.
+    If the values that the dataset's index has (`said`) encode to the committed file, it is not
+    fetched. One release writes equal values as equal files.
     """
     texts = array["codecs"][0]["name"] == TEXT_CODEC
     dtype = None if texts else np.dtype(array["data_type"]).newbyteorder("<")

@@ -35,18 +35,14 @@ from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.formats.zarr.arrays import (
-    FrameChunks,
-    read_end,
-    read_index,
-    read_metadata,
-    read_vector,
-)
+from earmill.pipeline.formats.zarr import arrays
+from earmill.pipeline.formats.zarr.arrays import FrameChunks
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
+
 
 # Bytes of one request. A local file gives a few chunks as fast as many, and a few stay in the
 # processor's cache until they are decoded.
@@ -66,8 +62,8 @@ class FrameObject(NamedTuple):
 
 
 class ZarrShard:
-    """A shard's Zarr store; reads only the inner chunks a span touches. Safe in several threads.
-    See `ShardReader`, `ReadsAhead` and `GivesPieces` for the methods without a text."""
+    """A shard's Zarr store, safe in several threads: a `ShardReader`, `ReadsAhead` and
+    `GivesPieces`."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
         self._layout, self._promise, self._cache = layout, promise, cache
@@ -82,14 +78,14 @@ class ZarrShard:
         self._asking = Lock()
 
     def _metadata(self) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
-        """Read the store's metadata. From a remote store the ends of large objects are read in the
-        same round trip, because they hold the index of chunks."""
+        """Read the store's metadata, and of a remote store in the same round trip the ends of large
+        objects, which hold the index of chunks."""
         large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
         if not large:
-            return read_metadata(self._layout, self.rel, self._promise)
+            return arrays.read_metadata(self._layout, self.rel, self._promise)
         with ThreadPoolExecutor(len(large), "ends") as pool:
-            ends = [pool.submit(read_end, file) for file in large]
-            found = read_metadata(self._layout, self.rel, self._promise)
+            ends = [pool.submit(arrays.read_end, file) for file in large]
+            found = arrays.read_metadata(self._layout, self.rel, self._promise)
         for file, end in zip(large, ends, strict=True):
             with suppress(Exception):  # reading the object tries again, and raises
                 self._ends[file.rel] = end.result()
@@ -110,8 +106,8 @@ class ZarrShard:
         return join_frames(self.pieces(stream, span), shape, values.dtype)
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
-        """Yield parts of chunks. A row that is missing, lies elsewhere in the store or ends before
-        is refused: the length in the index could reach into another row."""
+        """Yield parts of chunks. A row that lies elsewhere in the store or ends before is refused:
+        the length in the index could reach into another row."""
         ids, starts = (self._vector(stream, name) for name in VECTORS)
         if span.row >= len(ids) or ids[span.row] != span.row_id:
             raise other_row(self.rel, span, ids[span.row] if span.row < len(ids) else None)
@@ -133,10 +129,8 @@ class ZarrShard:
         return range((span.start + span.first) // step, -(-(span.start + span.last) // step))
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
-        """Group contiguous chunks of an object, bounded in bytes.
-
-        From a remote store a small object that is wanted whole is one request, index included.
-        """
+        """Group contiguous chunks of an object, bounded in bytes. A small remote object that is
+        wanted whole is one request, index included."""
         wanted = {stream: sorted(numbers) for stream, numbers in _by_stream(blocks)}
         objects = [
             (stream, number, places)
@@ -164,8 +158,7 @@ class ZarrShard:
     def _ask_first(
         self, streams: Iterable[str], objects: Iterable[tuple[str, int]], pool: Executor
     ) -> None:
-        """Fetch row ids, starts and indexes of objects in concurrent requests. One after the other
-        each would take a round trip."""
+        """Fetch row ids, starts and indexes of objects in concurrent requests."""
         with self._asking:
             vectors = {self._vector_key(s, name): (s, name) for s in streams for name in VECTORS}
             left = [place for key, place in vectors.items() if key not in self._vectors]
@@ -176,15 +169,14 @@ class ZarrShard:
                 each.result()
 
     def _comes_whole(self, stream: str, number: int, n_chunks: int) -> bool:
-        """Return True if an object is fetched in one request: all its chunks are wanted, and its
-        index was not read yet."""
+        """Return True if an object is fetched in one request: all chunks are wanted, and its index
+        too."""
         if self._layout.is_local or (stream, number) in self._objects:
             return False
         whole = n_chunks == self._values[stream].chunks_in(number)
         return whole and self._file(stream, number).nbytes <= self._request_bytes
 
     def _by_object(self, stream: str, chunks: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-        """Group sorted chunks by object."""
         object_chunks = self._values[stream].object_chunks
         for number, places in groupby(chunks, lambda chunk: chunk // object_chunks):
             yield number, [*places]
@@ -198,14 +190,12 @@ class ZarrShard:
         """Do nothing: no handle is open between reads."""
 
     def _vector_key(self, stream: str, name: str) -> str:
-        """Return a key for a vector. Vectors of several streams often have equal bytes; these have
-        one key and are read once."""
+        """Return one key for vectors of several streams that have equal bytes."""
         rel = f"{self.rel}/{stream}/{name}"
         committed = self._promise.files.get(f"{rel}/c/0")
         return rel if committed is None else f"{name} {committed.sha256}"
 
     def _vector(self, stream: str, name: str) -> Any:
-        """Return the row ids, or the starts of the rows."""
         key = self._vector_key(stream, name)
         if key not in self._vectors:
             column, said = None, self._promise.said
@@ -213,12 +203,12 @@ class ZarrShard:
             if said is not None and not self._layout.is_local:
                 column = said.column(name if name == "row_id" else f"{stream}_start")
             rel, array = f"{self.rel}/{stream}/{name}", self._arrays[f"{stream}/{name}"]
-            self._vectors[key] = read_vector(self._layout, rel, array, self._promise, column)
+            self._vectors[key] = arrays.read_vector(self._layout, rel, array, self._promise, column)
         return self._vectors[key]
 
     def _blocks(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield decoded chunks with their numbers, in any order: cached chunks, then chunks that
-        are loaded here, then chunks that other threads load."""
+        """Yield decoded chunks with their numbers: cached chunks, then chunks that are loaded here,
+        then chunks that other threads load."""
         keys = [(self.rel, stream, chunk) for chunk in chunks]
         missing = []
         for key, block in zip(keys, self._cache.held(keys), strict=True):
@@ -245,7 +235,6 @@ class ZarrShard:
         yield from self._load(stream, left)
 
     def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Fetch, decode and keep chunks; contiguous chunks are one request."""
         for number, places in self._by_object(stream, chunks):
             if self._comes_whole(stream, number, len(places)):
                 file = self._file(stream, number)
@@ -319,12 +308,11 @@ class ZarrShard:
         )
 
     def _object(self, stream: str, number: int, content: Bytes | None = None) -> FrameObject:
-        """Return an object of a stream; its index is read once, from the object's content if that
-        is there."""
+        """Return an object of a stream; its index is read once, or taken from its content."""
         if (stream, number) not in self._objects:
             file = self._file(stream, number)
             end = self._ends.pop(file.rel, None) if content is None else content
-            spans = read_index(file, self._values[stream].object_chunks, end)
+            spans = arrays.read_index(file, self._values[stream].object_chunks, end)
             self._objects[stream, number] = FrameObject(file, spans)
         return self._objects[stream, number]
 
@@ -343,8 +331,7 @@ def _by_stream(blocks: Iterable[Block]) -> Iterable[tuple[str, list[int]]]:
 
 
 class ZarrFormat(Format):
-    """A shard as one Zarr v3 store; see `earmill.pipeline.formats.zarr.write`. zarr-python is
-    imported when a store is written."""
+    """A shard as one Zarr v3 store. zarr-python is imported when a store is written."""
 
     suffix = ".zarr"
     media_type = "application/vnd+zarr"
@@ -376,7 +363,6 @@ class ZarrFormat(Format):
         streams: Sequence[StreamInfo],
         expected: ShardDigest,
     ) -> list[str]:
-        """Compare a store with its rows, bit by bit."""
         from earmill.pipeline.formats.zarr.write import digest_zarr
 
         return differences(expected, digest_zarr(path, streams, rows, expected))
@@ -387,7 +373,6 @@ class ZarrFormat(Format):
     def objects(
         self, stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str
     ) -> int:
-        """Count metadata, index arrays, and packed chunks."""
         from earmill.pipeline.formats.zarr import write
 
         count = 1
@@ -401,7 +386,6 @@ class ZarrFormat(Format):
         return count
 
     def reading(self, paths: Sequence[str]) -> Sequence[str]:
-        """With xarray, one stream of one shard."""
         return ("import xarray", f'ds = xarray.open_zarr("{paths[0]}", group="<stream>")')
 
 

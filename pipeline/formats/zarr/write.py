@@ -3,17 +3,14 @@
 Each stream is a group: `values (obs, column)`, `row_start (row)`, `row_size (row)` with
 `sample_dimension`, and `row_id (row)`. The group's attributes hold the stream's description. Its
 centre frequencies are coordinates: `fc_hz (column)` and `mfc_hz (column)`. A stream of events has
-the columns of `formats.stream_layout` and also `n_steps (row)`, the steps of each clip. `row_id` is
-Zarr's own `string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning:
-fixed-length bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by
-the sharding codec into objects of up to 64 MB that are only ever written whole. The folder is
-private to one attempt, so there is no race.
+the columns of `formats.stream_layout` and also `n_steps (row)`. Array `row_id` has Zarr's own
+`string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning. Inner chunks
+are about 1 MB, packed by the sharding codec into objects of up to 64 MB that are only ever written
+whole.
 
-zarr-python writes arrays and metadata. A group's `zarr.json` also holds the metadata of everything
-below it (`consolidated_metadata`). `zarr.consolidate_metadata` would write the same, but warns on
-every v3 store. Each stream's group has its own copy, because xarray opens one group alone.
-
-`digest_zarr` reads a written store back with the functions of the reader.
+A group's `zarr.json` also holds the metadata of everything below it (`consolidated_metadata`), as
+`zarr.consolidate_metadata` would write, which warns on every v3 store. Each stream's group has its
+own copy, because xarray opens one group alone.
 """
 
 from __future__ import annotations
@@ -21,35 +18,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.digest import ShardDigest, StreamDigest, digest_blocks, same_bits
 from earmill.pipeline.formats.format import Promise
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.formats.stream_layout import layout_of, with_scales
 from earmill.pipeline.formats.values import Values, pieces
-from earmill.pipeline.formats.zarr.arrays import (
-    ROOT_METADATA,
-    USUAL_CHUNKS_PER_OBJECT,
-    ZSTD_LEVEL,
-    FrameChunks,
-    read_index,
-    read_vector,
-)
+from earmill.pipeline.formats.zarr import arrays
+from earmill.pipeline.formats.zarr.arrays import FrameChunks
 from earmill.pipeline.storage.layout import Layout
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
 
 # Chosen by measurement on features of all models, see the section on codecs of
 # benchmarks/RESULTS.md.
 VALUE_CODECS = (BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle"), Crc32cCodec())
-VECTOR_CODECS = (ZstdCodec(level=ZSTD_LEVEL), Crc32cCodec())
+VECTOR_CODECS = (ZstdCodec(level=arrays.ZSTD_LEVEL), Crc32cCodec())
 # Otherwise zarr leaves out chunks that equal the fill value, and -0.0 would be read as 0.0.
 KEEP_ALL: Any = {"write_empty_chunks": True}
 # Long names of the counts in `StreamLayout.row_counts`.
@@ -61,7 +50,7 @@ OBJECTS_OF_A_VECTOR = 2
 # Objects of a stream: group, metadata of four arrays, and one chunk of each of three vectors.
 OBJECTS_PER_STREAM = 1 + 4 + 3
 CHUNK_BYTES = 2**20
-CHUNKS_PER_OBJECT = USUAL_CHUNKS_PER_OBJECT
+CHUNKS_PER_OBJECT = arrays.USUAL_CHUNKS_PER_OBJECT
 
 
 def write_zarr(
@@ -72,7 +61,6 @@ def write_zarr(
     *,
     dtype: str,
 ) -> None:
-    """Write the rows as a new store."""
     shared = json.loads(json.dumps(dict(attrs), sort_keys=True, allow_nan=False))
     root = zarr.create_group(path, zarr_format=3, attributes=shared)
     for info in streams:
@@ -142,7 +130,6 @@ def _write_values(
 def _write_vector(
     group: zarr.Group, name: str, values: NDArray[Any], axis: str, attrs: Mapping[str, Any]
 ) -> None:
-    """Write a short array as one chunk."""
     texts = values.dtype == object
     array = group.create_array(
         name,
@@ -159,18 +146,17 @@ def _write_vector(
 
 
 def _consolidate(folder: Path) -> None:
-    """Put the metadata of everything below a group into the group's own."""
     members = {
         path.parent.relative_to(folder).as_posix(): json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.rglob(ROOT_METADATA))
+        for path in sorted(folder.rglob(arrays.ROOT_METADATA))
         if path.parent != folder
     }
     for member in members.values():
         member.pop("consolidated_metadata", None)
     about = {"kind": "inline", "must_understand": False, "metadata": members}
-    root = json.loads((folder / ROOT_METADATA).read_text(encoding="utf-8"))
+    root = json.loads((folder / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
     root["consolidated_metadata"] = about
-    (folder / ROOT_METADATA).write_text(json.dumps(root, indent=1), encoding="utf-8")
+    (folder / arrays.ROOT_METADATA).write_text(json.dumps(root, indent=1), encoding="utf-8")
 
 
 def column_axes(info: StreamInfo) -> dict[str, np.ndarray]:
@@ -202,7 +188,6 @@ def blocks_of(frames: Sequence[Values], size: int) -> Iterator[NDArray[Any]]:
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Join consecutive parts to one array; a single part is not copied."""
     return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=0)
 
 
@@ -212,62 +197,48 @@ def digest_zarr(
     rows: Sequence[FeatureRow] = (),
     expected: ShardDigest | None = None,
 ) -> ShardDigest:
-    """Return the digest of a written store, read chunk by chunk.
+    """Return the digest of a written store, read chunk by chunk. Given the rows that were written
+    and their digest, a stream that equals the rows bit by bit is not hashed; its hash is the
+    expected one."""
+    layout, digests = Layout.open(path.parent), {}
+    root = json.loads((path / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
+    about = root["consolidated_metadata"]["metadata"]
+    files = {}
+    for file in path.rglob("*"):
+        if file.is_file():
+            rel = file.relative_to(path.parent).as_posix()
+            files[rel] = OutFile(rel, file.stat().st_size, "")
+    promise = Promise(rows=0, frames={}, columns={}, files=files)
 
-    Given the rows that were written and their digest, a stream that equals the rows bit by bit is
-    not hashed; its hash is the expected one.
-    """
-    store = _WrittenStore(path)
-    digests = {}
+    def vector(name: str) -> Any:
+        return arrays.read_vector(layout, f"{path.name}/{name}", about[name], promise)
+
+    def frames_of(stream: str, values: FrameChunks) -> Iterator[NDArray[Any]]:
+        for chunk in range(values.n_chunks):
+            number, place = divmod(chunk, values.object_chunks)
+            if place == 0:
+                file = promise.file(layout, f"{path.name}/{stream}/values/c/{number}/0")
+                spans = arrays.read_index(file, values.object_chunks)
+            low, high = spans[place].tolist()
+            yield values.decode(chunk, file.read(low, high - low))
+
     for info in streams:
         name = f"{info.name}/values"
-        values, layout = FrameChunks.of(name, store.arrays[name]), layout_of(info)
+        values, stream = FrameChunks.of(name, about[name]), layout_of(info)
         width, dtype = values.width, values.dtype.name
-        counts = [store.vector(info.name, name) for name in ("row_size", *layout.row_counts)]
-        blocks = store.frames(info.name, values)
+        counts = [vector(f"{info.name}/{each}") for each in ("row_size", *stream.row_counts)]
+        blocks = frames_of(info.name, values)
         if expected is None:
             digests[info.name] = digest_blocks(blocks, width, dtype, *counts)
             continue
         frames = [row.streams[info.name] for row in rows]
         sizes = np.array([len(each) for each in frames], np.int64)
-        wanted = zip(counts, (sizes, *layout.counts_of(rows)), strict=True)
+        wanted = zip(counts, (sizes, *stream.counts_of(rows)), strict=True)
         same = same_bits(blocks, (piece for each in frames for piece in pieces(each))) and all(
             np.array_equal(*pair) for pair in wanted
         )
         sha256 = expected.streams[info.name].sha256 if same else ""
         digests[info.name] = StreamDigest(values.n_frames, width, dtype, sha256)
     # The writer gives every stream the same row ids.
-    row_ids = tuple(store.vector(streams[-1].name, "row_id")) if streams else ()
+    row_ids = tuple(vector(f"{streams[-1].name}/row_id")) if streams else ()
     return ShardDigest(row_ids, digests)
-
-
-class _WrittenStore:
-    """A store in a local folder that was just written."""
-
-    def __init__(self, path: Path) -> None:
-        self._layout, self._rel = Layout.open(path.parent), path.name
-        root = json.loads((path / ROOT_METADATA).read_text(encoding="utf-8"))
-        self.arrays = root["consolidated_metadata"]["metadata"]
-        sizes = {
-            file.relative_to(path.parent).as_posix(): file.stat().st_size
-            for file in path.rglob("*")
-            if file.is_file()
-        }
-        files = {rel: OutFile(rel, nbytes, "") for rel, nbytes in sizes.items()}
-        self._promise = Promise(rows=0, frames={}, columns={}, files=files)
-
-    def frames(self, stream: str, values: FrameChunks) -> Iterator[NDArray[Any]]:
-        """Yield all frames of a stream, chunk by chunk."""
-        for chunk in range(values.n_chunks):
-            number, place = divmod(chunk, values.object_chunks)
-            if place == 0:
-                rel = f"{self._rel}/{stream}/values/c/{number}/0"
-                file = self._promise.file(self._layout, rel)
-                spans = read_index(file, values.object_chunks)
-            low, high = spans[place].tolist()
-            yield values.decode(chunk, file.read(low, high - low))
-
-    def vector(self, stream: str, name: str) -> Any:
-        """Read numbers or texts, one for each row."""
-        key = f"{stream}/{name}"
-        return read_vector(self._layout, f"{self._rel}/{key}", self.arrays[key], self._promise)

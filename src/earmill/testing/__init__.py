@@ -15,14 +15,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from amtcore.testing.models import ModelConformance
     from earmill.testing.formats import FormatConformance
-    from earmill.testing.models import ModelConformance
     from earmill.testing.sources import SourceConformance
 
 # Name -> its module.
 _HOMES = {
     "FormatConformance": "earmill.testing.formats",
-    "ModelConformance": "earmill.testing.models",
+    "ModelConformance": "amtcore.testing.models",
     "SourceConformance": "earmill.testing.sources",
 }
 

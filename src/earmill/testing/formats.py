@@ -60,9 +60,7 @@ class Written:
 
     def files(self) -> list[Path]:
         """Return every file of the shard."""
-        if self.path.is_file():
-            return [self.path]
-        return sorted(path for path in self.path.rglob("*") if path.is_file())
+        return [path for path in [self.path, *sorted(self.path.rglob("*"))] if path.is_file()]
 
     def contents(self) -> dict[str, bytes]:
         """Return the content of every file of the shard, by its path in the layout."""
@@ -132,9 +130,8 @@ class FormatConformance:
 
     def test_what_is_read_back_is_what_was_written(self, written: Written) -> None:
         wanted = digest_rows(written.rows, written.streams, written.dtype)
-        assert (
-            differences(wanted, format_of(self.format).digest(written.path, written.streams)) == []
-        )
+        found = format_of(self.format).digest(written.path, written.streams)
+        assert differences(wanted, found) == []
 
     def test_every_row_is_read_at_random(self, written: Written) -> None:
         wanted = written.whole()
@@ -142,9 +139,10 @@ class FormatConformance:
         shuffled = [wanted[number] for number in order]
         cut = [(stream, _part(span, 3)) for stream, span in shuffled]
         empty = [(stream, _part(span, 10**9)) for stream, span in shuffled]
+        asked = [*shuffled, *cut, *empty]
         rows = {row.row_id: row for row in written.rows}
-        found = written.read([*shuffled, *cut, *empty], written.promise())
-        for (stream, span), frames in zip([*shuffled, *cut, *empty], found, strict=True):
+        found = written.read(asked, written.promise())
+        for (stream, span), frames in zip(asked, found, strict=True):
             expected = rows[span.row_id].streams[stream][span.first : span.last]
             assert frames.dtype == expected.dtype and frames.shape == expected.shape
             np.testing.assert_array_equal(frames, expected)
@@ -157,9 +155,8 @@ class FormatConformance:
     def test_a_shard_without_rows(self, tmp_path: Path) -> None:
         written = self.write(tmp_path / "none", [], "float16")
         wanted = digest_rows([], written.streams, "float16")
-        assert (
-            differences(wanted, format_of(self.format).digest(written.path, written.streams)) == []
-        )
+        found = format_of(self.format).digest(written.path, written.streams)
+        assert differences(wanted, found) == []
         assert written.read([], written.promise()) == []
 
     def test_the_files_are_as_many_as_was_said(self, written: Written) -> None:
@@ -247,15 +244,16 @@ def _streams() -> list[StreamInfo]:
 
 def sample_rows(dtype: str) -> list[FeatureRow]:
     """Return the suite's rows of frames and events."""
-    return [_row(row_id, frames, _streams(), dtype) for row_id, frames in ROWS.items()]
+    return [_row(row_id, frames, dtype) for row_id, frames in ROWS.items()]
 
 
-def _row(row_id: str, frames: int, streams: Sequence[StreamInfo], dtype: str) -> FeatureRow:
+def _row(row_id: str, frames: int, dtype: str) -> FeatureRow:
     """Return a row with values that follow from its id, among them -0.0 and subnormals."""
+    width = _streams()[0].width
     rng = np.random.default_rng([*row_id.encode()[:50]])
-    values = rng.normal(0, 50, (frames, streams[0].width)).astype(dtype)
+    values = rng.normal(0, 50, (frames, width)).astype(dtype)
     values[:1, :2] = [-0.0, np.finfo(dtype).smallest_subnormal]
-    drawn = rng.poisson(0.0 if row_id == "silent" else 0.3, (2 * frames, streams[1].width))
+    drawn = rng.poisson(0.0 if row_id == "silent" else 0.3, (2 * frames, width))
     return FeatureRow(
         row_id=row_id,
         plan_row_id=row_id,

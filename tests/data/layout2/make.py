@@ -19,7 +19,7 @@ from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard
-from earmill.pipeline.formats.parquet import write as parquet_write
+from earmill.pipeline.formats.parquet import format as parquet_write
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.zarr import write as zarr_write
 from earmill.pipeline.planning.make_plan import make_plan

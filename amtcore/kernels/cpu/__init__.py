@@ -1,0 +1,1 @@
+"""Operations on this processor: compiled loops, and threads that run them."""

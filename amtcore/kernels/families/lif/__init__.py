@@ -1,4 +1,0 @@
-"""Leaky integrate-and-fire neurons with exponential synapses.
-
-It may import `vector` and `over_time`, no other family.
-"""

@@ -1,0 +1,137 @@
+"""What kernels for a GPU need beside vectors: their place, memory by address, and the queue.
+
+And functions written as text, so that what they call and pass on is constant.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.typing import signature
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
+
+from amtcore.kernels.vector.warp_lowering import call_intrinsic, exchange, lane_number
+
+_WORD, _LONG = ir.IntType(32), ir.IntType(64)
+#: More numbers than any array has: kernels do not check bounds.
+_ENDLESS = 2**48
+
+
+@intrinsic
+def warp_id(typing: Any) -> Any:
+    """This warp's number among those of the launch; a block is one warp."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        block = call_intrinsic(builder, "llvm.nvvm.read.ptx.sreg.ctaid.x", _WORD, [])
+        return builder.zext(block, _LONG)
+
+    return signature(types.int64), codegen
+
+
+@intrinsic
+def take(typing: Any, queue: Any) -> Any:
+    """The next number of the queue at this address, the same for all threads of the warp."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        counter = builder.inttoptr(args[0], _LONG.as_pointer(addrspace=1))
+        first = builder.icmp_unsigned("==", lane_number(builder), ir.Constant(_WORD, 0))
+        place = cgutils.alloca_once(builder, _LONG)
+        with builder.if_then(first):
+            taken = builder.atomic_rmw("add", counter, ir.Constant(_LONG, 1), "monotonic")
+            builder.store(taken, place)
+        return exchange(builder, "idx", builder.load(place), 0)
+
+    return signature(types.int64, queue), codegen
+
+
+def numbers_at(dtype: types.Type) -> Any:
+    """The intrinsic that makes a flat array of such numbers of an address; bounds unknown."""
+    kind = types.Array(dtype, 1, "C")
+
+    @intrinsic
+    def numbers(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            element = context.get_data_type(dtype)
+            # By way of the global space, so that loads and stores need not look where they go.
+            place = builder.inttoptr(args[0], element.as_pointer(addrspace=1))
+            data = builder.addrspacecast(place, element.as_pointer())
+            return _array(context, builder, kind, data, _ENDLESS)
+
+        return signature(kind, types.int64), codegen
+
+    return numbers
+
+
+#: Arrays of sizes and places by address.
+integers_at = numbers_at(types.int64)
+
+
+def numbers_of(double: bool) -> Any:
+    """Arrays of the working type by address."""
+    return numbers_at(types.float64 if double else types.float32)
+
+
+@intrinsic(prefer_literal=True)
+def shared_rows(typing: Any, like: Any, count: Any) -> Any:
+    """A flat array of a literal count of numbers in the memory of this warp's block."""
+    kind, size = types.Array(like.dtype, 1, "C"), count.literal_value
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        element = context.get_data_type(like.dtype)
+        name = builder.module.get_unique_name("_shared")
+        room = cgutils.add_global_variable(
+            builder.module, ir.ArrayType(element, size), name, addrspace=3
+        )
+        room.linkage, room.align = "internal", 16
+        room.initializer = ir.Constant(room.type.pointee, ir.Undefined)
+        first = builder.bitcast(room, ir.PointerType(element, 3))
+        data = builder.addrspacecast(first, element.as_pointer())
+        return _array(context, builder, kind, data, size)
+
+    return signature(kind, like, count), codegen
+
+
+def _array(context: Any, builder: Any, kind: Any, data: Any, count: int) -> Any:
+    """A flat array on memory that nobody owns."""
+    size = context.get_abi_sizeof(data.type.pointee)
+    array = context.make_array(kind)(context, builder)
+    populate_array(
+        array,
+        data=data,
+        shape=[context.get_constant(types.intp, count)],
+        strides=[context.get_constant(types.intp, size)],
+        itemsize=context.get_constant(types.intp, size),
+        meminfo=None,
+        parent=None,
+    )
+    return array._getvalue()
+
+
+_texts = itertools.count()
+
+
+def compile_text(
+    parameters: str, lines: Sequence[str], scope: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """A compiled function with these parameters and lines.
+
+    Args:
+        parameters: As between the parentheses of a definition.
+        lines: The body; "pass" where there are none.
+        scope: What the lines may name.
+    """
+    text = f"def written({parameters}):\n" + "".join(f"    {line}\n" for line in lines or ["pass"])
+    # Where numba looks for the source it shows in its errors.
+    name = f"<written {next(_texts)}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    namespace = dict(scope)
+    exec(compile(text, name, "exec"), namespace)
+    function: Callable[..., Any] = njit(namespace["written"])
+    return function

@@ -1,0 +1,252 @@
+"""Hilbert envelope of whole signals.
+
+The analytic signal of scipy.signal.hilbert: a circular Hilbert transform over exactly the samples
+there are. Two rows share one complex transform. Where the length has a large prime factor the
+circular convolution is done as a linear one of a round length, folded back; same values, up to
+rounding.
+
+The kernel takes two rows from their samples and their Hilbert transforms, in two passes: the first
+adds up the powers of the samples and of the analytic signals, the second writes the envelopes. On a
+GPU torch's transforms do the same: two passes over memory are no recurrence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.torch_state import (
+    by_item,
+    is_exporting,
+    rows_of,
+    use_reference,
+    wants_derivative,
+)
+from amtcore.kernels.vector.jit import kernel, part
+from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.result_pool import empty
+from amtcore.kernels.vector.simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
+from amtcore.kernels.vector.threads import parallel_for
+
+#: Samples of a block of rows: what its transforms use stays in the caches.
+_BLOCK_SAMPLES = 2**19
+#: The same for a GPU, which wants much at a time: its memory bounds it, about 30 bytes a sample.
+_DEVICE_BLOCK_SAMPLES = 2**26
+_FAST_FACTORS = (2, 3, 5, 7, 11)
+_ODD_PARTS = (1, 3, 5, 9)
+
+
+def _is_fast(n: int) -> bool:
+    """Whether a transform of this length has only small factors."""
+    for factor in _FAST_FACTORS:
+        while n % factor == 0 and n > 1:
+            n //= factor
+    return n == 1
+
+
+def _fast_length(least: int) -> int:
+    """Smallest odd part times a power of two that is at least this long."""
+    lengths = []
+    for length in _ODD_PARTS:
+        while length < least:
+            length *= 2
+        lengths.append(length)
+    return min(lengths)
+
+
+def _transformer(n: int, like: Tensor) -> Tensor:
+    """Spectrum of the Hilbert transform of period n: -i above 0 Hz, +i below it."""
+    # No slice depends on n, so that its axis may be dynamic in `torch.export`.
+    twice = 2 * torch.arange(n, device=like.device)
+    turn = torch.where(twice == 0, 0, torch.sign(twice - n)).to(like.dtype)
+    return torch.complex(torch.zeros_like(turn), turn)
+
+
+class Quadrature:
+    """The Hilbert transform for signals of one length.
+
+    `torch.export` records transforms of that length itself: the factors of a dynamic length are
+    unknown.
+
+    Args:
+        n: Samples.
+        like: A real tensor of the signals' type.
+    """
+
+    def __init__(self, n: int, like: Tensor) -> None:
+        fast = is_exporting() or _is_fast(n)
+        self._n, self._length = n, n if fast else _fast_length(2 * n - 1)
+        self._spectrum = _transformer(n, like)
+        if self._length != n:
+            self._spectrum = torch.fft.fft(torch.fft.ifft(self._spectrum), self._length)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Of the real and of the imaginary part of z, over the last axis."""
+        n = self._n
+        y = torch.fft.ifft(torch.fft.fft(z, self._length).mul_(self._spectrum))
+        if self._length == n:
+            return y
+        return y[..., :n] + torch.nn.functional.pad(y[..., n : 2 * n - 1], (0, 1))
+
+
+def are_finite(rows: Tensor) -> Tensor:
+    """(row, 1): whether a row holds finite numbers only."""
+    return torch.isfinite(rows).all(1, keepdim=True)
+
+
+def _envelope_pairs(rows: Tensor, quadrature: Quadrature) -> Tensor:
+    """(2 p, time) -> (2 p, time); row 2 i shares its transform with row 2 i + 1."""
+    tiny = torch.finfo(rows.dtype).tiny
+    z = torch.complex(rows[0::2], rows[1::2])
+    own, turned = torch.view_as_real(z), torch.view_as_real(quadrature(z))
+    squares = own.square()  # (p, time, 2)
+    power = torch.addcmul(squares, turned, turned)
+    scale = squares.mean(1) / power.mean(1).clamp(min=tiny)
+    envelope = power.clamp(min=tiny).sqrt().unbind(-1)
+    gains = scale.clamp(min=tiny).sqrt().unsqueeze(1).unbind(-1)
+    both = torch.stack([part * gain for part, gain in zip(envelope, gains, strict=True)], 1)
+    return both.flatten(0, 1)
+
+
+def _envelope_alone(rows: Tensor) -> Tensor:
+    """(row, time), same shape out: every row with a transform of its own."""
+    tiny = torch.finfo(rows.dtype).tiny
+    turned = Quadrature(rows.shape[1], rows)(torch.complex(rows, torch.zeros_like(rows))).real
+    squares = rows.square()
+    power = torch.addcmul(squares, turned, turned)
+    scale = squares.mean(1, keepdim=True) / power.mean(1, keepdim=True).clamp(min=tiny)
+    return power.clamp(min=tiny).sqrt() * scale.clamp(min=tiny).sqrt()
+
+
+def reference(rows: Tensor) -> Tensor:
+    """(row, time), same shape out; see `_call`.
+
+    `torch.export` takes row by row, since pairs and blocks ask for the number of rows.
+    """
+    if is_exporting():
+        return _envelope_alone(rows)
+    quadrature = Quadrature(rows.shape[1], rows)
+    envelopes = []
+    samples = _BLOCK_SAMPLES if rows.device.type == "cpu" else _DEVICE_BLOCK_SAMPLES
+    for block in rows.split(2 * max(1, samples // (2 * rows.shape[1]))):
+        # One sample that is no finite number makes NaN of its row, gradient and all, but not of
+        # the row that shares its transform: 0 times the square of what was left out is NaN or 0.
+        fine = are_finite(block)
+        left_out = torch.where(fine, 0.0, block).sum(1, keepdim=True)
+        clean = torch.where(fine, block, 0.0)
+        pairs = torch.nn.functional.pad(clean, (0, 0, 0, len(block) % 2))
+        envelope = _envelope_pairs(pairs, quadrature)[: len(block)]
+        envelopes.append(envelope + 0.0 * left_out.square())
+    return torch.cat(envelopes)
+
+
+#: Numbers that are summed before their sum joins the total, which is in float64.
+_PART = 128 * LANES
+
+
+@part
+def _powers(z: Any, turned: Any, begin: int, end: int, sums: Any) -> None:
+    """Add up z^2 in the first LANES of `sums` and z^2 + turned^2 in the next, which also goes to
+    `turned`. Lanes with an even index belong to the first row, the others to the second."""
+    own = both = vsplat(z, 0.0)
+    for i in range(begin, end, LANES):
+        value, quadrature = vload(z, i), vload(turned, i)
+        square = value * value
+        power = fma(quadrature, quadrature, square)
+        vstore(turned, i, power)
+        own, both = own + square, both + power
+    vstore(sums, 0, own)
+    vstore(sums, LANES, both)
+
+
+@kernel
+def run_envelope(z: Any, turned: Any, tiny: float, first: Any, second: Any) -> None:
+    """z, turned flat (2 time), the latter overwritten; first, second (time).
+
+    Each envelope is scaled to the power of its row; powers below `tiny` count as that.
+    """
+    count, samples = z.shape[0], first.shape[0]
+    whole = count - count % LANES
+    sums, totals = aligned(2 * LANES, z), np.zeros((2, 2))
+    for begin in range(0, whole, _PART):
+        _powers(z, turned, begin, min(begin + _PART, whole), sums)
+        for lane in range(2 * LANES):
+            totals[lane // LANES, lane % 2] += sums[lane]
+    for i in range(whole, count):
+        totals[0, i % 2] += z[i] * z[i]
+        turned[i] = z[i] * z[i] + turned[i] * turned[i]
+        totals[1, i % 2] += turned[i]
+    gains = aligned(LANES, z)
+    for lane in range(LANES):
+        own, both = totals[0, lane % 2] / samples, totals[1, lane % 2] / samples
+        gains[lane] = math.sqrt(max(own / max(both, tiny), tiny))
+    gain, least = vload(gains, 0), vsplat(z, tiny)
+    for i in range(0, whole, LANES):
+        vstore(turned, i, gain * vsqrt(vmax(vload(turned, i), least)))
+    for i in range(whole, count):
+        turned[i] = gains[i % 2] * math.sqrt(max(turned[i], tiny))
+    for t in range(samples):
+        first[t] = turned[2 * t]
+        second[t] = turned[2 * t + 1]
+
+
+def _cpu(device: Device, rows: Tensor) -> Tensor:
+    """Pairs of rows go to threads."""
+    count, samples = rows.shape
+    fine = are_finite(rows)
+    inputs = rows.detach() if bool(fine.all()) else torch.where(fine, rows.detach(), 0.0)
+    out = empty((count + count % 2, samples), rows)
+    out_np = out.numpy()
+    quadrature, tiny = Quadrature(samples, inputs), torch.finfo(rows.dtype).tiny
+
+    def pair(i: int) -> None:
+        first = inputs[2 * i]
+        second = inputs[2 * i + 1] if 2 * i + 1 < count else torch.zeros_like(first)
+        z = torch.complex(first, second)
+        own, turned = (torch.view_as_real(part).flatten().numpy() for part in (z, quadrature(z)))
+        run_envelope(own, turned, tiny, out_np[2 * i], out_np[2 * i + 1])
+
+    parallel_for(pair, -(-count // 2))
+    return out[:count].masked_fill_(~fine, torch.nan)
+
+
+def _fake(rows: Tensor) -> Tensor:
+    return torch.empty_like(rows)
+
+
+def _call(kernel: Any, x: Tensor, backend: str | None = None) -> Tensor:
+    """Magnitude of the analytic signal over the whole last axis, scaled to the RMS of `x`.
+
+    Silence stays silence, with gradient 0. Two channels share a transform, never two items of a
+    batch, so an item has the same bits alone and in a batch.
+
+    Args:
+        x: (batch, channel, time), (channel, time) or (time,).
+        backend: Kernel choice; None picks.
+    """
+    if x.numel() == 0:
+        return x
+    items = x if x.ndim == 3 else x.reshape(1, -1, x.shape[-1])
+    channels = items.shape[1]
+    pairs = torch.nn.functional.pad(items, (0, 0, 0, channels % 2))
+    if use_reference(x, backend) or wants_derivative(x):
+        made = by_item(lambda item: _by_rows(reference, item), pairs)
+    else:
+        made = _by_rows(kernel, pairs)
+    return made[:, :channels].reshape(x.shape)
+
+
+def _by_rows(function: Callable[[Tensor], Tensor], items: Tensor) -> Tensor:
+    return function(rows_of(items)).reshape(items.shape)
+
+
+#: It has no gradient: where one is asked for, the torch form runs.
+HILBERT_ENVELOPE = RowOperation(
+    name="hilbert_envelope", cpu=_cpu, fake=_fake, reference=reference, call=_call
+)

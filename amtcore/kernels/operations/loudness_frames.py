@@ -1,0 +1,217 @@
+"""From samples to specific loudness, LANES frames of all ears at a time.
+
+    samples -> powers of components -> nodes -> level per ERB -> excitation -> specific loudness
+
+What lies between stays in the caches. Each step is that of its own operation, number by
+number, so the result is the same as that of the operations one after another.
+
+One signal at a time, on the caller's thread: blocks of signals go to threads already, see
+`models.frame_blocks`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from amtcore.kernels.operations.excitation import (
+    GROUP,
+    Tables,
+    decibels,
+    gather,
+    skirts,
+    steepen,
+    weigh,
+)
+from amtcore.kernels.operations.running_spectrum import (
+    EVEN,
+    ODD,
+    REACH,
+    SIDE,
+    Factors,
+    blocks_of,
+    coefficients_of,
+    powers_of_frames,
+    room,
+)
+from amtcore.kernels.operations.specific_loudness import nodes, specific
+from amtcore.kernels.vector.jit import kernel, part
+from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.simd import (
+    LANES,
+    any_greater_or_nan,
+    vload,
+    vmax,
+    vsplat,
+    vstore,
+    where_greater,
+)
+from amtcore.kernels.vector.transpose import store_samples
+
+#: Sums of intensities beyond this are not computed here: what is left out of them might be no
+#: number.
+LARGEST = 1e37
+
+
+@part
+def _faintest(components: Any, count: int, limits: Any) -> Any:
+    """What components of LANES frames must be above: (strongest * a, at least b) * c."""
+    strongest = vload(components, 0)
+    for i in range(1, count):
+        strongest = vmax(strongest, vload(components, i * LANES))
+    strongest, floor = strongest * vsplat(strongest, limits[0]), vsplat(strongest, limits[1])
+    return where_greater(floor, strongest, floor, strongest) * vsplat(floor, limits[2])
+
+
+@part
+def _is_too_much(sums: Any) -> bool:
+    """Whether the magnitudes of a frame's nodes add up to something strange."""
+    total = vsplat(sums, 0.0)
+    for at in range(0, len(sums), LANES):
+        total = total + vload(sums, at)
+    return any_greater_or_nan(total, vsplat(total, LARGEST))
+
+
+@part
+def _store_law(
+    levels: Any, channels: int, frames: int, law: Any, high: Any, out: Any, to: int, pitch: int
+) -> None:
+    """Flat (frame, channel) in dB -> specific loudness in rows of `pitch` numbers from `to` on."""
+    for frame in range(frames):
+        for at in range(0, channels, LANES):
+            # The last vector of a row begins earlier, where it would reach beyond it.
+            place = min(at, channels - LANES)
+            level = vload(levels, frame * channels + place)
+            vstore(out, to + frame * pitch + place, specific(level, law, channels, place, high))
+
+
+@kernel
+def _run_ears(
+    x: Any, reach: int, basis: Any, values: Any, plan: Any, columns: int, components: int,
+    limits: Any, starts: Any, weights: Any, sources: int, level_blocks: Any, places: int,
+    away: Any, line: Any, before: Any, share: Any, upper_blocks: Any, law: Any, high: Any,
+    frames: int, out: Any, pitch: int,
+) -> bool:  # fmt: skip
+    """One signal, (ear, sample) -> rows of `pitch` numbers, ear beside ear; true where it is left
+    to the families' own kernels, as sums are no numbers.
+
+    Args:
+        limits: See `_faintest`.
+        frames: That are wanted; rows of all ears lie beside each other.
+    """
+    ears, channels, groups = x.shape[0], away.shape[0], -(-sources // GROUP)
+    work, size = room(columns, x), components * LANES
+    powers = aligned(ears * size, x)
+    own = aligned((sources + GROUP) * LANES, x)
+    rates, slanted = aligned((sources + GROUP) * LANES, x), aligned((sources + GROUP) * LANES, x)
+    sums, bounds = aligned(groups * LANES, x), aligned(groups * LANES, x)
+    gentlest, levels = aligned(groups * LANES, x), aligned((places + GROUP) * LANES, x)
+    patterns, tile = aligned((channels + GROUP) * LANES, x), aligned(channels * LANES, x)
+    count = blocks_of(frames, reach)
+    known = count * basis.shape[0]
+    made, least = aligned(ears * known, x), aligned(LANES, x)
+    for ear in range(ears):
+        coefficients_of(x[ear], 0, count, basis, made[ear * known :])
+    for frame in range(0, frames, LANES):
+        for ear in range(ears):
+            powers_of_frames(
+                made[ear * known :], count, frame + reach, values, plan, work, powers, ear * size,
+                LANES,
+            )  # fmt: skip
+        vstore(least, 0, _faintest(powers, ears * components, limits))
+        for ear in range(ears):
+            nodes(powers[ear * size :], LANES, 0, least, starts, weights, own, LANES)
+            gather(own, LANES, 0, sources, own, sums)
+            if _is_too_much(sums):
+                return True
+            weigh(own, sums, level_blocks, levels)
+            for t in range(places):
+                vstore(levels, t * LANES, decibels(vload(levels, t * LANES)))
+            steepen(levels, LANES, 0, sources, before, share, line, own, rates, slanted, gentlest)
+            weigh(own, sums, upper_blocks, patterns)
+            skirts(own, sums, rates, slanted, gentlest, bounds, away, patterns)
+            for k in range(channels):
+                vstore(patterns, k * LANES, decibels(vload(patterns, k * LANES)))
+            store_samples(patterns, channels, tile, 0)
+            _store_law(
+                tile, channels, min(LANES, frames - frame), law, high, out,
+                frame * pitch + ear * channels, pitch,
+            )  # fmt: skip
+    return False
+
+
+class Frames(NamedTuple):
+    """How samples become specific loudness.
+
+    Args:
+        factors: Of the spectra.
+        limits: (3,), what components must be above: (strongest a, at least b) c.
+        starts: Of every group of components its first, and the end of the last; int64.
+        weights: (component, NODES).
+        level_blocks: Of the weights of levels, as `excitation.blocks_of` has them.
+        places: Levels.
+        tables: Of the excitation patterns.
+        law: Rows of `specific_loudness.law_rows`.
+        high: Of the law at very high levels: divisor and exponent.
+    """
+
+    factors: Factors
+    limits: Tensor
+    starts: Tensor
+    weights: Tensor
+    level_blocks: Tensor
+    places: int
+    tables: Tables
+    law: Tensor
+    high: tuple[float, float]
+
+
+class Prepared:
+    """The same as the kernel takes them.
+
+    Args:
+        frames: Of the models, float32; LANES channels or more.
+    """
+
+    def __init__(self, frames: Frames) -> None:
+        basis, values, plan = (table.numpy() for table in frames.factors)
+        self._reach, self._hop = int(plan[:, REACH].max()), basis.shape[1]
+        columns = int((plan[:, REACH] * (plan[:, EVEN] + plan[:, ODD])).max()) + SIDE
+        tables = frames.tables
+        self.channels, sources = tables.away.shape
+        log_divisor, exponent = math.log(frames.high[0]), frames.high[1]
+        components = int(frames.starts[-1])
+        self._of_spectra = (self._reach, basis, values, plan, columns, components)
+        self._of_levels = (
+            frames.limits.numpy(), frames.starts.numpy(), frames.weights.numpy().ravel(), sources,
+            frames.level_blocks.numpy(), frames.places,
+        )  # fmt: skip
+        self._of_patterns = tuple(
+            table.contiguous().numpy()
+            for table in (
+                tables.away, tables.line, tables.before, tables.share, tables.blocks, frames.law
+            )
+        )  # fmt: skip
+        self._law = self._of_patterns[-1].ravel(), np.array([log_divisor, exponent])
+
+    def n_frames(self, samples: int) -> int:
+        """Frames whose windows lie wholly in so many samples."""
+        return samples // self._hop - 2 * self._reach + 1
+
+    def specific(self, x: Tensor, rows: Tensor) -> bool:
+        """Specific loudness of one signal.
+
+        Args:
+            x: (ear, sample).
+            rows: (frame, ear channel or more), where it goes, as many frames as are wanted.
+        Returns:
+            Whether that worked; false where samples are not finite, or their powers.
+        """
+        out = rows.numpy()
+        return not _run_ears(
+            x.contiguous().numpy(), *self._of_spectra, *self._of_levels, *self._of_patterns[:-1],
+            *self._law, len(out), out.reshape(-1), out.shape[1],
+        )  # fmt: skip

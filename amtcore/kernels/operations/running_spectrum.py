@@ -1,0 +1,297 @@
+"""Powers of the components of every frame from factors of their transforms.
+
+    a[r, b] = sum over n of basis[r, n] x[b hop + n]              of block b, a hop of samples
+    E[m, r], O[m, r] = a[r, c + m] +- a[r, c - 1 - m]             about the instant of a frame
+    E', O' = V E, W O;   power of component k = (P[k] . E')^2 + (Q[k] . O')^2
+
+Basis functions are even or odd about the middle of a block: the block before an instant, reversed,
+has the same coefficients, those of odd functions negative (E and O change places).
+
+The kernel computes numbers alone: float32 on the CPU, without gradients. Elsewhere the plain form
+runs; it has gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.vector.frames import new_rows
+from amtcore.kernels.vector.jit import kernel, part
+from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.simd import (
+    LANES,
+    fma,
+    narrow_lanes,
+    vload,
+    vload_narrow,
+    vsplat,
+    vstore,
+)
+from amtcore.kernels.vector.threads import parallel_for
+from amtcore.kernels.vector.transpose import transpose
+
+#: Columns of a plan, a row for every group of components: blocks of half a window, its first basis
+#: function, how many are even and how many odd, how many rows V and W have (0: there are none),
+#: where factors begin, first component, components.
+REACH, FIRST, EVEN, ODD, RANK, AT, COMPONENT, COUNT = range(8)
+#: Rows of factors lie side by side so many at a time, of P (or V) and then of Q (or W); missing
+#: ones are 0.
+SIDE = 4
+
+
+class Factors(NamedTuple):
+    """Transforms of all windows.
+
+    Args:
+        basis: (function, sample of a block), whole multiples of SIDE functions.
+        values: Flat: of every group V and W, then P and Q, as (SIDE rows, column, 2 SIDE).
+        plan: (group, 8), int64, groups of a window beside each other.
+    """
+
+    basis: Tensor
+    values: Tensor
+    plan: Tensor
+
+
+def _rows(values: Tensor, at: int, rows: int, columns: int) -> tuple[Tensor, Tensor, int]:
+    """Two matrices (row, column) from `at` on, and where they end."""
+    sides = -(-rows // SIDE)
+    end = at + sides * columns * 2 * SIDE
+    both = values[at:end].view(sides, columns, 2, SIDE).permute(2, 0, 3, 1).flatten(1, 2)
+    return both[0, :rows], both[1, :rows], end
+
+
+def reference(x: Tensor, factors: Factors) -> Tensor:
+    """(row, sample) -> (row, frame, component); the first frame's instant is as many blocks from
+    the start as the longest half window has."""
+    hop, reach = factors.basis.shape[1], int(factors.plan[:, REACH].max())
+    blocks = x[:, : x.shape[1] // hop * hop].unflatten(1, (-1, hop)) @ factors.basis.T
+    frames, made = blocks.shape[1] - 2 * reach + 1, []
+    for group in factors.plan.tolist():
+        own = blocks[..., group[FIRST] : group[FIRST] + group[EVEN] + group[ODD]]
+        sign = torch.ones(group[EVEN] + group[ODD]).to(own)
+        sign[group[EVEN] :] = -1.0
+        even, odd = [], []
+        for m in range(group[REACH]):
+            after, before = (own[:, reach + i : reach + i + frames] for i in (m, -1 - m))
+            even.append(after + sign * before)
+            odd.append(after - sign * before)
+        e, o, at = torch.cat(even, -1), torch.cat(odd, -1), group[AT]
+        if group[RANK]:
+            v, w, at = _rows(factors.values, at, group[RANK], e.shape[-1])
+            e, o = e @ v.T, o @ w.T
+        p, q, _ = _rows(factors.values, at, group[COUNT], e.shape[-1])
+        made.append((e @ p.T).square() + (o @ q.T).square())
+    return torch.cat(made, -1)
+
+
+@part
+def _coefficients(blocks: Any, pitch: int, basis: Any, made: Any) -> None:
+    """Flat (sample, block) of rows of `pitch` blocks -> flat (function, block)."""
+    functions, hop = basis.shape
+    flat, zero = basis.reshape(-1), vsplat(blocks, 0.0)
+    for r in range(0, functions, SIDE):
+        for b in range(0, pitch, LANES):
+            s, t, u, v = zero, zero, zero, zero
+            for n in range(hop):
+                value, at = vload(blocks, n * pitch + b), r * hop + n
+                s = fma(value, vsplat(value, flat[at]), s)
+                t = fma(value, vsplat(value, flat[at + hop]), t)
+                u = fma(value, vsplat(value, flat[at + 2 * hop]), u)
+                v = fma(value, vsplat(value, flat[at + 3 * hop]), v)
+            to = r * pitch + b
+            vstore(made, to, s)
+            vstore(made, to + pitch, t)
+            vstore(made, to + 2 * pitch, u)
+            vstore(made, to + 3 * pitch, v)
+
+
+@part
+def _fold(
+    made: Any, pitch: int, instant: int, reach: int, first: int, even: int, odd: int, e: Any, o: Any
+) -> None:
+    """E and O of LANES frames: what lies alike and what lies unlike about their instants."""
+    place = 0
+    for m in range(reach):
+        for r in range(even + odd):
+            at = (first + r) * pitch + instant
+            after, before = vload(made, at + m), vload(made, at - 1 - m)
+            total, difference = after + before, after - before
+            if r < even:
+                vstore(e, place, total)
+                vstore(o, place, difference)
+            else:
+                vstore(e, place, difference)
+                vstore(o, place, total)
+            place += LANES
+
+
+@part
+def _products(
+    e: Any, o: Any, columns: int, values: Any, at: int, of_e: Any, of_o: Any, to: int
+) -> None:
+    """SIDE rows of factors times E, and SIDE others times O."""
+    begin = at
+    for lane in range(0, LANES, narrow_lanes()):
+        at, zero = begin, vsplat(vload_narrow(e, 0), 0.0)
+        s, t, u, v = zero, zero, zero, zero
+        a, b, c, d = zero, zero, zero, zero
+        for column in range(columns):
+            alike, unlike = (
+                vload_narrow(e, column * LANES + lane),
+                vload_narrow(o, column * LANES + lane),
+            )
+            s = fma(alike, vsplat(zero, values[at]), s)
+            t = fma(alike, vsplat(zero, values[at + 1]), t)
+            u = fma(alike, vsplat(zero, values[at + 2]), u)
+            v = fma(alike, vsplat(zero, values[at + 3]), v)
+            a = fma(unlike, vsplat(zero, values[at + 4]), a)
+            b = fma(unlike, vsplat(zero, values[at + 5]), b)
+            c = fma(unlike, vsplat(zero, values[at + 6]), c)
+            d = fma(unlike, vsplat(zero, values[at + 7]), d)
+            at += 2 * SIDE
+        place = to + lane
+        vstore(of_e, place, s)
+        vstore(of_e, place + LANES, t)
+        vstore(of_e, place + 2 * LANES, u)
+        vstore(of_e, place + 3 * LANES, v)
+        vstore(of_o, place, a)
+        vstore(of_o, place + LANES, b)
+        vstore(of_o, place + 2 * LANES, c)
+        vstore(of_o, place + 3 * LANES, d)
+
+
+@part
+def _powers_of_group(
+    e: Any, o: Any, columns: int, count: int, values: Any, at: int, real: Any, imaginary: Any,
+    out: Any, to: int, pitch: int,
+) -> None:  # fmt: skip
+    """Rows of `out` for a group of components."""
+    for k in range(0, count, SIDE):
+        _products(e, o, columns, values, at, real, imaginary, 0)
+        at += 2 * SIDE * columns
+        for i in range(min(SIDE, count - k)):
+            x, y = vload(real, i * LANES), vload(imaginary, i * LANES)
+            vstore(out, to + (k + i) * pitch, fma(y, y, x * x))
+
+
+@part
+def room(columns: int, like: Any) -> Any:
+    """What `powers_of_frames` works in: E and O, what takes their places, and SIDE rows of each."""
+    size, side = columns * LANES, SIDE * LANES
+    return (
+        aligned(size, like), aligned(size, like), aligned(size, like), aligned(size, like),
+        aligned(side, like), aligned(side, like),
+    )  # fmt: skip
+
+
+@part
+def blocks_of(frames: int, reach: int) -> int:
+    """Blocks that some frames reach, whole vectors of them."""
+    count = frames + 2 * reach
+    return count + -count % LANES
+
+
+@part
+def coefficients_of(x: Any, begin: int, count: int, basis: Any, made: Any) -> None:
+    """Of `count` blocks of a signal from `begin` on, flat (function, block)."""
+    hop = basis.shape[1]
+    blocks, known = aligned(count * hop, x), min(len(x) // hop - begin, count)
+    transpose(x, begin * hop, hop, known, hop, blocks, count, count)
+    _coefficients(blocks, count, basis, made)
+
+
+@part
+def powers_of_frames(
+    made: Any, count: int, instant: int, values: Any, plan: Any, work: Any, out: Any, to: int,
+    pitch: int,
+) -> None:  # fmt: skip
+    """Of LANES frames.
+
+    Args:
+        made: Of `coefficients_of`, as count.
+        instant: Block of these that begins at the instant of the first frame.
+        work: Of `room`.
+        out: Flat (component, frame) of rows of `pitch` frames; the first frame goes to `to`.
+    """
+    e, o, fewer_e, fewer_o, real, imaginary = work
+    folded = -1
+    for g in range(plan.shape[0]):
+        group = plan[g]
+        if group[FIRST] != folded:
+            folded = group[FIRST]
+            _fold(made, count, instant, group[REACH], folded, group[EVEN], group[ODD], e, o)
+        size, at = group[REACH] * (group[EVEN] + group[ODD]), group[AT]
+        place = to + group[COMPONENT] * pitch
+        if group[RANK] == 0:
+            _powers_of_group(
+                e, o, size, group[COUNT], values, at, real, imaginary, out, place, pitch
+            )
+            continue
+        for r in range(0, group[RANK], SIDE):
+            _products(e, o, size, values, at, fewer_e, fewer_o, r * LANES)
+            at += 2 * SIDE * size
+        _powers_of_group(
+            fewer_e, fewer_o, group[RANK], group[COUNT], values, at, real, imaginary, out, place,
+            pitch,
+        )  # fmt: skip
+
+
+@kernel
+def _run_powers(
+    x: Any, begin: int, end: int, reach: int, basis: Any, values: Any, plan: Any, columns: int,
+    out: Any, to: int, pitch: int,
+) -> None:  # fmt: skip
+    """Of one signal, for some frames, LANES at a time.
+
+    Args:
+        x: Its samples; those beyond its last block are not looked at.
+        reach: Blocks from the start to the instant of frame 0.
+        columns: Of E at most.
+        out: Flat (component, frame) of rows of `pitch` frames; frame `begin` goes to `to`.
+    """
+    work = room(columns, x)
+    count = blocks_of(end - begin, reach)
+    made = aligned(count * basis.shape[0], x)
+    coefficients_of(x, begin, count, basis, made)
+    for frame in range(0, end - begin, LANES):
+        powers_of_frames(made, count, frame + reach, values, plan, work, out, to + frame, pitch)
+
+
+#: Frames of one work item.
+_ITEM_FRAMES = 128
+
+
+def _cpu(device: Device, x: Tensor, tables: Factors, components: int, frames: int) -> Tensor:
+    """A component's frames lie together."""
+    leading, x = x.shape[:-1], x.detach().flatten(0, -2)
+    basis, values, plan = (table.numpy() for table in tables)
+    reach, rows = int(plan[:, REACH].max()), x.contiguous().numpy()
+    columns = int((plan[:, REACH] * (plan[:, EVEN] + plan[:, ODD])).max()) + SIDE
+    padded = frames + -frames % LANES
+    parts, every = -(-padded // _ITEM_FRAMES), len(rows) * padded
+    out, pitch, made = new_rows(components, every)
+
+    def one(item: int) -> None:
+        row, begin = item // parts, item % parts * _ITEM_FRAMES
+        end = min(begin + _ITEM_FRAMES, padded)
+        _run_powers(
+            rows[row], begin, end, reach, basis, values, plan, columns, out,
+            row * padded + begin, pitch,
+        )  # fmt: skip
+
+    parallel_for(one, len(rows) * parts)
+    return made.unflatten(0, (len(rows), padded))[:, :frames].unflatten(0, leading)
+
+
+def _fake(x: Tensor, tables: list[Tensor], components: int, frames: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], frames, components)
+
+
+#: (.., time), `Factors` as a list, components, frames that lie wholly in the signal -> (.., frame,
+#: component).
+RUNNING_POWERS = RowOperation(name="running_powers", cpu=_cpu, fake=_fake)

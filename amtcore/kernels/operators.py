@@ -1,0 +1,486 @@
+"""Operations as torch sees them: checks, derivatives, and compiled graphs.
+
+Every forward operator has a hand-written adjoint, an operator of its own. What differentiates once
+and backwards works: `backward`, `torch.func.grad`, `vjp`, `jacrev`, and `vmap` of and in all of
+them, which folds the mapped axis of the signals into their batch. Second derivatives and
+forward-mode ones do not exist and raise; the plain loops have both.
+
+    nobody watches   the function itself: an operator's first call would import the compiler, which
+                     takes as long as importing torch did
+    derivatives      a torch.autograd.Function with rules for vmap, whose forward is the function
+    compiled         a torch.library operator with a registered gradient and an empty twin
+
+Public torch cannot do two things: `torch.compile` of a function that calls `torch.func.grad` raises
+torch's own error (compile the model, and call `torch.func.grad` outside), and a tracer that shows
+neither in its tensors nor in `torch.compiler` runs the function itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amtcore.errors import DerivativeError, ParameterError, ShapeError
+from amtcore.kernels.chain import BlockOp, Steps, check_sizes, steps_of, text_of
+from amtcore.kernels.devices import backend_of
+from amtcore.kernels.operation import ChainOperation, RowOperation
+from amtcore.kernels.operations import modulation_filters
+from amtcore.kernels.operations.modulation_filters import (
+    BANK_TWO_SECTIONS,
+    FILTER_COEFS,
+    filter_states,
+)
+from amtcore.kernels.torch_state import (
+    DEVICES,
+    can_compute,
+    has_tangent,
+    is_real,
+    use_reference,
+    wants_derivative,
+)
+from amtcore.kernels.vector.result_pool import training
+
+Call = Callable[..., Any]
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+def _folded(call: Call, positions: tuple[int, ...]) -> Call:
+    """The vmap rule of an operator whose outputs, and arguments at `positions`, have the batch
+    first; the other arguments are the same for all."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        size, folded_args = info.batch_size, []
+
+        def unfold(y: Tensor) -> Tensor:
+            return y.unflatten(0, (size, y.shape[0] // size))
+
+        for i, (argument, axis) in enumerate(zip(args, in_dims, strict=True)):
+            if i in positions:
+                each = argument.expand(size, *argument.shape)
+                each = each if axis is None else argument.movedim(axis, 0)
+                folded_args.append(each.flatten(0, 1))
+            elif axis is None or not isinstance(argument, Tensor):
+                folded_args.append(argument)
+            else:
+                raise ShapeError(
+                    "vmap maps over signals, not over coefficients: call the model once for each "
+                    "set of parameters"
+                )
+        out = call(*folded_args)
+        if isinstance(out, tuple):
+            return tuple(map(unfold, out)), (0,) * len(out)
+        return unfold(out), 0
+
+    return rule
+
+
+def _one_by_one(call: Call) -> Call:
+    """The vmap rule of an adjoint: gradients of coefficients are sums over the batch, so mapped
+    signals cannot share one."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        mapped = [isinstance(a, Tensor) and axis is not None
+                  for a, axis in zip(args, in_dims, strict=True)]  # fmt: skip
+        parts = []
+        for i in range(info.batch_size):
+            each = zip(args, in_dims, mapped, strict=True)
+            parts.append(
+                call(*(a.select(axis, i) if is_mapped else a for a, axis, is_mapped in each))
+            )
+        outputs = tuple(torch.stack(each) for each in zip(*parts, strict=True))
+        return outputs, (0,) * len(outputs)
+
+    return rule
+
+
+def _refuse_forward_mode(*_: Any) -> Any:
+    raise DerivativeError(
+        "the kernels have no forward-mode derivative (jvp, jacfwd, hessian, forward_ad): use "
+        "backward() or torch.func.grad, vjp or jacrev, or stages with backend='reference'"
+    )
+
+
+def _refuse_second(*_: Any) -> Any:
+    raise DerivativeError(
+        "the kernels have no second derivative: differentiate once, or use stages with "
+        "backend='reference'"
+    )
+
+
+def _refuse_any(*_: Any) -> Any:
+    raise DerivativeError(
+        "this operator has no autograd formula: use the stage's single operators, which have"
+    )
+
+
+def _differentiable(
+    function: Call, keep: Call, backward: Call, rule: Callable[[Call], Call]
+) -> Call:
+    """A function under automatic differentiation, for use outside a compiler."""
+
+    class Differentiated(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            with training():
+                return function(*args)
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            with training():
+                return backward(ctx, *upstream)
+
+        setup_context = staticmethod(keep)
+        jvp = staticmethod(_refuse_forward_mode)  # type: ignore[assignment]
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+            return rule(Differentiated.apply)(info, in_dims, *args)
+
+    call: Call = Differentiated.apply
+    return call
+
+
+def _refuse_tangents(args: Iterable[Any]) -> None:
+    """Raise where an argument has a forward-mode derivative, which operators would pass by."""
+    for tensor in args:
+        if isinstance(tensor, Tensor) and has_tangent(tensor, unknown=True):
+            _refuse_forward_mode()
+
+
+def _uncompiled(function: Call) -> Call:
+    """`torch.compiler.disable` of a function, from when there is a compiler in this process: to
+    import one takes as long as torch does, and most processes never compile."""
+    disabled: list[Call] = []
+
+    def call(*args: Any) -> Any:
+        if not disabled:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args)
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args)
+
+    return call
+
+
+def _define(
+    name: str, function: Call, fake: Call, *, keep: Call, backward: Call,
+    batched: tuple[int, ...] | None, encode: Call = lambda *args: args,
+) -> Call:  # fmt: skip
+    """An operation as torch calls it.
+
+    Args:
+        name: Of the operator, `amtcore::<name>`.
+        function: Computes the outputs of plain tensors.
+        fake: (*args) -> empty outputs; its annotations are the operator's schema.
+        keep: (ctx, inputs, output): what the gradient needs.
+        backward: (ctx, *upstream) -> a gradient or None for every argument.
+        batched: See `RowOperation`.
+        encode: Arguments -> the operator's arguments.
+    """
+
+    def rule(call: Call) -> Call:
+        return _one_by_one(call) if batched is None else _folded(call, batched)
+
+    def compute(*args: Any) -> Any:
+        _refuse_tangents(args)
+        made = function(*args)  # a compiler expects outputs to lie as those of `fake` do
+        return made.contiguous() if isinstance(made, Tensor) else tuple(
+            y.contiguous() for y in made
+        )  # fmt: skip
+
+    operator = torch.library.custom_op(
+        f"amtcore::{name}",
+        compute,
+        mutates_args=(),
+        device_types=DEVICES,
+        schema=torch.library.infer_schema(fake, mutates_args=()),
+    )
+    operator.register_fake(fake)
+    operator.register_autograd(backward, setup_context=keep)
+    operator.register_vmap(rule(operator))
+    differentiable = _uncompiled(_differentiable(function, keep, backward, rule))
+    direct = _uncompiled(function)
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            _refuse_tangents(args)
+            return operator(*encode(*args))
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        if not all(is_real(a) for a in tensors):
+            return operator(*encode(*args))
+        if wants_derivative(*tensors):
+            return differentiable(*args)
+        return direct(*args)
+
+    return call
+
+
+# --- rows, frames, neurons ---
+
+_calls: dict[RowOperation, Call] = {}
+_lock = threading.RLock()
+
+
+def _call_of(operation: RowOperation) -> Call:
+    def compute(*args: Any) -> Any:
+        return backend_of(args[0]).run_rows(operation, *args)
+
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        if operation.backward is None:
+            return _refuse_second() if operation.batched is None else _refuse_any()
+        return operation.backward(ctx, run, *upstream)
+
+    with _lock:
+        if operation not in _calls:
+            _calls[operation] = _define(
+                operation.name, compute, operation.fake, keep=operation.keep, backward=backward,
+                batched=operation.batched,
+            )  # fmt: skip
+        return _calls[operation]
+
+
+def run(operation: RowOperation, *args: Any) -> Any:
+    """Run a row operation without its checks, for the gradient of another one."""
+    return _call_of(operation)(*args)
+
+
+def operator(operation: RowOperation) -> Call:
+    """Return the function (*args, backend=None) that callers of a row operation use.
+
+    It checks, chooses between kernel and plain form, and has the operation's gradient. Ask for it
+    when a module is imported: inside a compiler no operator can be made.
+    """
+    kernel = _call_of(operation)
+
+    def call(*args: Any, backend: str | None = None) -> Any:
+        if operation.check is not None:
+            operation.check(*args)
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        by_kernel = can_compute(*tensors) if operation.numbers_only else True
+        if use_reference(args[0], backend) or not by_kernel:
+            assert operation.reference is not None
+            return operation.reference(*args)
+        return kernel(*args)
+
+    return call if operation.call is None else functools.partial(operation.call, kernel)
+
+
+# --- operations of a chain ---
+
+
+def _check_step(
+    operation: ChainOperation, argument: int, x: Tensor, coef: Tensor, state: Tensor
+) -> None:
+    """Check shapes and dtypes that every chain relies on; the kernels do not check bounds."""
+    check_signals(x, coef, state, operation.coefficients(argument), operation.states(argument))
+
+
+def check_signals(x: Tensor, coef: Tensor, state: Tensor, rows: int, values: int) -> None:
+    """Check shapes and dtypes that every chain relies on; the kernels do not check bounds.
+
+    Args:
+        x: (batch, channel or 1, time).
+        coef: (channel, rows).
+        state: (batch, channel, values).
+        rows: Coefficients a channel must have.
+        values: State values a channel must have.
+    """
+    if x.ndim != 3 or x.shape[1] not in (1, coef.shape[0]):
+        raise ShapeError(
+            f"expected input (batch, {coef.shape[0]} channels, time), got {tuple(x.shape)}"
+        )
+    if coef.shape[1] != rows:
+        raise ShapeError(f"expected {rows} coefficients per channel, got {coef.shape[1]}")
+    wanted = (x.shape[0], coef.shape[0], values)
+    if tuple(state.shape) != wanted:
+        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
+    if not x.dtype == coef.dtype == state.dtype or x.dtype not in (torch.float32, torch.float64):
+        raise ShapeError(
+            "input, coefficients and state must share one dtype, float32 or float64; got "
+            f"{x.dtype}, {coef.dtype}, {state.dtype}; convert the input or build the model "
+            "with dtype="
+        )
+
+
+def _keep_signals(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep the three tensors, and the constants after them."""
+    ctx.save_for_backward(*inputs[:3])
+    ctx.constants = inputs[3:]
+
+
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
+
+
+def _chain(x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str) -> tuple[Tensor, Tensor]:
+    return backend_of(x).run_steps(steps_of(steps), x, coef, state)
+
+
+def _fake_chain(x: Tensor, coef: Tensor, state: Tensor, steps: str) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
+
+
+def _chain_backward(ctx: Any, gy: Tensor, gstate: Tensor) -> tuple[Tensor | None, ...]:
+    steps = steps_of(ctx.constants[0])
+    if len(steps) != 1 or not steps[0][0].has_adjoint:
+        _refuse_any()
+    return (*_chain_adjoint(*ctx.saved_tensors, steps, gy, gstate), None)
+
+
+def _chain_gradients(
+    x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str, gy: Tensor, gstate: Tensor
+) -> Gradients:
+    return backend_of(x).run_step_adjoint(steps_of(steps), x, coef, state, gy, gstate)
+
+
+def _fake_chain_gradients(
+    x: Tensor, coef: Tensor, state: Tensor, steps: str, gy: Tensor, gstate: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
+
+
+def _with_text(x: Tensor, coef: Tensor, state: Tensor, steps: Steps, *rest: Any) -> tuple[Any, ...]:
+    return x, coef, state, text_of(steps), *rest
+
+
+_chain_operator = _define(
+    "chain", _chain, _fake_chain, keep=_keep_signals, backward=_chain_backward, batched=(0, 2),
+    encode=_with_text,
+)  # fmt: skip
+_chain_adjoint = _define(
+    "chain_adjoint", _chain_gradients, _fake_chain_gradients, keep=_keep_nothing,
+    backward=_refuse_second, batched=None, encode=_with_text,
+)  # fmt: skip
+
+
+def run_step(
+    operation: ChainOperation, argument: int, x: Tensor, coef: Tensor, state: Tensor,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Run one operation that keeps the rate: x (batch, channel or 1, time) -> y, and the state."""
+    _check_step(operation, argument, x, coef, state)
+    if use_reference(x, backend) or not operation.has_adjoint:
+        if operation.reference is None:
+            raise ParameterError(f"operation {operation.name} has no operator at full rate")
+        return operation.reference(x, coef, state, argument)
+    made: tuple[Tensor, Tensor] = _chain_operator(x, coef, state, ((operation, argument),))
+    return made
+
+
+def can_fuse(x: Tensor, ops: Sequence[BlockOp]) -> bool:
+    """Return True where nothing that enters the operations may want a derivative."""
+    return not wants_derivative(x, *(op.coef for op in ops))
+
+
+def run_fused(x: Tensor, ops: Sequence[BlockOp], state: Tensor) -> tuple[Tensor, Tensor]:
+    """Run operations that keep the rate in one pass, all of them in cache; it has no gradient.
+
+    Args:
+        x: (batch, channel or 1, time).
+        ops: The operations in order; their own states are not used.
+        state: (batch, channel, values), the states of all operations side by side.
+    """
+    check_sizes(ops)
+    coef = torch.cat([op.coef for op in ops], 1)
+    check_signals(x, coef, state, coef.shape[1], sum(op.state.shape[1] for op in ops))
+    steps = tuple((op.operation, op.argument) for op in ops)
+    made: tuple[Tensor, Tensor] = _chain_operator(x, coef, state, steps)
+    return made
+
+
+def rest_state(ops: Sequence[BlockOp], batch: int) -> Tensor:
+    """States of all operations before the first sample, (batch, channel, values)."""
+    return torch.cat([op.state for op in ops], -1).expand(batch, -1, -1)
+
+
+def run_ops(
+    x: Tensor, ops: Sequence[BlockOp], state: Tensor, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Run operations that keep the rate, one after another.
+
+    Args:
+        x: (batch, channel or 1, time).
+        ops: One or more operations; their own states are not used.
+        state: (batch, channel, values), the states of all operations side by side.
+        backend: Kernel choice; None picks.
+    Returns:
+        Outputs (batch, channel, time) and the state after them. Where several operations run and
+        nobody may ask for a derivative, they share one pass; the numbers are the same.
+    """
+    if len(ops) > 1 and can_fuse(x, ops) and not use_reference(x, backend):
+        return run_fused(x, ops, state)
+    counts = [op.state.shape[1] for op in ops]
+    if state.shape[-1] != sum(counts):
+        raise ShapeError(
+            f"expected a state of {sum(counts)} values a channel, got {tuple(state.shape)}"
+        )
+    aside, after = x, []
+    for op, before in zip(ops, state.split(counts, -1), strict=True):
+        if op.operation.paths is not None:
+            x, aside = op.operation.paths(x, aside)
+        else:
+            x, before = run_step(op.operation, op.argument, x, op.coef, before, backend)
+        after.append(before)
+    return x, torch.cat(after, -1)
+
+
+# --- the filters that end a chain ---
+
+
+def _bank(
+    x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    return backend_of(x).run_bank(x, coef, state, kinds, offsets)
+
+
+def _fake_bank(
+    x: Tensor, coef: Tensor, state: Tensor, kinds: list[int], offsets: list[int]
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], offsets[-1], x.shape[2]), torch.empty_like(state)
+
+
+def _bank_backward(ctx: Any, gy: Tensor, gstate: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_bank_adjoint(*ctx.saved_tensors, *ctx.constants, gy, gstate), None, None)
+
+
+def _bank_gradients(
+    x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int],
+    gy: Tensor, gstate: Tensor,
+) -> Gradients:  # fmt: skip
+    return backend_of(x).run_bank_adjoint(x, coef, state, kinds, offsets, gy, gstate)
+
+
+def _fake_bank_gradients(
+    x: Tensor, coef: Tensor, state: Tensor, kinds: list[int], offsets: list[int],
+    gy: Tensor, gstate: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
+
+
+_bank_operator = _define(
+    "modulation_bank", _bank, _fake_bank, keep=_keep_signals, backward=_bank_backward,
+    batched=(0, 2),
+)  # fmt: skip
+_bank_adjoint = _define(
+    "modulation_bank_adjoint", _bank_gradients, _fake_bank_gradients, keep=_keep_nothing,
+    backward=_refuse_second, batched=None,
+)  # fmt: skip
+
+
+def modulation_bank(
+    x: Tensor, coef: Tensor, state: Tensor, kinds: list[int], offsets: list[int],
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Modulation filters of every channel; arguments as in `modulation_filters.modulation_bank`."""
+    coefs = FILTER_COEFS * (2 if BANK_TWO_SECTIONS in kinds else 1)
+    check_signals(x[:, :1], coef, state, coefs, filter_states(coefs))
+    if use_reference(x, backend):
+        return modulation_filters.modulation_bank(x, coef, state, kinds, offsets)
+    made: tuple[Tensor, Tensor] = _bank_operator(x, coef, state, kinds, offsets)
+    return made

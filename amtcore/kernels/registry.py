@@ -1,0 +1,68 @@
+"""Chain operations by name: the built-in ones, and those that other distributions register.
+
+    [project.entry-points."amtcore.operations"]
+    leaky_peak = "mypackage.leaky_peak:LEAKY_PEAK"
+
+The place in `BUILT_IN` is the code of an operation in tables of kernels. Kernels of a processor are
+compiled for the built-in operations together, and once more for a chain with others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+
+from amtcore.errors import ParameterError
+from amtcore.kernels.operation import ChainOperation
+from amtcore.kernels.operations.adaptation import ADAPTATION
+from amtcore.kernels.operations.compression import BROKEN_STICK, SQUARE
+from amtcore.kernels.operations.fir import DECIMATE
+from amtcore.kernels.operations.hair_cell import HAIR_CELL
+from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
+from amtcore.kernels.operations.parallel_paths import ADD, SAVE, SWAP
+from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
+
+#: Entry points of operations.
+GROUP = "amtcore.operations"
+BUILT_IN: tuple[ChainOperation, ...] = (
+    ONE_POLE_CASCADE, FIRST_ORDER, STATE_VARIABLE, ADAPTATION, POLE_ZERO_CASCADE, BROKEN_STICK,
+    SQUARE, HAIR_CELL, SAVE, SWAP, ADD, DECIMATE,
+)  # fmt: skip
+_BUILT_IN = {operation.name: operation for operation in BUILT_IN}
+
+
+@functools.cache
+def get_operation(name: str) -> ChainOperation:
+    """Return an operation by its name.
+
+    Raises:
+        ParameterError: There is none of that name, or two distributions claim the name.
+    """
+    found = list(entry_points(group=GROUP, name=name))
+    claims = ["amtcore"] * (name in _BUILT_IN) + [each.value for each in found]
+    if len(claims) > 1:
+        raise ParameterError(
+            f"operation {name!r} is claimed by {' and '.join(claims)}; uninstall all but one"
+        )
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    if not found:
+        known = ", ".join(sorted({*_BUILT_IN, *entry_points(group=GROUP).names}))
+        raise ParameterError(
+            f"no operation is called {name!r}: expected one of {known}; other distributions "
+            f"register theirs as entry points of the group {GROUP!r}"
+        )
+    operation = found[0].load()
+    if not isinstance(operation, ChainOperation) or operation.name != name:
+        raise ParameterError(
+            f"entry point {name} = {found[0].value!r} of {GROUP}: expected a ChainOperation called "
+            f"{name!r}, got {operation!r}"
+        )
+    return operation
+
+
+def others(operations: Iterable[ChainOperation]) -> tuple[ChainOperation, ...]:
+    """Return those that are not built in, in the order of their names."""
+    found = {each for each in operations if _BUILT_IN.get(each.name) is not each}
+    return tuple(sorted(found, key=lambda each: each.name))

@@ -1,0 +1,147 @@
+"""What torch does with a call: which tensors somebody watches, and who records or compiles.
+
+By public names of torch only, so what a transform of torch.func does is seen by its tensors: they
+have no memory of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from amtcore.errors import BackendError
+
+#: Devices on which the operators run.
+DEVICES = ("cpu", "cuda")
+#: What `backend=` of a stage may be.
+BACKENDS = ("reference", "cpu")
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_exporting() -> bool:
+    """Return True while `torch.export` records, in its default mode.
+
+    Under `torch.compile`, and in the strict mode of `torch.export`, Dynamo answers True to
+    `torch.compiler.is_exporting` as well. There a model must run as it does without a compiler.
+    """
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return True for a tensor with memory of its own, whose memory a kernel can read.
+
+    A tensor of `vmap`, `grad`, `jvp` and `functionalize` only looks like one: it has no address, or
+    address 0. It neither outlives its transform nor works on other threads.
+    """
+    if type(tensor) not in _PLAIN:
+        return False
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
+
+
+def is_real(tensor: Tensor) -> bool:
+    """Return True for a tensor of torch's own class on a device of the kernels, or one of a
+    transform of torch.func, which has that class too; False for those of tracers and of "meta"."""
+    return type(tensor) in _PLAIN and tensor.device.type in DEVICES
+
+
+def is_watched(tensor: Tensor) -> bool:
+    """Return True where a derivative may be asked for by this very tensor."""
+    return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
+
+
+def has_tangent(tensor: Tensor, unknown: bool = False) -> bool:
+    """Return True where a level of forward mode follows this very tensor.
+
+    Args:
+        tensor: Any.
+        unknown: The answer for a tensor that cannot tell: of vmap, or inside an operator while a
+            level is open.
+    """
+    try:
+        return forward_ad.unpack_dual(tensor).tangent is not None
+    except RuntimeError:
+        return unknown
+
+
+def is_transformed(*tensors: Tensor) -> bool:
+    """Return True where one of the tensors, or whatever torch makes here, belongs to a transform of
+    torch.func: it must not be kept, nor go to another thread."""
+    if torch.compiler.is_compiling():
+        return False
+    # Inside `grad` and its like every new tensor is the transform's, inside `vmap` only some are.
+    return any(_is_wrapper(tensor) for tensor in (*tensors, torch.zeros(1)))
+
+
+def _is_wrapper(tensor: Tensor) -> bool:
+    return type(tensor) in _PLAIN and tensor.device.type != "meta" and not is_plain(tensor)
+
+
+def wants_derivative(*tensors: Tensor) -> bool:
+    """Return True where somebody may ask for a derivative by one of these: what has none is to be
+    avoided. Tensors of a transform count, as they do not show that they are watched further out."""
+    if any(is_watched(tensor) for tensor in tensors):
+        return True
+    return not torch.compiler.is_compiling() and any(_is_wrapper(tensor) for tensor in tensors)
+
+
+def can_compute(*tensors: Tensor) -> bool:
+    """Return True where kernels for numbers alone may run: float32 in the processor's memory, no
+    derivative. Exported programs may run elsewhere, so they get torch's operators."""
+    if is_exporting() or wants_derivative(*tensors):
+        return False
+    return all(
+        type(t) in _PLAIN and t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors
+    )
+
+
+def use_reference(x: Tensor, backend: str | None) -> bool:
+    """Return True when the plain loop is asked for.
+
+    Raises:
+        BackendError: There is no such backend, or it cannot run on `x`.
+    """
+    if backend not in (None, *BACKENDS):
+        raise BackendError(f"backend must be one of {', '.join(BACKENDS)} or None, got {backend!r}")
+    if backend == "reference":
+        return True
+    if x.device.type not in (*DEVICES, "meta"):
+        raise BackendError(
+            f"there is no fast kernel for device {x.device.type!r}; move the input to the CPU or a "
+            "CUDA device, or force backend='reference' (slow, any device)"
+        )
+    if backend == "cpu" and x.device.type == "cuda":
+        raise BackendError(
+            f"backend='cpu' computes on tensors of the CPU, got one on {x.device}: move it there, "
+            "or leave backend=None, which takes the GPU's kernels"
+        )
+    return False
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """Return (.., time) as (row, time).
+
+    The way through one dimension costs nothing and keeps a dynamic time axis exportable: merging
+    several dimensions at once makes `torch.export` compare multiples of the unknown length.
+    """
+    if x.ndim == 2:
+        return x
+    return x.reshape(-1).reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def by_item(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a function to every item of a batch by itself: (batch, ..) -> (batch, ..).
+
+    Products, transforms and vectors that end in the middle of a row sum or round in an order that
+    depends on shape and alignment. One item in memory of its own gives the same bits in any batch.
+    A compiler and a GPU take the batch as it is: there the bits are not promised.
+    """
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or len(x) == 0:
+        return function(x)
+    return torch.cat([function(item.clone()) for item in x.split(1)])

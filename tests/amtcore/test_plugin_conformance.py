@@ -1,0 +1,48 @@
+"""Another distribution adds an operation and a model by entry points, without touching amtcore.
+
+Every built-in operation with examples passes the same tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from amtcore.kernels.registry import BUILT_IN, get_operation
+from amtcore.testing.models import ModelConformance
+from amtcore.testing.operations import OperationConformance
+
+PLUGIN = Path(__file__).parents[1] / "plugin_distribution"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed() -> Iterator[None]:
+    """The distribution is found as one that pip installed."""
+    sys.path.insert(0, str(PLUGIN))
+    get_operation.cache_clear()
+    yield
+    sys.path.remove(str(PLUGIN))
+    get_operation.cache_clear()
+
+
+class TestLeakyPeak(OperationConformance):
+    operation = "leaky_peak"
+
+
+class TestLeakyPeaks(ModelConformance):
+    model = "leaky_peaks"
+    other_params = {"tau": 0.02}
+
+
+class TestBuiltIn(OperationConformance):
+    """On the CPU; `test_warp_kernels` compares it with GPUs, `test_recurrences` compiles."""
+
+    backends = ("cpu",)
+    test_torch_func_and_a_compiler_give_the_same = None  # type: ignore[assignment]
+
+    @pytest.fixture(autouse=True, params=[each.name for each in BUILT_IN if each.example])
+    def _named(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(type(self), "operation", request.param, raising=False)
