@@ -13,6 +13,8 @@ from hypothesis import settings
 
 from tests.short import drawn
 
+# Collecting this distribution would put it on the path of all tests; one test does so by itself.
+collect_ignore = ["plugin_distribution"]
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # Ray's workers give way to everybody else: beside other tests they would stand still.
 os.environ.setdefault("RAY_worker_niceness", "0")

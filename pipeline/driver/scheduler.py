@@ -260,7 +260,7 @@ class Scheduler:
             self._settle_work(call, outcome)
 
     def _settle_device_lost(self, call: WorkerCall, reason: str) -> None:
-        """Replace a process that has lost its device, which charges no shard with a failure."""
+        """Replace a process that has lost its device; shards together on it are not charged."""
         slot, others = call.slot, list[WorkerCall]()
         if call.generation == slot.generation:
             self._sink(events.WorkerLost(slot.index, reason))

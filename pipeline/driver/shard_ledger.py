@@ -184,14 +184,9 @@ class ShardWork:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Work for a worker: a shard, or the rows of a probe, which are not published.
-
-    `alone`: no other shard may be on the worker meanwhile.
-    """
-
     work: ShardWork
-    probe: tuple[Item, ...] | None = None
-    alone: bool = False
+    probe: tuple[Item, ...] | None = None  # Rows that are run but not published.
+    alone: bool = False  # No other shard may be on the worker meanwhile.
 
     @property
     def seconds(self) -> float:

@@ -51,10 +51,7 @@ def observed(run: RunSpec, sink: events.Sink) -> Iterator[tuple[events.Sink, eve
 
 
 class Collector:
-    """Makes the metrics at each scrape.
-
-    A label `process` tells the metrics of one machine's text files apart; empty leaves it out.
-    """
+    """Makes the metrics at each scrape; a label `process` tells text files of one machine apart."""
 
     def __init__(self, figures: RunMetrics, process: str = "") -> None:
         from prometheus_client import core

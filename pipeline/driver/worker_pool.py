@@ -107,10 +107,7 @@ class WorkerPool:
         timeout_s: float,
         heads_up: Callable[[Sequence[WorkerCall]], None] = lambda calls: None,
     ) -> Iterator[tuple[WorkerCall, Outcome | LostCall]]:
-        """Yield calls that ended, with their results; waits for `timeout_s` seconds at most.
-
-        `heads_up` is called with all of these calls before the first is yielded.
-        """
+        """Yield calls that ended, with results; `heads_up` gets all of them before the first."""
         if not self._calls:
             time.sleep(timeout_s)
             return

@@ -34,7 +34,7 @@ from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import STATUS_BAD, current_index, read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
-from earmill.pipeline.driver.executors import WorkerRequest, executor_of
+from earmill.pipeline.driver.executors import Session, WorkerRequest, executor_of
 from earmill.pipeline.driver.placement import cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
 from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
@@ -209,7 +209,7 @@ def run_job(
     """
     with _resumable(), patient(spec.run.retry_s), observed(spec.run, sink) as (seen, observe):
         sharing = sharing_of(spec.run, join=join, finish=finish)
-        run = _Run(spec, sharing, resume, again, seen, observe, stop or StopRequest(), make_runner)
+        run = Run(spec, sharing, resume, again, seen, observe, stop or StopRequest(), make_runner)
         run.check(plan)
         with ExitStack() as stack:
             return run.process(stack)
@@ -230,7 +230,7 @@ def _resumable() -> Iterator[None]:
 
 
 @dataclass
-class _Run:
+class Run:
     spec: JobSpec
     sharing: SharingPolicy
     resume: bool
@@ -334,14 +334,24 @@ class _Run:
         return plan
 
     def _work(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> Result:
-        """Process the pending shards with a worker for each place; the stack stops the workers."""
-        run = self.spec.run
+        """Process the pending shards with workers; the stack stops the workers."""
         self.tell("starting the workers")
         # A run that replaces commits shares no shards.
         shared = None if self.again is not None else self._shared(stack, job, lease)
         stack.callback(_clear, job)
-        session = stack.enter_context(self.executor.session(run, self.tell))
-        nodes = session.nodes()
+        session = stack.enter_context(self.executor.session(self.spec.run, self.tell))
+        return self.scheduler(job, session, stack, lease, shared).run()
+
+    def scheduler(
+        self,
+        job: OpenJob,
+        session: Session,
+        stack: ExitStack,
+        lease: Heartbeat | None,
+        shared: BlockClaims | None,
+    ) -> Scheduler:
+        """Return the scheduler of the pending shards, with a worker for each place."""
+        run, nodes = self.spec.run, session.nodes()
         placements = place_workers(nodes, run, at_most=len(job.pending))
         places = WorkerPlacements(placements, run, seen=session.seen, sink=self.sink)
         if note := cpu_note(nodes, run):
@@ -413,7 +423,7 @@ class _Run:
             stop=self.stop,
             on_tick=on_tick,
             drain_s=run.grace_s,
-        ).run()
+        )
 
     def _shared(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> BlockClaims:
         """Return the shards that this driver may claim, as a member of the output's drivers."""
@@ -439,7 +449,7 @@ class _Run:
             # Other drivers have committed shards since this driver read the commits.
             planned = {shard.shard_id for shard in job.plan.shards}
             others = commits_as(job.layout, committed_of, without=known)
-            before = before | {name: others[name] for name in others.keys() & planned}
+            before = before | {name: one for name, one in others.items() if name in planned}
         missing = len(job.plan.shards) - len(before) - len(result.done)
         left = [shard for shard in job.copies if shard.shard_id not in before]
         if left and missing == len(left):

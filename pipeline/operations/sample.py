@@ -53,6 +53,7 @@ def sample(
     items = draw(plan.computed, rows, seed)
     on_begin(f"processing {len(items):,} of {plan.rows:,} rows")
     shards = _shards(plan, items)
+    sampled_s = sum(shard.seconds for shard in shards)
     workers = min(spec.run.workers or 1, len(plan.computed))
     threads = spec.run.threads_per_worker or max(1, cores() // workers)
     with tempfile.TemporaryDirectory(prefix="sample-", dir=own_folder()) as folder:
@@ -60,7 +61,7 @@ def sample(
         end = run_job(job, plan=plan_of(shards, job.sha256(), extra_types=plan.extra_types))
         if end.exit_code != EXIT_DONE:
             raise SourceError(f"the sample {end.message.removesuffix(f': {RESUME}')}")
-        if not end.rows_ok:
+        if not (end.rows_ok and sampled_s):
             reasons = ", ".join(f"{name} {count}" for name, count in end.bad_by_class.items())
             raise SourceError(
                 f"expected a usable row among the {len(items):,} of the sample, got none: {reasons}"
@@ -72,7 +73,6 @@ def sample(
     all_s = sum(shard.seconds for shard in plan.shards)
     cpu = scaled([(sum(one.info["cpu_s"].values()), s) for one, s in costs], computed_s)
     # Workers share the work; where they share cores, too, these are the limit.
-    sampled_s = sum(shard.seconds for shard in shards)
     by_workers_s = end.wall_s / sampled_s * computed_s / workers
     work_s = max(by_workers_s, cpu.expected / min(workers * threads, cores()))
     start_s, share = max(0.0, took_s - end.wall_s), work_s / cpu.expected

@@ -114,7 +114,7 @@ def shards_run_here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path.cwd())
         patch.setattr(driver, "executor_of", lambda *_: NoWorkers())
-        patch.setattr(driver, "scheduler_of", lambda job, *_: OneByOne(job, None))
+        patch.setattr(driver.Run, "scheduler", lambda _, job, *__: OneByOne(job, None))
         yield
 
 
@@ -132,7 +132,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(
         spec: JobSpec, again: Chooser | None = None, kill_after: int | None = None, **more: Any
     ) -> tuple[events.JobFinished, list[events.Event]]:
-        monkeypatch.setattr(driver, "scheduler_of", lambda job, *_: OneByOne(job, kill_after))
+        monkeypatch.setattr(driver.Run, "scheduler", lambda _, job, *__: OneByOne(job, kill_after))
         seen: list[events.Event] = []
         end = run_job(spec, again=again, sink=seen.append, **{"resume": True, **more})
         return end, seen

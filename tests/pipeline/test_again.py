@@ -226,7 +226,7 @@ def test_the_retry_command_rebuilds_the_job(
     assert command(["retry", str(job.out / "data")]) == 2
     assert "dataset.json" in capsys.readouterr().err
     job.restore(BAD)
-    monkeypatch.setattr(driver, "scheduler_of", lambda job, *_: OneByOne(job, None))
+    monkeypatch.setattr(driver.Run, "scheduler", lambda _, job, *__: OneByOne(job, None))
     flags = ["--error", "not_audio", "--error", "unreadable", "--stage", "decode", "--uri", "*.wav"]
     more = ["--json", "--set", "run.max_bad_fraction=1"]
     assert command(["retry", str(job.out), *flags, *more]) == 0

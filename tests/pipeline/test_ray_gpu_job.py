@@ -69,7 +69,7 @@ def run_on_cpu(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> int:
     with monkeypatch.context() as here:
         here.chdir(Path.cwd())
         here.setattr(driver_module, "executor_of", lambda *_: NoWorkers())
-        here.setattr(driver_module, "scheduler_of", lambda job, *_: OneByOne(job, None))
+        here.setattr(driver_module.Run, "scheduler", lambda _, job, *__: OneByOne(job, None))
         return run_job(spec).rows_ok
 
 
