@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup install lock demo demo-ray lint test test-long test-gpu test-stores chaos infra browser proof docs docs-serve bench clean
+.PHONY: help setup install lock demo demo-ray lint test core test-long test-gpu test-stores chaos infra browser proof docs docs-serve bench clean
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | sort | column -t -s '|'
 
@@ -68,6 +68,9 @@ demo-ray: setup  ## Run the demo by `ray job submit` on a Ray head of this machi
 # The last two commands refuse private names of dependencies, which change without notice: `_name`,
 # also through getattr, reference counts, and ctypes into a library.
 PRIVATE := import .*\._|\b(import|from) .*\bctypes|getrefcount|get_referrers|(get|has|set|del)attr\(.*, *[\"']_[a-z]
+# What torch keeps to itself is named in amtcore/torch_internals.py.
+TORCH := \._(version|apply|buffers|parameters|modules)\b|\b_(global|forward|backward)_[a-z_]*hooks\b|torch\._
+MODELS := amtcore/stages amtcore/models amtcore/features amtcore/arguments.py amtcore/scales.py
 lint: setup  ## Linters, types and rules of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -75,6 +78,7 @@ lint: setup  ## Linters, types and rules of imports
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/ruff check --preview --select SLF001,PLC2701 pipeline jobs src/earmill
 	! grep -rnE --include='*.py' "$(PRIVATE)" pipeline jobs src/earmill
+	! grep -rnE --include='*.py' "$(TORCH)" $(MODELS)
 
 # Processes side by side: the models compute, the others mostly wait for processes they
 # started. Idle threads of torch and numpy sleep: by default they spin, and take the processors from
@@ -115,6 +119,14 @@ test-long: setup  ## Longer tests: more kills, models and pages, all reference d
 	$(BIN)/python -m pytest -m "long or pages or hypothesis" tests
 	$(BIN)/python $(INTERPRETED)
 	$(BIN)/python -m docs.builder.notebooks --execute
+
+# The package `amtcore` by itself: its linters and tests, and its own wheel where earmill is missing.
+core: setup  ## Linters and tests of the models alone
+	$(BIN)/ruff check amtcore
+	$(BIN)/mypy -p amtcore
+	! grep -rnE --include='*.py' "earmill" amtcore
+	! grep -rnE --include='*.py' "$(TORCH)" $(MODELS)
+	$(BIN)/python -m pytest src/amtcore tests/amtcore tests/test_core_wheel.py
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup  ## Tests that need a CUDA device

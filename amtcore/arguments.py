@@ -1,9 +1,9 @@
-"""What constructors accept: every argument by name, with its unit and range, checked before work.
+"""Arguments of constructors: unit and range by name, checked before work.
 
-An argument of the same name means the same in all classes, so the rules stand once, in `RULES`; a
+An argument of the same name means the same in all classes, so the rules stand once, in `RULES`. A
 class whose argument differs says so at its constructor. Numbers may be numpy's, or tensors of one
-value, and become Python's; True is no number, and text is none either. What depends on several
-arguments, such as a frequency on the sampling rate, is checked in the class.
+value, and become Python's; True is no number, and text is none either. Limits that depend on
+several arguments, such as a frequency below half the sampling rate, are checked in the class.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Number:
     phrase: str = ""
 
     def wanted(self) -> str:
-        """In words, what is accepted."""
+        """Describe the accepted values in words."""
         kind = self.phrase or ("a whole number" if self.whole else "a finite number")
         ends = {"above": self.above, "at least": self.least, "below": self.below}
         ends["at most"] = self.most
@@ -78,7 +78,7 @@ class Number:
         return f"{wanted}, or None" if self.optional else wanted
 
     def fits(self, number: int | float | None) -> bool:
-        """Whether a number is of the kind and within the limits."""
+        """Return True if a number is of the kind and within the limits."""
         if number is None or not math.isfinite(number) or (self.whole and number % 1):
             return False
         return self.above < number < self.below and self.least <= number <= self.most
@@ -261,7 +261,7 @@ RULES: dict[str, Rule] = {
     "preset": Text(optional=True),
     "backend": kernel_choice,
     "dtype": working_type,
-    # constants of neurons, one or many of them: spiking_checks
+    # constants of neurons, one or many of them: stages.lif_attributes
     **dict.fromkeys(
         ("shape", "tau_mem", "tau_syn", "threshold", "bias", "alpha", "beta", "dash_mem",
          "dash_syn", "max_spikes_per_dt", "learning_window", "dt"), own_check,
@@ -271,7 +271,7 @@ RULES: dict[str, Rule] = {
 
 
 def rule_of(name: str, own: Mapping[str, Rule]) -> Rule:
-    """The rule of an argument, its class's own or that of its name."""
+    """Return the rule of an argument: its class's own rule, or the rule of its name."""
     if name.endswith("_kwargs"):
         return own.get(name, options)
     return own[name] if name in own else RULES[name]

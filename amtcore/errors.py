@@ -71,7 +71,7 @@ class NonFiniteError(ParameterError):
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """What a message says after a wrong name: the nearest right one, else all of them."""
+    """End a message about a wrong name: name the nearest right name, else all names."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 1)
     if near:

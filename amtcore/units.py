@@ -35,7 +35,7 @@ def pa_to_db(rms_pa: float) -> float:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a digital amplitude means. Exactly one of the two is set.
+    """Sound pressure of a digital amplitude. Exactly one of the two is set.
 
     Args:
         rms1_db_spl: Level in dB SPL of a digital signal with an RMS of 1.0.
@@ -88,7 +88,7 @@ class Calibration:
         return self.gain_for_rms(rms(clip) if self.needs_whole_clip else 1.0, input_unit)
 
     def gain_for_rms(self, clip_rms: float, input_unit: str) -> float:
-        """As `gain`, for a clip whose RMS is already known."""
+        """Like `gain`, for a clip whose RMS is already known."""
         if input_unit not in PA_PER_UNIT:
             raise ParameterError(
                 f"unknown input unit {input_unit!r}: expected one of {', '.join(PA_PER_UNIT)}"

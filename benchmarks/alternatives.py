@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from amtcore import Dau1997, set_num_threads
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from benchmarks.kernel import BATCH, CLIP_S, FS_HZ, LOOP_S, clips_of
 from benchmarks.report import table, write_section
 from benchmarks.scipy_models import PIPELINES

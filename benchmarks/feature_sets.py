@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amtcore.features.base import StreamInfo
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
+from amtcore.features.stream_info import StreamInfo
 from earmill.jobs.demo_audio import music, speech
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise

@@ -22,9 +22,8 @@ import torch
 
 from amtcore import Dau1997, set_num_threads
 from amtcore.errors import BackendError, DeviceMemoryError
-from amtcore.features.base import Extractor
-from amtcore.features.build import build_extractor
-from amtcore.features.registry import get_model
+from amtcore.features.feature_model import Extractor
+from amtcore.features.registry import build_extractor, get_model
 from amtcore.kernels.gpu.device import DeviceFacts, device_facts
 from amtcore.kernels.gpu.driver import device_errors
 from benchmarks import loudness, models
@@ -174,7 +173,7 @@ _START = """
 import time
 begin = time.perf_counter()
 import numpy as np
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.features.registry import get_model
 build_extractor("dau1997", fs_hz=44100, backend="cuda").extract([np.zeros(4410, np.float32)])
 print(time.perf_counter() - begin)

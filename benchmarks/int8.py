@@ -14,8 +14,8 @@ import soundfile
 import soxr
 from numcodecs import Blosc, blosc
 
-from amtcore.features.base import StreamInfo
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
+from amtcore.features.stream_info import StreamInfo
 from benchmarks.feature_sets import sounds
 from benchmarks.report import table, write_section
 from earmill.pipeline.formats.values import INT8, Caster, as_stored, converted, dequantised

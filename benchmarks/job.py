@@ -29,7 +29,7 @@ import psutil
 import soundfile
 import soxr
 
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
 

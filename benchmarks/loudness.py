@@ -16,8 +16,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from amtcore.features.base import Extractor
-from amtcore.features.build import build_extractor
+from amtcore.features.feature_model import Extractor
+from amtcore.features.registry import build_extractor
 from benchmarks.loudness_stages import BEFORE, stages_table
 from benchmarks.report import peak_mb, table, write_section
 from earmill.jobs.demo_audio import speech

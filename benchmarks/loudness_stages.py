@@ -24,7 +24,7 @@ from numba import njit
 from torch import Tensor
 
 from amtcore import get_num_threads, set_num_threads
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.kernels.vector.elementary import vdecay
 from amtcore.kernels.vector.simd import LANES, vload, vsplat, vsum
 from amtcore.kernels.vector.threads import parallel_for
@@ -115,7 +115,7 @@ _WHOLE = """
 import json, sys, time
 import numpy as np
 from amtcore import set_num_threads
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 streams = {"short_term_loudness": {}, "long_term_loudness": {}}
 made = {}
 for key, path in json.loads(sys.argv[1]).items():

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from amtcore import set_num_threads
-from amtcore.features.build import build_extractor
 from amtcore.features.filterbank_model import FilterbankModel
-from amtcore.features.registry import get_model
-from amtcore.models.base import TimeDomainModel
+from amtcore.features.registry import build_extractor, get_model
+from amtcore.models.time_domain import TimeDomainModel
 from benchmarks.kernel import BATCH, CLIP_S, FS_HZ, LOOP_S, clips_of, rate_of
 from benchmarks.report import table, write_section
 from benchmarks.scipy_models import PIPELINES

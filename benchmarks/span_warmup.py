@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from amtcore.features.base import Extractor
-from amtcore.features.build import build_extractor
+from amtcore.features.feature_model import Extractor
+from amtcore.features.registry import build_extractor
 from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
 from earmill.pipeline.spec.spans import SpansSpec, warm_up_s

@@ -23,14 +23,14 @@ _STORED = Path(__file__).parents[1] / "tests" / "data" / "layout1" / "dataset"
 _IMPORT = """
 import time, torch
 begin = time.perf_counter()
-import amtcore, amtcore.features.build
+import amtcore, amtcore.features.registry
 print(time.perf_counter() - begin)
 """
 _WORKER = """
 import time
 begin = time.perf_counter()
 import numpy as np
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 build_extractor("dau1997", fs_hz=44100).extract([np.zeros(4410, np.float32)])
 print(time.perf_counter() - begin)
 """

@@ -18,7 +18,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from benchmarks.job import BESIDE_MODEL, cpu_table, run_job
 from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech

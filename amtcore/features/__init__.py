@@ -1,6 +1,6 @@
 """From a model to named feature streams of whole clips or of a long signal, chunk by chunk.
 
-It may import `models` and what is below them. A model of one's own is written against the names
+It may import `models` and lower layers. A model of one's own is written against the names
 below, which are loaded when they are first used: what a stream is needs no model.
 """
 
@@ -8,15 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor, ExtractStream
-    from amtcore.features.feature_model import FeatureModel
+    from amtcore.features.feature_model import Extractor, ExtractStream, FeatureModel
     from amtcore.features.frame_model import FrameDesign, FrameGrid, FrameModel
     from amtcore.features.parameters import Parameter, parameters_of
     from amtcore.features.stream_info import StreamInfo, StreamKind
 
 _HOMES = {
-    "ExtractStream": "base",
-    "Extractor": "base",
+    "ExtractStream": "feature_model",
+    "Extractor": "feature_model",
     "FeatureModel": "feature_model",
     "FrameDesign": "frame_model",
     "FrameGrid": "frame_model",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from amtcore.features.base import StreamKind
 from amtcore.features.filterbank_model import FilterbankModel
-from amtcore.features.loudness import LoudnessFeatureModel
+from amtcore.features.loudness_model import LoudnessFeatureModel
 from amtcore.features.loudness_pooling import LONG, SHORT, SPECIFIC, SUMMARY
+from amtcore.features.stream_info import StreamKind
 from amtcore.models import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Paulick2024
 
 _MODULATION = StreamKind(

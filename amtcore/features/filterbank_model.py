@@ -13,28 +13,28 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from amtcore.features.base import (
+from amtcore.features.feature_model import (
     DEFAULT_FRAME_RATE_HZ,
     DEFAULT_POOL,
+    ClipFeatures,
     Extractor,
     ExtractStream,
     Frames,
-    Made,
+    ModuleModel,
     Params,
-    StreamInfo,
     StreamOptions,
     as_clip,
+    check_options,
     module_constants,
 )
-from amtcore.features.feature_model import check_options
-from amtcore.features.filterbank import FrontEnd, FusedFeatures, WholeFeatures
-from amtcore.features.module_model import ModuleModel
-from amtcore.features.spike_stream import SpikeFeatures, build_spikes, join
+from amtcore.features.pooled_streams import FrontEnd, FusedFeatures, WholeClipFeatures
+from amtcore.features.spike_encoder import SpikeFeatures, build_spikes, join
+from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.backend import Backend
 from amtcore.kernels.chain import compile_chain, identity_bank
-from amtcore.models.base import TimeDomainModel
+from amtcore.models.time_domain import TimeDomainModel
 
-Features = FusedFeatures | WholeFeatures | SpikeFeatures
+Features = FusedFeatures | WholeClipFeatures | SpikeFeatures
 
 
 class FilterbankModel(ModuleModel[TimeDomainModel]):
@@ -47,8 +47,8 @@ class FilterbankModel(ModuleModel[TimeDomainModel]):
         streams: Mapping[str, StreamOptions],
         dtype: str = "float32",
     ) -> FilterbankExtractor:
-        """As the base class says; stream options are `frame_rate_hz` (default 100) and `pool`
-        (default mean), or for "spikes" those of `spikes.SpikeOptions`."""
+        """Build the extractor; stream options are `frame_rate_hz` (default 100) and `pool`
+        (default mean), or for "spikes" the fields of `SpikeOptions`."""
         model = self.module(fs_hz, params, dtype)
         infos, features = [], {}
         for name, options in streams.items():
@@ -105,7 +105,7 @@ class FilterbankExtractor(Extractor):
             streams=streams,
             params=params,
             dtype=model.fc.detach().numpy().dtype,
-            can_stream=not any(isinstance(f, WholeFeatures) for f in features.values()),
+            can_stream=not any(isinstance(f, WholeClipFeatures) for f in features.values()),
             memory_s=_memory_s(model, features.values()),
             hops=[hop for each in features.values() for hop in each.hops],
         )
@@ -120,10 +120,10 @@ class FilterbankExtractor(Extractor):
             (each.source if isinstance(each, SpikeFeatures) else each).place(backend)
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
-        """Whole frames of each stream in so many samples."""
+        """Return the number of whole frames of each stream in `n_samples` samples."""
         return {name: each.n_frames(n_samples) for name, each in self._features.items()}
 
-    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+    def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         """Features of several clips, as the base class says; a batch runs through the kernel."""
         ear = FrontEnd(self._front_end, self.backend)
         with self.backend.stream():
@@ -141,7 +141,7 @@ class FilterbankExtractor(Extractor):
         return FilterbankStream(self._features, front_end, self.dtype, self.backend)
 
     def constants(self) -> list[tuple[str, Tensor]]:
-        """Those of the model, then those of each stream of events."""
+        """Constants of the model, then constants of each stream of events."""
         found = module_constants(self._module)
         for stream, features in self._spikes().items():
             found += sorted((f"{stream}.{k}", v) for k, v in features.constants().items())
@@ -170,13 +170,13 @@ class FilterbankStream(ExtractStream):
         self._front_end, self._dtype, self._backend = front_end, dtype, backend
         self._streams = {name: each.open() for name, each in features.items()}
 
-    def push(self, chunk: Frames) -> Made:
+    def push(self, chunk: Frames) -> ClipFeatures:
         """Feed the next samples (1-D, input unit); returns the frames they complete."""
         with self._backend.stream():
             samples = self._front_end.push(as_clip(chunk, self._dtype))
             return {name: stream.push(samples) for name, stream in self._streams.items()}
 
-    def finish(self) -> Made:
+    def finish(self) -> ClipFeatures:
         """End the signal; returns the frames that were waiting for what follows its last sample."""
         with self._backend.stream():
             tail = self._front_end.push(np.zeros(0, self._dtype), last=True)
@@ -187,8 +187,8 @@ class FilterbankStream(ExtractStream):
 
 
 def _memory_s(model: TimeDomainModel, features: Collection[Features]) -> float | None:
-    """Of the slowest stream; that of a stream of events has its neurons behind the model."""
-    if model.memory_s is None or any(isinstance(each, WholeFeatures) for each in features):
+    """Return the time constant of the slowest stream; neurons add theirs to the model's."""
+    if model.memory_s is None or any(isinstance(each, WholeClipFeatures) for each in features):
         return None
     neurons = [each.encoder.memory_s for each in features if isinstance(each, SpikeFeatures)]
     return model.memory_s + max(neurons, default=0.0)
@@ -202,13 +202,13 @@ def _frame_options(name: str, options: StreamOptions) -> tuple[Any, Any]:
 
 def _features(
     model: TimeDomainModel, name: str, pool: str, rate: float
-) -> tuple[FusedFeatures | WholeFeatures, tuple[int, ...]]:
-    """What makes a stream, and where its columns are cut into channels."""
+) -> tuple[FusedFeatures | WholeClipFeatures, tuple[int, ...]]:
+    """Return the features of a stream, and the offsets of its channels."""
     ops, bank = model.chain(name)
     whole = model.whole_bands(name)
     if whole is None:
         return FusedFeatures(compile_chain(ops, bank, pool, model.fs, rate)), bank.offsets
     channels, count = model.num_channels, whole.count
     pooling = compile_chain([], identity_bank(channels, model.fc), pool, whole.fs_hz, rate)
-    features = WholeFeatures(ops, whole.bands, count, pooling, whole.rates)
+    features = WholeClipFeatures(ops, whole.bands, count, pooling, whole.rates)
     return features, tuple(range(0, channels * count + 1, count))

@@ -35,25 +35,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.features.base import (
+from amtcore.features.feature_model import (
+    ClipFeatures,
     Extractor,
     ExtractStream,
+    FeatureModel,
     Frames,
-    Made,
     Params,
-    StreamInfo,
-    StreamKind,
     StreamOptions,
     as_clip,
+    check_options,
 )
-from amtcore.features.feature_model import FeatureModel, check_options
 from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
+from amtcore.features.stream_info import StreamInfo, StreamKind
 
-#: What `StreamInfo.pool` says of frames that a model makes itself.
+#: `StreamInfo.pool` of frames that a model makes itself.
 OWN_FRAMES = "model"
 
 Signal = NDArray[np.float32]
 Compute = Callable[[Signal], Mapping[str, Frames]]
+ComputeBatch = Callable[[Sequence[Signal]], Sequence[Mapping[str, Frames]]]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class FrameGrid:
             )
 
     def n_frames(self, n_samples: int) -> int:
-        """Frames in so many samples."""
+        """Return the number of frames in `n_samples` samples."""
         window = self.hop_length if self.window_length is None else self.window_length
         if n_samples < max(window, self.min_samples):
             return 0
@@ -132,6 +133,8 @@ class FrameDesign:
             those of `compute`. None for a model that needs whole clips.
         memory_s: As of `Extractor`: 0 where a frame depends on its window alone. Frames may depend
             on up to a second that follows. None where long recordings must go in order.
+        compute_batch: Frames of several signals, in their order; `compute` of each signal where
+            None. The values of a signal must not depend on the other signals.
     """
 
     grids: Mapping[str, FrameGrid]
@@ -139,6 +142,7 @@ class FrameDesign:
     constants: Mapping[str, NDArray[Any] | Tensor] = field(default_factory=dict)
     open_stream: Callable[[], ExtractStream] | None = None
     memory_s: float | None = None
+    compute_batch: ComputeBatch | None = None
 
 
 P = TypeVar("P")
@@ -175,7 +179,7 @@ class FrameModel(FeatureModel, Generic[P]):
         streams: Mapping[str, StreamOptions],
         dtype: str = "float32",
     ) -> FrameExtractor:
-        """As the base class says; streams have no options, and the working type is float32."""
+        """Build the extractor; streams have no options, and the working type is float32."""
         check_float32(self.name, dtype)
         given = checked_params(self.name, self.parameters, params)
         asked = built(getattr(self, "params_class", NoParams), self.name, given)
@@ -190,7 +194,7 @@ class FrameModel(FeatureModel, Generic[P]):
 
 
 class FrameExtractor(Extractor):
-    """A model of whole clips, one clip at a time; not for several callers at once."""
+    """A model of whole clips, one by one or in batches; not for several callers at once."""
 
     def __init__(
         self,
@@ -216,27 +220,34 @@ class FrameExtractor(Extractor):
         self._design, self._all_params = design, all_params
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
-        """Whole frames of each stream in so many samples."""
+        """Return the number of whole frames of each stream in `n_samples` samples."""
         grids = self._design.grids
         return {info.name: grids[info.name].n_frames(n_samples) for info in self.streams}
 
-    def extract(self, clips: Sequence[Frames]) -> list[Made]:
-        """Features of several clips, one after another: none depends on its neighbours."""
-        return [self._extract_one(as_clip(clip, self.dtype)) for clip in clips]
-
-    def _extract_one(self, signal: Frames | Tensor) -> Made:
-        signal = signal.cpu().numpy() if isinstance(signal, Tensor) else signal
-        wanted = self.n_frames(len(signal))
+    def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
+        """Features of several clips; none depends on its neighbours."""
+        arrays = [as_clip(clip, self.dtype) for clip in clips]
+        signals = [
+            (each.cpu().numpy() if isinstance(each, Tensor) else each).astype(np.float32)
+            for each in arrays
+        ]
         # Without a frame there is nothing to compute, and a model need not take such signals.
-        found = self._design.compute(signal.astype(np.float32)) if any(wanted.values()) else {}
-        made: Made = {}
+        asked = [i for i, each in enumerate(signals) if any(self.n_frames(len(each)).values())]
+        chosen = [signals[i] for i in asked]
+        batch = self._design.compute_batch
+        found = batch(chosen) if batch else map(self._design.compute, chosen)
+        frames = dict(zip(asked, found, strict=True))
+        return [self._checked(len(each), frames.get(i, {})) for i, each in enumerate(signals)]
+
+    def _checked(self, n_samples: int, found: Mapping[str, Frames]) -> ClipFeatures:
+        wanted, made = self.n_frames(n_samples), ClipFeatures()
         for info in self.streams:
             shape = (wanted[info.name], info.width)
             frames = np.asarray(found[info.name]) if shape[0] else np.empty(shape)
             if frames.shape != shape:
                 raise ShapeError(
                     f"model {self.model!r}, stream {info.name!r}: expected (frame, column) "
-                    f"{shape} for {len(signal)} samples, got {frames.shape}"
+                    f"{shape} for {n_samples} samples, got {frames.shape}"
                 )
             made[info.name] = np.ascontiguousarray(frames, np.float32)
         return made
@@ -250,7 +261,7 @@ class FrameExtractor(Extractor):
         return _AskedStreams(self._design.open_stream(), [info.name for info in self.streams])
 
     def constants(self) -> list[tuple[str, Tensor]]:
-        """Those of the design."""
+        """Constants of the design."""
         return [
             (name, torch.as_tensor(value).detach().cpu())
             for name, value in sorted(self._design.constants.items())
@@ -264,20 +275,20 @@ class FrameExtractor(Extractor):
 
 
 class _AskedStreams(ExtractStream):
-    """Of what a model gives for a long signal, the streams that a job asked for."""
+    """Streams of a model for a long signal, without streams that the job did not ask for."""
 
     def __init__(self, stream: ExtractStream, names: Sequence[str]) -> None:
         self._stream, self._names = stream, names
 
-    def push(self, chunk: Frames) -> Made:
+    def push(self, chunk: Frames) -> ClipFeatures:
         """Feed the next samples (1-D, input unit); returns the frames they complete."""
         return self._asked(self._stream.push(as_clip(chunk, np.dtype(np.float32))))
 
-    def finish(self) -> Made:
+    def finish(self) -> ClipFeatures:
         """End the signal; returns the frames that were waiting for what follows its last sample."""
         return self._asked(self._stream.finish())
 
-    def _asked(self, made: Made) -> Made:
+    def _asked(self, made: ClipFeatures) -> ClipFeatures:
         return {name: np.ascontiguousarray(made[name], np.float32) for name in self._names}
 
 

@@ -1,4 +1,4 @@
-"""From a loudness model's frames to those of one stream: pooled, or one row of numbers a clip."""
+"""Pooling of a loudness model's frames, and one row of numbers per clip."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amtcore.features.base import Frames, StreamInfo
+from amtcore.features.feature_model import Frames
+from amtcore.features.stream_info import StreamInfo
 from amtcore.models.loudness import Loudness
-from amtcore.scales.phon import PhonTable
+from amtcore.scales import PhonTable
 
 SHORT, LONG = "short_term_loudness", "long_term_loudness"
 SPECIFIC, SUMMARY = "specific_loudness", "loudness_summary"
-#: Numbers of a clip: maxima, and the short-term loudness exceeded in so many per cent of the time.
+#: Numbers of a clip: maxima, and short-term loudness exceeded in 5, 10 and 50 percent of time.
 SUMMARY_COLUMNS = ("stl_max", "ltl_max", "n5", "n10", "n50")
 EXCEEDED_PERCENT = (5.0, 10.0, 50.0)
 #: `StreamInfo.pool` and `frame_rate_hz` of a stream of one row a clip.
@@ -44,7 +45,7 @@ class StreamPlan:
 
     @property
     def unpooled(self) -> bool:
-        """Whether it is made of all model frames as they are."""
+        """Return True if it is made of all model frames as they are."""
         return self.ratio is None or self.ratio[0] == self.ratio[1]
 
     @property
@@ -53,7 +54,7 @@ class StreamPlan:
         return 2 if self.info.name == SUMMARY else self.info.width
 
     def n_frames(self, outputs: int) -> int:
-        """Whole frames of so many model frames."""
+        """Return the number of whole frames of `outputs` model frames."""
         if self.ratio is None:
             return min(outputs, 1)
         return outputs * self.ratio[1] // self.ratio[0]

@@ -1,4 +1,4 @@
-"""What a model may be asked for: every parameter with its type, its default and what it means.
+"""Parameters of models: type, default and meaning of each.
 
 A model's parameters are the arguments of its constructor, or the fields of a dataclass: types come
 from the annotations, meanings from `Args` in the docstring. Nothing is said twice.
@@ -18,7 +18,7 @@ import numpy as np
 from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError, nearest_hint
 
-#: What a parameter without a default has as its default.
+#: Default of a parameter without one.
 REQUIRED: Any = inspect.Parameter.empty
 
 _Built = TypeVar("_Built")
@@ -66,7 +66,7 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """Whether it must be given."""
+        """Return True if it must be given."""
         return self.default is REQUIRED
 
     def checked(self, value: object) -> Any:
@@ -95,7 +95,7 @@ def parameters_of(constructor: type, *, leave_out: Collection[str] = ()) -> dict
     meanings: dict[str, str] = {}
     for each in reversed(constructor.__mro__):  # fields may be inherited, and are said there
         meanings |= _meanings(each.__doc__)
-    # Of a class, `signature` leaves the texts of annotations; self is the first argument.
+    # `signature` of a class leaves annotations as text; self is the first argument.
     initial = constructor.__init__  # type: ignore[misc]
     arguments = [*inspect.signature(initial, eval_str=True).parameters.values()][1:]
     return {
@@ -135,7 +135,7 @@ def checked_params(
 
 
 def built(constructor: Callable[..., _Built], model: str, params: Mapping[str, object]) -> _Built:
-    """What the constructor makes of the parameters; any refusal is a `ParameterError`."""
+    """Call the constructor; any refusal is a `ParameterError`."""
     try:
         return constructor(**params)
     except TypeError as error:

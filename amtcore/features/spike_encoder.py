@@ -1,14 +1,17 @@
-"""Spike trains as a feature: a model's frames drive leaky integrate-and-fire neurons.
+"""Spike trains as a feature: pooled frames of a model drive leaky integrate-and-fire neurons.
+
+    Clip -> fused chain of the source stream, pooled to the neurons' steps -> neurons -> events.
 
 Frames of a channelwise stage (adaptation, envelope) at the neurons' step rate go through
-`LIFExodus`, one neuron a channel unless asked for more; what comes out is sparse. Frames are what
-`extract` makes, so decimation to the step rate is its pooling. For learning use the layer itself.
+`LIFExodus`, one neuron a channel unless more are asked for; the events are sparse. Frames of a
+stretch are dropped when the neurons have processed them, so steps at the sampling rate cost no more
+memory than steps at 1000 Hz. For learning use the layer itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -19,9 +22,14 @@ from torch import Tensor
 
 from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError, ShapeError, nearest_hint
+from amtcore.features.feature_model import StreamOptions
+from amtcore.features.pooled_streams import FusedFeatures, PooledStream
 from amtcore.features.spike_events import SpikeEvents
+from amtcore.features.stream_info import StreamKind
+from amtcore.kernels.backend import Samples
+from amtcore.models.time_domain import TimeDomainModel
 from amtcore.stages import LIFExodus
-from amtcore.stages.spiking.checks import checked
+from amtcore.stages.lif_attributes import checked
 
 Numbers = float | tuple[float, ...]
 
@@ -34,7 +42,7 @@ _PER_NEURON = ("gain", "tau_mem", "tau_syn", "threshold", "bias")
 
 @dataclass(frozen=True)
 class SpikeOptions:
-    """What a job asks of a spike stream.
+    """Options of a spike stream.
 
     Args:
         source: Stream of the model that drives the neurons.
@@ -103,7 +111,7 @@ class SpikeOptions:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     def source_streams(self) -> dict[str, dict[str, Any]]:
-        """What to ask `build_extractor` for, so that its frames are the neurons' steps."""
+        """Return `streams` for `build_extractor` whose frames are the neurons' steps."""
         return {self.source: {"frame_rate_hz": self.step_rate_hz, "pool": self.pool}}
 
 
@@ -117,7 +125,7 @@ def _numbers(name: str, value: Any) -> Numbers:
 
 
 class FrameSource(Protocol):
-    """What delivers frames chunk by chunk: `extract.ExtractStream`."""
+    """Source of frames, chunk by chunk: an `ExtractStream`."""
 
     def push(self, chunk: NDArray[np.floating[Any]]) -> dict[str, NDArray[np.floating[Any]]]:
         """The next samples in, the frames they complete out."""
@@ -130,7 +138,7 @@ class SpikeStream:
     """Spikes of one long signal, chunk by chunk, in memory that does not grow.
 
     Invariants:
-        The events of all pushes and of `finish`, concatenated, are those of the whole signal.
+        Events of all pushes and of `finish`, concatenated, equal the events of the whole signal.
     """
 
     def __init__(self, encoder: SpikeEncoder, source: FrameSource | None = None) -> None:
@@ -168,7 +176,7 @@ class SpikeEncoder:
         unit: Unit of the source, which decides the gain where none is given.
         dtype: torch.float32 or torch.float64.
 
-    >>> from amtcore.features.build import build_extractor
+    >>> from amtcore.features.registry import build_extractor
     >>> options = SpikeOptions(step_rate_hz=1000)
     >>> extractor = build_extractor("dau1997", fs_hz=16000, streams=options.source_streams())
     >>> (info,) = extractor.streams
@@ -276,3 +284,115 @@ class SpikeEncoder:
             source: Delivers the frames of waveform chunks; None when frames are pushed directly.
         """
         return SpikeStream(self, source)
+
+
+#: Frames of all clips of a batch that are held at a time.
+STRETCH_BYTES = 32 * 2**20
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Stretches of one stream in order as one: arrays of frames, or events.
+
+    >>> join([np.zeros((2, 3)), np.ones((1, 3))]).shape
+    (3, 3)
+    """
+    if isinstance(parts[0], SpikeEvents):
+        return SpikeEvents.concatenate(parts)
+    return np.concatenate(parts)
+
+
+class SpikeFeatures:
+    """A stream of spike events.
+
+    Args:
+        source: Frames of the driving stream, one a step.
+        encoder: The neurons.
+    """
+
+    def __init__(self, source: FusedFeatures, encoder: SpikeEncoder) -> None:
+        self.source, self.encoder = source, encoder
+        self.width = encoder.n_neurons
+        self.hops = source.hops
+
+    def n_frames(self, n_samples: int) -> int:
+        """Return the number of whole steps in `n_samples` samples."""
+        return self.source.n_frames(n_samples)
+
+    def extract(self, clips: Sequence[Samples]) -> list[SpikeEvents]:
+        """Events of each clip; its neurons start at rest, whatever the others do."""
+        states = self.source.chain.fresh(len(clips))
+        neurons = [self.encoder.open_stream() for _ in clips]
+        parts: list[list[SpikeEvents]] = [[] for _ in clips]
+        longest = max((len(clip) for clip in clips), default=0)
+        stretch = self._stretch_samples(longest, len(clips))
+        for start in range(0, longest, stretch):
+            # A clip that has ended gives an empty piece, which makes no frames.
+            pieces = [clip[start : start + stretch] for clip in clips]
+            for i, heard in enumerate(self.source.push(pieces, states, start)):
+                if len(heard):
+                    parts[i].append(neurons[i].push_frames(heard))
+        for i, heard in enumerate(self.source.finish(states, [len(clip) for clip in clips])):
+            parts[i].append(neurons[i].push_frames(heard))
+        return [SpikeEvents.concatenate(of_clip) for of_clip in parts]
+
+    def _stretch_samples(self, samples: int, clips: int) -> int:
+        """Samples of each clip whose frames fit the bound."""
+        row_bytes = self.source.width * self.source.itemsize
+        held = self.n_frames(samples) * row_bytes * clips
+        return max(1, samples // max(1, -(-held // STRETCH_BYTES)))
+
+    def open(self) -> EventStream:
+        """Start on a long signal."""
+        return EventStream(self.source.open(), self.encoder)
+
+    def constants(self) -> dict[str, Tensor]:
+        """Every constant of the neurons, by name."""
+        return self.encoder.constants()
+
+
+class EventStream:
+    """Events of one long signal, chunk by chunk."""
+
+    def __init__(self, source: PooledStream, encoder: SpikeEncoder) -> None:
+        self._source, self._neurons = source, encoder.open_stream()
+
+    def push(self, samples: Samples) -> SpikeEvents:
+        """Events of the steps that the next samples complete."""
+        return self._neurons.push_frames(self._source.push(samples))
+
+    def finish(self) -> SpikeEvents:
+        """Events of steps that were waiting for what follows the last sample."""
+        return self._neurons.push_frames(self._source.finish())
+
+
+def build_spikes(
+    streams: Mapping[str, StreamKind],
+    model: TimeDomainModel,
+    name: str,
+    given: StreamOptions,
+    features: Callable[[TimeDomainModel, str, str, float], tuple[Any, tuple[int, ...]]],
+) -> SpikeFeatures:
+    """The neurons of a stream and what they hear; an error names the stream and the option.
+
+    Args:
+        streams: All streams of the model.
+        model: The model.
+        name: Name of the stream.
+        given: Its options, those of `SpikeOptions`.
+        features: Makes frames of another stream from model, name, pooling and rate.
+    """
+    kind = streams[name]
+    heard = [k for k, each in streams.items() if each != kind and each.axes == kind.axes]
+    try:
+        options = SpikeOptions.from_dict(given)
+        if options.source not in heard:
+            raise ParameterError(
+                f"source must be a stream with a column a channel, got {options.source!r}"
+                f"{nearest_hint(str(options.source), heard)}"
+            )
+        source, _ = features(model, options.source, options.pool, options.step_rate_hz)
+        unit = streams[options.source].unit
+        encoder = SpikeEncoder(options, source.width, unit, model.dtype)
+    except ParameterError as error:
+        raise ParameterError(f"stream {name!r}: {error}") from error
+    return SpikeFeatures(source, encoder)

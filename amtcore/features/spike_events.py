@@ -14,7 +14,7 @@ from amtcore.errors import ParameterError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What an event is: step since the start of the signal, neuron, spikes.
+#: Columns of an event: step since the start of the signal, neuron, spikes.
 EVENT_COLUMNS = ("frame", "channel", "count")
 
 

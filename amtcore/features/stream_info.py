@@ -1,4 +1,4 @@
-"""What a feature stream is: plain values, which are read and written without importing a model."""
+"""Descriptions of feature streams, as plain values that need no model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StreamKind:
-    """A feature stream that a model offers: its unit, axes and one line of what it is.
+    """A feature stream that a model offers: its unit, axes and summary.
 
     `layout` is "frames", or "events" for sparse streams that another stream of the model drives.
     """

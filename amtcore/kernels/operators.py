@@ -28,7 +28,7 @@ from torch import Tensor
 
 from amtcore.errors import DerivativeError, ParameterError, ShapeError
 from amtcore.kernels.chain import BlockOp, Steps, check_sizes, steps_of, text_of
-from amtcore.kernels.devices import backend_of
+from amtcore.kernels.devices import backend_of, get_backend
 from amtcore.kernels.operation import ChainOperation, RowOperation
 from amtcore.kernels.operations import modulation_filters
 from amtcore.kernels.operations.modulation_filters import (
@@ -228,8 +228,13 @@ _lock = threading.RLock()
 
 
 def _call_of(operation: RowOperation) -> Call:
+    only_cpu = operation.gpu is None and (operation.numbers_only or operation.reference is None)
+
     def compute(*args: Any) -> Any:
-        return backend_of(args[0]).run_rows(operation, *args)
+        # The backend "interpreted" takes tensors of the CPU, where a kernel for the CPU alone runs.
+        on_cpu = only_cpu and args[0].device.type == "cpu"
+        backend = get_backend("cpu") if on_cpu else backend_of(args[0])
+        return backend.run_rows(operation, *args)
 
     def backward(ctx: Any, *upstream: Any) -> Any:
         if operation.backward is None:

@@ -1,6 +1,6 @@
 """Complete models as PyTorch modules; `features` makes them what a job can run.
 
-They may import `stages` and what is below them, never `features`.
+They may import `stages` and lower layers, never `features`.
 """
 
 from amtcore.models.dau1997 import Dau1997

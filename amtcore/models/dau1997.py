@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from amtcore.arguments import checked_arguments
-from amtcore.models.base import Kwargs, Link, TimeDomainModel, check_range
-from amtcore.models.stage_arguments import stage_arguments
-from amtcore.scales.erb import erb_space_bw
+from amtcore.models.composition import stage_arguments
+from amtcore.models.time_domain import ChainStage, Kwargs, TimeDomainModel, check_range
+from amtcore.scales import erb_space_bw
 from amtcore.stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
 
 
@@ -50,11 +50,11 @@ class Dau1997(TimeDomainModel):
     (2, 8, 160)
     """
 
-    links = (
-        Link("filterbank", returned="filterbank"),
-        Link("ihc", returned="ihc", stream="envelope"),
-        Link("adaptation", returned="adaptation", stream="adaptation"),
-        Link("modulation", stream="modulation"),
+    chain_stages = (
+        ChainStage("filterbank", returned="filterbank"),
+        ChainStage("ihc", returned="ihc", stream="envelope"),
+        ChainStage("adaptation", returned="adaptation", stream="adaptation"),
+        ChainStage("modulation", stream="modulation"),
     )
     input_unit = "rms1=100dB"
 

@@ -1,19 +1,29 @@
-"""Cutting a signal into overlapping segments of a fixed number of frames, chunk by chunk.
+"""A signal in overlapping segments of a fixed number of frames, and their threads.
 
     samples   ......|----------- segment of block b -----------|....
                     |- reach -|                      |- reach -|
-    frames                    x    x    x  ..  x    x              frames b n .. b n + n - 1
+    frames                    x    x    x  ..  x    x              frames b n .. b n + n - 1.
 
 Blocks lie on a fixed grid whatever the chunks, and every block has the same size (zeros fill the
 last): so chunks equal the whole bit by bit. `reach` is half a window and half a filter.
+
+`map_blocks` gives each block one thread when no gradient is asked for. A block is many small matrix
+products, and on torch's own threads two blocks mostly wait for each other. A GPU has its own
+threads: it takes the blocks one after another on the stream of the caller, which other threads do
+not know.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from amtcore.kernels.torch_state import is_transformed
+from amtcore.kernels.vector.threads import parallel_for
 
 #: Frames of a block: 1 MB of components a stereo block, inside a second-level cache.
 BLOCK_FRAMES = 128
@@ -96,7 +106,7 @@ class FrameBlocks:
         ]
 
     def complete(self, samples: int) -> int:
-        """Frames of the blocks that so many samples complete, whatever follows."""
+        """Return the frames of the blocks that `samples` samples complete, whatever follows."""
         left = samples + self.reach - self.segment_samples
         return max(left // (BLOCK_FRAMES * self.hop) + 1, 0) * BLOCK_FRAMES
 
@@ -119,3 +129,33 @@ def inside(values: Tensor, first: int, samples: int) -> Tensor:
     length = max(values.shape[-1] - head - tail, 0)
     kept = values[..., head : head + length]
     return torch.nn.functional.pad(kept, (head, values.shape[-1] - head - length))
+
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+def can_share(like: Tensor) -> bool:
+    """Return True if blocks may go to threads.
+
+    Gradients, compilation, vmap and the streams of a GPU know one thread only.
+    """
+    one_thread = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed(like)
+    return like.device.type == "cpu" and not one_thread
+
+
+def map_blocks(function: Callable[[In], Out], blocks: Sequence[In], like: Tensor) -> list[Out]:
+    """`function` of every block, in order; they are made of `like`."""
+    if not can_share(like):
+        return [function(block) for block in blocks]
+    results: dict[int, Out] = {}
+    # A mode of autograd belongs to a thread. Blocks change tensors of the caller in place, which
+    # torch allows for tensors of inference mode in that mode only.
+    mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+
+    def run(i: int) -> None:
+        with mode():
+            results[i] = function(blocks[i])
+
+    parallel_for(run, len(blocks))
+    return [results[i] for i in range(len(blocks))]

@@ -17,13 +17,11 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.kernels.operations.loudness_frames import Frames
 from amtcore.kernels.operations.specific_loudness import audible
-from amtcore.models.base import Kwargs
-from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
-from amtcore.models.loudness_rows import frames_of
-from amtcore.models.stage_arguments import stage_arguments
-from amtcore.stages.base import Stage, check_fs
+from amtcore.models.composition import stage_arguments
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, frames_of
+from amtcore.models.time_domain import Kwargs
+from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
-from amtcore.stages.loudness_ear import LoudnessEar
 from amtcore.stages.loudness_integration import LoudnessIntegration
 from amtcore.stages.specific_loudness import SpecificLoudness
 from amtcore.stages.spectrum import (
@@ -32,6 +30,7 @@ from amtcore.stages.spectrum import (
     WindowedSpectrum,
     inaudible,
 )
+from amtcore.stages.stage import Stage, check_fs
 from amtcore.units import REFERENCE_PA
 
 

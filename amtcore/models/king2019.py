@@ -16,15 +16,21 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.models.base import Kwargs, Link, TimeDomainModel, WholeBands, check_range
-from amtcore.models.stage_arguments import stage_arguments
-from amtcore.scales.erb import erb_frequency, erb_number, erb_space_bw
+from amtcore.models.composition import stage_arguments
+from amtcore.models.time_domain import (
+    ChainStage,
+    Kwargs,
+    TimeDomainModel,
+    WholeSignalBands,
+    check_range,
+)
+from amtcore.scales import erb_frequency, erb_number, erb_space_bw
+from amtcore.stages.basilar_membrane import GammatoneFilterbank
 from amtcore.stages.butterworth import ButterworthFilter
 from amtcore.stages.compression import BrokenStickCompression, PowerCompression
-from amtcore.stages.gammatone import GammatoneFilterbank
-from amtcore.stages.hair_cell import IHCEnvelope
-from amtcore.stages.king_modulation import King2019ModulationFilterbank
-from amtcore.stages.resample import Resampler
+from amtcore.stages.fir import Resampler
+from amtcore.stages.hair_cells import IHCEnvelope
+from amtcore.stages.modulation import King2019ModulationFilterbank
 
 COMPRESSIONS = {"brokenstick": BrokenStickCompression, "power": PowerCompression}
 _ERB_AROUND_BASE = 2
@@ -89,14 +95,14 @@ class King2019(TimeDomainModel):
     torch.Size([2, 480, 5, 5])
     """
 
-    links = (
-        Link("filterbank", returned="gtone_response"),
-        Link("compression", returned="compressed_response"),
-        Link("ihc", returned="ihc", stream="envelope"),
-        Link("adaptation_filter", returned="adapted_response", stream="adaptation"),
-        Link("lp150_filter"),
-        Link("modulation_filterbank", stream="modulation"),
-        Link("resampler"),  # of the bands: see `whole_bands`
+    chain_stages = (
+        ChainStage("filterbank", returned="gtone_response"),
+        ChainStage("compression", returned="compressed_response"),
+        ChainStage("ihc", returned="ihc", stream="envelope"),
+        ChainStage("adaptation_filter", returned="adapted_response", stream="adaptation"),
+        ChainStage("lp150_filter"),
+        ChainStage("modulation_filterbank", stream="modulation"),
+        ChainStage("resampler"),  # of the bands: see `whole_bands`
     )
     input_unit = "rms1=100dB"
     output_unit = "input unit"
@@ -178,15 +184,15 @@ class King2019(TimeDomainModel):
     def _needs_whole(self) -> bool:
         return self.resampler is not None or not self.modulation_filterbank.can_stream
 
-    def whole_bands(self, stream: str) -> WholeBands | None:
+    def whole_bands(self, stream: str) -> WholeSignalBands | None:
         """The modulation stream of whole signals, with the Hilbert envelope or resampled."""
         if stream != "modulation" or not self._needs_whole:
             return None
         count = self.modulation_filterbank.num_filters
         if self.resampler is None:
-            return WholeBands(self.modulation_filterbank.bands, count, self.fs)
+            return WholeSignalBands(self.modulation_filterbank.bands, count, self.fs)
         rates = (self.resampler.up, self.resampler.down)
-        return WholeBands(self._resampled_bands, count, self.resampler.fs_out, rates)
+        return WholeSignalBands(self._resampled_bands, count, self.resampler.fs_out, rates)
 
     def _resampled_bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
         assert self.resampler is not None

@@ -1,7 +1,15 @@
-"""What the loudness models share: frames from chunks of samples, loudness level, hand-over.
+"""Base class of the loudness models: frames from chunks of samples, loudness level, streaming.
 
 A frame needs samples after its instant (half a window, half a filter), so a stream holds the last
-0.1 s back until it is told that the signal ends. `forward` is the one-chunk case.
+0.1 s back until it is told that the signal ends. The method `forward` is the stream of one chunk.
+
+The function `rows_of_blocks` computes rows of specific loudness by one kernel, where only numbers
+are wanted:
+
+    rows    | left ear's channels | right ear's channels | zeros |      one row a frame
+
+A row is as wide as whole vectors of channels, the form that the gain controls read. Nothing between
+samples and rows is kept in memory. The numbers equal the numbers of the stages bit by bit.
 """
 
 from __future__ import annotations
@@ -9,25 +17,120 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.operations.loudness_frames import Frames
+from amtcore.kernels.operations.loudness_frames import Frames, Prepared
 from amtcore.kernels.torch_state import can_compute, is_exporting, is_transformed, wants_derivative
-from amtcore.models.block_threads import can_share, map_blocks
-from amtcore.models.frame_blocks import BLOCK_FRAMES, FrameBlocks, FrameState, Segment, inside
-from amtcore.models.loading import share_type
-from amtcore.models.loudness_rows import Rows, rows_of_blocks
-from amtcore.models.swapped import any_hooks, check_fuses, is_foreign
-from amtcore.scales.phon import PhonTable, phon_by, table_levels, tones
-from amtcore.stages.base import Stage
+from amtcore.kernels.vector.simd import LANES
+from amtcore.models.composition import is_replaced, require_fusable, share_type
+from amtcore.models.frame_blocks import (
+    BLOCK_FRAMES,
+    FrameBlocks,
+    FrameState,
+    Segment,
+    can_share,
+    inside,
+    map_blocks,
+)
+from amtcore.scales import PhonTable, phon_by, table_levels, tones
+from amtcore.stages.component_nodes import ComponentStage
 from amtcore.stages.constants import Converted
-from amtcore.stages.loudness_ear import LoudnessEar
+from amtcore.stages.ears import LoudnessEar
+from amtcore.stages.excitation import RoexFilters
+from amtcore.stages.specific_loudness import CompressiveLaw
 from amtcore.stages.spectrum import WindowedSpectrum
-from amtcore.stages.states import check_state
+from amtcore.stages.stage import Stage, check_state
+from amtcore.torch_internals import has_any_hooks
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Specific loudness of some frames.
+
+    Args:
+        values: (batch, frame, width), float32.
+        ears: Number of ears.
+        channels: Of an ear.
+    """
+
+    values: Tensor
+    ears: int
+    channels: int
+
+    @property
+    def specific(self) -> Tensor:
+        """View of the rows as (batch, ear, frame, channel)."""
+        used = self.values[..., : self.ears * self.channels]
+        return used.unflatten(-1, (self.ears, self.channels)).transpose(1, 2)
+
+
+def frames_of(
+    spectrum: WindowedSpectrum,
+    limits: tuple[float, float, float],
+    levels: ComponentStage,
+    level_weights: tuple[str, ...],
+    filters: RoexFilters,
+    law: CompressiveLaw,
+) -> Frames | None:
+    """Collect the tables that the kernel needs from the stages; None where they have none for it.
+
+    Args:
+        limits: What components must be above, `FAINTEST` or `INAUDIBLE`.
+        levels: Has the nodes, and the weights of the levels per ERB.
+        level_weights: Name of these, and what they follow from.
+    """
+    if not spectrum.has_factors() or filters.backend is not None or len(filters.fc) < LANES:
+        return None
+    name, *of = level_weights
+    blocks, places = levels.derived(f"{name}_blocks", *of), levels.derived(name, *of).shape[1]
+    return Frames(
+        spectrum.factors(), torch.tensor(limits), *levels.groups(), blocks, places,
+        filters.filters(), law.constants_by_channel(), (law.high_divisor, law.high_exponent),
+    )  # fmt: skip
+
+
+def rows_of_blocks(
+    together: Sequence[Sequence[Segment | None]],
+    heard: Callable[[Sequence[Segment | None]], Sequence[Tensor]],
+    specific: Callable[[Tensor], Tensor],
+    frames: Frames,
+) -> Rows:
+    """All blocks of some signals, side by side on the kernels' threads.
+
+    Args:
+        together: The blocks that go through the ear at once, all of them in order; None is
+            silence. One block or more.
+        heard: From these to what the ear lets through of each, (batch, ear, sample).
+        specific: From one signal of that to what the stages make of it, (ear, frame, channel):
+            for samples that are no finite numbers, which the kernel leaves alone.
+        frames: What the kernel needs.
+    """
+    prepared, segments = Prepared(frames), [s for some in together for s in some if s is not None]
+    batch, ears = segments[0].x.shape[:2]
+    used = ears * prepared.channels
+    *begins, count = accumulate((segment.frames for segment in segments), initial=0)
+    places = {s.first: slice(at, at + s.frames) for s, at in zip(segments, begins, strict=True)}
+    values = segments[0].x.new_empty(batch, count, used + -used % LANES)
+    rows = Rows(values, ears, prepared.channels)
+
+    def make(some: Sequence[Segment | None]) -> None:
+        for segment, signals in zip(some, heard(some), strict=True):
+            if segment is None:
+                continue
+            part = places[segment.first]
+            values[:, part, used:] = 0.0
+            for b, signal in enumerate(signals):
+                if not prepared.specific(signal, values[b, part]):
+                    rows.specific[b, :, part] = specific(signal)[:, : segment.frames]
+
+    map_blocks(make, together, values)
+    return rows
+
 
 #: Samples up to this count as 0 (-306 dB SPL): powers of them would be denormal, hence slow.
 SILENT_PA = 1e-20
@@ -53,7 +156,7 @@ class OverTime:
         self.after: dict[str, Any] = {}
 
     def __call__(self, name: str, recurrence: Recurrence, x: Tensor) -> Tensor:
-        """What the recurrence of this name makes of the frames."""
+        """Run the recurrence of this name over the frames."""
         y, self.after[name] = recurrence(x, self._before.get(name))
         return y
 
@@ -103,7 +206,7 @@ class LoudnessModel(Converted):
     specific loudness, and integrates that over time.
 
     Invariants:
-        The outputs of `stream` over any split of a signal, one after another, equal those of
+        Outputs of `stream` over any split of a signal, concatenated, equal the output of
         `forward`.
     """
 
@@ -144,7 +247,7 @@ class LoudnessModel(Converted):
         return None
 
     def _integrate_rows(self, rows: Rows, over_time: OverTime) -> Loudness:
-        """As `_integrate`; may change the rows."""
+        """Like `_integrate`; may change the rows."""
         return self._integrate({"specific": rows.specific}, over_time)
 
     def _integrate(self, analysed: dict[str, Tensor], over_time: OverTime) -> Loudness:
@@ -160,7 +263,7 @@ class LoudnessModel(Converted):
         raise NotImplementedError
 
     def _result(self, loudness: Loudness, batched: bool) -> Any:
-        """What the caller gets."""
+        """Return the output for the caller."""
         raise NotImplementedError
 
     @property
@@ -207,8 +310,8 @@ class LoudnessModel(Converted):
         """The whole signal at once.
 
         Where a stage has hooks, or is not ours, every stage is called as a module, once with the
-        whole signal; else block by block, in less memory. `torch.export` records the whole signal
-        too, since the number of blocks depends on its length.
+        whole signal. Otherwise blocks go through one by one, in less memory.
+        `torch.export` records the whole signal too: the number of blocks depends on its length.
         """
         if not (is_exporting() or self._needs_calls()):
             return self.stream(audio, None, True)[0]
@@ -217,8 +320,8 @@ class LoudnessModel(Converted):
         return self._result(self._by_modules(signal), batched)
 
     def _needs_calls(self) -> bool:
-        """Whether blocks would pass a hook by, or compute something else than a stage."""
-        return any(any_hooks(stage) or is_foreign(stage) for stage in self.children())
+        """Return True if blocks would pass a hook by, or compute something else than a stage."""
+        return any(has_any_hooks(stage) or is_replaced(stage) for stage in self.children())
 
     def _stage(self) -> Stage:
         """Any stage of ours: all have the same working type."""
@@ -230,8 +333,8 @@ class LoudnessModel(Converted):
     def stream_loudness(
         self, x: Tensor, state: LoudnessState | None = None, last: bool = False
     ) -> tuple[Loudness, LoudnessState]:
-        """As `stream`, with everything there is to know of the frames."""
-        check_fuses(self, self.named_children())
+        """Like `stream`, with everything there is to know of the frames."""
+        require_fusable(self, self.named_children())
         if state is not None:
             check_state(self, state, LoudnessState)
         signal, batched = self._as_batch(x)
@@ -310,14 +413,14 @@ class LoudnessModel(Converted):
         return not (by_kernels or wants_derivative(*self.parameters()))
 
     def _wants_numbers(self, x: Tensor) -> bool:
-        """Whether specific loudness is all that is wanted, and nobody asks for more than
+        """Return True if specific loudness is all that is wanted, and nobody asks for more than
         numbers."""
         return not self.return_stages and can_share(x) and can_compute(x)
 
     def _heard(
         self, segments: Sequence[Segment | None], response: Tensor, samples: int
     ) -> list[Tensor]:
-        """What the ear lets through of some blocks of equal shape; None is silence."""
+        """Filter some blocks of equal shape by the ear; None is silence."""
         like, half = next(s.x for s in segments if s is not None), self.ear.order // 2
         x = [torch.zeros_like(like) if segment is None else segment.x for segment in segments]
         filtered = self.ear.filter_by(torch.cat(x), response).split(len(like))

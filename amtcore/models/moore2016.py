@@ -2,8 +2,8 @@
 
 Ear filter, six running spectra, excitation pattern and specific loudness of each ear; short-term
 smoothing, binaural inhibition, long-term smoothing (rates of Moore et al. 2018). Input in Pa. Not
-copied from the interface's page: 10^(dB/20) once in the ear filter and the published constants, so
-that 1 kHz at 40 dB SPL is 1 sone (page: 2.1).
+copied from the interface's page: 10^(dB/20) once in the ear filter, and the published constants.
+With them 1 kHz at 40 dB SPL is 1 sone (page: 2.1).
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.operations.binaural_inhibition import sides_of
 from amtcore.kernels.operations.loudness_frames import Frames
 from amtcore.kernels.operations.specific_loudness import audible
-from amtcore.models.base import Kwargs
-from amtcore.models.block_threads import map_blocks
-from amtcore.models.frame_blocks import BLOCK_FRAMES
-from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
-from amtcore.models.loudness_rows import Rows, frames_of
-from amtcore.models.stage_arguments import stage_arguments
+from amtcore.models.composition import stage_arguments
+from amtcore.models.frame_blocks import BLOCK_FRAMES, map_blocks
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Rows, frames_of
+from amtcore.models.time_domain import Kwargs
 from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
+from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import Moore2016ExcitationPattern
-from amtcore.stages.loudness_ear import LoudnessEar
 from amtcore.stages.loudness_integration import Moore2016AGC, Moore2016TemporalIntegration
 from amtcore.stages.specific_loudness import Moore2016SpecificLoudness
 from amtcore.stages.spectrum import (
@@ -176,7 +174,7 @@ class Moore2016(LoudnessModel):
     def _long_term(
         self, short: Sequence[Tensor], over_time: OverTime
     ) -> tuple[list[Tensor], Tensor]:
-        """Of each ear, and of both together."""
+        """Return long-term loudness of each ear, and of both together."""
         agcs = self.ltl_agc_left, self.ltl_agc_right
         long = [
             over_time(name, agc.stream, loudness)
@@ -248,7 +246,7 @@ class Moore2016(LoudnessModel):
         short: list[Tensor],
         long: list[Tensor],
     ) -> dict[str, Tensor]:
-        """The page's stages; both ears get those of a single one. Time is axis 1 in all."""
+        """The page's stages; a single signal counts for both ears. Time is axis 1 in all."""
         stages: dict[str, Tensor] = {}
         heard = self.spectrum if hasattr(self.spectrum, "frequencies") else self.excitation
         for number, ear in enumerate(EARS):
@@ -301,6 +299,6 @@ def _ears(rows: Tensor, specific: Tensor) -> tuple[Tensor, ...]:
 
 
 def _loudest(total: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(batch, frame) as it is, and (batch,): the largest of it and of what came before."""
+    """(batch, frame) as it is, and (batch,): the largest value so far."""
     most = total.new_zeros(total.shape[0]) if before is None else before
     return total, torch.cat((most.unsqueeze(-1), total), -1).amax(-1)

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from amtcore.arguments import checked_arguments
-from amtcore.models.base import Kwargs, Link, TimeDomainModel, check_range
-from amtcore.models.stage_arguments import stage_arguments
-from amtcore.scales.erb import erb_space_bw
+from amtcore.models.composition import stage_arguments
+from amtcore.models.time_domain import ChainStage, Kwargs, TimeDomainModel, check_range
+from amtcore.scales import erb_space_bw
 from amtcore.stages.adaptation import AdaptLoop
+from amtcore.stages.basilar_membrane import GammatoneFilterbank
 from amtcore.stages.ears import HeadphoneFilter, MiddleEarFilter
-from amtcore.stages.gammatone import GammatoneFilterbank
-from amtcore.stages.hair_cell import IHCEnvelope
+from amtcore.stages.hair_cells import IHCEnvelope
 from amtcore.stages.modulation import ModulationFilterbank
 
 
@@ -57,13 +57,13 @@ class Osses2021(TimeDomainModel):
     (2, 4, 160)
     """
 
-    links = (
-        Link("headphone", returned="headphone"),
-        Link("middleear", returned="middleear"),
-        Link("filterbank", returned="filterbank"),
-        Link("ihc", returned="ihc", stream="envelope"),
-        Link("adaptation", returned="adaptation", stream="adaptation"),
-        Link("modulation", stream="modulation"),
+    chain_stages = (
+        ChainStage("headphone", returned="headphone"),
+        ChainStage("middleear", returned="middleear"),
+        ChainStage("filterbank", returned="filterbank"),
+        ChainStage("ihc", returned="ihc", stream="envelope"),
+        ChainStage("adaptation", returned="adaptation", stream="adaptation"),
+        ChainStage("modulation", stream="modulation"),
     )
     input_unit = "rms1=100dB"
 

@@ -1,9 +1,10 @@
 """Paulick, Relano-Iborra and Dau (2024): the revised CASP model, and its 2008 form.
 
 Headphone and middle ear (to stapes velocity), dual-resonance filters, a hair cell as a circuit,
-adaptation loops with a threshold per channel, a quarter of the sampling rate, modulation filters
-up to fc/4 and 150 Hz. Input in Pa; output in model units. With `model="jepsen2008"` (Jepsen, Ewert
-and Dau 2008) the hair cell is a rectifier with a 1 kHz low-pass, followed by a square.
+adaptation loops with a threshold per channel. Then at a quarter of the sampling rate: modulation
+filters up to fc/4 and 150 Hz. Input in Pa; output in model units. With `model="jepsen2008"`
+(Jepsen, Ewert and Dau 2008) the hair cell is a rectifier with a 1 kHz low-pass, followed by a
+square.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.models.base import Kwargs, Link, StageSequence, TimeDomainModel, check_range
-from amtcore.models.decision_methods import DecisionMethods
-from amtcore.models.stage_arguments import stage_arguments
-from amtcore.scales.erb import erb_space
+from amtcore.models.composition import stage_arguments
+from amtcore.models.decisions import DecisionMethods
+from amtcore.models.time_domain import (
+    ChainStage,
+    Kwargs,
+    StageSequence,
+    TimeDomainModel,
+    check_range,
+)
+from amtcore.scales import erb_space
 from amtcore.stages.adaptation import AdaptLoop
+from amtcore.stages.basilar_membrane import DRNLFilterbank
 from amtcore.stages.compression import SquaringExpansion
-from amtcore.stages.drnl import DRNLFilterbank
 from amtcore.stages.ears import HeadphoneFilter, MiddleEarFilter
-from amtcore.stages.hair_cell import IHCEnvelope
-from amtcore.stages.hair_cell_membrane import IHCPaulick2024
+from amtcore.stages.fir import Resampler
+from amtcore.stages.hair_cells import IHCEnvelope, IHCPaulick2024
 from amtcore.stages.modulation import ModulationFilterbank
-from amtcore.stages.resample import Resampler
 from amtcore.tables import load_table
 
 MODELS = ("paulick2024", "jepsen2008")
@@ -39,7 +45,7 @@ _JEPSEN_MIN_LEVEL = 1e-5
 
 
 def adaptation_min_level(fc_hz: list[float]) -> Tensor:
-    """Lowest input of the adaptation loops in V: that of the nearest frequency of the table."""
+    """Return the lowest input of the adaptation loops in V, at the table's nearest frequency."""
     levels = torch.tensor(load_table("paulick2024_adaptation_min_level")["min_level_uv"]) * 1e-6
     listed_hz = torch.from_numpy(erb_space(*_THRESHOLD_RANGE_HZ, len(levels)))
     distance = (torch.tensor(fc_hz, dtype=torch.float64).unsqueeze(1) - listed_hz).abs()
@@ -104,14 +110,14 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
     [(2, 5, 110), (2, 8, 110), (2, 8, 110)]
     """
 
-    links = (
-        Link("outer_middle_ear", returned="outerear"),
-        Link("drnl", returned="drnl", stream="velocity"),
-        Link("ihc", returned="ihc", stream="envelope"),
-        Link("expansion", returned="ihc", stream="envelope"),
-        Link("adaptation", returned="adaptation", stream="adaptation"),
-        Link("resampler", returned="resampled"),
-        Link("modulation", stream="modulation"),
+    chain_stages = (
+        ChainStage("outer_middle_ear", returned="outerear"),
+        ChainStage("drnl", returned="drnl", stream="velocity"),
+        ChainStage("ihc", returned="ihc", stream="envelope"),
+        ChainStage("expansion", returned="ihc", stream="envelope"),
+        ChainStage("adaptation", returned="adaptation", stream="adaptation"),
+        ChainStage("resampler", returned="resampled"),
+        ChainStage("modulation", stream="modulation"),
     )
     input_unit = "pa"
 

@@ -4,31 +4,28 @@ They may import `arguments`, `kernels`, `filter_design`, `scales` and `tables`, 
 """
 
 from amtcore.stages.adaptation import AdaptLoop
+from amtcore.stages.basilar_membrane import DRNLFilterbank, GammatoneFilterbank
 from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
 from amtcore.stages.butterworth import ButterworthFilter
 from amtcore.stages.compression import BrokenStickCompression, PowerCompression, SquaringExpansion
-from amtcore.stages.drnl import DRNLFilterbank
-from amtcore.stages.ears import HeadphoneFilter, MiddleEarFilter
+from amtcore.stages.ears import HeadphoneFilter, LoudnessEar, MiddleEarFilter, OuterMiddleEarFilter
 from amtcore.stages.excitation import ERBIntegration, ExcitationPattern, Moore2016ExcitationPattern
-from amtcore.stages.gammatone import GammatoneFilterbank
-from amtcore.stages.hair_cell import IHCEnvelope
-from amtcore.stages.hair_cell_membrane import IHCPaulick2024
-from amtcore.stages.king_modulation import (
-    FastKing2019ModulationFilterbank,
-    King2019ModulationFilterbank,
-)
-from amtcore.stages.loudness_ear import LoudnessEar
+from amtcore.stages.fir import Resampler
+from amtcore.stages.hair_cells import IHCEnvelope, IHCPaulick2024
+from amtcore.stages.lif import LIFExodus
 from amtcore.stages.loudness_integration import (
     LoudnessIntegration,
     Moore2016AGC,
     Moore2016TemporalIntegration,
 )
-from amtcore.stages.modulation import FastModulationFilterbank, ModulationFilterbank
-from amtcore.stages.outer_middle_ear import OuterMiddleEarFilter
-from amtcore.stages.resample import Resampler
+from amtcore.stages.modulation import (
+    FastKing2019ModulationFilterbank,
+    FastModulationFilterbank,
+    King2019ModulationFilterbank,
+    ModulationFilterbank,
+)
 from amtcore.stages.specific_loudness import Moore2016SpecificLoudness, SpecificLoudness
 from amtcore.stages.spectrum import Moore2016Spectrum, MultiResolutionFFT
-from amtcore.stages.spiking.layer import LIFExodus
 
 __all__ = [
     "AdaptLoop",

@@ -17,8 +17,8 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.chain import BlockOp
 from amtcore.kernels.operations.adaptation import ADAPTATION
-from amtcore.stages.base import ChannelStage
-from amtcore.stages.limits import SECONDS, Range
+from amtcore.stages.constants import SECONDS, Range
+from amtcore.stages.stage import ChannelStage
 
 _DAU_TAU_S = (0.005, 0.050, 0.129, 0.253, 0.500)
 _EVEN_TAU_S = tuple(0.005 + i * (0.500 - 0.005) / 4 for i in range(5))
@@ -120,7 +120,7 @@ class AdaptLoop(ChannelStage):
 
     @property
     def memory_s(self) -> float:
-        """That of the slowest loop, in s."""
+        """Time constant of the slowest loop, in s."""
         return float(self.tau.detach().max())
 
     def _resting(self, levels: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Binaural inhibition: each ear is made softer by what the other one hears nearby.
 
-    L, R = specific loudness smoothed over channels with exp(-(sigma g)^2), plus 1e-13
+    L, R = specific loudness smoothed over channels with exp(-(sigma g)^2), plus 1e-13;
     left ear divided by 2 / (1 + sech(R / L)^p), right ear by 2 / (1 + sech(L / R)^p)
 
 (Moore, Glasberg and Schlittenlacher 2016.) A sound in one ear stays as it is; the same
@@ -25,9 +25,9 @@ from amtcore.kernels.operations.binaural_inhibition import (
 )
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import can_compute
-from amtcore.stages.base import Stage, product
+from amtcore.stages.constants import Range
 from amtcore.stages.excitation import STEP_CAM
-from amtcore.stages.limits import Range
+from amtcore.stages.stage import Stage, product
 
 #: Reach of the smoothing in Cam.
 REACH_CAM = 18.0
@@ -100,7 +100,7 @@ class Moore2016BinauralLoudness(Stage):
         return self.inhibited_by(left, right, self.smoothing(left.shape[-1]))
 
     def inhibited_by(self, left: Tensor, right: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-        """As `inhibited`, with the smoothing at hand: for many parts of a signal."""
+        """Like `inhibited`, with the smoothing at hand: for many parts of a signal."""
         if left.numel() and can_compute(left, right, kernel, self.p):
             return _inhibition(left, right, kernel, self.p)
         smooth_left, smooth_right = (product(ear, kernel) + TINY for ear in (left, right))
@@ -112,7 +112,7 @@ class Moore2016BinauralLoudness(Stage):
     def inhibited_rows(
         self, rows: Tensor, channels: int, sides: NDArray[Any]
     ) -> tuple[Tensor, Tensor]:
-        """As `inhibited`, of float32 rows for which nobody wants a gradient.
+        """Like `inhibited`, of float32 rows for which nobody wants a gradient.
 
         Args:
             rows: (frame, channel or more), the left ear's channels before the right ear's.

@@ -1,6 +1,6 @@
 """Butterworth low- and high-pass of any order, the same for every channel.
 
-Second-order sections in state-variable form and, for an odd order, one first-order section: a
+Second-order sections in state-variable form and, for an odd order, one first-order section. A
 3 Hz high-pass at 44.1 kHz keeps its digits in float32, which the polynomial form does not.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amtcore import filter_design as design
 from amtcore.arguments import RATE, checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.filter_design import iir as design
 from amtcore.kernels.chain import BlockOp
 from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
-from amtcore.stages.base import ChannelStage, check_below_nyquist, lowpass_memory_s
-from amtcore.stages.limits import frequencies
+from amtcore.stages.constants import frequencies
+from amtcore.stages.stage import ChannelStage, check_below_nyquist, lowpass_memory_s
 
 
 class ButterworthFilter(ChannelStage):
@@ -67,7 +67,7 @@ class ButterworthFilter(ChannelStage):
 
     @property
     def memory_s(self) -> float:
-        """That of the slowest section, in s."""
+        """Time constant of the slowest section, in s."""
         return lowpass_memory_s(float(self.fc.detach()), self.order)
 
     def sections(self) -> list[Tensor]:

@@ -4,10 +4,11 @@ Weights of the ear's filters are smooth in frequency between the centres of neig
 where above 1.5 kHz many components lie. With the Gauss nodes x_q of these components f_i, each
 counted once, and the Lagrange polynomials l_q of the nodes,
 
-    sum_i I_i w(f_i) = sum_q J_q w(x_q),   J_q = sum_i I_i l_q(f_i)
+    sum_i I_i w(f_i) = sum_q J_q w(x_q),   J_q = sum_i I_i l_q(f_i).
 
-for every w that is a polynomial of degree q - 1, and up to 2 q - 1 where all I_i are alike. Below,
-components are their own nodes. Some J_q may be negative: they are weights of a rule, no sounds.
+This holds for every w that is a polynomial of degree q - 1, and up to 2 q - 1 where all I_i are
+alike. Below, components are their own nodes. Some J_q may be negative: they are weights of a rule,
+no sounds.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from amtcore.kernels.operations import excitation
 from amtcore.kernels.operations.specific_loudness import NODES, NODES_OF_AUDIBLE, audible
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import can_compute
-from amtcore.stages.base import Stage, product
 from amtcore.stages.spectrum import level_db
+from amtcore.stages.stage import Stage, product
 
 Array = NDArray[np.float64]
 
@@ -57,7 +58,7 @@ class Nodes:
     weights: Array
 
     def parts(self) -> list[Part]:
-        """The same as matrices of a few groups each; first the groups that need none."""
+        """Return the weights as matrices of a few groups each; first the groups without weights."""
         sizes, most = np.diff(self.starts), self.weights.shape[1]
         many = np.flatnonzero(sizes > most)
         alone = int(many[0]) if len(many) else len(sizes)
@@ -191,8 +192,10 @@ class ComponentStage(Stage):
         return self.get_buffer("group_starts"), self.get_buffer("group_weights")
 
     def by_kernel(self, *tensors: Tensor) -> bool:
-        """Whether the kernel for numbers alone may take these: what it works on, and tables that
-        tell whether someone asks for a derivative by a constant."""
+        """Return True if the kernel for numbers alone may take these tensors.
+
+        Tables among them show whether a derivative by a constant is wanted.
+        """
         return self.backend is None and can_compute(*tensors)
 
     def blocks_of(self, weights: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Instantaneous nonlinearities of each channel: broken stick, power law, squaring expansion.
 
-Compression after King, Varnet and Lorenzi (2019, section II.A), with the knee given as a level; it
-keeps the sign of the waveform, which the rectification after it needs. The expansion is that of
-Jepsen, Ewert and Dau (2008) between hair cell and adaptation.
+Compression after King, Varnet and Lorenzi (2019, section II.A), with the knee given as a level. It
+keeps the sign of the waveform, which the rectification after it needs. The expansion lies
+between hair cell and adaptation (Jepsen, Ewert and Dau 2008).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.chain import BlockOp
 from amtcore.kernels.operations.compression import BROKEN_STICK, SQUARE
-from amtcore.stages.base import ChannelStage
-from amtcore.stages.limits import DECIBELS, Range
+from amtcore.stages.constants import DECIBELS, Range
+from amtcore.stages.stage import ChannelStage
 
 _EXPONENTS = Range(1e-6, 10.0)
 

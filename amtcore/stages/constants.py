@@ -1,31 +1,209 @@
-"""Constants of a stage: buffers or learnable, read, set and saved in their physical unit.
+"""Constants of a stage: fixed or learnt between bounds, read, set and saved in their unit.
 
-A fixed constant `tau` is a buffer. A learnable one is a parameter `tau_raw`, unbounded, and `tau`
-is the value between its bounds that follows from it (`limits`). `state_dict` holds `tau` either
-way, so what one kind saves the other loads. Tables that follow from constants and settings are no
-part of it: they are made again after loading, and where a constant has changed in place.
+A fixed constant `tau` is a buffer. A learnable constant is an unbounded parameter `tau_raw`; `tau`
+is then the value that follows from it:
+
+    value = lowest + (highest - lowest) sigmoid(rate raw).
+
+For any `raw` the value lies between its bounds. Far below the highest bound a step of `raw` changes
+the value by a percentage (1e-3 of raw is 0.1 %), as on a logarithmic scale. The argument `unit`
+sets the step of values such as decibels. A denominator is bounded by its reflection coefficients
+(Levinson's recursion backwards), which are below 1 exactly where the filter is stable.
+
+The `state_dict` holds `tau` in both cases, so a fixed module loads what a learnable module saved.
+Tables that follow from constants and settings are not saved: they are made after loading, and made
+again when a constant has changed in place.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NoReturn
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, ReadOnlyError, ShapeError, TracingError
 from amtcore.kernels.torch_state import is_transformed
-from amtcore.stages.limits import Limit
+from amtcore.torch_internals import (
+    BUFFERS,
+    MODULES,
+    PARAMETERS,
+    UNSAVED_BUFFERS,
+    Module,
+    version_of,
+)
+
+#: Bounds of frequencies and bandwidths in cycles a sample: below them a pole rounds to the unit
+#: circle in float32, above them the bilinear transform does.
+LEAST_CYCLES, MOST_CYCLES = 1e-7, 0.5 * (1.0 - 1e-5)
+#: Beyond this the sigmoid is its limit; a value that starts on a bound stays there.
+_SATURATED, _AT_BOUND = 50.0, 64.0
+#: Rounding of a bound to float32.
+_BOUND_ROUNDING = 1e-6
+#: Reflection coefficients stay this far from 1, and the first coefficient in e^-4 .. e^4.
+_LEAST_DAMPING, _MOST_LOG = 1e-6, 4.0
+#: A slope of tanh that is rounding.
+_HELD = 1e-14
+
+
+class Limit(Protocol):
+    """Bounds of one constant; all tensors are float64."""
+
+    def check(self, name: str, value: Tensor) -> None:
+        """Raise where a value is out of bounds."""
+
+    def raw(self, value: Tensor) -> Tensor:
+        """Return the parameter of a value."""
+
+    def value(self, raw: Tensor) -> Tensor:
+        """The inverse of `raw`, within the bounds for any finite `raw`."""
+
+    def within(self, value: Tensor) -> Tensor:
+        """A value of `value` that rounding may have put out of bounds."""
+
+    def gradient(self, raw: Tensor, of_raw: Tensor) -> Tensor:
+        """The gradient by the value from the gradient by `raw`; 0 where a bound holds the value."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Each value lies between two bounds.
+
+    Args:
+        lowest: Lower bound.
+        highest: Upper bound.
+        unit: Change of the value per change of `raw` half-way between the bounds; None is a
+            quarter of their distance, a plain logit.
+    """
+
+    lowest: float
+    highest: float
+    unit: float | None = None
+
+    @property
+    def _rate(self) -> float:
+        return 1.0 if self.unit is None else 4.0 * self.unit / (self.highest - self.lowest)
+
+    def check(self, name: str, value: Tensor) -> None:
+        """Raise where a value is out of bounds."""
+        low, high = (end * _BOUND_ROUNDING for end in (abs(self.lowest), abs(self.highest)))
+        good = (value >= self.lowest - low) & (value <= self.highest + high)
+        if not bool(good.all()):
+            wrong = float(value[~good].flatten()[0])
+            raise ParameterError(
+                f"{name} must lie between {self.lowest:g} and {self.highest:g}, got {wrong:g}"
+            )
+
+    def raw(self, value: Tensor) -> Tensor:
+        """Return the parameter of a value."""
+        share = (value - self.lowest) / (self.highest - self.lowest)
+        return torch.logit(share.clamp(0.0, 1.0)).clamp(-_AT_BOUND, _AT_BOUND) / self._rate
+
+    def value(self, raw: Tensor) -> Tensor:
+        """The inverse of `raw`."""
+        turned = raw * self._rate
+        inside = self.lowest + (self.highest - self.lowest) * torch.sigmoid(turned)
+        return torch.where(turned > -_SATURATED, inside, self.lowest)
+
+    def within(self, value: Tensor) -> Tensor:
+        """The nearest value within the bounds."""
+        return value.clamp(self.lowest, self.highest)
+
+    def gradient(self, raw: Tensor, of_raw: Tensor) -> Tensor:
+        """The gradient by the value from the gradient by `raw`."""
+        share = torch.sigmoid(raw * self._rate)
+        slope = self._rate * (self.highest - self.lowest) * share * (1.0 - share)
+        return torch.where(raw.abs() * self._rate < _SATURATED, of_raw / slope, 0.0)
+
+
+@dataclass(frozen=True)
+class StableDenominator:
+    """Denominators a0 + a1 / z (+ a2 / z^2) whose roots lie inside the unit circle."""
+
+    def _reflections(self, value: Tensor) -> tuple[Tensor, ...]:
+        a = value / value[0]
+        return (a[1],) if len(a) == 2 else (a[1] / (1.0 + a[2]), a[2])
+
+    def check(self, name: str, value: Tensor) -> None:
+        """Raise where the filter is unstable."""
+        inside = [k.abs() <= 1.0 - 0.5 * _LEAST_DAMPING for k in self._reflections(value)]
+        inside.append(value[0].log().abs() <= _MOST_LOG)
+        if not all(bool(each) for each in inside):
+            raise ParameterError(
+                f"{name} must be the denominator of a stable filter, its first value between "
+                f"{math.exp(-_MOST_LOG):.2g} and {math.exp(_MOST_LOG):.2g}, got {value.tolist()}"
+            )
+
+    def raw(self, value: Tensor) -> Tensor:
+        """The logarithm of the first coefficient and the reflection coefficients, unbounded."""
+        most = 1.0 - _LEAST_DAMPING
+        shares = (k / most for k in self._reflections(value))
+        edge = 1.0 - 1e-9
+        first = torch.atanh((value[0].log() / _MOST_LOG).clamp(-edge, edge)) * _MOST_LOG
+        return torch.stack([first, *(torch.atanh(k.clamp(-edge, edge)) for k in shares)])
+
+    def value(self, raw: Tensor) -> Tensor:
+        """The inverse of `raw`."""
+        first = torch.exp(_MOST_LOG * torch.tanh(raw[0] / _MOST_LOG))
+        k = (1.0 - _LEAST_DAMPING) * torch.tanh(raw[1:])
+        others = (k[0],) if len(k) == 1 else (k[0] * (1.0 + k[1]), k[1])
+        return first * torch.stack((torch.ones_like(first), *others))
+
+    def within(self, value: Tensor) -> Tensor:
+        """The value itself: rounding is less than the damping that is left."""
+        return value
+
+    def gradient(self, raw: Tensor, of_raw: Tensor) -> Tensor:
+        """The gradient by the value from the gradient by `raw`."""
+        first, k = torch.tanh(raw[0] / _MOST_LOG), torch.tanh(raw[1:])
+        value = self.value(raw)
+        # value = first (1, k) or first (1, k0 (1 + k1), k1), solved from its far end. A matrix
+        # would be inverted by a library that makes the CPU wait for the device.
+        most = 1.0 - _LEAST_DAMPING
+        others = _unless_held(of_raw[1:], most * (1.0 - k.square())) / value[0]
+        if len(others) == 2:
+            nearer = others[0] / (1.0 + most * k[1])
+            others = torch.stack((nearer, others[1] - most * k[0] * nearer))
+        along = _unless_held(of_raw[0], 1.0 - first.square())
+        return torch.cat((((along - (value[1:] * others).sum()) / value[0])[None], others))
+
+
+def _unless_held(of_raw: Tensor, slope: Tensor) -> Tensor:
+    """A gradient by what a sigmoid bounds; 0 where the bound holds it."""
+    return torch.where(slope > _HELD, of_raw / slope, 0.0)
+
+
+#: Time constants in s.
+SECONDS = Range(1e-6, 1e3)
+#: Levels and gains in dB; a step of 1e-3 of the optimiser is 0.01 dB.
+DECIBELS = Range(-200.0, 300.0, 10.0)
+
+
+def frequencies(fs: float) -> Range:
+    """Frequencies in Hz at which a filter can be at this sampling rate."""
+    return Range(LEAST_CYCLES * fs, MOST_CYCLES * fs)
+
+
+def bandwidths(fs: float) -> Range:
+    """Bandwidths in Hz of a pole at this sampling rate."""
+    return Range(LEAST_CYCLES * fs, 2.0 * fs)
+
+
+def around(value: float, factor: float = 1e3) -> Range:
+    """Positive values up to `factor` times larger or smaller."""
+    return Range(value / factor, value * factor)
+
 
 #: Types that everything here works in.
 WORKING_TYPES = (torch.float32, torch.float64)
 Value = Tensor | Sequence[float] | float
 _RAW, _ROUNDING = "_raw", "_rounding"
-_WORKING_TYPES = (torch.float32, torch.float64)
 
 
 def check_conversion(fn: Callable[[Tensor], Tensor]) -> None:
@@ -61,8 +239,8 @@ def refuse_torchscript(kind: type) -> NoReturn:
 def _settling(constructor: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that makes the attributes it has set read-only.
 
-    Constructors of derived classes of this package may still change them. Those of other packages
-    add attributes of their own, which stay assignable.
+    Constructors of derived classes of this package may still change them. Constructors of
+    other packages add attributes of their own, which stay assignable.
     """
 
     @functools.wraps(constructor)
@@ -89,12 +267,12 @@ class BuiltOnCpu(type):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """Of the constructor, which `inspect` and editors would not find behind `__call__`."""
+        """Signature of the constructor, which `inspect` does not find behind `__call__`."""
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-class Converted(nn.Module, metaclass=BuiltOnCpu):
+class Converted(Module, metaclass=BuiltOnCpu):
     """Base class of all models and stages: what can be changed after construction, and what not.
 
     Filters are designed once, from the arguments. So every public attribute that a constructor of
@@ -135,20 +313,25 @@ class Converted(nn.Module, metaclass=BuiltOnCpu):
     def _is_read_only(self, name: str, value: Any) -> bool:
         if not self._settings or name.startswith("_") or name in self.assignable:
             return False
-        if name in self._parameters or name in self._modules:
+        if name in getattr(self, PARAMETERS) or name in getattr(self, MODULES):
             return False
         if isinstance(value, nn.Module) and vars(self).get(name, value) is None:
             return False  # a stage that the model was built without
-        return name in self._settings or name in self._buffers or _is_class_data(type(self), name)
+        return (
+            name in self._settings
+            or name in getattr(self, BUFFERS)
+            or _is_class_data(type(self), name)
+        )
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuse `torch.jit.script`, which calls this method of every module that it meets."""
         refuse_torchscript(type(self))
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def convert(self, fn: Any, recurse: bool) -> Any:
+        """Refuse a conversion to a type that nothing here works in, before it begins."""
         check_conversion(fn)
         with outside_inference():
-            return super()._apply(fn, recurse)
+            return super().convert(fn, recurse)
 
 
 def _is_own(kind: type) -> bool:
@@ -172,10 +355,10 @@ class HasConstants(Converted):
         For any finite values of the parameters the constants lie within their bounds.
     """
 
-    #: Bounds of every constant, and the names of those that are learnt.
+    #: Bounds of every constant, and names of the learnt constants.
     _limits: Mapping[str, Limit] = {}
     _learnt: frozenset[str] = frozenset()
-    #: What the tables of `derived` were made from, by key, with the version of each.
+    #: Sources of the tables of `derived`, by key, with the version of each.
     _made_from: Mapping[str, tuple[Tensor | None, int]] = {}
     #: Persistent buffers of earlier versions that are made, not loaded.
     _once_saved: tuple[str, ...] = ()
@@ -215,14 +398,15 @@ class HasConstants(Converted):
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         if name in self._learnt:
-            given = self._buffers[name]  # by torch.func.functional_call, for the time of a call
+            # `torch.func.functional_call` puts a value here for the time of a call.
+            given = getattr(self, BUFFERS)[name]
             if given is not None:
                 return given
             return self._value(name)
         return super().__getattr__(name)
 
     def _value(self, name: str) -> Tensor:
-        """A learnt constant; its `grad` is that of the parameter, in the constant's unit."""
+        """A learnt constant; its `grad` is the gradient of the parameter in the constant's unit."""
         raw = self._source(name)
         value = self._exact(name).to(raw.dtype)
         if not torch.compiler.is_compiling() and raw.is_leaf and raw.grad is not None:
@@ -253,7 +437,7 @@ class HasConstants(Converted):
     def _exact(self, name: str) -> Tensor:
         """A learnt constant in float64: what follows from the parameter, and what its rounding
         left of the value that was set."""
-        limit, rounding = self._limits[name], self._buffers[name + _ROUNDING]
+        limit, rounding = self._limits[name], getattr(self, BUFFERS)[name + _ROUNDING]
         assert rounding is not None
         return limit.within(limit.value(self._source(name).double()) + rounding)
 
@@ -270,7 +454,7 @@ class HasConstants(Converted):
         if shape is not None and shape != kept.shape:
             kept.data = kept.new_zeros(shape)
             if name in self._learnt:
-                self._buffers[name + _ROUNDING] = tensor.new_zeros(shape)
+                getattr(self, BUFFERS)[name + _ROUNDING] = tensor.new_zeros(shape)
         if tensor.ndim and tensor.shape != kept.shape:
             raise ShapeError(
                 f"{name} must have shape {tuple(kept.shape)} or be one number, got "
@@ -313,18 +497,18 @@ class HasConstants(Converted):
         # `torch.export` finds a buffer by its place among those that are not None, where it counts
         # all before it: so the empty places of learnt constants come last.
         for name in self._learnt:
-            self._buffers[name] = self._buffers.pop(name)
+            getattr(self, BUFFERS)[name] = getattr(self, BUFFERS).pop(name)
         self._note_made(sources)
 
     def _note_made(self, sources: Mapping[str, Tensor]) -> None:
         """Note what the tables are true to."""
         self._made_from = {
             **dict.fromkeys(self._learnt, (None, 0)),
-            **{key: (kept, _version(kept)) for key, kept in sources.items()},
+            **{key: (kept, version_of(kept)) for key, kept in sources.items()},
         }
 
     def _keep_table(self, name: str, table: Tensor) -> None:
-        self._buffers.pop(name, None)
+        getattr(self, BUFFERS).pop(name, None)
         self.register_buffer(name, table, persistent=False)
 
     def derived(self, name: str, *of: str) -> Tensor:
@@ -336,7 +520,7 @@ class HasConstants(Converted):
             of: The constants and buffers that it follows from; all of the module if there are none.
         """
         if not torch.compiler.is_compiling() and self._nothing_changed():
-            return self._buffers[name]  # type: ignore[return-value]
+            return getattr(self, BUFFERS)[name]
         sources = self._sources()
         keys = [key if key in sources else key + _RAW for key in of] or list(sources)
         if any(sources[key].requires_grad for key in keys):
@@ -349,31 +533,34 @@ class HasConstants(Converted):
         return self.get_buffer(name)
 
     def _nothing_changed(self) -> bool:
-        """Whether all is as when the tables were made, without gradients: the quick way out."""
-        buffers, parameters = self._buffers, self._parameters
+        """Return True if nothing has changed since the tables were made, without gradients."""
+        buffers, parameters = getattr(self, BUFFERS), getattr(self, PARAMETERS)
         for key, (before, version) in self._made_from.items():
             kept = buffers[key] if key in buffers else parameters[key]
             if kept is not before:
                 return False
-            if kept is not None and (kept.requires_grad or _version(kept) != version):
+            if kept is not None and (kept.requires_grad or version_of(kept) != version):
                 return False
         return bool(self._made_from)
 
     def _is_as_made(self, key: str, kept: Tensor) -> bool:
         before, version = self._made_from.get(key, (None, 0))
-        return kept is before and _version(kept) == version
+        return kept is before and version_of(kept) == version
 
     def _source(self, name: str) -> Tensor:
         """Where a constant is kept: its parameter or its buffer."""
         learnt = name in self._learnt
-        kept = self._parameters[name + _RAW] if learnt else self._buffers[name]
+        kept = getattr(self, PARAMETERS)[name + _RAW] if learnt else getattr(self, BUFFERS)[name]
         assert kept is not None
         return kept
 
     def _sources(self) -> dict[str, Tensor]:
         """All that a state dict holds, as it is kept or, for the time of a call, given."""
-        own, made = {**self._parameters, **self._buffers}, self._non_persistent_buffers_set
-        given = [name + _RAW for name in self._learnt if self._buffers[name] is not None]
+        own, made = (
+            {**getattr(self, PARAMETERS), **getattr(self, BUFFERS)},
+            getattr(self, UNSAVED_BUFFERS),
+        )
+        given = [name + _RAW for name in self._learnt if getattr(self, BUFFERS)[name] is not None]
         return {
             key: kept
             for key, kept in own.items()
@@ -382,14 +569,15 @@ class HasConstants(Converted):
 
     # --- saving, loading, moving ---
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+    def save_own(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Save learnt constants in their unit."""
+        super().save_own(destination, prefix, keep_vars)
         for name in self.learnt:
             value = getattr(self, name)
             del destination[prefix + name + _RAW]
             destination[prefix + name] = value if keep_vars else value.detach()
 
-    def _load_from_state_dict(
+    def load_own(
         self,
         state_dict: Mapping[str, Any],
         prefix: str,
@@ -425,14 +613,14 @@ class HasConstants(Converted):
         missing: list[str] = []
         self._loading = True
         try:
-            super()._load_from_state_dict(
+            super().load_own(
                 own, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
             )
         finally:
             self._loading = False
         missing_keys += [key.removesuffix(_RAW) for key in missing]
         for name, rounding in roundings.items():
-            self._buffers[name + _ROUNDING] = rounding.to(self._source(name).device)
+            getattr(self, BUFFERS)[name + _ROUNDING] = rounding.to(self._source(name).device)
         self._follow_dtype()
         self.refresh()
 
@@ -442,34 +630,34 @@ class HasConstants(Converted):
         own = {prefix + key for key in (*self._sources(), *self._limits)}
         return {
             key: kept.to(self.dtype)
-            if key in own and kept.is_floating_point() and kept.dtype not in _WORKING_TYPES
+            if key in own and kept.is_floating_point() and kept.dtype not in WORKING_TYPES
             else kept
             for key, kept in state_dict.items()
         }
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def convert(self, fn: Any, recurse: bool) -> Any:
         """Keep `dtype` true, and the digits of learnt constants in a smaller type."""
         with outside_inference():
-            return self._applied(fn, recurse)
+            return self._converted(fn, recurse)
 
-    def _applied(self, fn: Any, recurse: bool) -> Any:
+    def _converted(self, fn: Any, recurse: bool) -> Any:
         before = {name: self._exact(name).detach() for name in self._learnt}
         sources = self._sources()
         true = all(self._is_as_made(key, kept) for key, kept in sources.items())
         kinds = {key: (kept.dtype, kept.device) for key, kept in sources.items()}
-        super()._apply(fn, recurse)
+        super().convert(fn, recurse)
         for name, exact in before.items():
             raw = self._source(name).detach()
             if not exact.is_meta:  # else there is nothing to keep
                 left = exact.to(raw.device) - self._limits[name].value(raw.double())
-                self._buffers[name + _ROUNDING] = left
+                getattr(self, BUFFERS)[name + _ROUNDING] = left
         self._follow_dtype()
         if true:
             self._follow_device(kinds)
         return self
 
     def _follow_device(self, kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
-        """Tables that have moved along with all they were made from are still true: so they keep
+        """Tables that have moved along with all they were made from are still true. So they keep
         the digits of the CPU's design on every device, and no call has to make them there."""
         sources = self._sources()
         moved = all(
@@ -490,8 +678,3 @@ def _split(limit: Limit, exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     """The parameter of a float64 value in a working type, and what its rounding left, float64."""
     raw = limit.raw(exact).to(dtype)
     return raw, exact - limit.value(raw.double())
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place, as far as torch counts it."""
-    return 0 if tensor.is_inference() else tensor._version

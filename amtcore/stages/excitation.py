@@ -1,30 +1,245 @@
-"""Excitation patterns of the loudness models, and the level per ERB that sets their slopes.
+"""Excitation patterns of the loudness models by rounded-exponential filters.
 
-The filters and their source are in `roex_filters`; the two models differ in where they take the
-level: Moore2016 at every component, Glasberg2002 at the channels.
+    W(p, g) = (1 + p |g|) exp(-p |g|),   p(f) = 4 f / ERB(f),   g relative to the filter's centre
+    at or above the centre fc:  p(fc)
+    below it:  p(fc) - 0.35 (p(fc) / p(1 kHz)) (X - 51),  X the level per ERB at a component in dB.
+
+(Glasberg and Moore 1990; ANSI S3.4-2007.) The level per ERB and the upper slopes do not depend on
+the signal: they are matrix products. The lower slopes are a kernel; without gradients, in float32,
+one kernel computes the whole pattern. In float32 the components between two channels are weighted
+at a few nodes, see `component_nodes`; in float64 every component by itself. Moore2016 takes the
+level at every component, Glasberg2002 at the channels.
+
+Slopes in dB per ERB: with b = p ERB / f, W = (1 + b d) exp(-b d) at d ERB from the centre. Far from
+the centre this is 4.34 b dB per ERB. Below the centre b becomes b + c (X - 51) / 7.54, c the change
+of p(1 kHz) per dB. Interfaces that state b and c in dB per ERB have numbers outside these ranges.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from amtcore.arguments import RATE, Number, Numbers, checked_arguments
+from amtcore.arguments import RATE, Number, Numbers, checked_arguments, plain_number
 from amtcore.errors import ParameterError
-from amtcore.scales.cam import cam_number, cam_space
+from amtcore.kernels.operations import excitation
+from amtcore.kernels.operations.lower_skirt import LOWER_SKIRT
+from amtcore.kernels.operators import operator
+from amtcore.kernels.torch_state import rows_of
+from amtcore.scales import CAM_FLOOR_HZ, CAM_SLOPE, cam_bandwidth, cam_number, cam_space
 from amtcore.stages.component_nodes import ComponentStage
-from amtcore.stages.limits import Range
-from amtcore.stages.roex_filters import (
-    LOWER_SLOPE_PER_DB,
-    SLOPE_BASE,
-    RoexFilters,
-    level_weights,
-)
-from amtcore.stages.roex_slopes import slope_base, slope_per_db
+from amtcore.stages.constants import Range
+from amtcore.stages.spectrum import level_db
+from amtcore.stages.stage import product
+
+#: Frequency over bandwidth at 1 kHz.
+KHZ_PER_ERB = 1000.0 / float(cam_bandwidth(1000.0))
+#: dB per ERB of a filter with b = 1, far from its centre.
+DB_PER_ERB = 10.0 / math.log(10.0)
+#: Level in dB where the lower slope equals its base.
+REFERENCE_LEVEL_DB = 51.0
+#: Up to this level the lower slope stays above 0.
+LOUDEST_DB = 130.0
+_BASE = Number(above=0.0, most=10.0)
+
+
+def slope_base(name: str, value: Any) -> float:
+    """The rule for b: measured filters have about 4 (17 dB per ERB)."""
+    number = plain_number(value)
+    if number is None or not _BASE.fits(number):
+        hint = "it is p ERB / f of the filter, 4 as published"
+        if number is not None and number > 0:
+            hint += f"; a slope of {number:g} dB per ERB is {number / DB_PER_ERB:.3g} here"
+        raise ParameterError(f"{name} must be {_BASE.wanted()}, got {value!r}; {hint}")
+    return float(number)
+
+
+def slope_per_db(name: str, value: Any) -> float:
+    """The rule for c: -0.35 to -0.38 as measured; filters widen with the level."""
+    number = plain_number(value)
+    if number is None or not -10.0 <= number <= 0.0:
+        raise ParameterError(
+            f"{name} must be a finite number at most 0 (the published change of p(1 kHz) per dB is "
+            f"-0.35), got {value!r}"
+        )
+    return float(number)
+
+
+def check_lower_slope(base: float, per_db: float) -> None:
+    """Raises where the lower slope would vanish at levels that are heard."""
+    least = -base * KHZ_PER_ERB / (LOUDEST_DB - REFERENCE_LEVEL_DB)
+    if per_db < least:
+        vanishes_db = REFERENCE_LEVEL_DB - base * KHZ_PER_ERB / per_db
+        here = per_db * KHZ_PER_ERB / DB_PER_ERB
+        raise ParameterError(
+            f"lower_slope_per_db must be {least:.3g} or above with lower_slope_base {base:g}, so "
+            f"that there is a lower slope up to {LOUDEST_DB:g} dB, got {per_db:g}, where it ends "
+            f"at {vanishes_db:.0f} dB; it is the change of p(1 kHz) per dB, -0.35 as published: a "
+            f"change of {per_db:g} dB per ERB is {here:.3g} here"
+        )
+
+
+#: p(f) = SLOPE_BASE f / ERB(f) at the reference level.
+SLOPE_BASE = 4.0
+#: Change of p(1 kHz) of the lower slope per dB.
+LOWER_SLOPE_PER_DB = -0.35
+#: A filter reaches up to this far above the frequency it is relative to.
+FARTHEST_G = 4.0
+#: Weights below this are 0: 200 dB down they mean nothing, and denormal ones make products slow.
+LEAST_WEIGHT = 1e-20
+#: Bounds of the slopes.
+_BASES, _CHANGES = Range(1e-3, 10.0), Range(-10.0, 0.0)
+
+_lower_skirt, _pattern = operator(LOWER_SKIRT), operator(excitation.EXCITATION_PATTERN)
+
+
+def roex(p: Tensor, g: Tensor) -> Tensor:
+    """Weight of a filter of slope p at the relative distance g; 0 beyond g = 4."""
+    x = p * g.abs()
+    weight = (1.0 + x) * torch.exp(-x)
+    return torch.where((g <= FARTHEST_G) & (weight >= LEAST_WEIGHT), weight, 0.0)
+
+
+def _bandwidth(f_hz: Tensor) -> Tensor:
+    return CAM_FLOOR_HZ * (CAM_SLOPE * f_hz + 1.0)
+
+
+def level_weights(from_hz: Tensor, to_hz: Tensor, base: Tensor | float) -> Tensor:
+    """(component, place): what each component adds to the level per ERB at each place."""
+    source = from_hz.double()[:, None]
+    g = (to_hz.double() - source) / source
+    return roex(base * source / _bandwidth(source), g)
+
+
+def upper_weights(f_hz: Tensor, fc_hz: Tensor, base: Tensor) -> Tensor:
+    """(component, channel): what each component at or above a channel's centre adds to it."""
+    centre = fc_hz.double()
+    g = (f_hz.double()[:, None] - centre) / centre
+    weight = roex(base.double() * centre / _bandwidth(centre), g)
+    return torch.where(f_hz[:, None] >= fc_hz, weight, 0.0)
+
+
+class RoexFilters(ComponentStage):
+    """The filters themselves: intensity and level of components to excitation of channels."""
+
+    centres = "fc"
+    fc: Tensor
+    upper_slope_base: Tensor
+    lower_slope_base: Tensor
+    lower_slope_per_db: Tensor
+
+    def __init__(
+        self,
+        fs: float,
+        frequencies: Tensor,
+        fc_hz: ArrayLike,
+        upper_slope_base: float,
+        lower_slope_base: float,
+        lower_slope_per_db: float,
+        learnable: bool,
+        dtype: torch.dtype,
+        backend: str | None,
+    ) -> None:
+        super().__init__(fs, frequencies, learnable, dtype, backend)
+        check_lower_slope(lower_slope_base, lower_slope_per_db)
+        self.constant("upper_slope_base", upper_slope_base, _BASES)
+        self.constant("lower_slope_base", lower_slope_base, _BASES)
+        self.constant("lower_slope_per_db", lower_slope_per_db, _CHANGES)
+        self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(dtype))
+
+    def derive(self) -> dict[str, Callable[[], Tensor]]:
+        """Also tabulate the upper slopes per component, and the lower slopes per channel."""
+        return {
+            **super().derive(),
+            "upper": self._upper,
+            "upper_blocks": lambda: self.blocks_of(self._upper()),
+            "rate": self._rate,
+            "away": self._away,
+            "relative": self._relative,
+        }
+
+    def _rate(self) -> Tensor:
+        """Slope below a channel's centre per Hz, (channel,)."""
+        return (self.lower_slope_base.double() / _bandwidth(self.fc.double())).to(self.dtype)
+
+    def _away(self) -> Tensor:
+        """Distance of every node below each channel's centre, times its slope, (channel, node)."""
+        distance = self.fc.double()[:, None] - self.nodes_hz.double()
+        return (self._rate().double()[:, None] * distance).to(self.dtype)
+
+    def _relative(self) -> Tensor:
+        """`relative_slope` as a line, (2,): change per dB, and at 0 dB."""
+        change = (self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)).double()
+        return torch.stack((change, 1.0 - change * REFERENCE_LEVEL_DB)).to(self.dtype)
+
+    def _upper(self) -> Tensor:
+        weights = upper_weights(self.nodes_hz, self.fc, self.upper_slope_base)
+        return weights.to(self.dtype)
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+        return int(self.fc.shape[0])
+
+    def relative_slope(self, levels_db: Tensor) -> Tensor:
+        """Factor of the lower slope at each level per ERB.
+
+        Never below 0, which it would reach at 137 dB: a filter does not amplify far components.
+        """
+        change = self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)
+        return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
+
+    def between(self) -> tuple[Tensor, Tensor]:
+        """Return the channel below every node and the share of the channel above; empty if levels
+        are given at the nodes."""
+        return self.fc.new_empty(0, dtype=torch.int64), self.fc.new_empty(0)
+
+    def levels_at_nodes(self, levels_db: Tensor) -> Tensor:
+        """Levels per ERB as the stage gets them -> (.., node)."""
+        return levels_db
+
+    def filters(self) -> excitation.Tables:
+        """All of them, as the kernel for numbers alone takes them."""
+        return excitation.Tables(
+            self.derived("away", "lower_slope_base", "fc"),
+            self.derived("relative", "lower_slope_base", "lower_slope_per_db"),
+            *self.between(),
+            self.derived("upper", "upper_slope_base", "fc"),
+            self.derived("upper_blocks", "upper_slope_base", "fc"),
+        )
+
+    def pattern(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
+        """Intensity (.., frame, node) and level per ERB -> (.., frame, channel) in dB."""
+        upper = self.derived("upper", "upper_slope_base", "fc")
+        line = self.derived("relative", "lower_slope_base", "lower_slope_per_db")
+        if self.by_kernel(intensity, levels_db, upper, line):
+            return _pattern(intensity, levels_db, list(self.filters()))
+        below = _lower_skirt(
+            rows_of(intensity),
+            rows_of(self.relative_slope(self.levels_at_nodes(levels_db))),
+            self.derived("rate", "lower_slope_base", "fc"),
+            self.fc,
+            self.nodes_hz,
+            backend=self.backend,
+        )
+        return level_db(
+            below.view(*intensity.shape[:-1], self.num_channels) + product(intensity, upper)
+        )
+
+    def extra_repr(self) -> str:
+        """Channels and slopes."""
+        return (
+            f"num_channels={self.num_channels}, fc={self.fc[0]:.1f}..{self.fc[-1]:.1f} Hz, "
+            f"slope_base={float(self.upper_slope_base.detach()):g} up, "
+            f"{float(self.lower_slope_base.detach()):g} down, learnable={self.learnable}"
+        )
+
 
 Array = NDArray[np.float64]
 
@@ -86,7 +301,7 @@ class Moore2016ExcitationPattern(RoexFilters):
         self.erb_step = erb_step
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """What components add to the level per ERB at each other, too."""
+        """Also tabulate the share of every component in the level per ERB at every other."""
         return {**super().derive(), **self.weighting("between_nodes", self._between_nodes)}
 
     def _between_nodes(self) -> Tensor:
@@ -97,7 +312,7 @@ class Moore2016ExcitationPattern(RoexFilters):
         return self.of_audible(intensity, None)
 
     def of_audible(self, intensity: Tensor, least: Tensor | None) -> Tensor:
-        """As `forward`, of the components above the least, (.., frame, 1)."""
+        """Like `forward`, of the components above the least, (.., frame, 1)."""
         intensity = self.as_input(intensity, (2, 3, 4), _COMPONENTS)
         nodes = self.at_nodes(intensity, least)
         return self.pattern(nodes, self.levels_db(nodes, "between_nodes", "fc"))
@@ -106,7 +321,7 @@ class Moore2016ExcitationPattern(RoexFilters):
 class ERBIntegration(ComponentStage):
     """Level per ERB of Glasberg2002: intensity in rounded-exponential bands at the channels.
 
-    The page integrates a density from 50 Hz on; here the bands are those that set the slopes.
+    The page integrates a density from 50 Hz on; here the bands are the ones of the slopes.
 
     Args:
         frequencies: Of the components in Hz, ascending.
@@ -159,7 +374,7 @@ class ERBIntegration(ComponentStage):
         self.register_buffer("fc_erb", fc_hz.to(dtype))
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """What components add to the level per ERB of the channels, too."""
+        """Also tabulate the share of every component in the level per ERB of every channel."""
         return {**super().derive(), **self.weighting("bands", self._bands)}
 
     def _bands(self) -> Tensor:
@@ -176,7 +391,7 @@ class ERBIntegration(ComponentStage):
         return self.of_nodes(self.at_nodes(self.as_input(intensity, (2, 3), _COMPONENTS)))
 
     def of_nodes(self, nodes: Tensor) -> Tensor:
-        """As `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
+        """Like `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
         return self.levels_db(nodes, "bands", "bandwidth_scale", "fc_erb")
 
     def extra_repr(self) -> str:
@@ -268,7 +483,7 @@ class ExcitationPattern(RoexFilters):
         return self.of_nodes(self.at_nodes(intensity), levels_db)
 
     def of_nodes(self, nodes: Tensor, levels_db: Tensor) -> Tensor:
-        """As `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
+        """Like `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
         return self.pattern(nodes, levels_db)
 
     def between(self) -> tuple[Tensor, Tensor]:

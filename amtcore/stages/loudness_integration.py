@@ -1,7 +1,7 @@
 """Loudness over time: attack and release, first short-term, then long-term.
 
 One gain control (Glasberg and Moore 2002; Moore et al. 2018 for Moore2016's rates):
-fast when loudness rises, slow when it falls. Rates are those of frames 1 ms apart; with another hop
+fast when loudness rises, slow when it falls. Rates are per frame of 1 ms; with another hop
 they change so that the time constants stay: 1 - (1 - rate)^(hop / 1 ms).
 """
 
@@ -16,10 +16,10 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.operations.attack_release import ATTACK_RELEASE, smooth_rows
 from amtcore.kernels.operators import operator
-from amtcore.stages.base import Stage
+from amtcore.stages.constants import SECONDS, Range
 from amtcore.stages.excitation import STEP_CAM
-from amtcore.stages.limits import SECONDS, Range
 from amtcore.stages.spectrum import default_hop
+from amtcore.stages.stage import Stage
 
 _RATES = Range(1e-7, 1.0 - 1e-6)
 #: The frame distance that published rates belong to.
@@ -86,7 +86,7 @@ class Moore2016AGC(Stage):
 
     @property
     def memory_s(self) -> float:
-        """That of attack or release, whichever is slower, in s."""
+        """Time constant of attack or release, whichever is slower, in s."""
         slowest = torch.minimum(self.attack_alpha, self.release_alpha)
         return tau_of_rate(float(slowest.detach()))
 
@@ -115,7 +115,7 @@ class Moore2016AGC(Stage):
     def stream_rows(
         self, rows: Tensor, state: Tensor | None, channels: int
     ) -> tuple[Tensor, Tensor]:
-        """As `stream`, in place, of float32 rows for which nobody wants a gradient.
+        """Like `stream`, in place, of float32 rows for which nobody wants a gradient.
 
         Args:
             rows: (batch, frame, channel), filled up with zeros to whole vectors of channels.
@@ -166,7 +166,7 @@ class LoudnessIntegration(Stage):
     """Specific loudness of Glasberg2002 to instantaneous, short-term and long-term loudness.
 
     The page has one filter with 50 and 200 ms; the model has two, with the time constants of its
-    published rates. `tau_attack` and `tau_release` are those of the first.
+    published rates. The first filter has `tau_attack` and `tau_release`.
 
     Args:
         fs: Sampling rate in Hz.

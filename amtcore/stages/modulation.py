@@ -1,42 +1,81 @@
-"""Modulation filterbank: each channel's envelope split by modulation rate.
+"""Modulation filterbanks: the envelope of each channel split by modulation rate.
 
-Dau, Kollmeier and Kohlrausch (1997, section II), Jepsen et al. (2008), Paulick et al. (2024).
-`efilt` filters are frequency-shifted first-order low-passes: up to 10 Hz the real part is kept,
-above it the modulus. `butterworth` filters are real band-passes with the same centres and
-bandwidths; their output is the band signal itself, neither rectified nor attenuated.
+`ModulationFilterbank`: Dau, Kollmeier and Kohlrausch (1997, section II), Jepsen et al. (2008),
+Paulick et al. (2024). Filters of type `efilt` are frequency-shifted first-order low-passes. Up to
+10 Hz the output is the real part, above 10 Hz the modulus. `butterworth` filters are real
+band-passes of the same centres and bandwidths, whose output is the band signal, neither rectified
+nor attenuated.
+
+`King2019ModulationFilterbank`: King, Varnet and Lorenzi (2019), constant Q from 2 to 150 Hz, with
+two second-order Butterworth sections a filter (the fourth-order polynomial form is up to 4 % wrong
+at 2 Hz in float64). Above 10 Hz the output is the Hilbert envelope of the band, scaled to the RMS
+of the band, which needs the whole signal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from amtcore import filter_design as design
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, StateError
-from amtcore.filter_design import iir as design
 from amtcore.kernels.chain import Bank, BlockOp
+from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
 from amtcore.kernels.operations.modulation_filters import (
     BANK_MODULUS,
     BANK_REAL,
     BANK_STATE_VARIABLE,
+    BANK_TWO_SECTIONS,
 )
 from amtcore.kernels.operations.sections import FIRST_ORDER
-from amtcore.kernels.operators import modulation_bank, run_ops
-from amtcore.stages.base import (
+from amtcore.kernels.operators import modulation_bank, operator, run_ops
+from amtcore.kernels.torch_state import is_transformed
+from amtcore.stages.constants import LEAST_CYCLES, MOST_CYCLES, Range, bandwidths, frequencies
+from amtcore.stages.stage import (
     BlockStage,
     check_below_nyquist,
     check_channels,
+    check_kept,
     lowpass_memory_s,
 )
-from amtcore.stages.limits import LEAST_CYCLES, MOST_CYCLES, Range, bandwidths, frequencies
-from amtcore.stages.separate import Folded, can_separate
-from amtcore.stages.states import check_kept
+
+
+def can_separate(x: Tensor) -> bool:
+    """Return True if the memory of a result of `x` can be read.
+
+    Under torch.compile and torch.func, and on a GPU, outputs of channels stay views.
+    """
+    plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu"
+    return plain and not (torch.compiler.is_compiling() or is_transformed(x)) and x.numel() > 0
+
+
+class SeparateOutputs(torch.autograd.Function):
+    """Parts of a tensor as tensors with storages of their own on the same memory.
+
+    A part that is saved alone then takes its own bytes only; a view would take the whole tensor.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, rows: Sequence[int]) -> tuple[Tensor, ...]:
+        """Split (row, time) into parts of `rows` rows."""
+        memory, at, parts = y.detach().numpy(), 0, []
+        for count in rows:
+            parts.append(torch.from_numpy(memory[at : at + count]))
+            at += count
+        return tuple(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Join the gradients of the parts."""
+        return torch.cat(gradients), None
+
 
 _FIRST_BANDWIDTH_HZ = 5.0
 _PHASE_LIMIT_HZ = 10.0  # up to here the modulation phase is kept
@@ -171,9 +210,8 @@ class ModulationFilterbank(BlockStage):
         """Centres and bandwidths of all filters, and what the m-th filter of a channel is."""
         limits = [min(f / 4, self.max_mfc) if self.use_upper_limit else self.max_mfc for f in fc_hz]
         centres = [modulation_centres(limit, self.Q) for limit in limits]
-        self.offsets = [0]
-        for of_channel in centres:
-            self.offsets.append(self.offsets[-1] + len(of_channel))
+        self._counts = list(map(len, centres))
+        self.offsets = [0, *accumulate(self._counts)]
         longest = max(centres, key=len)
         edge = 1.0 + 0.5 / self.Q if self.filter_type == "butterworth" else 1.0
         check_below_nyquist("the highest modulation frequency", longest[-1] * edge, self.fs)
@@ -200,18 +238,14 @@ class ModulationFilterbank(BlockStage):
 
     @property
     def memory_s(self) -> float:
-        """That of the slowest filter, in s."""
+        """Time constant of the slowest filter, in s."""
         widths_hz = self.bandwidth_hz.detach()[~self.is_low.bool()]
         bands = [1.0 / (math.pi * float(widths_hz.min()))] if len(widths_hz) else []
         lows_hz = [(float(self.lp_cutoff.detach()), 2), (self.lowpass_cutoff, 1)]
         return max([*bands, *(lowpass_memory_s(hz, order) for hz, order in lows_hz if hz)])
 
-    @property
-    def _counts(self) -> list[int]:
-        return [b - a for a, b in pairwise(self.offsets)]
-
     def tables(self) -> dict[str, Tensor]:
-        """Of each filter: whether it is its channel's low-pass, and the gain of its output."""
+        """Mark the low-pass of each channel, and tabulate the output gain of each filter."""
         m = torch.cat([torch.arange(count) for count in self._counts])
         modulus = torch.tensor([kind == BANK_MODULUS for kind in self.kinds])[m]
         return {"is_low": m == 0, "output_gain": torch.where(modulus, self.att_factor, 1.0)}
@@ -246,7 +280,7 @@ class ModulationFilterbank(BlockStage):
         return rows.expand(channels, -1)
 
     def block_ops(self, channels: int) -> list[BlockOp]:
-        """What comes before the bank, as operations of the fused kernel."""
+        """Return the low-pass in front of the bank, as operations of the fused kernel."""
         check_channels(self.num_channels, channels)
         if not self.lowpass_cutoff:
             return []
@@ -297,16 +331,26 @@ class ModulationFilterbank(BlockStage):
 
     def _filter(self, x: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
         """Outputs of every channel, each with a storage of its own where that can be had."""
-        coef = self.coefficients()
+        coef, counts, batch = self.coefficients(), self._counts, x.shape[0]
         if not can_separate(x):
             y, state = modulation_bank(x, coef, state, self.kinds, self.offsets, self.backend)
-            return list(y.split(self._counts, -2)), state
-        folded = Folded(tuple(self._counts), x.shape[0])
+            return list(y.split(counts, -2)), state
+        # The batch goes into the channels, (batch, channel, time) -> (1, channel * batch, time), so
+        # that the filters of a channel lie together for all items.
+        rows = torch.arange(batch * len(coef)).view(batch, -1)
+        order = torch.cat([part.reshape(-1) for part in rows.split(counts, 1)])
+        sizes = [count for count in counts for _ in range(batch)]
         y, state = modulation_bank(
-            folded.signals(x), folded.coefficients(coef), folded.state(state), self.kinds,
-            folded.offsets, self.backend,
-        )  # fmt: skip
-        return folded.outputs(y), folded.unfold_state(state)
+            x.transpose(0, 1).flatten(0, 1).unsqueeze(0),
+            coef if batch == 1 else coef[order % len(coef)],
+            state.flatten(0, 1)[order].unsqueeze(0),
+            self.kinds,
+            [0, *accumulate(sizes)],
+            self.backend,
+        )
+        parts = SeparateOutputs.apply(y[0], [count * batch for count in counts])
+        after = state[0][torch.argsort(order)].unflatten(0, (batch, -1))
+        return [part.unflatten(0, (batch, -1)) for part in parts], after
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """The whole signal at once: list over channels of (batch, M_i, time)."""
@@ -334,6 +378,227 @@ class FastModulationFilterbank(ModulationFilterbank):
     def __init__(self, *args: Any, tolerance: int = 2, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.tolerance = tolerance
+
+    def distribute_gradients(self) -> None:
+        """Does nothing: no filters share coefficients, so every gradient is already in place."""
+
+
+PHASE_INSENSITIVITY = ("hilbert", "none")
+_STATES = 4  # of one filter
+_FACTORS = Range(1e-3, 1e4)
+
+_hilbert_envelope = operator(HILBERT_ENVELOPE)
+
+
+def king_centres(mflow_hz: float, mfhigh_hz: float, q: float, nmod: int | None) -> list[float]:
+    """Centre frequencies in Hz: evenly in log frequency, `nmod` of them or in the ratio that lets
+    neighbouring filters of this Q meet at their band edges."""
+    low, high = math.log(mflow_hz), math.log(mfhigh_hz)
+    if nmod is not None:
+        return torch.linspace(low, high, nmod, dtype=torch.float64).exp().tolist()
+    root = math.sqrt(4 * q * q + 1)
+    step = math.log((root + 1) / (root - 1))
+    # The small term keeps the last filter where the range is a whole number of steps.
+    return [math.exp(low + i * step) for i in range(math.floor((high - low) / step + 1e-9) + 1)]
+
+
+class King2019ModulationFilterbank(BlockStage):
+    """Modulation filters of constant Q, equal on every channel.
+
+    Args:
+        fs: Sampling rate in Hz.
+        mflow: Lowest centre frequency in Hz, above 0.
+        mfhigh: Highest centre frequency in Hz; the upper edge of its filter lies below fs/2.
+        qfactor: Quality factor, above 0.
+        nmod: Number of filters; None sets them edge to edge.
+        learnable: Make `mfc` and `qfactor` parameters.
+        dtype: torch.float32 or torch.float64.
+        phase_insens: "hilbert" drops the phase above 10 Hz; "none" keeps the bands.
+        backend: Kernel choice; None picks.
+
+    Shape:
+        (batch, channel, time) -> (batch, channel, modulation, time);
+        (channel, time) -> (channel, modulation, time).
+
+    Invariants:
+        With "none", a tone at a centre frequency passes with gain 1.
+
+    >>> bank = King2019ModulationFilterbank(fs=16000)
+    >>> [round(float(f), 2) for f in bank.mfc]
+    [2.0, 5.24, 13.71, 35.89, 93.96]
+    """
+
+    state_form = Tensor
+
+    mfc: Tensor
+    qfactor: Tensor
+
+    @checked_arguments()
+    def __init__(
+        self,
+        fs: float,
+        mflow: float = 2.0,
+        mfhigh: float = 150.0,
+        qfactor: float = 1.0,
+        nmod: int | None = None,
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        phase_insens: str = "hilbert",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(fs, learnable, dtype, backend)
+        if not 0 < mflow <= mfhigh:
+            raise ParameterError(f"expected 0 < mflow <= mfhigh, got {mflow:g} and {mfhigh:g} Hz")
+        check_below_nyquist("mfhigh", mfhigh, self.fs)
+        if not qfactor > 0:
+            raise ParameterError(f"qfactor must be above 0, got {qfactor}")
+        if nmod is not None and not (isinstance(nmod, int) and nmod >= 1):
+            raise ParameterError(f"nmod must be an integer of 1 or more, or None, got {nmod!r}")
+        if phase_insens not in PHASE_INSENSITIVITY:
+            raise ParameterError(
+                f"phase_insens must be one of {', '.join(PHASE_INSENSITIVITY)}, "
+                f"got {phase_insens!r}"
+            )
+        self.phase_insens = phase_insens
+        centres = king_centres(mflow, mfhigh, qfactor, nmod)
+        self.constant("mfc", centres, frequencies(self.fs))
+        self.constant("qfactor", float(qfactor), _FACTORS)
+        highest = float(self.edges()[1].detach().max())
+        check_below_nyquist("the upper edge of the highest modulation filter", highest, self.fs)
+        drops = phase_insens == "hilbert"
+        self.insensitive = [drops and centre > _PHASE_LIMIT_HZ for centre in centres]
+
+    @property
+    def can_stream(self) -> bool:
+        """Return True if chunks can be processed one after another."""
+        return not any(self.insensitive)
+
+    @property
+    def num_filters(self) -> int:
+        """Filters of a channel."""
+        return len(self.insensitive)
+
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """Lower and upper band edges in Hz, (modulation,) each."""
+        mfc, q = self.mfc.double(), self.qfactor.double()
+        middle, half = mfc * torch.sqrt(4.0 + 1.0 / q**2) / 2.0, mfc / (2.0 * q)
+        return middle - half, middle + half
+
+    @property
+    def memory_s(self) -> float:
+        """Time constant of the slowest filter, in s.
+
+        A pole p of the low-pass becomes those s of the band-pass with s^2 - p B s + w^2 = 0, B the
+        band and w its middle in rad/s; p = exp(+-3 pi i / 4).
+        """
+        low, high = (2.0 * math.pi * edge.detach() for edge in self.edges())
+        half = torch.polar(high - low, torch.full_like(low, 0.75 * math.pi)) / 2.0
+        apart = torch.sqrt(half**2 - low * high)
+        return float(1.0 / -torch.maximum((half + apart).real, (half - apart).real).max())
+
+    def coefficients(self) -> Tensor:
+        """(modulation, 12): the two sections of each filter."""
+        low, high = self.edges()
+        most = MOST_CYCLES * self.fs
+        edges = low.clamp(max=(1.0 - _LEAST_BAND) * most), high.clamp(max=most)
+        return design.bandpass2_rows(*edges, self.fs).to(self.dtype)
+
+    def block_ops(self, channels: int) -> list[BlockOp]:
+        """Nothing comes before the filters."""
+        return []
+
+    def bank(self, channels: int) -> Bank:
+        """The filters, for the fused kernel."""
+        self._check_streamable()
+        count = self.num_filters
+        coef = self.coefficients().detach().repeat(channels, 1)
+        offsets = tuple(range(0, count * channels + 1, count))
+        return Bank((BANK_TWO_SECTIONS,) * count, coef, offsets)
+
+    def bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
+        """One filter after another over whole signals.
+
+        Args:
+            x: (batch, channel, time), whatever behind the end of a signal.
+            samples: Length of each signal.
+        Returns:
+            For each filter the band of every signal, (1, channel, its time).
+        """
+        for m, rows in enumerate(self.coefficients()):
+            y, _ = self._filter(x, rows.unsqueeze(0), self._rest(x, 1))
+            band = y.squeeze(2)
+            # In memory of its own: then a transform sees the same, whatever was beside a signal.
+            whole = (band[i : i + 1, :, :count].contiguous() for i, count in enumerate(samples))
+            yield [self._finished(each, m) for each in whole]
+
+    def _rest(self, x: Tensor, filters: int) -> Tensor:
+        return x.new_zeros(x.shape[0], x.shape[1] * filters, _STATES)
+
+    def _filter(self, x: Tensor, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Band signals (batch, channel, modulation, time) of the filters in `rows`."""
+        channels, count = x.shape[1], len(rows)
+        kinds, offsets = [BANK_TWO_SECTIONS] * count, [count * i for i in range(channels + 1)]
+        coef = rows.repeat(channels, 1)
+        y, state = modulation_bank(x, coef, state, kinds, offsets, self.backend)
+        return y.unflatten(1, (channels, count)), state
+
+    def _finished(self, band: Tensor, m: int) -> Tensor:
+        return _hilbert_envelope(band, self.backend) if self.insensitive[m] else band
+
+    def _check_streamable(self) -> None:
+        if not self.can_stream:
+            raise ParameterError(
+                "phase_insens='hilbert' needs the whole signal and cannot run chunk by chunk; "
+                "process whole signals, or use phase_insens='none'"
+            )
+
+    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Process the next chunk.
+
+        Args:
+            x: (batch, channel, time) or (channel, time).
+            state: What the previous chunk returned, (batch, channel * modulation, 4); None at the
+                start.
+        """
+        self._check_streamable()
+        return self._run(x, state)
+
+    def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        x = self.as_input(x, (2, 3), "(batch, channel, time) or (channel, time)")
+        batched = x if x.ndim == 3 else x.unsqueeze(0)
+        if state is None:
+            state = self._rest(batched, self.num_filters)
+        y, state = self._filter(batched, self.coefficients(), state)
+        return (y if x.ndim == 3 else y.squeeze(0)), state
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The whole signal at once."""
+        y = self._run(x, None)[0]
+        if self.can_stream:
+            return y
+        return torch.stack([self._finished(band, m) for m, band in enumerate(y.unbind(-2))], -2)
+
+    def extra_repr(self) -> str:
+        """Range, Q and what happens to the phase."""
+        return (
+            f"mfc={[round(f, 2) for f in self.mfc.tolist()]} Hz, qfactor={self.qfactor.item():g}, "
+            f"phase_insens={self.phase_insens}, fs={self.fs:g}, learnable={self.learnable}"
+        )
+
+
+class FastKing2019ModulationFilterbank(King2019ModulationFilterbank):
+    """`King2019ModulationFilterbank` under the name of its FFT approximation, which it is not: the
+    recurrence is both exact and faster, so there is nothing to trade.
+
+    Args:
+        ir_length_ratio: Accepted and without effect; there is no truncated impulse response.
+        Others as for `King2019ModulationFilterbank`.
+    """
+
+    @checked_arguments()
+    def __init__(self, *args: Any, ir_length_ratio: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ir_length_ratio = ir_length_ratio
 
     def distribute_gradients(self) -> None:
         """Does nothing: no filters share coefficients, so every gradient is already in place."""

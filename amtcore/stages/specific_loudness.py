@@ -1,7 +1,7 @@
 """Specific loudness: the compressive law of the cochlea, channel by channel.
 
     above the threshold T:  N' = C ((G E + A)^alpha - A^alpha)
-    at or below it:  the same times (2 E / (E + T))^1.5
+    at or below it:  the same times (2 E / (E + T))^1.5.
 
 (Moore, Glasberg and Baer 1997.) G is the low-level gain of the cochlear amplifier
 relative to that at 500 Hz and above; alpha and A follow from it by tables. The law above an
@@ -21,8 +21,8 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.operations.specific_loudness import SPECIFIC_LOUDNESS, law_rows
 from amtcore.kernels.operators import operator
-from amtcore.stages.base import Stage
-from amtcore.stages.limits import Range
+from amtcore.stages.constants import Range
+from amtcore.stages.stage import Stage
 from amtcore.tables import load_table
 
 #: Below this frequency the threshold rises.

@@ -1,16 +1,20 @@
 """Running spectra of the loudness models: long windows for low frequencies, short for high ones.
 
 Six Hann windows, each half as long as the one before, all centred on the frame's instant (Glasberg
-and Moore 2002); each serves one range of frequencies. The transform is a matrix
-product with the few bins a window serves, which costs less than whole FFTs of all six. All windows
-are symmetric about one instant, where only the power of a bin counts: so frames are folded there,
+and Moore 2002); each serves one range of frequencies. The transform is a matrix product with the
+few bins a window serves, which costs less than whole FFTs of all six. All windows are symmetric
+about one instant, where only the power of a bin counts: so frames are folded there:
 
     e[m] = x[c + m] + x[c - 1 - m],   o[m] = x[c + m] - x[c - 1 - m],   c = windows[0] / 2
     power = (sum_m e[m] h[m] cos((m + 1/2) w))^2 + (sum_m o[m] h[m] sin((m + 1/2) w))^2
 
 which halves the products, and every window takes its share of the same e and o. Where nobody asks
-for more than numbers in float32, a kernel takes a few sums instead of all these products, see
-`spectrum_factors`.
+for more than numbers in float32, a kernel takes a few sums instead of all these products.
+
+The function `factors_of` finds the low-rank factors of the windowed transforms. Windows share
+hop-sized blocks, and neighbouring components share sums over blocks; an SVD finds both. Every
+component keeps its transform but for a share of `LEFT_OUT` of its length, half of the last digit of
+float32.
 """
 
 from __future__ import annotations
@@ -20,18 +24,102 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.operations.running_spectrum import RUNNING_POWERS, Factors
+from amtcore.kernels.operations.running_spectrum import RUNNING_POWERS, SIDE, Factors
 from amtcore.kernels.operations.specific_loudness import audible
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import by_item, can_compute, rows_of
-from amtcore.stages.base import Stage, product
-from amtcore.stages.spectrum_factors import can_factor, factors_of
+from amtcore.stages.stage import Stage, product
 from amtcore.units import REFERENCE_PA
+
+Array = NDArray[np.float64]
+
+#: Half of the last digit of float32.
+LEFT_OUT = 2.0**-25
+#: Components that share their sums.
+_TOGETHER = 40
+
+
+def can_factor(windows: Sequence[int], hop: int) -> bool:
+    """Return True if half of every window is whole blocks of a hop."""
+    return all(length // 2 % hop == 0 for length in windows)
+
+
+def _few(unit: Array) -> Array:
+    """Orthonormal (function, column) that span rows but for `LEFT_OUT` of each.
+
+    Args:
+        unit: (row, part, column), each row of length 1 at most over parts and columns.
+    """
+    rows = unit.reshape(-1, unit.shape[-1])
+    if len(rows) > rows.shape[1]:
+        _, rows = np.linalg.qr(rows)  # has the same singular values and functions
+    _, _, every = np.linalg.svd(rows, full_matrices=False)
+    shares = np.square(unit @ every.T).sum(1)
+    left = np.flip(np.cumsum(np.flip(shares, 1), 1), 1).max(0)  # without the functions from here on
+    return every[: int((left > LEFT_OUT**2).sum())]
+
+
+def _basis(cosines: Array, sines: Array, hop: int) -> tuple[Array, Array]:
+    """Even and odd functions of a block, (function, sample)."""
+    both = np.concatenate((cosines, sines))
+    blocks = (both / np.linalg.norm(both, axis=1)[:, None]).reshape(len(both), -1, hop)
+    return _few((blocks + blocks[..., ::-1]) / 2), _few((blocks - blocks[..., ::-1]) / 2)
+
+
+def _side_by_side(p: Array, q: Array) -> Array:
+    """Two matrices (row, column) as `Factors` has them, flat."""
+    missing = -len(p) % SIDE
+    both = np.pad(np.stack((p, q)), ((0, 0), (0, missing), (0, 0)))
+    return both.reshape(2, -1, SIDE, p.shape[1]).transpose(1, 3, 0, 2).ravel()
+
+
+def _reduced(p: Array, q: Array) -> tuple[int, list[Array]]:
+    """Rank (0: as they are) and matrices one after another: V and W, then P and Q."""
+    v, w = (_few((m / np.linalg.norm(m, axis=1)[:, None])[:, None]) for m in (p, q))
+    rank = max(len(v), len(w))
+    size = p.shape[1]
+    if (rank + -rank % SIDE) * size + len(p) * rank >= len(p) * size:
+        return 0, [p, q]
+    v, w = (np.pad(m, ((0, rank - len(m)), (0, 0))) for m in (v, w))
+    return rank, [v, w, p @ v.T, q @ w.T]
+
+
+def factors_of(transforms: Sequence[tuple[Array, Array]], hop: int) -> Factors:
+    """Factors of all windows.
+
+    Args:
+        transforms: Of every window cosines and sines, (component, sample from the instant on).
+        hop: Samples of a block, of which half a window has a whole number.
+    """
+    functions, values, plan = [np.zeros((0, hop))], [np.zeros(0)], []
+    first = component = at = 0
+    for cosines, sines in transforms:
+        if not len(cosines):
+            continue
+        even, odd = _basis(cosines, sines, hop)
+        basis = np.concatenate((even, odd))
+        reach, size = cosines.shape[1] // hop, cosines.shape[1] // hop * len(basis)
+        p, q = ((m.reshape(-1, hop) @ basis.T).reshape(-1, size) for m in (cosines, sines))
+        for group in np.array_split(np.arange(len(p)), -(-len(p) // _TOGETHER)):
+            rank, parts = _reduced(p[group], q[group])
+            plan.append((reach, first, len(even), len(odd), rank, at, component, len(group)))
+            made = [_side_by_side(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            values, at = [*values, *made], at + sum(map(len, made))
+            component += len(group)
+        functions, first = [*functions, basis], first + len(basis)
+    every = np.concatenate(functions)
+    padded = np.pad(every, ((0, -len(every) % SIDE), (0, 0)))
+    return Factors(
+        torch.from_numpy(padded), torch.from_numpy(np.concatenate(values)), torch.tensor(plan)
+    )
+
 
 #: Edges in Hz of the ranges served by windows of 64, 32, 16, 8, 4 and 2 ms.
 WINDOW_LIMITS_HZ = (20.0, 80.0, 500.0, 1250.0, 2540.0, 4050.0, 15000.0)
@@ -73,13 +161,13 @@ def level_db(intensity: Tensor) -> Tensor:
 
 
 def inaudible(intensity: Tensor) -> Tensor:
-    """The least that is there, at `NOTHING_DB`: powers of what is below would be denormal after
-    weighting, hence slow. One number."""
+    """Return the threshold at `NOTHING_DB`: weaker powers would be denormal after weighting,
+    hence slow. One number."""
     return intensity.new_full((1,), INAUDIBLE[1])
 
 
 def faintest(intensity: Tensor) -> Tensor:
-    """What a component must be above to count in Moore2016: not too far below the strongest.
+    """Return the threshold of components in Moore2016, relative to the strongest.
 
     Args:
         intensity: (batch, ear, frame, component); the strongest is that of both ears together.
@@ -183,11 +271,11 @@ class WindowedSpectrum(Stage):
         return torch.cat(parts).unflatten(1, frames).movedim(0, -1)
 
     def has_factors(self) -> bool:
-        """Whether a kernel may take few sums instead of the products."""
+        """Return True if a kernel may take few sums instead of the products."""
         return self.dtype == torch.float32 and can_factor(self.windows, self.hop_length)
 
     def factors(self) -> Factors:
-        """Of these sums."""
+        """Factors of these sums."""
         return Factors(*(self.get_buffer(f"factor_{name}") for name in Factors._fields))
 
     def _folded(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -250,7 +338,7 @@ def _transforms(
 
 @functools.cache
 def _factors(windows: tuple[int, ...], bins: tuple[tuple[int, int], ...], hop: int) -> Factors:
-    """The same as the kernel takes them: made once, which takes as long as all else of a model."""
+    """Return the factors for the kernel; cached, as they take as long as the rest of a model."""
     pairs = [(cosines.numpy(), sines.numpy()) for cosines, sines in _transforms(windows, bins)]
     return factors_of(pairs, hop)
 

@@ -22,10 +22,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from amtcore.features.base import Extractor, Frames, Made, StreamInfo, StreamValues
-from amtcore.features.feature_model import FeatureModel
+from amtcore.features.feature_model import (
+    ClipFeatures,
+    Extractor,
+    FeatureModel,
+    Frames,
+    StreamValues,
+)
 from amtcore.features.registry import get_model
 from amtcore.features.spike_events import SpikeEvents
+from amtcore.features.stream_info import StreamInfo
 from amtcore.units import Calibration
 
 #: RMS of the noise by input unit of the model; it is 60 dB SPL.
@@ -318,11 +324,11 @@ def _dense(values: StreamValues) -> NDArray[Any]:
     return values.dense() if isinstance(values, SpikeEvents) else values
 
 
-def _joined(parts: Sequence[Made]) -> Made:
+def _joined(parts: Sequence[ClipFeatures]) -> ClipFeatures:
     return {name: np.concatenate([_dense(part[name]) for part in parts]) for name in parts[0]}
 
 
-def _assert_same(found: Sequence[Made], wanted: Sequence[Made]) -> None:
+def _assert_same(found: Sequence[ClipFeatures], wanted: Sequence[ClipFeatures]) -> None:
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert list(one) == list(other)

@@ -90,7 +90,7 @@ def listed_models() -> list[dict[str, Any]]:
 
 
 def _describe_models() -> list[dict[str, Any]]:
-    from amtcore.features.build import list_models
+    from amtcore.features.registry import list_models
 
     # Through JSON, so that new and cached lists are equal: tuples become lists.
     text = json.dumps([model.to_dict() for model in list_models()], default=str)

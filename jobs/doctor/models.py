@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from amtcore.features.base import Extractor
+    from amtcore.features.feature_model import Extractor
 
 FS_HZ = 16000.0
 #: A plain loop takes milliseconds per sample.
@@ -120,8 +120,7 @@ _TRANSFORMS_BOUND = 1e-4
 def gpu_checks(*, wanted: bool) -> Iterator[Check]:
     """Yield the checks of the GPU; a missing GPU fails only if `wanted`."""
     from amtcore.errors import BackendError
-    from amtcore.features.build import build_extractor
-    from amtcore.features.registry import BUILT_IN
+    from amtcore.features.registry import BUILT_IN, build_extractor
     from amtcore.kernels.devices import gpu_backend
 
     try:
@@ -203,8 +202,7 @@ def speed_checks(*, gpu: bool) -> Iterator[Check]:
 
     Samples and features are copied to and from the GPU.
     """
-    from amtcore.features.build import build_extractor
-    from amtcore.features.registry import BUILT_IN
+    from amtcore.features.registry import BUILT_IN, build_extractor
 
     def measure(name: str) -> str:
         extractor = build_extractor(name)

@@ -24,7 +24,7 @@ from earmill.pipeline.spec.job import JobSpec, check_unique_streams
 from earmill.pipeline.spec.spans import warm_up_s
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor
+    from amtcore.features.feature_model import Extractor
 
 # Units with values too small for float16, which ends at 6e-8: the velocity of the basilar membrane
 # and the power of quiet sound are around 1e-7.
@@ -72,8 +72,7 @@ def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
 
 def validate_models(spec: JobSpec) -> list[Extractor]:
     """Build every model of the job once; SpecError if an entry cannot be built."""
-    from amtcore.features.build import build_extractor
-    from amtcore.features.registry import get_model
+    from amtcore.features.registry import build_extractor, get_model
 
     extractors = []
     for index, arguments in enumerate(entries_of(spec)):

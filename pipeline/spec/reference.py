@@ -58,7 +58,7 @@ The last table has the streams of each model.
 
 
 def reference() -> str:
-    from amtcore.features.build import list_models
+    from amtcore.features.registry import list_models
 
     parts = [HEADER.rstrip()]
     for title, model in sections():
@@ -157,7 +157,7 @@ def type_text(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
 
 
 def _stream_options() -> list[str]:
-    from amtcore.features.base import DEFAULT_FRAME_RATE_HZ, DEFAULT_POOL
+    from amtcore.features.feature_model import DEFAULT_FRAME_RATE_HZ, DEFAULT_POOL
     from amtcore.features.spike_encoder import SpikeOptions
 
     of_frames = [
@@ -213,7 +213,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    from amtcore.features.build import list_models
+    from amtcore.features.registry import list_models
 
     schema: dict[str, Any] = _cleaned(JobSpec.model_json_schema())
     parts, kinds = schema["$defs"], _kinds()[0]

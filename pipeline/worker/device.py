@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from amtcore.features.base import Extractor
+    from amtcore.features.feature_model import Extractor
     from earmill.pipeline.audio.sinc_resample import DeviceResampler
 
 # The driver's version; torch and libcuda know only the version of its CUDA.

@@ -42,7 +42,7 @@ from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import Clip, FrameTrim, LongClip, ModelOutput
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor
+    from amtcore.features.feature_model import Extractor
 
 
 # Buckets of clip lengths: the longest clip of each, in samples.

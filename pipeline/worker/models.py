@@ -39,7 +39,7 @@ from earmill.pipeline.worker.device import (
 )
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor
+    from amtcore.features.feature_model import Extractor
 
 # Lengths that compile and load every kernel: a second, and two odd lengths after it.
 WARM_UP_SAMPLES = (44100, 30001, 777)
@@ -90,7 +90,7 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
 
 
 def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -> list[Extractor]:
-    from amtcore.features.build import build_extractor
+    from amtcore.features.registry import build_extractor
 
     return [
         build_extractor(**entry, threads=threads, backend=backend) for entry in entries_of(spec)
@@ -162,7 +162,7 @@ def compile_into(
 
 
 if __name__ == "__main__":
-    from amtcore.features.build import build_extractor
+    from amtcore.features.registry import build_extractor
 
     logging.getLogger("amtcore").setLevel(logging.ERROR)
     exercised([build_extractor(**json.loads(sys.argv[1]))])

@@ -61,7 +61,7 @@ from earmill.pipeline.worker.prepare import (
 )
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor
+    from amtcore.features.feature_model import Extractor
 
 Prepared = list[Clip] | LongClip | QuarantineRow
 Row = FeatureRow | QuarantineRow

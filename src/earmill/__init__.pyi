@@ -3,14 +3,14 @@
 
 from amtcore import models as models
 from amtcore import stages as stages
-from amtcore.features.base import Extractor as Extractor
-from amtcore.features.base import StreamInfo as StreamInfo
-from amtcore.features.build import ModelInfo as ModelInfo
-from amtcore.features.build import build_extractor as build_extractor
-from amtcore.features.build import list_models as list_models
+from amtcore.features.feature_model import Extractor as Extractor
+from amtcore.features.registry import ModelInfo as ModelInfo
+from amtcore.features.registry import build_extractor as build_extractor
+from amtcore.features.registry import list_models as list_models
 from amtcore.features.spike_encoder import SpikeEncoder as SpikeEncoder
 from amtcore.features.spike_encoder import SpikeOptions as SpikeOptions
 from amtcore.features.spike_events import SpikeEvents as SpikeEvents
+from amtcore.features.stream_info import StreamInfo as StreamInfo
 from amtcore.units import Calibration as Calibration
 from earmill import formats as formats
 from earmill import sources as sources

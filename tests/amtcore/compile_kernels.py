@@ -10,8 +10,7 @@ import gc
 import numpy as np
 import torch
 
-from amtcore.features.build import build_extractor
-from amtcore.features.registry import BUILT_IN, get_model
+from amtcore.features.registry import BUILT_IN, build_extractor, get_model
 from tests.amtcore.model_cases import CASES, leaves
 
 

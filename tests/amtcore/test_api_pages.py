@@ -22,9 +22,9 @@ import torch
 
 import amtcore
 from amtcore.features import spike_encoder as spikes
-from amtcore.models import base as model_base
 from amtcore.models import loudness as loudness_models
-from amtcore.stages import base as stage_base
+from amtcore.models import time_domain as model_base
+from amtcore.stages import stage as stage_base
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("api*.md"))
 _HOMES: tuple[ModuleType, ...] = (amtcore, spikes, stage_base, model_base, loudness_models)

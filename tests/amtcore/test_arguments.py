@@ -17,7 +17,7 @@ import torch
 import amtcore
 from amtcore.arguments import plain_number
 from amtcore.errors import AmtError, ParameterError
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.features.spike_encoder import SpikeOptions
 from tests.short import some
 
@@ -281,7 +281,7 @@ def test_slopes_in_dB_per_erb_are_refused_with_the_conversion() -> None:
 
 def test_the_conversion_of_slopes_is_that_of_the_filter() -> None:
     """Two filters' weights 8 and 9 ERB away differ by about 4.34 b dB."""
-    from amtcore.stages.roex_slopes import DB_PER_ERB
+    from amtcore.stages.excitation import DB_PER_ERB
 
     b = 27.0 / DB_PER_ERB
     near, far = ((1 + b * d) * math.exp(-b * d) for d in (8.0, 9.0))

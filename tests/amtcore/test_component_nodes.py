@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from amtcore import Glasberg2002, Moore2016
-from amtcore.scales.cam import cam_space
+from amtcore.scales import cam_space
 from amtcore.stages.component_nodes import NODES, Array, Nodes, nodes_of
 from amtcore.stages.excitation import ERBIntegration, Moore2016ExcitationPattern
 from benchmarks.loudness import signal_of

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError
-from amtcore.stages.base import ChannelStage
 from amtcore.stages.butterworth import ButterworthFilter
 from amtcore.stages.compression import BrokenStickCompression, PowerCompression, SquaringExpansion
+from amtcore.stages.stage import ChannelStage
 
 from ..compare import FLOAT64, KERNEL64, Tolerance, assert_close
 

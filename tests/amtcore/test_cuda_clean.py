@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from amtcore import GammatoneFilterbank
 from amtcore.errors import WrongDeviceError
 from amtcore.kernels import operators
-from amtcore.stages import base
+from amtcore.stages import stage
 from tests.short import some
 
 from ..short import only
@@ -37,7 +37,7 @@ STREAMING = sorted(
 )
 
 
-_CHOOSE, _IN_AUTOCAST = operators.use_reference, base.in_autocast
+_CHOOSE, _IN_AUTOCAST = operators.use_reference, stage.in_autocast
 
 
 def _use_reference(x: Tensor, backend: str | None) -> bool:

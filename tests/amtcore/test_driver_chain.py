@@ -14,7 +14,7 @@ import torch
 from amtcore_interpreter import InterpretedLauncher
 from torch import Tensor
 
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.kernels.gpu.backend import GpuBackend
 from amtcore.kernels.gpu.launcher import Kernel
 from tests.amtcore.fake_driver import FUNCTION, MULTIPROCESSORS, FakeDriver, Launch, open_launcher

@@ -15,17 +15,20 @@ from torch import Tensor
 
 from amtcore import Osses2021, Paulick2024
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.filter_design.fir import fir2, minimum_phase, resample_taps
+from amtcore.filter_design import fir2, minimum_phase, resample_taps
 from amtcore.kernels.operations.fir import FIR
 from amtcore.kernels.operators import operator
-from amtcore.stages.ears import MIDDLE_EAR_TYPES, PHASE_TYPES, HeadphoneFilter, MiddleEarFilter
-from amtcore.stages.fir import FirStage
-from amtcore.stages.outer_middle_ear import (
-    COMPENSATION_TYPES,
+from amtcore.stages.ears import (
     FIELD_TYPES,
+    MIDDLE_EAR_TYPES,
+    MIDDLE_EARS,
+    PHASE_TYPES,
+    HeadphoneFilter,
+    MiddleEarFilter,
     OuterMiddleEarFilter,
     transfer_db,
 )
+from amtcore.stages.fir import FirStage
 from amtcore.tables import load_table
 
 from ..compare import FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
@@ -265,7 +268,7 @@ def test_stapes_velocity_of_goode() -> None:
 
 @pytest.mark.parametrize("fs", [32000, 44100, 96000])
 @pytest.mark.parametrize("field_type", FIELD_TYPES)
-@pytest.mark.parametrize("compensation_type", COMPENSATION_TYPES)
+@pytest.mark.parametrize("compensation_type", MIDDLE_EARS)
 def test_outer_middle_ear_is_the_tables_db_end_to_end(
     compensation_type: str, field_type: str, fs: int
 ) -> None:
@@ -281,7 +284,7 @@ def test_outer_middle_ear_is_the_tables_db_end_to_end(
 
 def test_the_two_middle_ears_differ_at_1250_hz() -> None:
     levels = []
-    for kind in COMPENSATION_TYPES:
+    for kind in MIDDLE_EARS:
         f_hz, level = OuterMiddleEarFilter(32000, kind).get_transfer_function()
         levels.append(float(level[f_hz == 1250.0]))
     assert levels == pytest.approx([3.2 - 3.2, 3.2 - 4.5], abs=1e-5)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from amtcore import Dau1997
 from amtcore.errors import BackendError, ParameterError, ShapeError, UnknownModelError
-from amtcore.features.base import StreamInfo
-from amtcore.features.build import build_extractor, list_models
+from amtcore.features.registry import build_extractor, list_models
+from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.chain import frame_ratio
 from amtcore.kernels.pooling import POOLS
 from amtcore.kernels.vector.simd import LANES

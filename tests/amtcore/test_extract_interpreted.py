@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from amtcore.features import filterbank
-from amtcore.features.base import Extractor
-from amtcore.features.build import build_extractor
+from amtcore.features import pooled_streams
+from amtcore.features.feature_model import Extractor
+from amtcore.features.registry import build_extractor
+from amtcore.features.spike_encoder import join
 from amtcore.features.spike_events import SpikeEvents
-from amtcore.features.spike_stream import join
 from amtcore.kernels.devices import use_backend
 
 from ..compare import Tolerance, assert_close
@@ -162,7 +162,7 @@ def test_bands_of_all_clips_are_made_and_come_to_the_host_in_one_go(
         assert len(taken) == len(there.streams), "one a stream, not one a band and clip"
         heard = sum(len(made_of["modulation"]) > 0 for made_of in together)
         assert heard > 1 and set(filtered) == {heard}, "a launch for all"
-        monkeypatch.setattr(filterbank, "_CHANNEL_BYTES", 0)  # one at a time
+        monkeypatch.setattr(pooled_streams, "_CHANNEL_BYTES", 0)  # one at a time
         apart = there.extract(clips())
     assert set(filtered) == {heard, 1}
     for one, other, expected in zip(together, apart, made(case), strict=True):

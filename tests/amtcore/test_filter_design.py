@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.filter_design.fir import fir2, interpolate, minimum_phase, resample_taps
-from amtcore.filter_design.iir import (
+from amtcore.filter_design import (
     bandpass1_rows,
     bandpass2_rows,
     butter1,
     butter2,
     butterworth_rows,
+    fir2,
     first_order_rows,
+    interpolate,
     lowpass2_rows,
+    minimum_phase,
+    resample_taps,
     section_rows,
 )
 from tests.short import drawn

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from amtcore import Dau1997, ModulationFilterbank
-from amtcore.scales.erb import erb_space_bw
+from amtcore.scales import erb_space_bw
 
 from ..compare import assert_close
 from .golden_files import DTYPES, load, names, stage_tolerance

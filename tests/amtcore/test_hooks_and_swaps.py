@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError
-from amtcore.models.swapped import any_hooks, check_streams, defines, has_hooks
+from amtcore.models.composition import defines, require_streamable
 from amtcore.stages import IHCEnvelope
+from amtcore.torch_internals import has_any_hooks, has_hooks
 from tests.short import some
 
 from ..compare import Tolerance, assert_close
@@ -223,12 +224,12 @@ def test_a_stage_derived_from_ours_is_not_replaced_by_its_parent() -> None:
 
 def test_the_guards() -> None:
     stage = IHCEnvelope(16000)
-    assert not defines(stage, ("forward",)) and not has_hooks(stage) and not any_hooks(stage)
+    assert not defines(stage, ("forward",)) and not has_hooks(stage) and not has_any_hooks(stage)
     assert defines(nn.Identity(), ("forward",), ("stream",))
     assert defines(_Louder(16000), ("_run",), ("block_ops",))
     assert not defines(_Louder(16000), ("_run",), ("_run",))
-    check_streams("ihc", _Louder(16000))
+    require_streamable("ihc", _Louder(16000))
     handle = stage.register_full_backward_hook(lambda *_: None)
-    assert has_hooks(nn.Sequential(stage)) and any_hooks(stage)
+    assert has_hooks(nn.Sequential(stage)) and has_any_hooks(stage)
     handle.remove()
     assert not has_hooks(stage)

@@ -20,7 +20,7 @@ from amtcore import (
     Resampler,
 )
 from amtcore.errors import ParameterError
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
 from amtcore.kernels.operators import operator
 

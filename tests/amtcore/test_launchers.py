@@ -11,7 +11,7 @@ from amtcore.errors import BackendError
 from amtcore.kernels import devices as chosen
 
 IMPORTED = """
-import sys, amtcore.features.build as build
+import sys, amtcore.features.registry as build
 build.build_extractor("dau1997")
 print(sorted(name for name in sys.modules if name.startswith("amtcore_interpreter")))
 """

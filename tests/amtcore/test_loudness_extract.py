@@ -11,12 +11,13 @@ import torch
 
 from amtcore import Glasberg2002, Moore2016, get_num_threads, set_num_threads
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.features import loudness as loudness_extract
-from amtcore.features.base import Extractor, StreamInfo
-from amtcore.features.build import build_extractor, list_models
+from amtcore.features import loudness_model as loudness_extract
+from amtcore.features.feature_model import Extractor
 from amtcore.features.loudness_pooling import SUMMARY_COLUMNS
+from amtcore.features.registry import build_extractor, list_models
+from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.vector.threads import parallel_for
-from amtcore.models.block_threads import can_share, map_blocks
+from amtcore.models.frame_blocks import can_share, map_blocks
 
 from ..compare import Tolerance, assert_close
 from ..short import only
@@ -30,7 +31,7 @@ STREAMS = {
     "loudness_summary": {},
 }
 CLIP = noise(2, 20007).numpy()
-LIKE = torch.zeros(1)
+ON_CPU = torch.zeros(1)
 POOLED = Tolerance(1e-6, "float32 means in another order")
 
 
@@ -107,12 +108,12 @@ def test_a_clip_does_not_depend_on_its_neighbours_or_threads(moore: Extractor) -
     try:
         set_num_threads(2)
         with torch.no_grad():
-            assert can_share(LIKE)
+            assert can_share(ON_CPU)
         shared = moore.extract(clips)
     finally:
         set_num_threads(threads)
         torch.set_num_threads(1)
-    assert not can_share(LIKE), "gradients are recorded on one thread"
+    assert not can_share(ON_CPU), "gradients are recorded on one thread"
     for i, clip in enumerate(clips):
         (alone,) = moore.extract([clip])
         for name in STREAMS:
@@ -132,9 +133,9 @@ def test_kernels_of_a_block_stay_on_its_thread() -> None:
     assert len(outer_inner) == 6 and all(outer is inner for outer, inner in outer_inner)
     assert threading.current_thread() not in outer_inner[0]
     with torch.no_grad():
-        assert map_blocks(lambda x: 2 * x, [3, 1, 2], LIKE) == [6, 2, 4]
+        assert map_blocks(lambda x: 2 * x, [3, 1, 2], ON_CPU) == [6, 2, 4]
         with pytest.raises(ZeroDivisionError):
-            map_blocks(lambda x: 1 / x, [1, 0], LIKE)
+            map_blocks(lambda x: 1 / x, [1, 0], ON_CPU)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 31, 32])

@@ -14,11 +14,16 @@ import torch
 
 from amtcore import Glasberg2002, Moore2016
 from amtcore.errors import ShapeError
-from amtcore.features import loudness, loudness_waves
-from amtcore.features.base import Extractor
-from amtcore.features.build import build_extractor
-from amtcore.features.loudness import LoudnessExtractor
-from amtcore.features.loudness_waves import LoudnessWaves, Signal, cut_into_waves, grouped
+from amtcore.features import loudness_batches, loudness_model
+from amtcore.features.feature_model import Extractor
+from amtcore.features.loudness_batches import (
+    LoudnessBatches,
+    Signal,
+    batches_of_runs,
+    grouped,
+)
+from amtcore.features.loudness_model import LoudnessExtractor
+from amtcore.features.registry import build_extractor
 from amtcore.kernels.devices import use_backend
 from amtcore.models.loudness import LoudnessModel
 
@@ -96,7 +101,7 @@ def test_company_order_and_waves_change_no_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clips = _clips(there.model)
-    monkeypatch.setattr(loudness_waves, "_HELD_BYTES", 0)  # taken to the host wave by wave
+    monkeypatch.setattr(loudness_batches, "_HELD_BYTES", 0)  # taken to the host wave by wave
     loud = np.full(4000, np.finfo(np.float32).max)  # as loud as can be
     assert all(map(_equal, there.extract([loud, *clips[::-1]])[:0:-1], whole))
     for clip, expected in zip(clips, whole, strict=True):
@@ -114,7 +119,7 @@ def test_many_clips_are_few_waves(there: Extractor, shapes: list[tuple[int, ...]
 def test_chunks_equal_the_whole(
     there: Extractor, whole: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loudness, "_PIECE_S", 0.3)  # a push of several pieces
+    monkeypatch.setattr(loudness_model, "_PIECE_S", 0.3)  # a push of several pieces
     clips = _clips(there.model)
     for number, cuts in ((-2, (0, 1, 9000, 9001, 16500)), (3, (0, 33)), (2, (0, 0)), (1, (0,))):
         stream, clip = there.open_stream(), clips[number]
@@ -192,7 +197,7 @@ def test_nothing_waits_for_a_gpu_until_all_waves_are_on_their_way(
     assert isinstance(extractor, LoudnessExtractor)
     backend: Any = _AbsentBackend(absent)
     taps = absent.like(model.ear.taps(), torch.float64)
-    waves = LoudnessWaves(absent.take(model), extractor._plans, backend, taps)
+    waves = LoudnessBatches(absent.take(model), extractor._plans, backend, taps)
     clips = [np.zeros((ears, 32 * 3000), np.float32) for ears in model.input_channels] * 8
     with absent.watching():
         made = waves.extract(clips)
@@ -221,7 +226,7 @@ def test_rows_of_waves() -> None:
         return Signal(np.zeros((1, 0)), 0, 0, 0, frames, goes_on)
 
     signals = [signal(700), signal(200), signal(256), signal(1), signal(5, True), signal(0)]
-    waves = list(cut_into_waves(signals, 5))
+    waves = list(batches_of_runs(signals, 5))
     assert [[(r.number, r.begin, r.end, r.at, r.blocks) for r in rows] for rows in waves] == [
         [(0, 0, 640, 0, 5)],
         [(0, 640, 700, 0, 1), (1, 0, 200, 1, 2), (2, 0, 256, 3, 2)],

@@ -20,9 +20,16 @@ from amtcore import (
     SpecificLoudness,
 )
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.scales.cam import cam_bandwidth, cam_frequency, cam_number, cam_space
-from amtcore.scales.phon import PhonTable, phon_by, stevens_phon
-from amtcore.stages.loudness_ear import fft_length
+from amtcore.scales import (
+    PhonTable,
+    cam_bandwidth,
+    cam_frequency,
+    cam_number,
+    cam_space,
+    phon_by,
+    stevens_phon,
+)
+from amtcore.stages.ears import fft_length
 from amtcore.tables import load_table, table_names
 
 from ..compare import KERNEL64, Tolerance, assert_close

@@ -13,8 +13,8 @@ import torch
 import torchaudio
 
 from amtcore.errors import ParameterError
-from amtcore.extensions.mel import BLOCK_FRAMES, MelParams, mel_centres_hz
-from amtcore.features.build import build_extractor
+from amtcore.features.mel import BLOCK_FRAMES, MelParams, mel_centres_hz
+from amtcore.features.registry import build_extractor
 from earmill.testing import ModelConformance
 
 from ..compare import Tolerance, assert_close
@@ -190,7 +190,7 @@ def test_a_compiler_that_fails_is_told_once(
 
 def test_nothing_imports_torchaudio_before_it_is_asked_for() -> None:
     code = (
-        "import sys, amtcore.features.build as b; b.build_extractor('dau1997', fs_hz=16000);"
-        "assert 'torchaudio' not in sys.modules and 'amtcore.extensions' not in sys.modules"
+        "import sys, amtcore.features.registry as b; b.build_extractor('dau1997', fs_hz=16000);"
+        "assert 'torchaudio' not in sys.modules and 'amtcore.features.mel' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

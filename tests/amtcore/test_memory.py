@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from torch import nn
 
-from amtcore.features.base import Extractor
-from amtcore.features.build import build_extractor
+from amtcore.features.feature_model import Extractor
 from amtcore.features.frame_model import FrameDesign, FrameExtractor, FrameGrid
+from amtcore.features.registry import build_extractor
 from amtcore.models import Dau1997
 
 from ..short import but

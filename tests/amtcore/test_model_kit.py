@@ -11,7 +11,7 @@ import pytest
 
 from amtcore.errors import ShapeError
 from amtcore.features import FrameDesign, FrameGrid, FrameModel, StreamKind
-from amtcore.features.base import Extractor, ExtractStream, Frames, Made
+from amtcore.features.feature_model import ClipFeatures, Extractor, ExtractStream, Frames
 from amtcore.features.frame_model import FrameExtractor
 from earmill.testing import ModelConformance
 
@@ -105,17 +105,17 @@ class OneFrameMore(_Wrapped):
 
 
 class Doubles(_Wrapped):
-    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+    def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         return [{"sums": made["sums"].astype(np.float64)} for made in super().extract(clips)]
 
 
 class HidesNaN(_Wrapped):
-    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+    def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         return super().extract([np.nan_to_num(clip) for clip in clips])
 
 
 class Normalises(_Wrapped):
-    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+    def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         made = super().extract(clips)
         top = max((each["sums"].max(initial=0) for each in made), default=1) or 1
         return [{"sums": each["sums"] / top} for each in made]
@@ -141,7 +141,7 @@ class WrongGrid(_Wrapped):
             tuple(replace(info, frame_rate_hz=1 / 3) for info in self.streams),
         )
 
-    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+    def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         made = super().extract(clips)
         return [{"sums": each["sums"][::300][: len(each["sums"]) // 300]} for each in made]
 
@@ -157,10 +157,10 @@ class Cuts(_Wrapped):
         extractor = self
 
         class Stream(ExtractStream):
-            def push(self, chunk: Frames) -> Made:
+            def push(self, chunk: Frames) -> ClipFeatures:
                 return extractor.extract([chunk])[0]
 
-            def finish(self) -> Made:
+            def finish(self) -> ClipFeatures:
                 return extractor.extract([np.zeros(0, np.float32)])[0]
 
         return Stream()
@@ -243,7 +243,7 @@ def test_a_model_that_writes_into_clips_is_found() -> None:
     suite.test_clips_are_left_as_they_are(suite.build())
 
     class InPlace(_Wrapped):
-        def extract(self, clips: Sequence[Frames]) -> list[Made]:
+        def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
             for clip in clips:
                 np.multiply(clip, 2, out=clip)
             return super().extract(clips)

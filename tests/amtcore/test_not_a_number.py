@@ -18,10 +18,9 @@ from torch import Tensor
 
 import amtcore
 from amtcore.errors import NonFiniteError
-from amtcore.features import base as features_base
-from amtcore.features import loudness as features_loudness
-from amtcore.features.build import build_extractor
-from amtcore.features.registry import BUILT_IN, get_model
+from amtcore.features import feature_model as features_base
+from amtcore.features import loudness_model as features_loudness
+from amtcore.features.registry import BUILT_IN, build_extractor, get_model
 from amtcore.kernels.operations.attack_release import ATTACK_RELEASE
 from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
 from amtcore.kernels.operations.fir import FIR

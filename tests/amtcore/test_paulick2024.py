@@ -21,8 +21,8 @@ from amtcore import (
 )
 from amtcore.errors import ParameterError
 from amtcore.models.paulick2024 import adaptation_min_level
-from amtcore.scales.erb import erb_space
-from amtcore.stages.drnl import MODELS, SUBJECTS
+from amtcore.scales import erb_space
+from amtcore.stages.basilar_membrane import MODELS, SUBJECTS
 
 from ..compare import FLOAT64, KERNEL64, Tolerance, assert_close
 from .golden_files import DTYPES, load, names, stage_tolerance

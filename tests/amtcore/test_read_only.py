@@ -12,8 +12,8 @@ from torch import nn
 
 from amtcore import AdaptLoop, Dau1997, IHCEnvelope, King2019, LIFExodus, Paulick2024
 from amtcore.errors import AmtError, ParameterError, ReadOnlyError
-from amtcore.stages.base import Stage
 from amtcore.stages.constants import Converted, HasConstants
+from amtcore.stages.stage import Stage
 from tests.short import some
 
 from ..short import spread

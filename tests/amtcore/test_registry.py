@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 
 from amtcore.errors import ModelLoadError, ParameterError, ShapeError, UnknownModelError
-from amtcore.features.build import build_extractor, list_models
-from amtcore.features.registry import BUILT_IN, GROUP, get_model, registrations
+from amtcore.features.registry import (
+    BUILT_IN,
+    GROUP,
+    build_extractor,
+    get_model,
+    list_models,
+    registrations,
+)
 from earmill.jobs.cli import run
 
 from ..pipeline.strangers import install

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from amtcore.errors import ParameterError
-from amtcore.scales.erb import (
+from amtcore.scales import (
     audfiltbw,
     erb2fc,
     erb_bandwidth,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amtcore import Dau1997, ModulationFilterbank, Moore2016, Osses2021, Paulick2024
 from amtcore.kernels.operators import modulation_bank
-from amtcore.stages.separate import Folded, can_separate
+from amtcore.stages.modulation import can_separate
 
 from .compiling import one_graph
 
@@ -76,14 +76,6 @@ def test_separate_outputs_and_gradients_are_those_of_the_plain_bank(batch: int) 
     assert torch.allclose(x.grad, y.grad, rtol=1e-5, atol=1e-7)
     for mine, theirs in zip(bank.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_the_fold_and_back() -> None:
-    folded = Folded((2, 3), 2)
-    assert folded.offsets == [0, 2, 4, 7, 10]
-    state = torch.arange(2 * 5 * 2.0).view(2, 5, 2)
-    assert folded.state(state)[0, :, 0].tolist() == [0, 2, 10, 12, 4, 6, 8, 14, 16, 18]
-    assert torch.equal(folded.unfold_state(folded.state(state)), state)
 
 
 def test_where_memory_cannot_be_looked_at_channels_are_views() -> None:

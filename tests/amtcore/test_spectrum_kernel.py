@@ -16,7 +16,7 @@ from amtcore.kernels.operations import running_spectrum
 from amtcore.kernels.operations.running_spectrum import RUNNING_POWERS, Factors
 from amtcore.kernels.operators import operator
 from amtcore.kernels.vector.simd import LANES
-from amtcore.stages.spectrum_factors import LEFT_OUT, can_factor, factors_of
+from amtcore.stages.spectrum import LEFT_OUT, can_factor, factors_of
 
 from ..compare import Tolerance, assert_close
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amtcore.errors import ParameterError
-from amtcore.features import spike_stream as spike_features
-from amtcore.features.base import Extractor, StreamInfo
-from amtcore.features.build import build_extractor, list_models
-from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
+from amtcore.features import spike_encoder as spike_features
+from amtcore.features.feature_model import Extractor
+from amtcore.features.registry import build_extractor, list_models
+from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions, join
 from amtcore.features.spike_events import SpikeEvents
-from amtcore.features.spike_stream import join
+from amtcore.features.stream_info import StreamInfo
 from tests.short import drawn
 
 FS = 16000

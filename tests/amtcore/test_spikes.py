@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.features.base import Extractor
-from amtcore.features.build import build_extractor
+from amtcore.features.feature_model import Extractor
+from amtcore.features.registry import build_extractor
 from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
 from amtcore.features.spike_events import SpikeEvents
 from tests.short import drawn

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from amtcore import AdaptLoop
-from amtcore.stages.constants import HasConstants
-from amtcore.stages.limits import DECIBELS, Limit, Range, StableDenominator, around, frequencies
+from amtcore.stages.constants import (
+    DECIBELS,
+    HasConstants,
+    Limit,
+    Range,
+    StableDenominator,
+    around,
+    frequencies,
+)
 from tests.short import some
 
 from ..compare import Tolerance, assert_close

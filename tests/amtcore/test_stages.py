@@ -12,7 +12,7 @@ import torch
 from amtcore import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
 from amtcore.errors import ParameterError
 from amtcore.stages.adaptation import PRESETS as ADAPTATION_PRESETS
-from amtcore.stages.hair_cell import PRESETS as HAIR_CELL_PRESETS
+from amtcore.stages.hair_cells import PRESETS as HAIR_CELL_PRESETS
 
 from ..compare import FLOAT64, assert_close
 

@@ -11,7 +11,7 @@ LEFT_OUT = {"torch._dynamo", "sympy", "scipy.linalg", "scipy.interpolate", "ray"
 OF_A_COMPILER = "numba.np.arraymath"
 _FEATURES = """
 import sys, numpy as np
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.features.registry import BUILT_IN
 streams = {"dau1997": {"modulation": {}, "spikes": {"gain": 1.0}}}
 for name in BUILT_IN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch._inductor.config
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.extensions.torch_module import TorchModule
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
+from amtcore.features.torch_module import TorchModule
 from earmill.testing import ModelConformance
 
 from ..compare import Tolerance, assert_close
@@ -51,6 +52,34 @@ class Two(nn.Module):
 class Pair(Two):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(super().forward(x).values())
+
+
+class Peaks(Encoder):
+    """Frames relative to the peak of the whole batch, which zeros do not change."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / x.abs().amax()
+
+
+class OneClip(Encoder):
+    """Takes a batch of one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:1])
+
+
+class Stack(nn.Module):
+    """Two layers; the output says what each of them gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv1d(1, 4, 400, stride=HOP), nn.Conv1d(4, 3, 1)])
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        self.calls += 1  # a value that the module keeps while it runs
+        first = self.layers[0](x)
+        return {"hidden_states": (x, first), "last": self.layers[1](first)}
 
 
 class Refuses(nn.Module):
@@ -181,10 +210,96 @@ def test_padding_that_changes_frames_is_refused() -> None:
         build_extractor("torch_module", params=_params("Normalised"), streams={"encoded": ENCODED})
 
 
+def _clips(*seconds: float) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [(0.1 * rng.standard_normal(round(s * 16000))).astype(np.float32) for s in seconds]
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_frames_do_not_depend_on_company_order_or_number_of_clips(batch: int | None) -> None:
+    extractor = build_extractor(
+        "torch_module", params=_params(batch=batch), streams={"encoded": ENCODED}, threads=2
+    )
+    clips = _clips(0.4, 1.5, 0.9, 3.1, 1.1, 0.02, 0.7, 5.0, 1.9, 0.5, 0.6, 0.8, 0.3)
+    together = extractor.extract(clips)
+    for alone, made in zip(([clip] for clip in clips), together, strict=True):
+        np.testing.assert_array_equal(made["encoded"], extractor.extract(alone)[0]["encoded"])
+    for backwards, made in zip(extractor.extract(clips[::-1])[::-1], together, strict=True):
+        np.testing.assert_array_equal(made["encoded"], backwards["encoded"])
+
+
+@pytest.mark.parametrize("module", ["Peaks", "OneClip"])
+def test_a_module_whose_clips_cannot_run_together_is_refused(module: str) -> None:
+    more: dict[str, Any] = {"channel_axis": True}
+    with pytest.raises(ParameterError, match="set batch: 1, which runs every clip alone"):
+        build_extractor(
+            "torch_module", params=_params(module, **more), streams={"encoded": ENCODED}
+        )
+    extractor = build_extractor(
+        "torch_module", params=_params(module, batch=1, **more), streams={"encoded": ENCODED}
+    )
+    short, long = _clips(0.5, 0.9)
+    (alone,) = extractor.extract([long])
+    np.testing.assert_array_equal(extractor.extract([short, long])[1]["encoded"], alone["encoded"])
+
+
+def test_hidden_layers_are_streams() -> None:
+    grid = {"hop_length": HOP, "window_length": 400, "frames_axis": 2}
+    streams = {
+        "last": {"width": 3, **grid},
+        "path": {"width": 4, "output": "hidden_states.1", **grid},
+        "layer": {"width": 4, "layer": "layers.0", **grid},
+    }
+    params = _params("Stack", channel_axis=True)
+    extractor = build_extractor("torch_module", params=params, streams=streams, threads=2)
+    clips = _clips(0.4, 0.9, 1.6, 2.5)
+    torch.manual_seed(0)
+    module = Stack()
+    for clip, made in zip(clips, extractor.extract(clips), strict=True):
+        with torch.no_grad():
+            wanted = module(torch.from_numpy(clip)[None, None])
+        hidden = wanted["hidden_states"][1][0].T.numpy()
+        assert_close(made["layer"], hidden, Tolerance(1e-5, "float32", 1e-6))
+        np.testing.assert_array_equal(made["layer"], made["path"])
+        assert_close(made["last"], wanted["last"][0].T.numpy(), Tolerance(1e-5, "float32", 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"batch": 0}, "batch must be 1 or more, or null, got 0"),
+        ({"batch": 4, "buckets": False}, "needs clips of one length, got buckets false"),
+    ],
+)
+def test_batches_that_cannot_be_are_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        build_extractor("torch_module", params=_params(**more), streams={"encoded": ENCODED})
+
+
+def test_an_unknown_layer_names_the_nearest() -> None:
+    streams = {"encoded": ENCODED | {"layer": "convv"}}
+    with pytest.raises(ParameterError, match="submodules, got 'convv': did you mean 'conv'"):
+        build_extractor("torch_module", params=_params(), streams=streams)
+
+
+def test_settings_without_batches_and_layers_are_hashed_as_before() -> None:
+    """Jobs from before batches resume: what their features were made with has the same hash."""
+    extractor = build_extractor("torch_module", params=_params(), streams={"encoded": ENCODED})
+    facts = json.loads(extractor.settings())
+    assert facts[2] == {
+        "module": f"{HERE}:Encoder", "kwargs": None, "channel_axis": True, "seed": 0,
+        "compile": False, "buckets": True,
+        "streams": {
+            "encoded": "ModuleStream(width=8, hop_length=160, frame_rate_hz=None, "
+            "window_length=400, output=None, frames_axis=2, unit='model units')"
+        },
+    }  # fmt: skip
+
+
 def test_it_is_compiled_once_for_each_bucket(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lengths from 0.1 s to 2 s are two shapes."""
+    """Lengths from 0.1 s to 2 s are two shapes, and two batches."""
     shapes: list[tuple[int, ...]] = []
 
     def compiled(module: nn.Module, **_: Any) -> Any:
@@ -200,7 +315,7 @@ def test_it_is_compiled_once_for_each_bucket(
     lengths = (1600, 8000, 16000, 16001, 30000, 32000)
     clips = [np.full(n, 0.01, np.float32) for n in lengths]
     made = extractor.extract(clips)
-    assert sorted(set(shapes)) == [(1, 1, 16000), (1, 1, 32000)] and len(shapes) == len(clips)
+    assert sorted(shapes) == [(8, 1, 16000), (8, 1, 32000)]
     counts = [len(each["encoded"]) for each in made]
     assert counts == [(n - 400) // HOP + 1 for n in lengths]
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.features.build import build_extractor
-from amtcore.features.registry import BUILT_IN, get_model
+from amtcore.features.registry import BUILT_IN, build_extractor, get_model
 from tests.short import some
 
 from ..short import spread

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from amtcore.features.build import build_extractor
-from amtcore.features.registry import BUILT_IN
+from amtcore.features.registry import BUILT_IN, build_extractor
 from earmill.jobs.doctor.models import WITH_TRANSFORMS, as_array, noise
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.commit_record import commits
@@ -105,7 +104,7 @@ def test_tensors_that_are_still_in_the_making_are_waited_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["glasberg2002", "moore2016"])
 def test_company_and_chunks_change_no_bit_of_loudness(name: str) -> None:
-    """Transforms and products of one shape, see `loudness_waves`."""
+    """Transforms and products of one shape, see `loudness_batches`."""
     there = build_extractor(name, backend="cuda")
     seconds = np.random.default_rng(0).uniform(0.01, 3.0, 150)
     clips = [noise(there, float(s), seed) for seed, s in enumerate(seconds)]

@@ -16,7 +16,7 @@ import soundfile
 import soxr
 from matplotlib import image
 
-from amtcore.features.build import build_extractor, list_models
+from amtcore.features.registry import build_extractor, list_models
 from amtcore.units import Calibration
 from earmill import open_features
 from earmill.jobs.cli import run

@@ -14,8 +14,7 @@ import torch
 
 from amtcore import AdaptLoop
 from amtcore.features import registry
-from amtcore.features.build import build_extractor
-from amtcore.features.registry import BUILT_IN
+from amtcore.features.registry import BUILT_IN, build_extractor
 from earmill.jobs.cli import run
 from earmill.jobs.doctor import checks as machine_checks
 from earmill.jobs.doctor import models

@@ -21,7 +21,7 @@ import soxr
 import xarray as xr
 from datasets import Audio, Dataset, load_dataset
 
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from earmill import open_features
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.operations.run_job import run_job

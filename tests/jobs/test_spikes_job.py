@@ -12,7 +12,7 @@ import soxr
 import torch
 from torch.utils.data import DataLoader
 
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.features.spike_events import SpikeEvents
 from earmill import open_features
 from earmill.jobs.cli import run

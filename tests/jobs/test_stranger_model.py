@@ -17,7 +17,7 @@ import soundfile
 import soxr
 import yaml
 
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from earmill import open_features
 from earmill.jobs.cli import run
 from earmill.testing import ModelConformance

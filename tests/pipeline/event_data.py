@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from amtcore.features.base import StreamInfo
 from amtcore.features.spike_events import SpikeEvents
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.rows import FeatureRow
 from tests.pipeline.reader_data import Writer, make_row, stream
 

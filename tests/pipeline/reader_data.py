@@ -19,7 +19,7 @@ import pytest
 
 import earmill.pipeline.formats.parquet.format as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
-from amtcore.features.base import StreamInfo
+from amtcore.features.stream_info import StreamInfo
 from earmill import Batch, Row
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.publish import publish_shard

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from amtcore.units import Calibration
 from earmill.pipeline.audio.channels import (
     BINAURAL,

@@ -12,8 +12,8 @@ import pytest
 import soundfile
 import xarray as xr
 
-from amtcore.features.base import StreamInfo
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
+from amtcore.features.stream_info import StreamInfo
 from earmill import open_features
 from earmill.pipeline.common.errors import DtypeRangeError, OutputError
 from earmill.pipeline.dataset.card import readme

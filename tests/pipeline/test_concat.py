@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from earmill import FeatureLoader, open_features
 from earmill.pipeline.formats.format import Encoding
 from tests.pipeline.encoded import encode

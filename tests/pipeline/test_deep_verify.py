@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import earmill
-from amtcore.features.base import StreamInfo
+from amtcore.features.stream_info import StreamInfo
 from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.commit_record import commits

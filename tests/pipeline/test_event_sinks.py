@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from amtcore.features.base import StreamInfo
 from amtcore.features.spike_events import SpikeEvents
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError, OutputError
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.verify import verify

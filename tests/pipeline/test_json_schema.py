@@ -11,7 +11,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from amtcore.features.build import list_models
+from amtcore.features.registry import list_models
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.reference import json_schema

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amtcore.features.base import StreamInfo
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.formats.rows import FeatureRow

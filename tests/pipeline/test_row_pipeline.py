@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from amtcore.features.base import Extractor
+from amtcore.features.feature_model import Extractor
 from amtcore.features.filterbank_model import FilterbankExtractor
 from amtcore.units import Calibration
 from earmill.pipeline.audio.resample import resample

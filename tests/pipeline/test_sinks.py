@@ -19,7 +19,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amtcore.features.base import StreamInfo
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.format import Encoding, format_of
 from earmill.pipeline.formats.parquet.format import ROW_GROUP_BYTES, row_groups

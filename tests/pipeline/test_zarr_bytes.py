@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
-from amtcore.features.base import StreamInfo
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.digest import digest_rows, same_bits
 from earmill.pipeline.formats.format import Encoding, format_of
 from earmill.pipeline.formats.rows import FeatureRow

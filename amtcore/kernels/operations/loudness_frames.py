@@ -6,7 +6,7 @@ What lies between stays in the caches. Each step is that of its own operation, n
 number, so the result is the same as that of the operations one after another.
 
 One signal at a time, on the caller's thread: blocks of signals go to threads already, see
-`models.block_threads`.
+`models.frame_blocks`.
 """
 
 from __future__ import annotations

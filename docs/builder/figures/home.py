@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from matplotlib.axes import Axes
 
-from amtcore.features.build import build_extractor
+from amtcore.features.registry import build_extractor
 from docs.builder.figures.style import SHADES, figure
 from earmill.jobs.demo_audio import speech
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from amtcore.features.base import StreamInfo
 from amtcore.features.spike_events import SpikeEvents
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise

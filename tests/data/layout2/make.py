@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from amtcore.features.base import StreamInfo
 from amtcore.features.spike_events import SpikeEvents
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard

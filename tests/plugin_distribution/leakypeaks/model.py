@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from amtcore.features.base import StreamKind
 from amtcore.features.filterbank_model import FilterbankModel
+from amtcore.features.stream_info import StreamKind
 from amtcore.kernels.chain import BlockOp
-from amtcore.models.base import Link, TimeDomainModel
-from amtcore.scales.erb import erb_space_bw
+from amtcore.models.time_domain import ChainStage, TimeDomainModel
+from amtcore.scales import erb_space_bw
 from amtcore.stages import GammatoneFilterbank
-from amtcore.stages.base import ChannelStage
-from amtcore.stages.limits import SECONDS
+from amtcore.stages.constants import SECONDS
+from amtcore.stages.stage import ChannelStage
 from leakypeaks.leaky_peak import LEAKY_PEAK
 
 
@@ -50,7 +50,10 @@ class LeakyPeaks(TimeDomainModel):
         dtype: torch.float32 or torch.float64.
     """
 
-    links = (Link("filterbank"), Link("peaks", returned="peaks", stream="envelope"))
+    chain_stages = (
+        ChainStage("filterbank"),
+        ChainStage("peaks", returned="peaks", stream="envelope"),
+    )
     input_unit = "rms1=100dB"
 
     def __init__(

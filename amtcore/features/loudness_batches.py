@@ -1,0 +1,337 @@
+"""Loudness of many signals on a GPU: their blocks one after another, so many at a time.
+
+    signals, longest first    | a a a a a | b b b | c c c | d | e |
+    waves of blocks           | a a a a | a b b b | c c c d | e . . . |    (. is silence).
+
+All that works on frames (transforms, products, sums) has the same shapes in every wave, and a
+frame the same place in its block: the device takes the same kernels and adds in the same order,
+whatever signals there are and in whatever order. Recurrences run over the blocks of each signal;
+they add nothing across signals. So a signal's values do not depend on its company, and a wave
+bounds the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amtcore.features.feature_model import ClipFeatures, Frames
+from amtcore.features.loudness_pooling import ClipNumbers, Pooler, StreamPlan
+from amtcore.kernels.backend import Backend
+from amtcore.kernels.chain import PooledChain, compile_chain, identity_bank
+from amtcore.models.composition import require_fusable
+from amtcore.models.frame_blocks import BLOCK_FRAMES
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Recurrence
+
+#: Blocks of a batch, counted per ear. 16384 frames on a GPU: their longest windows, laid out for a
+#: product, are 134 MB of float32.
+_WAVE_BLOCKS = {"cuda": 128}
+#: On a processor that stands in for one.
+_FEW_BLOCKS = 4
+#: Features that may wait on the device for the next that are taken to the host.
+_HELD_BYTES = 2**28
+
+
+@dataclass
+class SignalState:
+    """State of one signal between batches.
+
+    Args:
+        states: Of the model's recurrences.
+        pooling: Of each pooled stream.
+    """
+
+    states: dict[str, Any] = field(default_factory=dict)
+    pooling: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A signal, or the part of it that is known.
+
+    Args:
+        ears: (ear, time) in the working type, of the host or of the device.
+        first: Index of the first of these samples in the signal.
+        samples: Length of the signal as far as it is known.
+        begin: Model frame to begin with, the first of a block.
+        end: The one to end before.
+        goes_on: Whether more of it will come: `begin` of that is then `end`.
+        carried: From what came before to what will come.
+    """
+
+    ears: Any
+    first: int
+    samples: int
+    begin: int
+    end: int
+    goes_on: bool = False
+    carried: SignalState = field(default_factory=SignalState)
+
+
+@dataclass(frozen=True)
+class BlockRun:
+    """Successive blocks of one signal in a wave.
+
+    Args:
+        number: Of the signal.
+        begin: Its model frame to begin with.
+        end: The one to end before.
+        at: First block in the wave.
+        blocks: How many.
+    """
+
+    number: int
+    begin: int
+    end: int
+    at: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Rows of a wave that follow one another and run in one go: as long as one another.
+
+    Args:
+        rows: In order.
+        carried: Of the one row that has something before it or after it; None without.
+    """
+
+    rows: list[BlockRun]
+    carried: SignalState | None
+
+    def cut(self, values: Tensor) -> Tensor:
+        """(block, frame, ..) of a wave -> (row, frame, ..)."""
+        first, last = self.rows[0], self.rows[-1]
+        mine = values[first.at : last.at + last.blocks]
+        return mine.reshape(len(self.rows), -1, *values.shape[2:])
+
+
+class _RunsOverTime(OverTime):
+    """Recurrences over the rows of a wave."""
+
+    def __init__(self, groups: Sequence[RunGroup]) -> None:
+        super().__init__({})
+        self._groups = groups
+
+    def __call__(self, name: str, recurrence: Recurrence, x: Tensor) -> Tensor:
+        """(block, frame, ..) -> the same shape; 0 where there is silence."""
+        parts, left = [], len(x)
+        for group in self._groups:
+            states = {} if group.carried is None else group.carried.states
+            y, states[name] = recurrence(group.cut(x), states.get(name))
+            parts.append(y.reshape(-1, *x.shape[1:]))
+            left -= len(parts[-1])
+        return torch.cat([*parts, x.new_zeros(left, *x.shape[1:])])
+
+
+def batches_of_runs(signals: Sequence[Signal], size: int) -> Iterator[list[BlockRun]]:
+    """Rows of `size` blocks at a time, signals in their order."""
+    rows: list[BlockRun] = []
+    at = 0
+    for number, signal in enumerate(signals):
+        begin = signal.begin
+        while begin < signal.end:
+            blocks = min(size - at, -(-(signal.end - begin) // BLOCK_FRAMES))
+            end = min(begin + blocks * BLOCK_FRAMES, signal.end)
+            rows.append(BlockRun(number, begin, end, at, blocks))
+            begin, at = end, at + blocks
+            if at == size:
+                yield rows
+                rows, at = [], 0
+    if rows:
+        yield rows
+
+
+def grouped(rows: Sequence[BlockRun], signals: Sequence[Signal]) -> list[RunGroup]:
+    """Rows as they can run together; one that carries something runs alone."""
+    groups: list[RunGroup] = []
+    for row in rows:
+        signal = signals[row.number]
+        if row.begin > 0 or row.end < signal.end or signal.goes_on:
+            groups.append(RunGroup([row], signal.carried))
+            continue
+        last = groups[-1] if groups else None
+        if last is None or last.carried is not None or last.rows[0].blocks != row.blocks:
+            groups.append(RunGroup([], None))
+        groups[-1].rows.append(row)
+    return groups
+
+
+class _Unpooled:
+    """The frames of a stream as the model makes them."""
+
+    def __init__(self, plan: StreamPlan) -> None:
+        self._plan = plan
+
+    def take(self, groups: Sequence[RunGroup], loudness: Loudness) -> list[Tensor]:
+        """Frames of every row."""
+        values = self._plan.source(loudness)
+        return [
+            rows[i, : row.end - row.begin]
+            for group in groups
+            for rows in (group.cut(values),)
+            for i, row in enumerate(group.rows)
+        ]
+
+
+class _Pooled:
+    """The frames of a stream pooled by the fused kernel."""
+
+    def __init__(self, plan: StreamPlan, like: Tensor, backend: Backend) -> None:
+        self._plan, self._chain = plan, backend.place(_pooling(plan, like))
+
+    def take(self, groups: Sequence[RunGroup], loudness: Loudness) -> list[Tensor]:
+        """Frames that every row completes."""
+        values = self._plan.source(loudness)
+        # (row, column, frame): what follows the end of a signal completes no frame of it.
+        parts = [group.cut(values).transpose(1, 2).contiguous() for group in groups]
+        fresh = [row for group, rows in zip(groups, parts, strict=True)
+                 if group.carried is None for row in rows]  # fmt: skip
+        frames = iter(self._chain.push(fresh, self._chain.fresh(len(fresh)), 0))
+        made = []
+        for group, rows in zip(groups, parts, strict=True):
+            if group.carried is not None:
+                made += self._carried(group.carried, group.rows[0], rows)
+            else:
+                made += [next(frames)[: self._plan.n_frames(row.end)] for row in group.rows]
+        return made
+
+    def _carried(self, carried: SignalState, row: BlockRun, rows: Tensor) -> list[Tensor]:
+        name, count = self._plan.info.name, self._plan.n_frames
+        states = carried.pooling.setdefault(name, self._chain.fresh(1))
+        frames = self._chain.push(list(rows), states, row.begin)
+        return [frames[0][: count(row.end) - count(row.begin)]]
+
+
+def _pooling(plan: StreamPlan, like: Tensor) -> PooledChain:
+    """A chain that does nothing but pool model frames."""
+    assert plan.ratio is not None
+    bank, rate = identity_bank(plan.info.width, like), plan.info.frame_rate_hz
+    chain = compile_chain([], bank, plan.info.pool, rate, rate)
+    return replace(chain, tables=replace(chain.tables, samples_per_frame=plan.ratio))
+
+
+class LoudnessBatches:
+    """A loudness model and its streams on a GPU; any number of callers at once.
+
+    Args:
+        model: On the backend's device.
+        plans: Of the streams.
+        backend: What computes.
+        taps: Of the ear filter, there too.
+    """
+
+    def __init__(
+        self, model: LoudnessModel, plans: Sequence[StreamPlan], backend: Backend, taps: Tensor
+    ) -> None:
+        self._model, self._plans, self._taps, self._grid = model, plans, taps, model.grid()
+        self.backend = backend
+        self.dtype: np.dtype[Any] = np.dtype(str(model.dtype).removeprefix("torch."))
+        self._blocks = _WAVE_BLOCKS.get(backend.device.type, _FEW_BLOCKS)
+        self._makers = [
+            _Unpooled(plan) if plan.unpooled else _Pooled(plan, model.fc.cpu(), backend)
+            for plan in plans
+        ]
+
+    def finishers(self) -> list[ClipNumbers | Pooler]:
+        """Return what turns pooled frames of a signal into frames of each stream."""
+        one = (1, 1)
+        return [
+            ClipNumbers(plan) if plan.ratio is None else Pooler(plan, one) for plan in self._plans
+        ]
+
+    def as_input(self, ears: Any) -> Any:
+        """(ear, time) in the working type: of the host as it is, a tensor on the device."""
+        if isinstance(ears, Tensor):
+            return ears.to(self.backend.device, self._model.dtype)
+        return np.ascontiguousarray(ears, self.dtype)
+
+    def extract(self, clips: Sequence[Any]) -> list[ClipFeatures]:
+        """Features of clips (ear, time)."""
+        signals = [
+            Signal(clip, 0, clip.shape[-1], 0, clip.shape[-1] // self._grid.hop)
+            for clip in map(self.as_input, clips)
+        ]
+        return self.made(signals, [self.finishers() for _ in clips], last=True)
+
+    def made(
+        self,
+        signals: Sequence[Signal],
+        finishers: Sequence[Sequence[ClipNumbers | Pooler]],
+        last: bool,
+    ) -> list[ClipFeatures]:
+        """Frames of every signal by stream; `last` where the signals end here."""
+        results: list[ClipFeatures] = []
+        for of_signal, mine in zip(self.run(signals), finishers, strict=True):
+            made: ClipFeatures = {}
+            for plan, pieces, finisher in zip(self._plans, of_signal, mine, strict=True):
+                nothing = np.empty((0, plan.source_width), self.dtype)
+                made[plan.info.name] = finisher.push(np.concatenate([nothing, *pieces]), last)
+            results.append(made)
+        return results
+
+    def run(self, signals: Sequence[Signal]) -> list[list[list[Frames]]]:
+        """Frames of every signal and stream in pieces, before they are put into its unit."""
+        require_fusable(self._model, self._model.named_children())
+        made: list[list[list[Frames]]] = [[[] for _ in self._makers] for _ in signals]
+        by_ears = sorted({len(signal.ears) for signal in signals})
+        with torch.no_grad(), self.backend.stream():
+            for ears in by_ears:
+                of_ears = [i for i, signal in enumerate(signals) if len(signal.ears) == ears]
+                longest_first = sorted(of_ears, key=lambda i: signals[i].begin - signals[i].end)
+                results = [made[i] for i in longest_first]
+                self._run_alike([signals[i] for i in longest_first], results)
+        return made
+
+    def _run_alike(self, signals: Sequence[Signal], results: list[list[list[Frames]]]) -> None:
+        """Signals of one number of ears."""
+        size = max(self._blocks // len(signals[0].ears), 1)
+        of_streams = list(zip(*results, strict=True))
+        held: list[Tensor] = []
+        places: list[list[Frames]] = []
+        for rows in batches_of_runs(signals, size):
+            groups = grouped(rows, signals)
+            x, inside = self._samples(rows, signals, size)
+            loudness = self._model.run_blocks(x, inside, self._taps, _RunsOverTime(groups))
+            for maker, pieces in zip(self._makers, of_streams, strict=True):
+                held += maker.take(groups, loudness)
+                places += [pieces[row.number] for row in rows]
+            if sum(frames.nbytes for frames in held) > _HELD_BYTES:
+                self._take_down(held, places)
+                held, places = [], []
+        self._take_down(held, places)
+
+    def _take_down(self, held: list[Tensor], places: list[list[Frames]]) -> None:
+        for place, frames in zip(places, self.backend.download(held), strict=True):
+            place.append(frames)
+
+    def _samples(
+        self, rows: Sequence[BlockRun], signals: Sequence[Signal], size: int
+    ) -> tuple[Tensor, Tensor]:
+        """(block, ear, samples) of a wave, and (block, 1, samples), whether there is signal."""
+        grid, parts, place = self._grid, [], 0
+        # Columns of a block: place of sample 0 of its signal in the parts, samples from one ear to
+        # the next. Then index of its first sample, and length of its signal.
+        table: Any = np.zeros((4, size), np.int64)
+        for row in rows:
+            signal, span = signals[row.number], BLOCK_FRAMES * grid.hop
+            starts = row.begin * grid.hop - grid.reach + span * np.arange(row.blocks)
+            low = max(int(starts[0]), 0)
+            high = min(int(starts[-1]) + grid.segment_samples, signal.samples)
+            parts += [ear[low - signal.first : high - signal.first] for ear in signal.ears]
+            columns = table[:, row.at : row.at + row.blocks]
+            columns[0], columns[1], columns[3] = place - low, high - low, signal.samples
+            columns[2] = starts
+            place += (high - low) * len(signal.ears)
+        samples = torch.cat(self.backend.share(parts))
+        zero, stride, first, length = self.backend.upload(table)[:, :, None, None]
+        index = first + torch.arange(grid.segment_samples, device=first.device)
+        inside = (index >= 0) & (index < length)
+        ear = torch.arange(len(signals[0].ears), device=first.device)[:, None]
+        where = (zero + ear * stride + index).clamp(0, len(samples) - 1)
+        return samples[where], inside

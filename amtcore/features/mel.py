@@ -1,0 +1,368 @@
+"""Spectra on the mel scale and their cepstra, from torchaudio: a baseline beside auditory models.
+
+    samples, padded by half a window at both ends -> blocks of frames on a fixed grid
+        -> torchaudio.transforms.MelSpectrogram -> logarithm [-> discrete cosine transform].
+
+Every block has the same shape whatever the clip, so frames do not depend on the clip's length, its
+neighbours or its chunks, and one compilation serves all. Frame f is centred on sample f * hop.
+A signal of n samples has floor(n / hop) frames, as in the other models. The frame that torchaudio
+centres on the end of a signal is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+import torchaudio
+from numpy.typing import NDArray
+from torch import Tensor
+
+from amtcore.errors import ParameterError
+from amtcore.features import ExtractStream, FrameDesign, FrameGrid, FrameModel, StreamKind
+from amtcore.features.feature_model import ClipFeatures
+from amtcore.features.torch_compile import Compiled
+
+#: Frames of a block.
+BLOCK_FRAMES = 64
+WINDOWS: dict[str, Callable[..., Tensor]] = {
+    "hann": torch.hann_window,
+    "hamming": torch.hamming_window,
+    "blackman": torch.blackman_window,
+}
+#: Mel scales as torchaudio has them: HTK's 2595 log10(1 + f/700); Slaney's is linear up to 1 kHz.
+_HTK_FACTOR, _HTK_HZ = 2595.0, 700.0
+_SLANEY_HZ, _SLANEY_KNEE_HZ, _SLANEY_STEP = 200.0 / 3.0, 1000.0, np.log(6.4) / 27.0
+
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class MelParams:
+    """Parameters of the mel spectrogram.
+
+    Args:
+        n_fft: Length of the spectrum in samples.
+        win_length: Length of the window in samples; null takes n_fft.
+        hop_length: Samples from one frame to the next; fs / hop_length frames a second.
+        n_mels: Number of mel bands.
+        f_min: Lower edge of the lowest band in Hz.
+        f_max: Upper edge of the highest band in Hz; null takes half the sampling rate.
+        power: Exponent of the magnitude: 2 for power, 1 for magnitude.
+        norm: "slaney" divides each band by its width in Hz; null makes every peak 1.
+        mel_scale: "htk" or "slaney".
+        window: "hann", "hamming" or "blackman", periodic.
+        center: Whether frame f is centred on sample f * hop_length, the signal padded by half a
+            window at both ends; else it begins there.
+        pad_mode: "reflect" or "constant" (zeros).
+        log: "db" is 10 log10 of power over ref (20 log10 of magnitude), "ln" and "log10" are of the
+            value over ref; null keeps the values.
+        ref: What counts as 0 dB, in the unit of the values.
+        floor: Smaller values count as this before the logarithm.
+        top_db: With "db", raise what lies further below the clip's maximum to that; needs whole
+            clips. Null does not.
+        compile: Run under torch.compile, compiled once in every worker.
+    """
+
+    n_fft: int = 400
+    win_length: int | None = None
+    hop_length: int = 160
+    n_mels: int = 80
+    f_min: float = 0.0
+    f_max: float | None = None
+    power: float = 2.0
+    norm: Literal["slaney"] | None = None
+    mel_scale: Literal["htk", "slaney"] = "htk"
+    window: Literal["hann", "hamming", "blackman"] = "hann"
+    center: bool = True
+    pad_mode: Literal["reflect", "constant"] = "reflect"
+    log: Literal["db", "ln", "log10"] | None = "db"
+    ref: float = 1.0
+    floor: float = 1e-10
+    top_db: float | None = None
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("n_fft", "hop_length", "n_mels", "power", "ref", "floor"):
+            if not getattr(self, name) > 0:
+                raise ParameterError(f"{name} must be above 0, got {getattr(self, name)!r}")
+        if self.win_length is not None and not 0 < self.win_length <= self.n_fft:
+            raise ParameterError(
+                f"win_length must be 1 to n_fft ({self.n_fft}), got {self.win_length}"
+            )
+        if self.top_db is not None and (self.log != "db" or not self.top_db > 0):
+            raise ParameterError(
+                f"top_db must be above 0 and goes with log 'db', got {self.top_db} and {self.log!r}"
+            )
+
+
+@dataclass(frozen=True)
+class MfccParams(MelParams):
+    """Parameters of the mel-frequency cepstral coefficients.
+
+    Args:
+        n_mfcc: Number of coefficients, the first included.
+        dct_norm: "ortho" makes the transform orthogonal; null leaves it as it is.
+    """
+
+    n_mels: int = 40
+    n_mfcc: int = 13
+    dct_norm: Literal["ortho"] | None = "ortho"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.n_mfcc <= self.n_mels:
+            raise ParameterError(f"n_mfcc must be 1 to n_mels ({self.n_mels}), got {self.n_mfcc}")
+        if self.log is None:
+            raise ParameterError("log must be db, ln or log10 for cepstra, got None")
+
+
+def mel_centres_hz(params: MelParams, fs_hz: float) -> tuple[float, ...]:
+    """Centre frequencies of the bands: evenly spaced in mel between the edges.
+
+    >>> [round(f) for f in mel_centres_hz(MelParams(n_mels=3), 16000)]
+    [614, 1768, 3934]
+    """
+    ends_hz = params.f_min, fs_hz / 2 if params.f_max is None else params.f_max
+    to_mel, to_hz = _SCALES[params.mel_scale]
+    mels = np.linspace(to_mel(ends_hz[0]), to_mel(ends_hz[1]), params.n_mels + 2)[1:-1]
+    return tuple(float(to_hz(mel)) for mel in mels)
+
+
+def _htk_mel(hz: float) -> float:
+    return float(_HTK_FACTOR * np.log10(1.0 + hz / _HTK_HZ))
+
+
+def _htk_hz(mel: float) -> float:
+    return float(_HTK_HZ * (10.0 ** (mel / _HTK_FACTOR) - 1.0))
+
+
+def _slaney_mel(hz: float) -> float:
+    above = np.log(max(hz, _SLANEY_KNEE_HZ) / _SLANEY_KNEE_HZ) / _SLANEY_STEP
+    return float(min(hz, _SLANEY_KNEE_HZ) / _SLANEY_HZ + above)
+
+
+def _slaney_hz(mel: float) -> float:
+    knee = _SLANEY_KNEE_HZ / _SLANEY_HZ
+    return float(min(mel, knee) * _SLANEY_HZ * np.exp(_SLANEY_STEP * max(mel - knee, 0.0)))
+
+
+_SCALES = {"htk": (_htk_mel, _htk_hz), "slaney": (_slaney_mel, _slaney_hz)}
+
+
+class MelBlocks:
+    """Blocks of frames: log-mel, and cepstra where there is a transform.
+
+    Args:
+        params: What is asked for.
+        fs_hz: Sampling rate.
+        dct: (n_mels, n_mfcc); None for spectra.
+    """
+
+    def __init__(self, params: MelParams, fs_hz: float, dct: Tensor | None) -> None:
+        if not 0 <= params.f_min < (fs_hz / 2 if params.f_max is None else params.f_max):
+            raise ParameterError(
+                f"expected 0 <= f_min < f_max, got {params.f_min:g} and {params.f_max}"
+            )
+        if params.f_max is not None and params.f_max > fs_hz / 2:
+            raise ParameterError(
+                f"f_max must be at most half the sampling rate ({fs_hz / 2:g} Hz), got "
+                f"{params.f_max:g}; raise fs_hz"
+            )
+        if fs_hz != round(fs_hz):
+            raise ParameterError(f"expected a whole sampling rate in Hz, got {fs_hz:g}")
+        self.params, self.fs_hz, self.dct = params, fs_hz, dct
+        self.mel = torchaudio.transforms.MelSpectrogram(
+            round(fs_hz),
+            n_fft=params.n_fft,
+            win_length=params.win_length,
+            hop_length=params.hop_length,
+            f_min=params.f_min,
+            f_max=params.f_max,
+            n_mels=params.n_mels,
+            window_fn=WINDOWS[params.window],
+            power=params.power,
+            center=False,
+            norm=params.norm,
+            mel_scale=params.mel_scale,
+        )
+        self.samples = (BLOCK_FRAMES - 1) * params.hop_length + params.n_fft
+        self._spectra = Compiled("melspectrogram", self._log_mel, enabled=params.compile)
+
+    def _log_mel(self, samples: Tensor) -> Tensor:
+        """(sample,) -> (frame, band)."""
+        x: Tensor = self.mel(samples).T
+        params = self.params
+        if params.log is None:
+            return x
+        x = x.clamp(min=params.floor)
+        if params.log == "ln":
+            return torch.log(x / params.ref)
+        decades = torch.log10(x / params.ref)
+        # A magnitude counts twice, a power once, whatever the exponent.
+        return decades * (20.0 / params.power) if params.log == "db" else decades
+
+    def spectra(self, samples: Rows, frames: int) -> Rows:
+        """The first frames, up to a block of them, of a stretch of samples; zeros follow it."""
+        block = np.zeros(self.samples, np.float32)
+        block[: len(samples)] = samples[: self.samples]
+        rows: Rows = self._spectra(torch.from_numpy(block)).numpy()
+        return rows[:frames]
+
+    def finished(self, rows: Rows) -> Rows:
+        """Return log-mel spectra (frame, band) as they are, or their cepstra."""
+        if self.dct is None:
+            return rows
+        made = [
+            self._cepstra(rows[i : i + BLOCK_FRAMES]) for i in range(0, len(rows), BLOCK_FRAMES)
+        ]
+        return np.concatenate(made) if made else np.empty((0, self.dct.shape[1]), np.float32)
+
+    def _cepstra(self, rows: Rows) -> Rows:
+        block = np.zeros((BLOCK_FRAMES, rows.shape[1]), np.float32)
+        block[: len(rows)] = rows
+        made: Rows = (torch.from_numpy(block) @ self.dct).numpy()  # type: ignore[operator]
+        return made[: len(rows)]
+
+
+class MelStream(ExtractStream):
+    """Frames of one long signal, chunk by chunk; it holds a chunk and a block in memory.
+
+    Args:
+        stream: Name of the stream.
+        blocks: What makes blocks of frames.
+        finished: What becomes of log-mel spectra (frame, band).
+    """
+
+    def __init__(self, stream: str, blocks: MelBlocks, finished: Callable[[Rows], Rows]) -> None:
+        self._name, self._blocks, self._finished = stream, blocks, finished
+        self._hop = blocks.params.hop_length
+        self._pad = blocks.params.n_fft // 2 if blocks.params.center else 0
+        self._grid = grid_of(blocks.params)
+        self._samples = self._frames = 0
+        self._head = np.zeros(0, np.float32)  # all there is, until it is enough to be reflected
+        self._started = False
+        self._waiting = np.zeros(0, np.float32)  # padded samples from the next frame on
+        self._last = np.zeros(0, np.float32)  # what the end is reflected from
+
+    def push(self, chunk: Rows) -> ClipFeatures:
+        """Feed the next samples; returns the blocks of frames they complete."""
+        self._samples += len(chunk)
+        self._last = np.concatenate([self._last, chunk])[-(self._pad + 1) :]
+        if not self._started:
+            self._head = np.concatenate([self._head, chunk])
+            if len(self._head) <= self._pad:
+                return self._made([])
+            chunk, self._started = self._padded(self._head, self._pad, 0), True
+        self._waiting = np.concatenate([self._waiting, chunk])
+        rows = []
+        # No frame is made that the signal would not have if it ended here.
+        while len(self._waiting) >= self._blocks.samples and self._left() >= BLOCK_FRAMES:
+            rows.append(self._block(BLOCK_FRAMES))
+        return self._made(rows)
+
+    def finish(self) -> ClipFeatures:
+        """End the signal; returns the frames left."""
+        if self._started:
+            end = self._padded(self._last, 0, self._pad)[len(self._last) :]
+            self._waiting = np.concatenate([self._waiting, end])
+        else:
+            self._waiting = self._padded(self._head, self._pad, self._pad)
+        rows = []
+        while (left := self._left()) > 0:
+            rows.append(self._block(min(left, BLOCK_FRAMES)))
+        return self._made(rows)
+
+    def _block(self, frames: int) -> Rows:
+        rows = self._blocks.spectra(self._waiting, frames)
+        self._waiting = self._waiting[BLOCK_FRAMES * self._hop :]
+        self._frames += frames
+        return rows
+
+    def _left(self) -> int:
+        """Frames of the signal so far that are not made yet."""
+        return self._grid.n_frames(self._samples) - self._frames
+
+    def _padded(self, samples: Rows, before: int, after: int) -> Rows:
+        if len(samples) == 0:
+            return samples
+        mode: Literal["reflect", "constant"] = self._blocks.params.pad_mode
+        padded: Rows = np.pad(samples, (before, after), mode=mode)
+        return padded
+
+    def _made(self, rows: list[Rows]) -> ClipFeatures:
+        empty = np.empty((0, self._grid.width), np.float32)
+        return {self._name: self._finished(np.concatenate([empty, *rows]))}
+
+
+def grid_of(params: MelParams) -> FrameGrid:
+    """Where the frames of the spectra lie."""
+    window = None if params.center else params.n_fft
+    return FrameGrid(params.n_mels, params.hop_length, window, unit=_unit(params))
+
+
+def _unit(params: MelParams) -> str:
+    values = "input unit" if params.power == 1 else f"input unit^{params.power:g}"
+    if params.log is None:
+        return values
+    return "dB" if params.log == "db" else f"{params.log} of {values}"
+
+
+def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
+    """The one stream of a model here; with `top_db` a clip must be whole."""
+    top_db = blocks.params.top_db
+
+    def open_stream() -> MelStream:
+        return MelStream(stream, blocks, blocks.finished)
+
+    def compute(signal: Rows) -> dict[str, Rows]:
+        spectra = MelStream(stream, blocks, lambda rows: rows)
+        rows = np.concatenate([spectra.push(signal)[stream], spectra.finish()[stream]])
+        if top_db is not None:
+            rows = np.maximum(rows, rows.max() - np.float32(top_db))
+        return {stream: blocks.finished(rows)}
+
+    constants = {"window": blocks.mel.spectrogram.window, "fb": blocks.mel.mel_scale.fb}
+    if blocks.dct is not None:
+        constants["dct"] = blocks.dct
+    if top_db:
+        return FrameDesign({stream: grid}, compute, constants)
+    # A frame needs its window only; a span is read with a margin of up to a second.
+    memory_s = 0.0 if blocks.params.n_fft <= blocks.fs_hz else None
+    return FrameDesign({stream: grid}, compute, constants, open_stream, memory_s)
+
+
+class MelSpectrogram(FrameModel[MelParams]):
+    """Log-mel spectra."""
+
+    name, summary, default_fs_hz = "melspectrogram", "Mel spectrogram of torchaudio", 16000.0
+    streams = {  # noqa: RUF012
+        "mel": StreamKind("dB", ("time", "channel"), "mel bands, in dB unless log says otherwise")
+    }
+    params_class = MelParams
+
+    def design(self, fs_hz: float, params: MelParams) -> FrameDesign:
+        """Spectra at a rate."""
+        blocks = MelBlocks(params, fs_hz, None)
+        grid = replace(grid_of(params), fc_hz=mel_centres_hz(params, fs_hz))
+        return mel_design("mel", blocks, grid)
+
+
+class Mfcc(FrameModel[MfccParams]):
+    """Mel-frequency cepstral coefficients."""
+
+    name, summary, default_fs_hz = "mfcc", "Mel-frequency cepstral coefficients", 16000.0
+    streams = {  # noqa: RUF012
+        "mfcc": StreamKind("dB", ("time", "coefficient"), "cepstral coefficients, the first is c0")
+    }
+    params_class = MfccParams
+
+    def design(self, fs_hz: float, params: MfccParams) -> FrameDesign:
+        """Cepstra at a rate."""
+        dct = torchaudio.functional.create_dct(params.n_mfcc, params.n_mels, params.dct_norm)
+        names = tuple(f"c{i}" for i in range(params.n_mfcc))
+        grid = replace(grid_of(params), width=params.n_mfcc, columns=names)
+        return mel_design("mfcc", MelBlocks(params, fs_hz, dct), grid)

@@ -1,0 +1,230 @@
+"""From samples to frames of one feature stream: through the fused kernel, or of a whole clip.
+
+    clip -> front end -> fused chain: operations, filters, pooling                (any length)
+    clip -> front end -> operations at full rate -> one band at a time -> pooling (clip in memory).
+
+The second way is for what needs the whole signal, such as a Hilbert envelope. The front end, where
+a model has one, is computed once for all streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amtcore.errors import ParameterError
+from amtcore.kernels.backend import Backend, Samples
+from amtcore.kernels.chain import BlockOp, PooledChain, check_sizes
+from amtcore.kernels.devices import get_backend
+from amtcore.kernels.vector.threads import get_num_threads, parallel_for
+from amtcore.stages.stage import Stage
+
+Bands = Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
+#: Signals whose channels a GPU holds at once.
+_CHANNEL_BYTES = 2**28
+
+
+class FrontEnd:
+    """The stages of a model that act on the waveform before its channels split.
+
+    Args:
+        stages: In order.
+        backend: What they compute with.
+    """
+
+    def __init__(self, stages: Sequence[Stage], backend: Backend) -> None:
+        self._stages, self._backend = stages, backend
+        self._states: list[Any] = [None] * len(stages)
+
+    def push(self, chunk: Samples | Tensor, last: bool = False) -> Any:
+        """Filter the next samples, in the form a chain takes; with `last` also what was held
+        back."""
+        if not self._stages:
+            return chunk
+        x = self._backend.upload(chunk)
+        with torch.no_grad():
+            for i, stage in enumerate(self._stages):
+                ending = {"last": last} if stage.looks_ahead else {}
+                x, self._states[i] = stage.stream(x, self._states[i], **ending)  # type: ignore[operator]
+        return self._backend.clip_of(x)
+
+    def whole(self, clip: Samples | Tensor) -> Any:
+        """Filter a whole signal."""
+        return FrontEnd(self._stages, self._backend).push(clip, last=True)
+
+
+class PooledStream(Protocol):
+    """Frames of one stream, chunk by chunk."""
+
+    def push(self, chunk: Any) -> Samples:
+        """Frames that the next samples complete."""
+
+    def finish(self) -> Samples:
+        """Frames that were waiting for what follows the last sample."""
+
+
+class FusedFeatures:
+    """A stream that the fused kernel makes, chunk by chunk or whole."""
+
+    def __init__(self, chain: PooledChain) -> None:
+        self._compiled, self.width = chain, chain.tables.width
+        #: Samples from frame to frame, and factors by which the chain decimates.
+        self.hops = chain.hops
+        #: Bytes of one number.
+        self.itemsize = chain.coef.itemsize
+        self.place(get_backend("cpu"))
+
+    def place(self, backend: Backend) -> None:
+        """Compute there from now on."""
+        self._backend, self.chain = backend, backend.place(self._compiled)
+
+    def n_frames(self, n_samples: int) -> int:
+        """Return the number of whole frames in `n_samples` samples."""
+        return self._compiled.n_frames(n_samples)
+
+    def push(self, clips: Sequence[Any], states: Any, start: int) -> list[Samples]:
+        """Frames that the next samples of each clip complete."""
+        return self._backend.download(self.chain.push(clips, states, start))
+
+    def finish(self, states: Any, samples: Sequence[int]) -> list[Samples]:
+        """Return the frames of each clip that waited for the end of its `samples` samples."""
+        return self._backend.download(self.chain.finish(states, samples))
+
+    def extract(self, clips: Sequence[Any]) -> list[Samples]:
+        """Per clip (frames, width)."""
+        states = self.chain.fresh(len(clips))
+        frames = self.push(clips, states, 0)
+        if self.chain.tail is None:
+            return frames
+        last = self.finish(states, [len(clip) for clip in clips])
+        return [np.concatenate(parts) for parts in zip(frames, last, strict=True)]
+
+    def open(self) -> PooledStream:
+        """Start on a long signal."""
+        return _FusedStream(self)
+
+
+class _FusedStream:
+    def __init__(self, features: FusedFeatures) -> None:
+        self._features, self._samples = features, 0
+        self._states = features.chain.fresh(1)
+
+    def push(self, chunk: Any) -> Samples:
+        frames = self._features.push([chunk], self._states, self._samples)[0]
+        self._samples += len(chunk)
+        return frames
+
+    def finish(self) -> Samples:
+        return self._features.finish(self._states, [self._samples])[0]
+
+
+class WholeClipFeatures:
+    """A stream that needs the whole clip: channels at full rate, then one modulation band at a
+    time, so that memory is that of a few bands of as many clips as there are threads. On a GPU
+    clips of similar length run together.
+
+    Args:
+        ops: Operations up to the bands' input.
+        bands: See `models.time_domain.WholeSignalBands`.
+        n_bands: How many there are.
+        pooling: Pools one band of all channels.
+        rates: (up, down): time' = floor(time * up / down).
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[BlockOp],
+        bands: Bands,
+        n_bands: int,
+        pooling: PooledChain,
+        rates: tuple[int, int],
+    ) -> None:
+        check_sizes(ops)
+        self._steps = tuple((op.operation, op.argument) for op in ops)
+        self._coef = torch.cat([op.coef for op in ops], 1)
+        self._rest = torch.cat([op.state for op in ops], 1)
+        self._bands, self._n_bands, self._compiled, self._rates = bands, n_bands, pooling, rates
+        self.width = n_bands * pooling.tables.width
+        #: None: a clip that is whole begins with its grids.
+        self.hops: tuple[Fraction, ...] = ()
+        self.place(get_backend("cpu"))
+
+    def place(self, backend: Backend) -> None:
+        """Compute there from now on."""
+        self._backend, self._pooling = backend, backend.place(self._compiled)
+        self._coef, self._rest = self._coef.to(backend.device), self._rest.to(backend.device)
+
+    def n_frames(self, n_samples: int) -> int:
+        """Return the number of whole frames in `n_samples` samples."""
+        return self._compiled.n_frames(n_samples * self._rates[0] // self._rates[1])
+
+    def extract(self, clips: Sequence[Any]) -> list[Samples]:
+        """Per clip (frames, width), columns channel by channel."""
+        groups = self._groups(clips)
+        frames: dict[int, list[Any]] = {}
+
+        def run(k: int) -> None:
+            made = self._pooled([clips[i] for i in groups[k]])
+            frames.update(zip(groups[k], made, strict=True))
+
+        if len(clips) < get_num_threads() or self._backend.name != "cpu":
+            for k in range(len(groups)):
+                run(k)
+        else:
+            parallel_for(run, len(groups))
+        bands = [band for i in range(len(clips)) for band in frames.get(i, ())]
+        arrays = iter(self._backend.download(bands))
+        return [self._by_channel(clip, arrays) for clip in clips]
+
+    def _groups(self, clips: Sequence[Any]) -> list[list[int]]:
+        """Clips that have frames, as they run together: on the processor each alone."""
+        heard = [i for i, clip in enumerate(clips) if self.n_frames(len(clip))]
+        if self._backend.name == "cpu":
+            return [[i] for i in heard]
+        groups: list[list[int]] = []
+        most = 0  # as many as the first of the group, which is the longest, allows
+        for i in sorted(heard, key=lambda i: -len(clips[i])):
+            if not groups or len(groups[-1]) >= most:
+                most = _CHANNEL_BYTES // (self._coef.shape[0] * len(clips[i]) * 8)
+                groups.append([])
+            groups[-1].append(i)
+        return groups
+
+    def _by_channel(self, clip: Any, bands: Iterator[Samples]) -> Samples:
+        """The next bands of (frames, channel) as (frames, width)."""
+        out = np.empty((self.n_frames(len(clip)), self.width), self._compiled.coef.dtype)
+        if len(out):
+            for m in range(self._n_bands):
+                out[:, m :: self._n_bands] = next(bands)
+        return out
+
+    def _pooled(self, clips: Sequence[Any]) -> list[list[Any]]:
+        """Frames of every clip and band where the backend computes."""
+        frames: list[list[Any]] = [[] for _ in clips]
+        with torch.no_grad():
+            # What follows the end of a clip changes nothing before it: no operation looks ahead.
+            signals = [
+                clip if isinstance(clip, Tensor) else self._backend.upload(clip)
+                for clip in self._backend.share(list(clips))
+            ]
+            x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True).unsqueeze(1)
+            rest = self._rest.expand(len(clips), *self._rest.shape)
+            channels, _ = self._backend.run_steps(self._steps, x, self._coef, rest)
+            for band in self._bands(channels, [len(signal) for signal in signals]):
+                samples = [self._backend.clip_of(of_clip[0]) for of_clip in band]
+                made = self._pooling.push(samples, self._pooling.fresh(len(samples)), 0)
+                for of_clip, pooled in zip(frames, made, strict=True):
+                    of_clip.append(pooled)
+        return frames
+
+    def open(self) -> PooledStream:
+        """Not possible: raises what to ask for instead."""
+        raise ParameterError(
+            "this stream needs whole clips and cannot run chunk by chunk; for King2019 that is "
+            "phase_insens='hilbert' or subfs: use phase_insens='none' without subfs"
+        )

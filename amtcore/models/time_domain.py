@@ -1,0 +1,301 @@
+"""Base class of the time-domain models: an ordered chain of stages, for whole signals or chunks.
+
+    waveform -> front end (waveform to waveform) -> channels, stage by stage -> modulation filters.
+
+A model names its stages once, as `chain_stages`. Signals, chunks and gradients go through them one
+by one; the fused kernel that pools features gets the operations from the filterbank on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from amtcore.errors import ParameterError, StateError, nearest_hint
+from amtcore.kernels.chain import Bank, BlockOp, identity_bank
+from amtcore.models.composition import require_fusable, require_streamable, share_type
+from amtcore.stages.constants import Converted
+from amtcore.stages.stage import BlockStage, Stage, StreamChunk, accepts_chunks, check_fs
+from amtcore.torch_internals import has_any_hooks
+
+Kwargs = Mapping[str, Any] | None
+State = dict[str, Any]
+_STATES = (
+    "expected the state that stream of this model returned with the previous chunk, or None at the "
+    "start"
+)
+
+
+def check_range(fs: float, flow: float, fhigh: float) -> None:
+    """Raises where the limits of the centre frequencies are no range below fs/2."""
+    if not flow < fhigh <= fs / 2:
+        raise ParameterError(
+            f"expected 0 <= flow < fhigh <= half the sampling rate ({fs / 2:g} Hz), got flow "
+            f"{flow:g} Hz and fhigh {fhigh:g} Hz; raise fs or change the limits"
+        )
+
+
+@dataclass(frozen=True)
+class ChainStage:
+    """One stage of a model's chain.
+
+    Args:
+        name: The attribute that holds the stage; where that is None, signals pass on unchanged.
+        returned: What `return_stages` calls the signal after it; "" where it is left out.
+        stream: The feature stream that ends with it; "" for none.
+
+    Where several stages have the same `returned` or `stream`, the last of them counts.
+    """
+
+    name: str
+    returned: str = ""
+    stream: str = ""
+
+
+class StreamContext:
+    """One chunk on its way through a model: hands each stage its state and keeps the new one.
+
+    Args:
+        state: What the previous chunk left; None at the start.
+        last: Whether the signal ends with this chunk.
+        whole: Whether the chunk is the signal: every stage is then called as any module is.
+    """
+
+    def __init__(self, state: State | None, last: bool, whole: bool = False) -> None:
+        if not (state is None or isinstance(state, dict)):
+            raise StateError(f"{_STATES}, got {type(state).__name__}")
+        self._before, self._last, self._whole = state, last, whole
+        self._alone = state is None and last
+        self.state: State = {}
+
+    def __call__(self, name: str, stage: nn.Module, x: Tensor) -> Any:
+        """The output of a stage for this chunk; a stage that cannot stream needs the whole."""
+        if self._whole or (self._alone and not getattr(stage, "can_stream", True)):
+            return stage(x)
+        require_streamable(name, stage)
+        if self._before is not None and name not in self._before:
+            raise StateError(f"{_STATES}, got one without the stage {name!r}")
+        chunk = StreamChunk(
+            None if self._before is None else self._before[name],
+            {"last": self._last} if getattr(stage, "looks_ahead", False) else {},
+        )
+        if has_any_hooks(stage):
+            y = stage(x, chunk=chunk)
+        else:
+            y, chunk.state = stage.stream(x, chunk.state, **chunk.ending)  # type: ignore[operator]
+        self.state[name] = chunk.state
+        return y
+
+    def check_left(self) -> None:
+        """Raise where a state has stages that were not asked for."""
+        left = sorted(set(self._before or ()) - set(self.state))
+        if left:
+            raise StateError(f"{_STATES}, got one with the stages {', '.join(left)} of another")
+
+
+def _summed_s(stages: Iterable[nn.Module]) -> float | None:
+    """Return the sum of the stages' time constants; None if a stage does not state one."""
+    total = 0.0
+    for stage in stages:
+        memory_s: float | None = getattr(stage, "memory_s", None)
+        if memory_s is None:
+            return None
+        total += memory_s
+    return total
+
+
+class StageSequence(nn.Sequential):
+    """Stages one after another as one stage, of signals or of chunks."""
+
+    can_stream = looks_ahead = True
+
+    @property
+    def memory_s(self) -> float | None:
+        """Sum of the stages' time constants in s; None if a stage does not state one."""
+        return _summed_s(self.children())
+
+    def stream(self, x: Tensor, state: State | None = None, last: bool = False) -> Any:
+        """Process the next chunk; see `FirStage.stream`."""
+        step = StreamContext(state, last)
+        for name, stage in self.named_children():
+            x = step(name, stage, x)
+        step.check_left()
+        return x, step.state
+
+    #: Calls take chunks too, like calls of a stage.
+    forward = accepts_chunks(nn.Sequential.forward)
+
+
+@dataclass(frozen=True)
+class WholeSignalBands:
+    """Modulation bands that need the whole signal.
+
+    Args:
+        bands: (batch, channel, time) and the length of each signal -> every band in turn: of each
+            signal (1, channel, time').
+        count: How many there are.
+        fs_hz: Their sampling rate.
+        rates: (up, down) from the model's rate to theirs.
+    """
+
+    bands: Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
+    count: int
+    fs_hz: float
+    rates: tuple[int, int] = (1, 1)
+
+
+class TimeDomainModel(Converted):
+    """A model from a waveform to the outputs of its modulation filters.
+
+    Attributes:
+        chain_stages: The stages in order. The stages before `auditory_filters` are the front end.
+
+    Args:
+        fs: Sampling rate in Hz.
+        learnable: Whether the constants of all stages are parameters.
+        return_stages: Whether outputs come with a dict of what the stages made.
+
+    Invariants:
+        `model(x)` equals the chunks of `model.stream` over any split of x, one after another.
+    """
+
+    chain_stages: ClassVar[tuple[ChainStage, ...]]
+    input_unit: str
+    output_unit = "model units"
+    #: Advice on parameters with which the model streams, for messages.
+    streaming_advice = ""
+    filterbank: Any
+    modulation: Any
+
+    def __init__(self, fs: float, learnable: bool, return_stages: bool) -> None:
+        super().__init__()
+        self.fs, self.learnable, self.return_stages = check_fs(fs), learnable, return_stages
+        self.register_load_state_dict_post_hook(share_type)
+
+    @property
+    def auditory_filters(self) -> Any:
+        """The stage that splits the waveform into channels."""
+        return self.filterbank
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Working type."""
+        stages = (stage for stage in self.children() if isinstance(stage, Stage))
+        return next((stage.dtype for stage in stages), torch.get_default_dtype())
+
+    @property
+    def fc(self) -> Tensor:
+        """Centre frequencies in Hz, (channel,)."""
+        return self.auditory_filters.fc
+
+    @property
+    def num_channels(self) -> int:
+        """Number of auditory channels."""
+        return self.auditory_filters.num_channels
+
+    def forward_chunk(self, x: Tensor, step: StreamContext) -> tuple[Any, dict[str, Tensor]]:
+        """Output and returned stages of one chunk."""
+        returned: dict[str, Tensor] = {}
+        for link in self.chain_stages:
+            stage = getattr(self, link.name)
+            if stage is not None:
+                x = step(link.name, stage, x)
+            if link.returned:
+                returned[link.returned] = x
+        return self.arranged(x), returned
+
+    def arranged(self, out: Any) -> Any:
+        """Arrange the axes of the last stage's output as the model returns them."""
+        return out
+
+    def stream(
+        self, x: Tensor, state: State | None = None, last: bool = False
+    ) -> tuple[Any, State]:
+        """Process the next chunk.
+
+        Args:
+            x: (batch, time) or (time,).
+            state: What the previous chunk returned; None at the start.
+            last: Whether the signal ends here. Only models that look ahead need to know: they
+                return what they held back.
+        Returns:
+            What `forward` returns for this chunk, and the state to pass with the next one.
+        """
+        step = StreamContext(state, last)
+        out, stages = self.forward_chunk(x, step)
+        step.check_left()
+        return ((out, stages) if self.return_stages else out), step.state
+
+    def forward(self, x: Tensor) -> Any:
+        """The whole signal at once; every stage is called as a module, with its hooks."""
+        out, stages = self.forward_chunk(x, StreamContext(None, True, whole=True))
+        return (out, stages) if self.return_stages else out
+
+    @property
+    def memory_s(self) -> float | None:
+        """Time constant in s with which the output forgets: the sum of the slowest time constants
+        of all stages in series. None if a stage does not state one."""
+        return _summed_s(dict(self._present(self.chain_stages)).values())
+
+    def _present(self, links: Sequence[ChainStage]) -> list[tuple[str, Any]]:
+        """Names and stages of those links that have one."""
+        stages = ((link.name, getattr(self, link.name)) for link in links)
+        return [(name, stage) for name, stage in stages if stage is not None]
+
+    def front_end(self) -> list[Stage]:
+        """The stages before the channels split: waveform in, waveform out."""
+        ear: list[Any] = []
+        for name, stage in self._present(self.chain_stages):
+            if stage is self.auditory_filters:
+                break
+            parts = stage.named_children() if isinstance(stage, StageSequence) else [(name, stage)]
+            for part_name, part in parts:
+                require_streamable(part_name, part)
+                ear.append(part)
+        return ear
+
+    def chain(self, stream: str) -> tuple[list[BlockOp], Bank]:
+        """The operations and the final bank of a feature stream, for the fused kernel.
+
+        Args:
+            stream: Of one of the `chain_stages`.
+        """
+        require_fusable(self, self.named_children(), "block_ops", "bank")
+        ends = {link.stream: i + 1 for i, link in enumerate(self.chain_stages) if link.stream}
+        if stream not in ends:
+            raise ParameterError(
+                f"{type(self).__name__} has no stream {stream!r}{nearest_hint(stream, ends)}"
+            )
+        links = self.chain_stages[: ends[stream]]
+        stages: list[BlockStage] = [stage for _, stage in self._present(links)]
+        stages = stages[stages.index(self.auditory_filters) :]
+        ops = [op for stage in stages for op in stage.block_ops(self.num_channels)]
+        if self.whole_bands(stream) is not None:
+            return ops, identity_bank(self.num_channels, self.fc)
+        return ops, stages[-1].bank(self.num_channels)
+
+    def whole_bands(self, stream: str) -> WholeSignalBands | None:
+        """How a feature stream is made that the fused kernel cannot make; None where it can.
+
+        `chain` then gives the operations up to the bands' input, and no bank to speak of.
+        """
+        return None
+
+    def mfc_by_column(self) -> Tensor:
+        """Modulation centre frequency in Hz of each column of the modulation stream."""
+        return self.modulation.mfc_hz
+
+    def distribute_gradients(self) -> None:
+        """Does nothing: no filters share coefficients, so every gradient is already in place."""
+
+    def extra_repr(self) -> str:
+        """Rate, range and size."""
+        channels = ""
+        if isinstance(self.auditory_filters, Stage):
+            ends = f"{self.fc[0].item():.1f}..{self.fc[-1].item():.1f} Hz"
+            channels = f"fc={ends}, num_channels={self.num_channels}, "
+        return f"fs={self.fs:g}, {channels}learnable={self.learnable}, dtype={self.dtype}"

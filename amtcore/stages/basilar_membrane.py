@@ -1,0 +1,330 @@
+"""Filters of the basilar membrane: linear gammatones, and dual-resonance nonlinear filters.
+
+`GammatoneFilterbank` is the all-pole complex gammatone of order n (Hohmann 2002, eq. 13; Lyon
+1997): n equal complex one-pole sections in cascade, twice the real part. The cascade is more exact
+than the expanded polynomial.
+
+The `DRNLFilterbank` maps stapes velocity in m/s to basilar-membrane velocity (Lopez-Poveda and
+Meddis 2001, with the parameters of Paulick et al. 2024 and of Jepsen, Ewert and Dau 2008, whose
+gammatones are longer). Each channel sums a linear path (gain, gammatone, low-pass) and a
+compressive path (gammatone, broken stick, gammatone, low-pass). `HIx` is a cochlea whose
+compressive path has no gain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from amtcore import filter_design as design
+from amtcore.arguments import checked_arguments, whole
+from amtcore.errors import ParameterError
+from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.operation import ChainOperation
+from amtcore.kernels.operations.compression import BROKEN_STICK
+from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
+from amtcore.kernels.operations.parallel_paths import ADD, SAVE, SWAP
+from amtcore.kernels.operations.sections import STATE_VARIABLE
+from amtcore.scales import ERB_FLOOR_HZ, ERB_Q
+from amtcore.stages.constants import Limit, Range, bandwidths, frequencies
+from amtcore.stages.stage import (
+    FilterbankStage,
+    check_below_nyquist,
+    check_channels,
+    lowpass_memory_s,
+)
+
+
+def default_betamul(n: int) -> float:
+    """Bandwidth of the n-th order filter over its ERB (Patterson et al. 1987); 1.0186 for n = 4."""
+    return math.factorial(n - 1) ** 2 / (math.pi * math.factorial(2 * n - 2) * 2.0 ** -(2 * n - 2))
+
+
+class GammatoneFilterbank(FilterbankStage):
+    """Complex all-pole gammatone filters, real output.
+
+    Args:
+        fc: Centre frequencies in Hz, above 0 and below fs/2.
+        fs: Sampling rate in Hz.
+        n: Filter order, 1 or more.
+        betamul: Bandwidth relative to the ERB of each centre frequency; None takes the value that
+            makes the filter's own ERB that of the ear.
+        erb_scale: Further factor on every bandwidth.
+        learnable: Make `fc` and `bandwidth` parameters.
+        dtype: torch.float32 or torch.float64.
+        backend: Kernel choice; None picks.
+
+    Shape:
+        (batch, time) -> (batch, channel, time); (time,) -> (channel, time).
+
+    Invariants:
+        A tone at fc passes with gain 1 (in the steady state, within 1 % for fc above 2 bandwidths).
+
+    >>> bank = GammatoneFilterbank([500.0, 1000.0], fs=16000)
+    >>> bank(torch.zeros(3, 1600)).shape
+    torch.Size([3, 2, 1600])
+    """
+
+    fc: Tensor
+    bandwidth: Tensor
+
+    @checked_arguments(n=whole(1, 32))
+    def __init__(
+        self,
+        fc: Tensor | Sequence[float],
+        fs: float,
+        n: int = 4,
+        betamul: float | None = None,
+        erb_scale: float = 1.0,
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(fs, learnable, dtype, backend)
+        if not (isinstance(n, int) and n >= 1):
+            raise ParameterError(f"the filter order n must be an integer of 1 or more, got {n!r}")
+        fc_hz = torch.as_tensor(fc, dtype=torch.float64)
+        if fc_hz.ndim != 1 or fc_hz.numel() == 0 or not bool((fc_hz > 0).all()):
+            raise ParameterError("fc must be a non-empty list of frequencies above 0 Hz")
+        check_below_nyquist("the highest centre frequency", float(fc_hz.max()), self.fs)
+        self.n = n
+        self.betamul = default_betamul(n) if betamul is None else float(betamul)
+        if not (self.betamul > 0 and erb_scale > 0):
+            raise ParameterError("betamul and erb_scale must be above 0")
+        self.erb_scale = float(erb_scale)
+        erb = ERB_FLOOR_HZ + fc_hz / ERB_Q
+        self.constant("fc", fc_hz, frequencies(self.fs))
+        width_hz = self.betamul * self.erb_scale * erb
+        self.constant("bandwidth", width_hz, bandwidths(self.fs))
+
+    @property
+    def num_channels(self) -> int:
+        """Number of filters."""
+        return int(self.fc.shape[0])
+
+    @property
+    def memory_s(self) -> float:
+        """Time constant of the narrowest filter, in s."""
+        return 1.0 / (2.0 * math.pi * float(self.bandwidth.detach().min()))
+
+    def coefficients(self) -> Tensor:
+        """(channel, 3): pole p = exp(-2 pi (b + i fc) / fs), real and imaginary, and the gain.
+
+        The gain 2 (1 - |p|)^n makes twice the real part 1 at the centre frequency.
+        """
+        step = 2.0 * math.pi / self.fs
+        decay, angle = torch.exp(-step * self.bandwidth.double()), step * self.fc.double()
+        rows = (decay * torch.cos(angle), -decay * torch.sin(angle), 2.0 * (1.0 - decay) ** self.n)
+        return torch.stack(rows, -1).to(self.dtype)
+
+    def block_ops(self, channels: int) -> list[BlockOp]:
+        """The stage as operations of the fused kernel."""
+        check_channels(self.num_channels, channels)
+        coef = self.coefficients()
+        return [BlockOp(ONE_POLE_CASCADE, self.n, coef, coef.new_zeros(channels, 2 * self.n))]
+
+    def extra_repr(self) -> str:
+        """Number, range and order of the filters."""
+        return (
+            f"num_channels={self.num_channels}, fc={self.fc[0]:.1f}..{self.fc[-1]:.1f} Hz, "
+            f"n={self.n}, fs={self.fs:g}, learnable={self.learnable}"
+        )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Order of every gammatone and number of second-order low-passes after the nonlinear path."""
+
+    order: int
+    low_passes: int
+
+
+MODELS = {"paulick2024": _Model(2, 1), "jepsen2008": _Model(3, 3)}
+SUBJECTS = ("NH", "HIx")
+_LINEAR_LOW_PASSES = 4
+_CORNER_HZ = 1000.0  # above it a and b have their values at _SHARED_HZ
+_SHARED_HZ = 1500.0
+
+
+def _limits(fs: float) -> dict[str, Limit]:
+    """Bounds of the constants; `a` is 0 where there is no gain, and stays it."""
+    hz, width_hz = frequencies(fs), bandwidths(fs)
+    return {
+        "lin_gain": Range(1e-3, 1e7),
+        "lin_fc": hz,
+        "lin_bw": width_hz,
+        "lin_cutoff": hz,
+        "nlin_fc": hz,
+        "nlin_bw": width_hz,
+        "a": Range(0.0, 1e7),
+        "b": Range(1e-9, 1e3),
+        "c": Range(1e-3, 0.999),
+    }
+
+
+def _power(intercept: float, slope: float, logarithm: Tensor) -> Tensor:
+    return 10.0 ** (intercept + slope * logarithm)
+
+
+def drnl_parameters(fc_hz: Tensor, subject: str) -> dict[str, Tensor]:
+    """The constants of each channel, float64; frequencies and bandwidths in Hz."""
+    log_fc = torch.log10(fc_hz)
+    shared = torch.where(fc_hz <= _CORNER_HZ, log_fc, math.log10(_SHARED_HZ))
+    impaired = subject == "HIx"
+    a = _power(1.40298, 0.81916, shared)
+    return {
+        "lin_gain": _power(4.20405, -0.47909, log_fc),
+        "lin_fc": _power(-0.06762, 1.01679, log_fc),
+        "lin_bw": _power(0.03728, 0.75, log_fc),
+        "lin_cutoff": _power(-0.06762, 1.01, log_fc),
+        "nlin_fc": _power(-0.05252, 1.0165, log_fc),
+        "nlin_bw": _power(-0.03193, 0.77, log_fc),
+        "a": torch.zeros_like(a) if impaired else a,
+        "b": _power(1.61912, -0.81867, log_fc if impaired else shared),
+        "c": torch.full_like(a, 0.25 if impaired else 10.0**-0.60206),
+    }
+
+
+class DRNLFilterbank(FilterbankStage):
+    """Dual-resonance nonlinear filters.
+
+    Args:
+        fc: Centre frequencies in Hz, above 0; every filter of a channel must lie below fs/2.
+        fs: Sampling rate in Hz.
+        model: "paulick2024" (gammatones of order 2, one low-pass) or "jepsen2008" (3 and 3).
+        subject: "NH" (normal hearing) or "HIx" (no gain in the nonlinear path).
+        learnable: Make the nine constants of every channel parameters: `lin_gain`, `lin_fc`,
+            `lin_bw`, `lin_cutoff`, `nlin_fc`, `nlin_bw`, `a`, `b`, `c`.
+        dtype: torch.float32 or torch.float64.
+        backend: Kernel choice; None picks.
+
+    Shape:
+        (batch, time) in m/s -> (batch, channel, time) in m/s; (time,) -> (channel, time).
+
+    Invariants:
+        Up to the knee (b / a)^(1 / (1 - c)) both paths are linear; above it the nonlinear one grows
+        by c dB per dB (0.25), until the linear one is the louder of the two.
+
+    >>> bank = DRNLFilterbank([500.0, 1000.0], fs=16000)
+    >>> bank(torch.zeros(3, 160)).shape
+    torch.Size([3, 2, 160])
+    """
+
+    fc: Tensor
+    lin_gain: Tensor
+    lin_fc: Tensor
+    lin_bw: Tensor
+    lin_cutoff: Tensor
+    nlin_fc: Tensor
+    nlin_bw: Tensor
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+    @checked_arguments()
+    def __init__(
+        self,
+        fc: Tensor | Sequence[float],
+        fs: float,
+        model: str = "paulick2024",
+        subject: str = "NH",
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(fs, learnable, dtype, backend)
+        if model not in MODELS:
+            raise ParameterError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+        if subject not in SUBJECTS:
+            raise ParameterError(f"subject must be one of {', '.join(SUBJECTS)}, got {subject!r}")
+        fc_hz = torch.as_tensor(fc, dtype=torch.float64)
+        if fc_hz.ndim != 1 or fc_hz.numel() == 0 or not bool((fc_hz > 0).all()):
+            raise ParameterError("fc must be a non-empty list of frequencies above 0 Hz")
+        constants = drnl_parameters(fc_hz, subject)
+        check_below_nyquist("the highest centre frequency", float(fc_hz.max()), self.fs)
+        highest = max(float(constants[f"{path}_fc"].max()) for path in ("lin", "nlin"))
+        check_below_nyquist("the highest filter's frequency", highest, self.fs)
+        self.model, self.subject = model, subject
+        self.order, self.low_passes = MODELS[model].order, MODELS[model].low_passes
+        self.register_buffer("fc", fc_hz.to(dtype))
+        for name, value in constants.items():
+            self.constant(name, value, _limits(self.fs)[name])
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+        return int(self.fc.shape[0])
+
+    @property
+    def memory_s(self) -> float:
+        """Time constant of the narrowest filter or lowest low-pass, in s."""
+        widths_hz = torch.cat((self.lin_bw, self.nlin_bw)).detach()
+        cutoffs_hz = torch.cat((self.lin_cutoff, self.nlin_fc)).detach()
+        return max(
+            lowpass_memory_s(float(widths_hz.min())), lowpass_memory_s(float(cutoffs_hz.min()), 2)
+        )
+
+    def _gammatone(self, fc_hz: Tensor, bw_hz: Tensor, gain: Tensor) -> Tensor:
+        """(channel, 3) rows of a pole-zero gammatone whose gain at fc is `gain`.
+
+        One section is a0 (1 - Re q / z) / |1 - q / z|^2 with the pole q = exp(-phi - i theta); a0
+        makes it 1 at theta, and each of the sections takes its root of the gain.
+        """
+        theta, phi = 2 * math.pi * fc_hz.double() / self.fs, 2 * math.pi * bw_hz.double() / self.fs
+        decay = torch.exp(-phi)
+        turn = torch.polar(torch.ones_like(theta), -theta)
+        zero = -decay * torch.cos(theta)
+        a0 = (1 + 2 * zero * turn + (decay * turn) ** 2).abs() / (1 + zero * turn).abs()
+        rows = (-zero, -decay * torch.sin(theta), a0 * gain.double() ** (1.0 / self.order))
+        return torch.stack(rows, -1)
+
+    def _stick(self) -> Tensor:
+        """(channel, 4) rows of the broken stick; where a is 0 the knee is at infinity."""
+        a, b, c = self.a.double(), self.b.double(), self.c.double()
+        with torch.no_grad():
+            knee = torch.exp(torch.log(b / a) / (1.0 - c))
+        return torch.stack((a, b, c, knee), -1)
+
+    def block_ops(self, channels: int) -> list[BlockOp]:
+        """The stage as operations of the fused kernel: one path aside while the other runs."""
+        check_channels(self.num_channels, channels)
+        one = torch.ones_like(self.lin_gain)
+        linear = self._gammatone(self.lin_fc, self.lin_bw, self.lin_gain)
+        nonlinear = self._gammatone(self.nlin_fc, self.nlin_bw, one)
+        low = design.lowpass2_rows(self.lin_cutoff, self.fs)
+        nlin_low = design.lowpass2_rows(self.nlin_fc, self.fs)
+        return [
+            self._op(SAVE),
+            self._op(POLE_ZERO_CASCADE, linear, 2 * self.order, self.order),
+            *(self._op(STATE_VARIABLE, low, 2) for _ in range(_LINEAR_LOW_PASSES)),
+            self._op(SWAP),
+            self._op(POLE_ZERO_CASCADE, nonlinear, 2 * self.order, self.order),
+            self._op(BROKEN_STICK, self._stick()),
+            self._op(POLE_ZERO_CASCADE, nonlinear, 2 * self.order, self.order),
+            *(self._op(STATE_VARIABLE, nlin_low, 2) for _ in range(self.low_passes)),
+            self._op(ADD),
+        ]
+
+    def _op(
+        self,
+        operation: ChainOperation,
+        coef: Tensor | None = None,
+        values: int = 0,
+        argument: int = 0,
+    ) -> BlockOp:
+        if coef is None:
+            coef = self.fc.new_zeros(self.num_channels, 0)
+        rest = self.fc.new_zeros(self.num_channels, values)
+        return BlockOp(operation, argument, coef.to(self.dtype), rest)
+
+    def extra_repr(self) -> str:
+        """Model, subject, number and range of the filters."""
+        return (
+            f"model={self.model}, subject={self.subject}, num_channels={self.num_channels}, "
+            f"fc={self.fc[0].item():.1f}..{self.fc[-1].item():.1f} Hz, fs={self.fs:g}, "
+            f"learnable={self.learnable}"
+        )

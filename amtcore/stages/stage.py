@@ -1,0 +1,336 @@
+"""Base classes of all stages: input checks, states between chunks, and chains of recurrences.
+
+A stage is a recurrence over time with explicit state. `stream` takes a chunk and the state after
+the previous chunk; `forward` is the stream of one chunk.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amtcore.errors import ParameterError, ShapeError, StateError, WrongDeviceError
+from amtcore.kernels.chain import Bank, BlockOp, identity_bank
+from amtcore.kernels.operators import rest_state, run_ops
+from amtcore.kernels.torch_state import is_exporting, rows_of
+from amtcore.stages.constants import WORKING_TYPES, HasConstants, refuse_torchscript
+from amtcore.torch_internals import (
+    BACKWARD_HOOKS,
+    BACKWARD_PRE_HOOKS,
+    BUFFERS,
+    GLOBAL_BACKWARD_HOOKS,
+    PARAMETERS,
+)
+
+#: A type, or one for each part of a tuple.
+Form = type | tuple[type, ...]
+
+
+def _fits(state: Any, form: Form) -> bool:
+    if not isinstance(form, tuple):
+        return isinstance(state, form)
+    if not isinstance(state, tuple) or len(state) != len(form):
+        return False
+    return all(isinstance(part, kind) for part, kind in zip(state, form, strict=True))
+
+
+def check_state(owner: Any, state: Any, form: Form) -> None:
+    """Raise if a state is not of the kind that its owner returns."""
+    if _fits(state, form):
+        return
+    kinds = form if isinstance(form, tuple) else (form,)
+    names = " and ".join(kind.__name__ for kind in kinds)
+    raise StateError(
+        f"{type(owner).__name__}: expected the state that its stream returned with the previous "
+        f"chunk ({names}), or None at the start, got {type(state).__name__}"
+    )
+
+
+def check_state_device(owner: Any, state: Any, x: Tensor) -> None:
+    """Raise where a state lies on another device than the chunk."""
+    for part in state if isinstance(state, tuple) else (state,):
+        if isinstance(part, Tensor) and part.device != x.device:
+            raise WrongDeviceError(
+                f"{type(owner).__name__}: expected a state on {str(x.device)!r}, as the chunk, got "
+                f"one on {str(part.device)!r}; move the state, or start with None"
+            )
+
+
+def check_kept(kept: tuple[int, ...], chunk: tuple[int, ...]) -> None:
+    """Raise where a chunk has other signals than the samples that are kept of the previous one."""
+    if kept != chunk:
+        raise ShapeError(
+            f"expected a chunk of batch and channels {tuple(kept)} as before, got {tuple(chunk)}; "
+            "streams of other signals start with state None"
+        )
+
+
+def checks_state(stream: Callable[..., Any], form: Form) -> Callable[..., Any]:
+    """A `stream` that refuses the state of something else before any work."""
+
+    @functools.wraps(stream)
+    def call(self: Any, x: Tensor, state: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if state is not None:
+            check_state(self, state, form)
+            if isinstance(x, Tensor):
+                check_state_device(self, state, x)
+        return stream(self, x, state, *args, **kwargs)
+
+    return call
+
+
+def check_fs(fs: float) -> float:
+    """The sampling rate as a float; raises when it is not a positive number."""
+    if not (isinstance(fs, (int, float)) and fs > 0):
+        raise ParameterError(f"fs must be a sampling rate in Hz above 0, got {fs!r}")
+    return float(fs)
+
+
+def check_below_nyquist(name: str, highest_hz: float, fs: float) -> None:
+    """Raises when a frequency reaches half the sampling rate."""
+    if not highest_hz < fs / 2:
+        raise ParameterError(
+            f"{name} {highest_hz:g} Hz must lie below half the sampling rate "
+            f"({fs / 2:g} Hz); raise fs or lower {name}"
+        )
+
+
+def in_autocast(x: Tensor) -> bool:
+    """Return True if a region of torch.autocast is active where x is."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def product(x: Tensor, matrix: Tensor) -> Tensor:
+    """x @ matrix in their own type, also where autocast would take half of the digits."""
+    if is_exporting():  # a dynamic axis before the last one: see `rows_of`
+        return (rows_of(x) @ matrix).reshape(*x.shape[:-1], matrix.shape[-1])
+    if not in_autocast(x):
+        return x @ matrix
+    with torch.autocast(x.device.type, enabled=False):
+        return x @ matrix
+
+
+def lowpass_memory_s(cutoff_hz: float, order: int = 1) -> float:
+    """Time constant in s of the slowest pole of a Butterworth low- or high-pass."""
+    return 1.0 / (2.0 * math.pi * cutoff_hz * math.sin(math.pi / (2 * order)))
+
+
+def check_channels(expected: int, got: int) -> None:
+    """Raises where a stage that is built for its channels is asked for others."""
+    if expected != got:
+        raise ParameterError(f"expected {expected} channels, got {got}")
+
+
+class StreamChunk:
+    """The state of a stage on its way through a call, so that hooks see chunks as they see signals.
+
+    Args:
+        state: What the previous chunk left; after the call what this one leaves.
+        ending: Whether the signal ends here, for stages that look ahead: {"last": ..}.
+    """
+
+    def __init__(self, state: Any, ending: dict[str, bool]) -> None:
+        self.state, self.ending = state, ending
+
+
+def accepts_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A `forward` that passes a `chunk` on to `stream`.
+
+    Torch runs backward hooks for a tensor or a tuple of them only. Where there are any, a list
+    passes them as a tuple, and `Stage.__call__` makes it a list again.
+    """
+
+    @functools.wraps(forward)
+    def call(self: Any, *args: Any, chunk: StreamChunk | None = None, **kwargs: Any) -> Any:
+        if chunk is None:
+            y = forward(self, *args, **kwargs)
+        else:
+            y, chunk.state = self.stream(*args, chunk.state, **chunk.ending)
+        if isinstance(y, list) and (
+            getattr(self, BACKWARD_HOOKS)
+            or getattr(self, BACKWARD_PRE_HOOKS)
+            or any(GLOBAL_BACKWARD_HOOKS)
+        ):
+            return tuple(y)
+        return y
+
+    return call
+
+
+class Stage(HasConstants):
+    """A stage of a model: a recurrence over time with explicit state.
+
+    Args:
+        fs: Sampling rate in Hz.
+        learnable: Whether the stage's constants are learnt: each is then a parameter `<name>_raw`.
+        dtype: Working type, torch.float32 or torch.float64; inputs are converted to it.
+        backend: None picks the kernel by device, "reference" or "cpu" forces one.
+
+    Invariants:
+        `stage(x)` equals the outputs of `stage.stream` over any split of x, one after another.
+    """
+
+    #: True if outputs wait for later inputs; `stream` then takes `last`.
+    looks_ahead = False
+    #: True if outputs are a list of tensors.
+    returns_list = False
+    #: Types of the states of `stream`; None leaves them unchecked.
+    state_form: Form | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let calls of the stage take chunks (see `StreamChunk`), and check their states."""
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "stream" in own and own.get("state_form") is not None:
+            cls.stream = checks_state(own["stream"], own["state_form"])  # type: ignore[attr-defined]
+        if "forward" in vars(cls):
+            cls.forward = accepts_chunks(vars(cls)["forward"])
+
+    def __init__(
+        self, fs: float, learnable: bool, dtype: torch.dtype, backend: str | None = None
+    ) -> None:
+        super().__init__(learnable, dtype)
+        if dtype not in WORKING_TYPES:
+            raise ParameterError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+        self.fs = check_fs(fs)
+        self.backend = backend
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Torch's call of `forward`, with hooks."""
+        y = super().__call__(*args, **kwargs)
+        return list(y) if self.returns_list and isinstance(y, tuple) else y
+
+    @property
+    def can_stream(self) -> bool:
+        """Return True if chunks can be processed one after another."""
+        return True
+
+    @property
+    def memory_s(self) -> float | None:
+        """Time constant in s with which the slowest of its states forgets what was; None where the
+        stage does not say."""
+        return None
+
+    def as_input(self, x: Tensor, axes: tuple[int, ...], names: str) -> Tensor:
+        """Return `x` in the working type; raises if it is no float tensor of so many `axes`.
+
+        Every call of a model comes through here, so a record of `torch.jit.trace` is refused here.
+        """
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+            refuse_torchscript(type(self))
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ShapeError(f"expected a floating-point tensor {names}, got {kind}")
+        if x.ndim not in axes:
+            raise ShapeError(f"expected {names}, got a tensor of shape {tuple(x.shape)}")
+        if x.dtype not in WORKING_TYPES and not in_autocast(x):
+            raise ShapeError(
+                f"expected float32 or float64, got {x.dtype}, which has lost the digits of soft "
+                "sounds already: convert the input with .float(), or call inside torch.autocast"
+            )
+        self._check_device(x)
+        return x.to(self.dtype)
+
+    def _check_device(self, x: Tensor) -> None:
+        """Raises where x lies elsewhere than the constants: looked at, not moved, since a copy
+        between devices is the caller's to see and to time."""
+        kept = (*getattr(self, PARAMETERS).values(), *getattr(self, BUFFERS).values())
+        own = next((constant.device for constant in kept if constant is not None), x.device)
+        if own != x.device:
+            raise WrongDeviceError(
+                f"{type(self).__name__}: expected a tensor on {str(own)!r}, where the stage is, "
+                f"got one on {str(x.device)!r}; move the tensor with .to({str(own)!r}), or the "
+                f"model with .to({str(x.device)!r})"
+            )
+
+
+class BlockStage(Stage):
+    """A stage that is made of recurrences, which it names once: as operations of the fused kernel.
+
+    Signals, chunks and gradients go through the same operations, see `run_ops`.
+    """
+
+    def block_ops(self, channels: int) -> list[BlockOp]:
+        """The stage as operations of the fused kernel; raises where it is more than those."""
+        raise NotImplementedError
+
+    def bank(self, channels: int) -> Bank:
+        """The filters that follow the operations; here one a channel, which changes nothing."""
+        return identity_bank(channels, torch.zeros(1, dtype=self.dtype))
+
+
+class FilterbankStage(BlockStage):
+    """A stage that splits a waveform into channels: (batch, time) -> (batch, channel, time)."""
+
+    state_form: Form | None = Tensor
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+        raise NotImplementedError
+
+    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Process the next chunk.
+
+        Args:
+            x: (batch, time) or (time,).
+            state: What the previous chunk returned, (batch, channel, values); None at the start.
+        """
+        x = self.as_input(x, (1, 2), "(batch, time) or (time,)")
+        batched = x if x.ndim == 2 else x.unsqueeze(0)
+        ops = self.block_ops(self.num_channels)
+        if state is None:
+            state = rest_state(ops, batched.shape[0])
+        y, state = run_ops(batched.unsqueeze(1), ops, state, self.backend)
+        return (y if x.ndim == 2 else y.squeeze(0)), state
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The whole signal at once."""
+        return self.stream(x)[0]
+
+
+class ChannelStage(BlockStage):
+    """A stage that maps (batch, channel, time) to the same shape, channel by channel."""
+
+    state_form: Form | None = Tensor
+
+    def recurrences(self, channels: int) -> list[BlockOp]:
+        """Return the operations of the stage, in their order."""
+        raise NotImplementedError
+
+    def block_ops(self, channels: int) -> list[BlockOp]:
+        """The stage as operations of the fused kernel; raises where it is more than those."""
+        return self.recurrences(channels)
+
+    def rest_state(self, batch: int, channels: int) -> Tensor:
+        """State before the first sample, (batch, channel, values)."""
+        return rest_state(self.recurrences(channels), batch)
+
+    def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        ops = self.recurrences(x.shape[1])
+        if state is None:
+            state = rest_state(ops, x.shape[0])
+        return run_ops(x, ops, state, self.backend)
+
+    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Process the next chunk.
+
+        Args:
+            x: (batch, channel, time) or (channel, time).
+            state: What the previous chunk returned; None at the start.
+        Returns:
+            Output of the same shape as x, and the state to pass with the next chunk.
+        """
+        x = self.as_input(x, (2, 3), "(batch, channel, time) or (channel, time)")
+        batched = x if x.ndim == 3 else x.unsqueeze(0)
+        y, state = self._run(batched, state)
+        return (y if x.ndim == 3 else y.squeeze(0)), state
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The whole signal at once: (batch, channel, time) or (channel, time), same shape out."""
+        return self.stream(x)[0]

@@ -1,0 +1,69 @@
+"""The wheel of amtcore in an environment of its own, without earmill."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SCRIPT = """
+import importlib.util
+import numpy as np
+from amtcore.features.registry import build_extractor, list_models
+
+assert importlib.util.find_spec("earmill") is None
+assert [model.error for model in list_models()] == [None] * 9
+(made,) = build_extractor("dau1997", fs_hz=16000).extract([np.zeros(1600, np.float32)])
+assert made["modulation"].shape == (10, 248)
+(info,) = build_extractor("melspectrogram").streams
+print(info.width, build_extractor("melspectrogram").distribution)
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel; what it depends on is looked up in this one."""
+    folder = tmp_path_factory.mktemp("wheel")
+    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    shutil.copytree(ROOT / "amtcore", folder / "amtcore", ignore=unwanted)
+    shutil.copytree(ROOT / "core", folder / "core", symlinks=True, ignore=unwanted)
+    code = "from setuptools import build_meta; build_meta.build_wheel('..')"
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=folder / "core",
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = folder.glob("*.whl")
+    root = tmp_path_factory.mktemp("environment")
+    venv.create(root, symlinks=True)
+    packages = Path(
+        sysconfig.get_path("purelib", "venv", {"base": str(root), "platbase": str(root)})
+    )
+    with zipfile.ZipFile(wheel) as archive:
+        top = {name.split("/")[0] for name in archive.namelist()}
+        assert {name for name in top if not name.endswith(".dist-info")} == {"amtcore"}
+        archive.extractall(packages)
+    # Links to what the models depend on, without earmill's own entry points.
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.lower().startswith(("earmill", "amtcore", "__editable__")):
+            target = packages / entry.name
+            if not target.exists() and entry.suffix != ".pth":
+                target.symlink_to(entry)
+    return root / "bin" / "python"
+
+
+def test_the_models_work_without_earmill(python: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(python), "-I", "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["80", "amtcore", "0.1.0"]
