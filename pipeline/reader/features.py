@@ -128,8 +128,7 @@ class ProcessHandles:
                 shard that rows were read from, except the last of these and shards that cannot read
                 ahead.
         Raises:
-            LookupError: With `ahead`, no shard can be closed.
-            ValueError: `close` was called while the shard was being opened.
+            LookupError: With `ahead`, no shard can be closed, or `close` was called.
         """
         rel, promise = self.file(shard)
         with self._changed:
@@ -156,9 +155,9 @@ class ProcessHandles:
                 while len(self._open) > self._max_open:
                     self._close(next(iter(self._open)))
                 # A thread that reads ahead may open a shard while another thread closes them all.
-                if self._closed:
+                if ahead and self._closed:
                     self._close(shard)
-                    raise ValueError(f"{rel}: the feature set was closed; read the row again")
+                    raise LookupError("the feature set is closed")
             return reader
         finally:
             with self._changed:
@@ -472,9 +471,9 @@ class Features(FeatureSet):
 
     def close(self) -> None:
         """Close the open files of this process; reading opens them again."""
-        if self._process is not None:
-            self._process.close()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_process", "_fmt")}
@@ -488,7 +487,8 @@ class Features(FeatureSet):
         There is no lock, because a lock that is held during a fork stays locked in the child. Two
         threads that come first together may open one handle too many, which is closed with the set.
         """
-        if self._process is None or self._process.pid != os.getpid():
+        process = self._process
+        if process is None or process.pid != os.getpid():
             layout = Layout.open(self._uri, self._storage_options)
             if self._local_cache is not None and not layout.is_local:
                 layout = replace(layout, cache=LocalCache(*self._local_cache))
@@ -503,7 +503,7 @@ class Features(FeatureSet):
             )
             weakref.finalize(self, process.close)
             self._process = process
-        return self._process
+        return process
 
     def _url(self) -> str:
         """Return the URL for messages; unlike the given URI, it holds no credentials."""
