@@ -115,9 +115,13 @@ class ProcessHandles:
     def reader(self, shard: str, *, ahead: bool = False) -> ShardReader:
         """Return the reader of a shard; open it if it is not open.
 
-        With `ahead` no row is read from it yet. If too many shards are open, it replaces a shard
-        that rows were read from, except the last of these and shards that cannot read ahead.
-        LookupError if there is none, ValueError if `close` was called meanwhile.
+        Args:
+            shard: Id of the shard.
+            ahead: True if no row is read from it yet. If too many shards are open, it replaces a
+                shard that rows were read from, except the last of these and shards that cannot read
+                ahead.
+        Raises:
+            LookupError: With `ahead`, no shard can be closed, or `close` was called.
         """
         rel, promise = self.file(shard)
         with self._changed:
@@ -144,9 +148,9 @@ class ProcessHandles:
                 while len(self._open) > self._max_open:
                     self._close(next(iter(self._open)))
                 # A thread that reads ahead may open a shard while another thread closes them all.
-                if self._closed:
+                if ahead and self._closed:
                     self._close(shard)
-                    raise ValueError(f"{rel}: the feature set was closed; read the row again")
+                    raise LookupError("the feature set is closed")
             return reader
         finally:
             with self._changed:
@@ -454,9 +458,9 @@ class Features(FeatureSet):
 
     def close(self) -> None:
         """Close the open files of this process; reading opens them again."""
-        if self._process is not None:
-            self._process.close()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_process", "_fmt")}
@@ -470,7 +474,8 @@ class Features(FeatureSet):
         There is no lock, because a lock that is held during a fork stays locked in the child. Two
         threads that come first together may open one handle too many, which is closed with the set.
         """
-        if self._process is None or self._process.pid != os.getpid():
+        process = self._process
+        if process is None or process.pid != os.getpid():
             layout = Layout.open(self._uri, self._storage_options)
             if self._local_cache is not None and not layout.is_local:
                 layout = replace(layout, cache=LocalCache(*self._local_cache))
@@ -485,7 +490,7 @@ class Features(FeatureSet):
             )
             weakref.finalize(self, process.close)
             self._process = process
-        return self._process
+        return process
 
     def _url(self) -> str:
         """Return the URL for messages; unlike the given URI, it holds no credentials."""

@@ -108,7 +108,7 @@ def built_models(spec: JobSpec) -> list[BuiltModel]:
 
 def serve() -> None:
     """Answer `built_models`: a pickled job on standard input, JSON on standard output."""
-    # What a model prints goes to standard error.
+    # Text that a model prints goes to standard error.
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
         json.dump(_answer(pickle.load(sys.stdin.buffer)), out)

@@ -2,7 +2,7 @@
 
 Kernels are compiled into a folder that jobs are given:
 
-python -m earmill.pipeline.worker.models '{"model": "dau1997", ...}'    those of one model
+python -m earmill.pipeline.worker.models '{"model": "dau1997", ...}'    compiles one model's
 """
 
 from __future__ import annotations

@@ -279,6 +279,7 @@ class TestOpenShards:
         self.shards.close()
         assert [shard.open for shard in opened] == [False, False]
         assert self.shards.cache.nbytes == 0
+        assert self.get("a") is not opened[0]
 
 
 def test_a_block_is_read_once_by_those_who_ask_at_the_same_time() -> None:

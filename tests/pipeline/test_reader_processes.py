@@ -57,9 +57,11 @@ def test_changing_a_row_changes_no_later_read(small: Path, fmt: str) -> None:
     check_row(ds[4], 4)
 
 
-def test_a_shard_that_is_opened_while_the_set_is_closed_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_shard_is_opened_while_the_set_is_closed(
+    ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A shard that is opened ahead is closed, as nobody reads it; a row is read all the same."""
     ds = open_features(write_set(tmp_path, formats=["webdataset"]).layout.root)
     begun, go_on = threading.Event(), threading.Event()
     real_open = type(ds._fmt).open
@@ -71,13 +73,20 @@ def test_a_shard_that_is_opened_while_the_set_is_closed_is_closed(
 
     monkeypatch.setattr(type(ds._fmt), "open", slow_open)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(ds._here().reader, "00000", ahead=True)
+        if ahead:
+            reading = pool.submit(ds._here().reader, "00000", ahead=True)
+        else:
+            reading = pool.submit(ds.read_row, 1)
         assert begun.wait(DEADLINE_S)
         ds.close()
         go_on.set()
-        with pytest.raises(ValueError, match="the feature set was closed; read the row again"):
-            reading.result(DEADLINE_S)
-    assert not [file for file in psutil.Process().open_files() if str(tmp_path) in file.path]
+        if ahead:
+            with pytest.raises(LookupError, match="the feature set is closed"):
+                reading.result(DEADLINE_S)
+            names = [file.path for file in psutil.Process().open_files()]
+            assert not [name for name in names if str(tmp_path) in name]
+        else:
+            check_row(reading.result(DEADLINE_S), 1)
     check_row(ds[1], 1)
     ds.close()
 
