@@ -120,7 +120,7 @@ def test_company_and_chunks_change_no_bit_of_loudness(name: str) -> None:
                 np.testing.assert_array_equal(as_array(other), as_array(values))
 
 
-def test_a_job_on_the_gpu_equals_the_job_on_the_cpu(ray_session: None, tmp_path: Path) -> None:
+def test_a_job_on_the_gpu_equals_the_job_on_the_cpu(tmp_path: Path) -> None:
     """Byte for byte, as the resampler is soxr and so one of the CPU in both."""
     corpus = write_corpus(tmp_path / "corpus", 12, seconds=1.0)
     for device in ("cpu", "cuda"):
@@ -146,7 +146,7 @@ def test_the_resampler_on_the_gpu_is_that_of_the_cpu_whatever_the_company() -> N
 
 
 def test_a_job_resampled_on_the_gpu_says_so_and_is_the_same_every_time(
-    ray_session: None, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus", 12, seconds=1.0)
     for name in ("one", "two"):

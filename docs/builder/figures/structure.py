@@ -34,7 +34,8 @@ def _rows(contract: Mapping[str, Any]) -> list[list[str]]:
 def purpose(module: str) -> str:
     """Return the first clause of a module's docstring."""
     place = ROOT / "src" / module.replace(".", "/")
-    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    package = place / "__init__.py"
+    file = package if package.exists() else place.with_suffix(".py")
     said = ast.get_docstring(ast.parse(file.read_text())) or ""
     return re.split(r"[:.;,]\s", f"{said}. ", maxsplit=1)[0].replace("\n", " ").replace("`", "")
 
