@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ON_DEVICES
@@ -35,7 +35,8 @@ from earmill.pipeline.common.monitoring import (
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.values import Caster, as_stored
-from earmill.pipeline.sources.base import Item, Source
+from earmill.pipeline.planning.shards import item_seconds
+from earmill.pipeline.sources.base import Fetched, Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed
 from earmill.pipeline.spec.job import JobSpec
@@ -69,7 +70,11 @@ Row = FeatureRow | QuarantineRow
 Place = tuple[int, int]
 # Clips for the models, or a row that goes alone.
 Window = list[tuple[Place, Clip]] | tuple[Place, LongClip] | tuple[Place, QuarantineRow]
+T = TypeVar("T")
 
+# Rows that go to a decode thread together, up to this much audio or this many rows: handing over a
+# clip of 0.2 s costs as much as decoding it.
+TASK_S, TASK_ROWS = 4.0, 16
 # Decoded samples that may wait for the model, per shard in flight.
 PREFETCH_BYTES = 64 * 2**20
 # Clips are sorted into batches, or put into launches, within a window of this much signal.
@@ -154,22 +159,28 @@ class RowProcessor:
         `memory_share` of the usual bytes.
         """
         stages = stages or StageTimes()
-        rows: dict[Place, Future[Row] | QuarantineRow] = {}
+        rows: dict[Place, Row] = {}
+        casts: list[Future[dict[Place, Row]]] = []
         prepared = self._prepared(items, attempts, witnesses, memory_share, stages)
         with self.extraction.shard() as ticket, closing(prepared):
             windows = in_windows(stages.during(DECODE, prepared), int(WINDOW_BYTES * memory_share))
-            cast = carried(ENCODE, self._feature_row)
-            for place, clip, features in self._extracted(windows, ticket, attempts, stages):
-                if isinstance(clip, QuarantineRow):
-                    rows[place] = clip
-                    continue
-                # A row that waits to be cast holds no samples.
-                done = replace(clip, signals=())
-                rows[place] = self._pool.submit(cast, done, features, attempts)
-                if place[1] == 0:
-                    on_audio(clip.seconds)
-        ordered = [rows[place] for place in sorted(rows)]
-        finished = [row if isinstance(row, QuarantineRow) else row.result() for row in ordered]
+            cast = carried(ENCODE, self._feature_rows)
+
+            def good() -> Iterator[tuple[Place, Clip, ModelOutput | CastFeatures]]:
+                for place, clip, features in self._extracted(windows, ticket, attempts, stages):
+                    if isinstance(clip, QuarantineRow):
+                        rows[place] = clip
+                        continue
+                    if place[1] == 0:
+                        on_audio(clip.seconds)
+                    # A row that waits to be cast holds no samples.
+                    yield place, replace(clip, signals=()), features
+
+            for task in in_tasks(good(), lambda row: row[1].seconds):
+                casts.append(self._pool.submit(cast, task, attempts))
+        for done in casts:
+            rows.update(done.result())
+        finished = [rows[place] for place in sorted(rows)]
         return ShardRows(
             [row for row in finished if isinstance(row, FeatureRow)],
             [row for row in finished if isinstance(row, QuarantineRow)],
@@ -215,7 +226,7 @@ class RowProcessor:
         memory_share: float,
         stages: StageTimes,
     ) -> Generator[Prepared, None, None]:
-        def work(entry: tuple[Item, BinaryIO | RowError]) -> Prepared:
+        def prepare(entry: Fetched) -> Prepared:
             item, stream = entry
             try:
                 if isinstance(stream, RowError):
@@ -228,17 +239,31 @@ class RowProcessor:
             except RowError as error:
                 return quarantined(item.row_id, item, error, attempts)
 
+        def prepare_all(task: list[Fetched]) -> list[Prepared]:
+            done: list[Prepared] = []
+            try:
+                while len(done) < len(task):
+                    done.append(prepare(task[len(done)]))
+            except BaseException:
+                _release([*done, *task[len(done) + 1 :]])
+                raise
+            return done
+
         fetched = fetch_confirmed(self._source, items, self._witnesses, witnesses)
-        return prefetched(
-            stages.during(FETCH, counted(FETCH, fetched, current())),
-            carried(DECODE, work),
+        tasks = in_tasks(fetched, lambda entry: item_seconds(entry[0]))
+        made = prefetched(
+            stages.during(FETCH, counted(FETCH, tasks, current())),
+            carried(DECODE, prepare_all),
             pool=self._pool,
-            nbytes=_nbytes,
+            nbytes=lambda task: sum(map(_nbytes, task)),
             budget_bytes=int(self._ahead_bytes * memory_share),
             in_flight=self._decode_threads + 1,
             feeders=self._feeders,
             release=_release,
         )
+        with closing(made):
+            for task in made:
+                yield from task
 
     def _extracted(
         self, windows: Iterable[Window], ticket: Ticket, attempts: int, stages: StageTimes
@@ -297,6 +322,11 @@ class RowProcessor:
             done = Clip(item, channel, clip.seconds, (), clip.facts(number))
             yield (place[0], number), done, made
 
+    def _feature_rows(
+        self, task: list[tuple[Place, Clip, ModelOutput | CastFeatures]], attempts: int
+    ) -> dict[Place, Row]:
+        return {place: self._feature_row(clip, made, attempts) for place, clip, made in task}
+
     def _feature_row(self, clip: Clip, features: ModelOutput | CastFeatures, attempts: int) -> Row:
         """Return a finished row, or its quarantine row where the features cannot be stored."""
         item = clip.item
@@ -313,11 +343,34 @@ class RowProcessor:
         return FeatureRow(*scalars, features.streams, features.steps, features.errors)
 
 
-def _release(entry: tuple[Item, BinaryIO | RowError] | Prepared) -> None:
-    if isinstance(entry, LongClip):
-        entry.close()
-    elif isinstance(entry, tuple) and not isinstance(entry[1], RowError):
-        entry[1].close()
+def in_tasks(rows: Iterable[T], seconds: Callable[[T], float]) -> Iterator[list[T]]:
+    """Gather neighbours up to TASK_S of audio in all and TASK_ROWS; a longer row goes alone.
+
+    Files of rows that were gathered when `rows` raises are closed.
+    """
+    task: list[T] = []
+    total_s = 0.0
+    try:
+        for row in rows:
+            task.append(row)
+            total_s += seconds(row)
+            if total_s >= TASK_S or len(task) == TASK_ROWS:
+                yield task
+                task, total_s = [], 0.0
+    except BaseException:
+        _release(task)
+        raise
+    if task:
+        yield task
+
+
+def _release(task: Iterable[Any]) -> None:
+    """Close the files of rows that were fetched or prepared."""
+    for row in task:
+        if isinstance(row, LongClip):
+            row.close()
+        elif isinstance(row, tuple) and not isinstance(row[1], (RowError, Clip)):
+            row[1].close()
 
 
 def in_windows(prepared: Iterable[Prepared], most_bytes: int) -> Iterator[Window]:
