@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup install lock demo demo-ray lint test core test-long test-gpu test-stores chaos infra browser proof docs docs-serve bench clean
+.PHONY: help setup install lock demo demo-ray lint test core test-long test-gpu gpu-day test-stores chaos infra browser proof docs docs-serve bench clean
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | sort | column -t -s '|'
 
@@ -132,6 +132,13 @@ core: setup  ## Linters and tests of the models alone
 test-gpu: setup  ## Tests that need a CUDA device
 	$(BIN)/python -c "from amtcore.kernels.gpu.device import find_device; find_device('cuda')"
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# A GPU is seldom at hand, and not for long: under 12 minutes, the most important first. A part that
+# fails or takes too long does not keep the next from running.
+gpu-day: setup  ## Tests and measurements on a GPU, into benchmarks/RESULTS.md
+	-timeout 240 $(BIN)/python -m pytest -m gpu tests/gpu
+	-timeout 240 $(BIN)/python -m benchmarks.gpu
+	-timeout 200 $(BIN)/python -m benchmarks.gpu_job 8
 
 # Outputs on servers that others wrote, in the place of our stand-ins: fake-gcs-server, Azurite (npm).
 STORES := build/stores
