@@ -162,10 +162,8 @@ class LogLines(Reporter):
 
 
 class Bar(Reporter):
-    """A live bar at the bottom of a terminal or of a notebook's output, with events above it.
-
-    The result goes to the stream `result`; without one, to the console.
-    """
+    """A live bar at the bottom of a terminal or of a notebook's output, with events above it. The
+    result goes to the stream `result`; without one, to the console."""
 
     def __init__(
         self,
@@ -245,10 +243,8 @@ def make_reporter(
 
 
 def notebook_reporter() -> Reporter | None:
-    """Return the reporter of a run in a notebook; None if this process is no notebook kernel.
-
-    It is a bar if ipywidgets are installed (the extra `notebook`), because rich needs them.
-    """
+    """Return the reporter of a run in a notebook; None if this process is no notebook kernel. It is
+    a bar if ipywidgets are installed (the extra `notebook`), because rich needs them."""
     shown = console()
     if not shown.is_jupyter:
         return None

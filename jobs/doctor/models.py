@@ -198,10 +198,8 @@ _REPEATS = 2
 
 
 def speed_checks(*, gpu: bool) -> Iterator[Check]:
-    """Measure seconds of audio per second of each model, on all cores and on the GPU.
-
-    Samples and features are copied to and from the GPU.
-    """
+    """Measure seconds of audio per second of each model, on all cores and on the GPU. Samples and
+    features are copied to and from the GPU."""
     from amtcore.features.registry import BUILT_IN, build_extractor
 
     def measure(name: str) -> str:

@@ -114,10 +114,8 @@ def _figures(stored: Stored, total_s: float) -> list[tuple[str, str, str]]:
 
 
 def _levels_db(stored: Stored, facts: pa.Table) -> Values:
-    """Return the levels of the clips in dB re an RMS of 1.
-
-    Gains tell the levels only in jobs that scale every clip to one level; else there are none.
-    """
+    """Return the levels of the clips in dB re an RMS of 1. Gains tell the levels only in jobs that
+    scale every clip to one level; else there are none."""
     from amtcore.units import PA_PER_UNIT, db_to_pa
 
     dataset = stored.features.dataset

@@ -176,10 +176,8 @@ def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
 def examples(
     stored: Stored, positions: Sequence[int], seconds: float, job: JobSpec | str
 ) -> list[dict[str, Any]]:
-    """Return the first seconds of rows in detail, by their positions in `stored.features`.
-
-    The sound comes from the source of `job`, which is a reason where there is no sound.
-    """
+    """Return the first seconds of rows in detail, by their positions in `stored.features`. The
+    sound comes from the source of `job`, which is a reason where there is no sound."""
     sounds = _Sounds(stored, job, seconds)
     shown = []
     for number, position in enumerate(positions, 1):

@@ -44,10 +44,8 @@ def palette() -> bytes:
 
 
 def picture(values: Values, low: float, high: float) -> str:
-    """Return a PNG of (row, column), row 0 at the bottom, as data URI.
-
-    `low` has the first colour and `high` the last one; NaN gets the first colour.
-    """
+    """Return a PNG of (row, column), row 0 at the bottom, as data URI. `low` has the first colour
+    and `high` the last one; NaN gets the first colour."""
     from PIL import Image
 
     span = (high - low) or 1.0

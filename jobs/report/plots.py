@@ -240,10 +240,8 @@ def _bins(values: Values, text: Callable[[float], str]) -> tuple[list[float], tu
 
 
 def bars(counts: Mapping[str, int], title: str, what: str, kind: str = "one") -> dict[str, Any]:
-    """Return a table of categories by count with a column of bars, most frequent first.
-
-    Categories beyond `MOST_BARS` share one bar. Widths are in percent of the longest bar.
-    """
+    """Return a table of categories by count with a column of bars, most frequent first. Categories
+    beyond `MOST_BARS` share one bar. Widths are in percent of the longest bar."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     shown, others = ordered[:MOST_BARS], ordered[MOST_BARS:]
     if others:

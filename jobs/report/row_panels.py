@@ -50,10 +50,8 @@ TIME = "time (s)"
 
 
 def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[Plot]:
-    """Return a figure for each stream of frames or events, in the order of the page.
-
-    The row holds the first `seconds` of the clip.
-    """
+    """Return a figure for each stream of frames or events, in the order of the page. The row holds
+    the first `seconds` of the clip."""
     spectrograms, modulation, rasters = [], [], []
     traces: dict[str, list[StreamInfo]] = {}
     for name, info in streams.items():
@@ -181,10 +179,8 @@ def _column_ticks(columns: int) -> tuple[Tick, ...]:
 
 
 def _modulation_rms(values: Values, info: StreamInfo) -> tuple[list[float], Values]:
-    """Return the rates of modulation filters, and the RMS over time of (channel, rate).
-
-    NaN marks a filter that a channel lacks.
-    """
+    """Return the rates of modulation filters, and the RMS over time of (channel, rate). NaN marks a
+    filter that a channel lacks."""
     rates_hz = sorted(set(info.mfc_hz))
     rms = np.full((len(info.channel_offsets) - 1, len(rates_hz)), np.nan)
     of_columns = np.sqrt(np.mean(values**2, axis=0))

@@ -44,10 +44,8 @@ def channel_ids(channels: Channels, n_channels: int) -> tuple[int, ...]:
 
 
 def mix(block: AudioBlock, ids: tuple[int, ...]) -> AudioBlock:
-    """Turn (frames, channels) into (len(ids), frames): the picked channels, or the mean of all.
-
-    The mean adds in float64, channel by channel, so that no sample depends on its block's length.
-    """
+    """Turn (frames, channels) into (len(ids), frames): the picked channels, or the mean of all. The
+    mean adds in float64, channel by channel, so that no sample depends on its block's length."""
     if ids != (MIXED,):
         return np.ascontiguousarray(block.T[list(ids)])
     n_channels = block.shape[1]

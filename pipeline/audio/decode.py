@@ -67,10 +67,8 @@ class AudioFacts:
 
 
 class Blocks(ABC):
-    """Blocks of one span, read once, decoded in this process or in another.
-
-    For the channels of a block see `channels.channel_ids`. Facts are complete after the last block.
-    """
+    """Blocks of one span, read once, decoded in this process or in another. For the channels of a
+    block see `channels.channel_ids`. Facts are complete after the last block."""
 
     rate_hz: int
     channel_ids: tuple[int, ...]

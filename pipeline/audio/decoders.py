@@ -39,11 +39,8 @@ if TYPE_CHECKING:
 
 
 class DecoderError(Exception):
-    """A library cannot open the bytes, or fails while decoding.
-
-    With `not_audio` the library does not know the bytes. With `unsupported` the container is known,
-    but the codec in it is not.
-    """
+    """A library cannot open the bytes, or fails while decoding. With `not_audio` the library does
+    not know the bytes. With `unsupported` the container is known, but the codec in it is not."""
 
     def __init__(self, reason: str, *, not_audio: bool = False, unsupported: bool = False) -> None:
         super().__init__(reason)
@@ -117,10 +114,8 @@ UNKNOWN_FRAMES = 1 << 62
 
 
 class Decoder:
-    """Base class of open files.
-
-    `frames` are declared; a file that delivers fewer frames than `least_frames` is cut.
-    """
+    """Base class of open files. `frames` are declared; a file that delivers fewer frames than
+    `least_frames` is cut."""
 
     format: str  # Name of the container.
     subtype: str  # Name of the codec.

@@ -25,10 +25,8 @@ def seconds_to_frames(seconds: float, rate_hz: float) -> int:
 
 
 def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
-    """Return the samples after resampling: n * to / from, rounded to nearest, halves down.
-
-    The arithmetic is exact, so that lengths do not depend on float rounding or on chunks.
-    """
+    """Return the samples after resampling: n * to / from, rounded to nearest, halves down. The
+    arithmetic is exact, so that lengths do not depend on float rounding or on chunks."""
     exact = Fraction(n_samples) * Fraction(to_hz) / Fraction(from_hz)
     # ceil(x - 1/2) with integers only.
     return -((exact.denominator - 2 * exact.numerator) // (2 * exact.denominator))

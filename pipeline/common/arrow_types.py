@@ -141,10 +141,8 @@ def plain_json(value: Any) -> Any:
 
 
 def extra_types(extras: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return types that fit the carried-through values of a whole plan, by column name.
-
-    Integers and floats together give double; any other mixture, or a column without values, string.
-    """
+    """Return types that fit the carried-through values of a whole plan, by column name. Integers
+    and floats together give double; any other mixture, or a column without values, string."""
     seen = SeenTypes()
     for extra in extras:
         seen.add(extra)

@@ -80,10 +80,8 @@ FORMATS = ExtensionPoint("earmill.formats", "format")
 
 @lru_cache(maxsize=32)
 def _installed(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
-    """Return a group's entry points, which depend on `path`, the value of `sys.path`.
-
-    A failed removal leaves some without metadata behind.
-    """
+    """Return a group's entry points, which depend on `path`, the value of `sys.path`. A failed
+    removal leaves some without metadata behind."""
     files = "METADATA", "PKG-INFO"
     points = entry_points(group=group)
     return [p for p in points if p.dist is not None and any(map(p.dist.read_text, files))]

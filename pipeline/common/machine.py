@@ -73,10 +73,8 @@ def run_python(what: str, code: str, given: bytes = b"") -> bytes:
 
 @contextmanager
 def freeze_garbage_collector() -> Iterator[None]:
-    """Context without garbage collection, whose objects are never collected later.
-
-    A warm worker keeps all its objects: a collection takes a sixth of its start, or time of a row.
-    """
+    """Context without garbage collection, whose objects are never collected later. A warm worker
+    keeps all its objects: a collection takes a sixth of its start, or time of a row."""
     gc.disable()
     try:
         yield

@@ -52,10 +52,8 @@ def redact_uris(text: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """Remove the secrets of URIs and authorisation headers in a message.
-
-    File names may hold bytes that are not text; these bytes are written as escapes.
-    """
+    """Remove the secrets of URIs and authorisation headers in a message. File names may hold bytes
+    that are not text; these bytes are written as escapes."""
     clean = _HEADER.sub(rf"\1{MASK}", redact_uris(text))
     clean = _CONNECTION.sub(rf"\1={MASK}", clean)
     return clean.encode("utf-8", "backslashreplace").decode()

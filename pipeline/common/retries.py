@@ -24,10 +24,8 @@ _jobs: dict[object, float | None] = {}
 
 @contextmanager
 def patient(budget_s: float | None = None) -> Iterator[None]:
-    """Context in which calls in this process belong to a job.
-
-    `budget_s` replaces the budget of every policy; None leaves each its own.
-    """
+    """Context in which calls in this process belong to a job. `budget_s` replaces the budget of
+    every policy; None leaves each its own."""
     me = object()
     _jobs[me] = budget_s
     try:

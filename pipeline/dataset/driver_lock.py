@@ -122,10 +122,8 @@ def machine_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The right of a run to write to an output; its workers carry it.
-
-    The file `name` names the run. The name is empty for a writer that needs no right.
-    """
+    """The right of a run to write to an output; its workers carry it. The file `name` names the
+    run. The name is empty for a writer that needs no right."""
 
     name: str = ""
     run_id: str = ""
@@ -253,11 +251,8 @@ class DriverLock(Heartbeat):
             self._layout.remove_own(DRIVER_FILE, found[1])
 
     def _take(self, name: str) -> None:
-        """Get the lock of this name, or raise LockedError.
-
-        A dead holder X is replaced under the lock `<name>.<X>`, taken by the same function, and
-        only if X is still the holder then.
-        """
+        """Get the lock of this name, or raise LockedError. A dead holder X is replaced under the
+        lock `<name>.<X>`, taken by the same function, and only if X is still the holder then."""
         if self._layout.create_own(name, as_seen_now(self.holder)):
             return
         holder = read_holder(self._layout, name)

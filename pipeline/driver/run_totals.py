@@ -130,10 +130,8 @@ class Histogram:
 
 
 class RunMetrics:
-    """Sums up the events of a run; fed by the driver's thread, read from any.
-
-    All figures are of this run alone, but for `tally` and `shards`, which are of the whole job.
-    """
+    """Sums up the events of a run; fed by the driver's thread, read from any. All figures are of
+    this run alone, but for `tally` and `shards`, which are of the whole job."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time

@@ -70,10 +70,8 @@ class Deadlines:
 
 
 class CpuAccount:
-    """CPU seconds of a run, from the first warm worker on; `slots` is the pool's growing list.
-
-    The seconds of a process between its last report and its death are lost.
-    """
+    """CPU seconds of a run, from the first warm worker on; `slots` is the pool's growing list. The
+    seconds of a process between its last report and its death are lost."""
 
     def __init__(self, slots: Sequence[WorkerSlot]) -> None:
         self._slots = slots
@@ -270,10 +268,8 @@ class Scheduler:
             self._settle_work(one, LostCall(reason))
 
     def _settle_lost(self, call: WorkerCall, lost: LostCall) -> None:
-        """Handle a lost call, whose process has died with all its calls.
-
-        A call of an earlier generation says nothing of the process that runs now.
-        """
+        """Handle a lost call, whose process has died with all its calls. A call of an earlier
+        generation says nothing of the process that runs now."""
         slot = call.slot
         together = [one for one in slot.work if one.generation == call.generation]
         together += [call] if call.kind in WORK else []

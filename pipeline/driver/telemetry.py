@@ -145,10 +145,8 @@ class Collector:
 
 @contextmanager
 def exposed(figures: RunMetrics, where: str) -> Iterator[str]:
-    """Show the metrics for the time of the block; gives a sentence that says where.
-
-    The place is HOST:PORT to listen at, or the path of a text file, with `{pid}` and `{host}`.
-    """
+    """Show the metrics for the time of the block; gives a sentence that says where. The place is
+    HOST:PORT to listen at, or the path of a text file, with `{pid}` and `{host}`."""
     with needed_modules("run.metrics"):
         import prometheus_client  # noqa: F401
     if where.endswith(TEXT_FILE):

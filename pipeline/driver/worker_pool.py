@@ -177,9 +177,7 @@ ID_DIGITS = 8  # Digits of a node's id in messages.
 
 class WorkerPlacements:
     """The places of a run's workers, by the index of their slots, as a cluster's nodes come and go.
-
-    `seen` returns the last view of the cluster; None where no node comes or goes.
-    """
+    `seen` returns the last view of the cluster; None where no node comes or goes."""
 
     def __init__(
         self,

@@ -59,10 +59,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """The stored form of a stream of frames, and how it is read; get one from `layout_of`.
-
-    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip.
-    """
+    """The stored form of a stream of frames, and how it is read; get one from `layout_of`. A stored
+    row is a frame or an event; (n, `stored_width`) of them make up a clip."""
 
     name: str
     model: str = ""

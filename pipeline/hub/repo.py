@@ -57,10 +57,8 @@ class Stored:
 
 
 class HubRepo:
-    """A dataset repository `user/name`, and the branch to read and to commit to.
-
-    An id that is not valid is an OutputError, a missing token a HubError.
-    """
+    """A dataset repository `user/name`, and the branch to read and to commit to. An id that is not
+    valid is an OutputError, a missing token a HubError."""
 
     def __init__(self, repo_id: str, branch: str = MAIN) -> None:
         self.repo_id, self.branch = repo_id, branch
@@ -152,11 +150,8 @@ class HubRepo:
         parent: str,
         proof: tuple[str, str],
     ) -> str:
-        """Make one commit on top of `parent`, and return its id.
-
-        The proof is a path and git's hash of its content. They identify this commit if the hub made
-        it and its answer was lost.
-        """
+        """Make one commit on top of `parent`, and return its id. The proof is a path and git's hash
+        of its content. They identify this commit if the hub made it and its answer was lost."""
         deletions = [CommitOperationDelete(path, is_folder=False) for path in removed]
         for attempt in range(COMMIT_TRIES):
             try:

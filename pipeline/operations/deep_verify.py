@@ -181,10 +181,8 @@ def _compared(
 
 
 def differences(stored: FeatureRow, now: FeatureRow) -> dict[str, tuple[float, float]]:
-    """Return stream name to the difference of two rows, and the stream's tolerance.
-
-    The difference is 0 if the rows are equal bit for bit, and infinite if their shapes differ.
-    """
+    """Return stream name to the difference of two rows, and the stream's tolerance. The difference
+    is 0 if the rows are equal bit for bit, and infinite if their shapes differ."""
     return {
         name: _difference(np.asarray(values), np.asarray(now.streams[name]))
         for name, values in stored.streams.items()

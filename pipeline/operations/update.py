@@ -46,10 +46,8 @@ SPAN = ("start_s", "end_s")
 
 
 def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
-    """Begin a revision if the source has changed; `run_job` with `resume` carries it out.
-
-    Nothing happens unless there is a finished dataset of this job: the run finishes it first.
-    """
+    """Begin a revision if the source has changed; `run_job` with `resume` carries it out. Nothing
+    happens unless there is a finished dataset of this job: the run finishes it first."""
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, sink) as found:
         if found is None:
@@ -240,10 +238,8 @@ def _stretch(item: Item) -> tuple[Any, ...]:
 def committed_bytes(
     layout: Layout, sizes: Collection[int], parts: Mapping[str, tuple[float, float | None]]
 ) -> dict[tuple[Any, ...], Place]:
-    """Return (bytes, start, end, recording, sha256) to the good row with such a file.
-
-    The models hear the audio before a span, so `parts` has row ids of spans to recordings.
-    """
+    """Return (bytes, start, end, recording, sha256) to the good row with such a file. The models
+    hear the audio before a span, so `parts` has row ids of spans to recordings."""
     if not sizes:
         return {}
     columns = ["plan_row_id", "nbytes", *SPAN, "bytes_sha256"]

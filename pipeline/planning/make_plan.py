@@ -34,10 +34,8 @@ def make_plan(
     spec: JobSpec,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Plan:
-    """List a source and cut it into shards.
-
-    Every `PROGRESS_S` seconds `progress` is called with the number of rows so far.
-    """
+    """List a source and cut it into shards. Every `PROGRESS_S` seconds `progress` is called with
+    the number of rows so far."""
     listing = _Listing(source, spec, progress)
     listing.add_all(listing.look(check_text(source.items())), {})
     plan = listing.plan()

@@ -64,10 +64,8 @@ def item_seconds(item: Item) -> float:
 
 
 def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterator[list[Item]]:
-    """Yield groups of neighbours of at most `shard_seconds` and `shard_rows`, or of one row.
-
-    Rows of one block share a group, which may be up to `BLOCK_SHARDS` times as long.
-    """
+    """Yield groups of neighbours of at most `shard_seconds` and `shard_rows`, or of one row. Rows
+    of one block share a group, which may be up to `BLOCK_SHARDS` times as long."""
     group: list[Item] = []
     total = 0.0
     for unit in _units(items, shard_seconds * BLOCK_SHARDS, shard_rows):

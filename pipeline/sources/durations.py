@@ -114,10 +114,8 @@ class ByteRate:
 
     @classmethod
     def in_column(cls, head: bytes, nbytes: int) -> ByteRate | None:
-        """Return the rate of the first clip in the first bytes of a Parquet column, or None.
-
-        Plain and lightly compressed pages hold a clip unchanged, after its length in four bytes.
-        """
+        """Return the rate of the first clip in the first bytes of a Parquet column, or None. Plain
+        and lightly compressed pages hold a clip unchanged, after its length in four bytes."""
         for magic, codec in EARLY.items():
             if (at := head.find(magic)) < 4:
                 continue

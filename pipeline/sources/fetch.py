@@ -93,10 +93,8 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def read_range(fs: Any, path: str, wanted: Range) -> bytes:
-    """Return the bytes of one range of a file, and read no more.
-
-    UnreadableError says that the file ends before, or that its server supports no ranges.
-    """
+    """Return the bytes of one range of a file, and read no more. UnreadableError says that the file
+    ends before, or that its server supports no ranges."""
     if isinstance(fs, LocalFileSystem):
         with open_regular(path) as stream:
             stream.seek(wanted.start)
@@ -464,9 +462,7 @@ def load_blob(
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Blob | RowError:
     """Return the object of an item, or the RowError of a refusal; SourceOutage after all tries.
-
-    `touch` is called when bytes arrive or a try begins. An abandoned object is not tried again.
-    """
+    `touch` is called when bytes arrive or a try begins. An abandoned object is not tried again."""
 
     def attempt() -> Blob:
         touch()
@@ -480,10 +476,8 @@ def load_blob(
 
 
 class _Task:
-    """An object that is being fetched for neighbouring items of one uri.
-
-    `moved` is the monotonic time at which bytes last arrived or a try began, in seconds.
-    """
+    """An object that is being fetched for neighbouring items of one uri. `moved` is the monotonic
+    time at which bytes last arrived or a try began, in seconds."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, group: list[Item], options: Options, load: Load

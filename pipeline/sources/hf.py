@@ -100,10 +100,8 @@ def _name(feature: Any) -> str:
 
 
 class HfSource:
-    """The rows of one split.
-
-    `missing` and `first_missing` are of the rows whose local file does not exist.
-    """
+    """The rows of one split. `missing` and `first_missing` are of the rows whose local file does
+    not exist."""
 
     _dataset: Dataset | IterableDataset
 
@@ -341,10 +339,8 @@ def part_of(dataset: IterableDataset, shard: int | None) -> IterableDataset:
 
 
 class _Cursor(threading.local):
-    """The position of each thread in a streamed dataset.
-
-    A worker runs two shards at a time, each in a thread of its own. Shards in order need one pass.
-    """
+    """The position of each thread in a streamed dataset. A worker runs two shards at a time, each
+    in a thread of its own. Shards in order need one pass."""
 
     def __init__(self, dataset: IterableDataset) -> None:
         self._dataset = dataset

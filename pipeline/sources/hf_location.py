@@ -58,10 +58,8 @@ class ParquetSet:
 
 
 def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.IterableDataset:
-    """Open the split that a job names, with audio cells as they are stored.
-
-    With `streaming`, a split of plain Parquet files is returned as these files, unread.
-    """
+    """Open the split that a job names, with audio cells as they are stored. With `streaming`, a
+    split of plain Parquet files is returned as these files, unread."""
     try:
         dataset = _opened(spec)
     except DataFilesNotFoundError as error:

@@ -53,10 +53,8 @@ Folder = tuple[Any, str]
 
 
 class ManifestSource:
-    """The clips that a table names.
-
-    `missing` and `first_missing` are of the rows whose local file does not exist.
-    """
+    """The clips that a table names. `missing` and `first_missing` are of the rows whose local file
+    does not exist."""
 
     def __init__(self, spec: ManifestSpec) -> None:
         self._spec = spec

@@ -195,9 +195,7 @@ def _text(raw: bytes) -> io.TextIOWrapper:
 
 def _read_delimited(raw: bytes, untyped: Collection[str], delimiter: str) -> dict[str, Cells]:
     """Read a table with a header line, which decides the delimiter if it lacks `delimiter`.
-
-    Quotation marks are text in tables with tabs, such as the tables of Common Voice.
-    """
+    Quotation marks are text in tables with tabs, such as the tables of Common Voice."""
     lines = _text(raw)
     first = next((line for line in lines if line.strip()), "")
     found = [mark for mark in (delimiter, *DELIMITERS) if mark in first]

@@ -107,9 +107,7 @@ class Sample:
 
 class Samples:
     """The samples of one tar; iterate once. A damaged tar or a repeated key is a SourceError.
-
-    `skipped` counts members that are neither audio nor columns, by suffix.
-    """
+    `skipped` counts members that are neither audio nor columns, by suffix."""
 
     def __init__(
         self, stream: BinaryIO, name: str, extensions: Collection[str], seconds: Seconds
@@ -220,10 +218,8 @@ class WebDatasetSection(SourceSection):
 
 @dataclass(frozen=True)
 class Place:
-    """The tar of a row, and the range of its audio member with the header.
-
-    The range ends at 0 if the row has no readable audio member.
-    """
+    """The tar of a row, and the range of its audio member with the header. The range ends at 0 if
+    the row has no readable audio member."""
 
     tar: str
     key: str

@@ -89,10 +89,8 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
 
 
 def built_models(spec: JobSpec) -> list[BuiltModel]:
-    """Build every model of the job, with the checks of `validate_models`.
-
-    A process without torch has another process do it; one that has torch saves nothing by that.
-    """
+    """Build every model of the job, with the checks of `validate_models`. A process without torch
+    has another process do it; one that has torch saves nothing by that."""
     if "torch" in sys.modules:
         answer = _answer(spec)
     else:
@@ -123,10 +121,8 @@ def _answer(spec: JobSpec) -> dict[str, Any]:
 
 
 def describe_models(spec: JobSpec) -> list[Description]:
-    """Describe every model of the job, with the checks of `validate_models`.
-
-    No model is built if the user's cache has descriptions of all models.
-    """
+    """Describe every model of the job, with the checks of `validate_models`. No model is built if
+    the user's cache has descriptions of all models."""
     cached = [_kept(key) for key in _keys(spec)]
     known = [description for description in cached if description is not None]
     if len(known) < len(spec.extract):

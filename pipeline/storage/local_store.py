@@ -154,10 +154,8 @@ def sync_folder(path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and the folders above it that are missing, their names durable.
-
-    A folder that may be written to and not read, as /scratch of many clusters, cannot be flushed.
-    """
+    """Make a folder and the folders above it that are missing, their names durable. A folder that
+    may be written to and not read, as /scratch of many clusters, cannot be flushed."""
     if not path or os.path.isdir(path):
         return
     above = os.path.dirname(path)

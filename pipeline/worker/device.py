@@ -171,10 +171,8 @@ class DeviceInput:
             yield
 
     def signals(self, clips: Sequence[Clip]) -> list[list[Any]]:
-        """Return each model's inputs, clip by clip: arrays, or tensors the device resampled.
-
-        A clip's values do not depend on the other clips.
-        """
+        """Return each model's inputs, clip by clip: arrays, or tensors the device resampled. A
+        clip's values do not depend on the other clips."""
         import torch
 
         by_model = [list(of_model) for of_model in zip(*(c.signals for c in clips), strict=True)]
@@ -245,9 +243,7 @@ def golden_second(fs_hz: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float]:
     """Compare models on the GPU with the CPU; return the largest relative error of each stream.
-
-    `models` has each model built for the GPU and for the CPU.
-    """
+    `models` has each model built for the GPU and for the CPU."""
     errors: dict[str, float] = {}
     for checked, reference in models:
         # Clips of a launch have different lengths.

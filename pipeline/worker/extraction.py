@@ -53,9 +53,7 @@ BUCKET_ENDS = [math.floor(FIRST_BUCKET_SAMPLES * BUCKET_RATIO**k) for k in range
 
 def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
     """Split clips into batches, as positions in `lengths`, of at most `max_samples` or of one clip.
-
-    A batch has clips of one length bucket, so padding is bounded and kernels meet few shapes.
-    """
+    A batch has clips of one length bucket, so padding is bounded and kernels meet few shapes."""
     by_bucket: dict[int, list[int]] = {}
     for position, length in enumerate(lengths):
         by_bucket.setdefault(bisect_left(BUCKET_ENDS, length), []).append(position)
@@ -93,9 +91,7 @@ class CastFeatures:
 
     def take(self, name: str, made: Any, cast: Caster, *, last: bool) -> Frames:
         """Return a stretch of a stream, cast, and note its steps and cast errors; raise a RowError.
-
-        `last`: no stretch follows.
-        """
+        `last`: no stretch follows."""
         if isinstance(made, RowError):
             raise made
         if isinstance(made, np.ndarray):
@@ -177,10 +173,8 @@ class ModelQueue:
 
 
 class Extraction:
-    """The models of a job. Features of long clips go to files in `spill_folder`.
-
-    `pool` reads long clips ahead, by `ahead_bytes` at most.
-    """
+    """The models of a job. Features of long clips go to files in `spill_folder`. `pool` reads long
+    clips ahead, by `ahead_bytes` at most."""
 
     windows_ahead = 1
 

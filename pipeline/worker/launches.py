@@ -38,10 +38,8 @@ class DeviceFull(MemoryError): ...
 
 
 def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
-    """Return how many shards keep launches full while as many are decoded and written.
-
-    A launch is full by its clips or by their bytes, so decoded clips hold at most twice that.
-    """
+    """Return how many shards keep launches full while as many are decoded and written. A launch is
+    full by its clips or by their bytes, so decoded clips hold at most twice that."""
     bytes_a_shard = seconds_a_shard * USUAL_RATE_HZ * BYTES_A_SAMPLE
     a_launch = min(LAUNCH_CLIPS / max(1.0, rows_a_shard), LAUNCH_BYTES / max(1.0, bytes_a_shard))
     return min(MOST_SHARDS, max(4, math.ceil(2 * LAUNCH_THREADS * a_launch)))

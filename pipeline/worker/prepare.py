@@ -163,10 +163,8 @@ class Clip:
 
 
 class Preparer:
-    """Decodes rows into clips for `targets`; clips above `long_s` are streamed.
-
-    `on_device` leaves the resampling of whole clips to a device. `children` decode in processes.
-    """
+    """Decodes rows into clips for `targets`; clips above `long_s` are streamed. `on_device` leaves
+    the resampling of whole clips to a device. `children` decode in processes."""
 
     def __init__(
         self,
@@ -186,10 +184,8 @@ class Preparer:
         self._open: Callable[..., Blocks] = BlockReader if children is None else children.open
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
-        """Decode a row: return its clips, one a channel, or a long clip that is not read yet.
-
-        The stream is closed here, or by the long clip.
-        """
+        """Decode a row: return its clips, one a channel, or a long clip that is not read yet. The
+        stream is closed here, or by the long clip."""
         with ExitStack() as closing:
             closing.callback(stream.close)
             reader = closing.enter_context(self.read(item, stream))
@@ -302,9 +298,7 @@ class Preparer:
 
 class LongClip:
     """A row too long to hold: read it once with `pieces`, then ask for `seconds` and `facts`.
-
-    `blocks` were decoded before the length was known; `remaining` continues there.
-    """
+    `blocks` were decoded before the length was known; `remaining` continues there."""
 
     def __init__(
         self,
@@ -337,10 +331,8 @@ class LongClip:
         return self.preparer.facts(self.item, self._reader.facts, gains)
 
     def pieces(self) -> Iterator[list[tuple[Signal, ...]]]:
-        """Yield the clip piece by piece: per entry of `channels`, one signal per target.
-
-        Targets get pieces of their own lengths, some of them empty. Closes the stream at the end.
-        """
+        """Yield the clip piece by piece: per entry of `channels`, one signal per target. Targets
+        get pieces of their own lengths, some of them empty. Closes the stream at the end."""
         try:
             if self.preparer.calibration.needs_whole_clip:
                 self._measure()

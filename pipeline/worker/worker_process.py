@@ -39,10 +39,8 @@ PERMANENT_ERRNOS = frozenset(
 
 
 class ShardWorker:
-    """A `ShardRunner` behind remote calls. `status` is called in a thread of its own.
-
-    `environment` is set before anything heavy is imported (thread counts).
-    """
+    """A `ShardRunner` behind remote calls. `status` is called in a thread of its own. `environment`
+    is set before anything heavy is imported (thread counts)."""
 
     def __init__(
         self, make_runner: Callable[[], ShardRunner], environment: Mapping[str, str] | None = None

@@ -170,10 +170,8 @@ class ChunkFormat:
 def chunks(
     stream: BinaryIO, position: int, end: int, form: ChunkFormat
 ) -> Iterator[tuple[bytes, int, int]]:
-    """Yield name, start and size of the payload of each chunk from `position` on.
-
-    A chunk is the last one if its size is negative or reaches behind `end`.
-    """
+    """Yield name, start and size of the payload of each chunk from `position` on. A chunk is the
+    last one if its size is negative or reaches behind `end`."""
     for _ in range(MAX_PARTS):
         head = read_at(stream, position, form.header_bytes) if position < end else b""
         if len(head) < form.header_bytes:
@@ -189,10 +187,8 @@ def chunks(
 def no_audio(
     stream: BinaryIO, position: int, nbytes: int, form: ChunkFormat | None = None, payload: int = 0
 ) -> bool:
-    """Return True if the file holds no samples from `position` on: chunks, tags, padding.
-
-    A chunk of size `payload` ends at `position`, and may be padded.
-    """
+    """Return True if the file holds no samples from `position` on: chunks, tags, padding. A chunk
+    of size `payload` ends at `position`, and may be padded."""
     end = audio_end(stream, nbytes)
     for _ in range(MAX_PARTS):
         padded = position + (-payload % form.align if form is not None else 0)

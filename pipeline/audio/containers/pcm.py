@@ -71,11 +71,8 @@ NO_SIZE = 1 << 62
 
 @dataclass(frozen=True)
 class SampleForm:
-    """The form of samples by a header.
-
-    Bytes of one sample of every channel are known if they are fixed. Samples can be read without
-    their header, in the form `bare`, or the codec has a name.
-    """
+    """The form of samples by a header. Bytes of one sample of every channel are known if they are
+    fixed. Samples can be read without their header, in the form `bare`, or the codec has a name."""
 
     frame_bytes: int | None = None
     bare: BareSamples | None = None
@@ -435,11 +432,8 @@ def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
 
 
 def probe_nist(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
-    """NIST SPHERE: text fields in a header whose size is its second line.
-
-    libsndfile takes everything behind the header for samples, so the number of samples comes from
-    the header.
-    """
+    """NIST SPHERE: text fields in a header whose size is its second line. libsndfile takes
+    everything behind the header for samples, so the number of samples comes from the header."""
     second = read_at(stream, 8, 8).strip()
     size = int(second) if second.isdigit() else 0
     header = read_at(stream, 0, min(size, NIST_MAX_HEADER))
