@@ -1,11 +1,8 @@
 """Clips through a job's models, and their features: checked, cast, joined.
 
 On a CPU clips go through in batches of similar lengths, on a GPU in launches; a clip's features
-depend on neither. Two calls are under way on a CPU where the models allow it, so that the kernels'
-threads do not idle at the end of a call.
-
-A stream is an array of frames, or the events of a clip (`SpikeEvents`), which become a table of
-whole numbers. A long clip goes through chunk by chunk, its features into files.
+depend on neither. A stream is an array of frames, or the events of a clip (`SpikeEvents`), which
+become a table of whole numbers. A long clip goes through chunk by chunk, its features into files.
 """
 
 from __future__ import annotations
@@ -90,8 +87,7 @@ class CastFeatures:
     begun: dict[str, Frames] = field(default_factory=dict)  # Int8 frames of the next block.
 
     def take(self, name: str, made: Any, cast: Caster, *, last: bool) -> Frames:
-        """Return a stretch of a stream, cast, and note its steps and cast errors; raise a RowError.
-        `last`: no stretch follows."""
+        """Return a stretch of a stream, cast, and note its steps and cast errors; or RowError."""
         if isinstance(made, RowError):
             raise made
         if isinstance(made, np.ndarray):
@@ -143,7 +139,6 @@ class Ticket:
     queue: ModelQueue
 
     def wait(self) -> None:
-        """Return when all shards that lined up before have given their tickets back."""
         with self.queue.changed:
             self.queue.changed.wait_for(lambda: self.queue.tickets[0] is self)
 
@@ -173,8 +168,7 @@ class ModelQueue:
 
 
 class Extraction:
-    """The models of a job. Features of long clips go to files in `spill_folder`. `pool` reads long
-    clips ahead, by `ahead_bytes` at most."""
+    """The models of a job; `pool` reads long clips ahead, by `ahead_bytes` at most."""
 
     windows_ahead = 1
 
