@@ -1,8 +1,7 @@
 """Add another model's streams to the rows of a dataset.
 
 An addition is a dataset below `additions/<name>`, with the good rows of the current snapshot in the
-same shards. When its job is finished, a new snapshot of the dataset names it. After rows have
-changed, the next snapshot does not, until the same command has computed the new rows.
+same shards. When its job is finished, a new snapshot of the dataset names it, until rows change.
 """
 
 from __future__ import annotations

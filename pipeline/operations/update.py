@@ -1,8 +1,8 @@
 """Take changes of a source into its dataset; only new and changed rows are computed.
 
-A shard without a changed or removed row stays as it is. From every other shard the unchanged rows
-are copied. New and changed rows make new shards, for the run that follows. A file that was moved or
-copied gets the features of the committed row with the same bytes.
+A shard without a changed or removed row stays. Unchanged rows of other shards are copied. New and
+changed rows make new shards, for the run that follows. A file that was moved or copied gets the
+features of the committed row with the same bytes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ SPAN = ("start_s", "end_s")
 
 
 def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
-    """Begin a revision if the source has changed; `run_job` with `resume` carries it out. Nothing
-    happens unless there is a finished dataset of this job: the run finishes it first."""
+    """Begin a revision of a finished dataset if the source has changed; `run_job` with `resume`
+    carries it out."""
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, sink) as found:
         if found is None:
@@ -89,11 +89,8 @@ def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:
 
 
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
-    """Begin a revision that retries quarantined rows whose source file has changed.
-
-    `run_job` retries the rows whose file is unchanged. A commit must have the files of its plan, so
-    a changed file needs a new plan. A source that cannot be listed is left to the run.
-    """
+    """Begin a revision that retries quarantined rows whose source file has changed, which needs a
+    new plan. `run_job` retries the rows whose file is unchanged."""
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, events.ignore) as found:
         if found is None:

@@ -104,7 +104,7 @@ class ZarrShard:
         return join_frames(self.pieces(stream, span), shape, values.dtype)
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
-        """Yield parts of chunks. A row that lies elsewhere in the store or ends before is refused."""
+        """Yield parts of chunks; refuse a row that lies elsewhere in the store or ends before."""
         ids, starts = (self._vector(stream, name) for name in VECTORS)
         if span.row >= len(ids) or ids[span.row] != span.row_id:
             raise other_row(self.rel, span, ids[span.row] if span.row < len(ids) else None)
