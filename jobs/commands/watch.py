@@ -1,8 +1,5 @@
-"""`earmill watch`: show the progress of a job from its plan and commits, until it is finished.
-
-It asks no driver and writes nothing. So it works on any machine that can read the output, with any
-number of drivers, and after the last driver has ended.
-"""
+"""`earmill watch`: show the progress of a job from its plan and commits, until it is finished. It
+asks no driver and writes nothing."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
 """Signals and standard streams of the process that runs a command.
 
-SIGINT of Ctrl-C, SIGTERM, and SIGHUP of a closed terminal end a command. The first signal raises
-`Interrupted`, so that locks and temporary files are removed. The exit code is 128 plus the number
-of the signal, as a shell reports it. A second signal ends the process at once. A signal that was
-ignored when the process began stays ignored, because `nohup` asks for that.
+SIGINT, SIGTERM, and SIGHUP of a closed terminal end a command. The first signal raises
+`Interrupted`, so that locks and temporary files are removed; the exit code is 128 plus its number.
+A second signal ends the process at once. Signals that were ignored at the start (`nohup`) stay so.
 
-A command that only shows something ends when standard output cannot be written: without a message
-where nobody reads the pipe any more, else with one line. Text for a lost standard error is dropped.
-A job whose output is lost goes on, see `console.progress.Reporter`.
+A command ends when standard output cannot be written: without a message if the pipe has no reader,
+else with one line. A job whose output is lost goes on, see `console.progress.Reporter`.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def end(number: int, frame: FrameType | None = None) -> None:
         leaves.daemon = True
         leaves.start()
         # An interrupted destructor or thread would print a traceback.
-        sys.unraisablehook = threading.excepthook = _ignore
+        sys.unraisablehook = threading.excepthook = lambda _: None
     raise Interrupted
 
 
@@ -71,10 +69,6 @@ def _leave() -> None:
     if not _State.is_told:
         os.write(2, f"earmill: {interruption()}\n".encode())
     os._exit(exit_code())
-
-
-def _ignore(_: object) -> None:
-    pass
 
 
 def release_signals() -> None:

@@ -1,10 +1,8 @@
 """Report the progress of a run, and stop the run on a signal.
 
-A bar on a terminal, plain lines elsewhere, JSON or log lines on request. Progress goes to standard
-error as text, and the result to standard output. Planned figures are estimates: `about`.
-
-SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to finish the shards in flight; a second signal ends
-the process at once. Only work in flight is lost, and `--resume` continues from the commits.
+A bar on a terminal, plain lines elsewhere, JSON or log lines on request. Text goes to standard
+error, the result to standard output. SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to finish the
+shards in flight; a second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -63,12 +61,8 @@ _WARNINGS = (
 
 
 class Reporter:
-    """Takes every event of a run; `close` is called once at the end, also after an error.
-
-    The run goes on when the output cannot be written any more, as on a full disk or in a pipe
-    without a reader. Users find the same facts by `earmill watch` and `inspect`. The loss is
-    printed once on standard error; the exit code does not change.
-    """
+    """Takes every event of a run; `close` is called once at the end, also after an error. If the
+    output cannot be written any more, the run goes on, and standard error says so once."""
 
     # Report the end of the run alone.
     quiet = False

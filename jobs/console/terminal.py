@@ -1,11 +1,8 @@
 """Output of commands: text made visible, JSON lines, and structured log lines.
 
-A row id or an error text may hold escape sequences or rich markup; `say` and `console` show them
-instead of passing them to the terminal. JSON escapes every control character itself.
-
-`log_line` makes a log line: one JSON object on one line, for log collectors. Names of its fields
-are part of the interface (docs/watching.md lists them, a test compares). Texts come from
-exceptions, file names and rows, so secrets in URIs are removed and line breaks are escaped.
+`say` and `console` show escape sequences and rich markup of row ids and error texts instead of
+passing them to the terminal. `log_line` makes one JSON object on one line, without secrets; names
+of its fields are part of the interface (docs/watching.md lists them, a test compares).
 """
 
 from __future__ import annotations

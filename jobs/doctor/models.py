@@ -98,8 +98,8 @@ def as_array(values: Any) -> NDArray[Any]:
 
 
 def worst_error(got: Sequence[Any], expected: Sequence[Any], floor: float) -> float:
-    """Return the largest relative error of an array; infinity if a shape differs, or a value is not
-    finite. An array of zeros has the absolute error instead."""
+    """Return the largest relative error of an array (absolute for an array of zeros); infinity if a
+    shape differs, or a value is not finite."""
     worst = 0.0
     for one, other in zip(got, expected, strict=True):
         a, b = as_array(one).astype(np.float64), as_array(other).astype(np.float64)

@@ -82,10 +82,7 @@ def report_html(
     job: JobSpec | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Return the report of a dataset as one HTML page.
-
-    Credentials of the source are in `job`, because dataset.json does not hold them. The name of
-    each step goes to `on_begin` when the step begins.
+    """Return the report of a dataset as one HTML page. Credentials of the source are in `job`.
 
     Raises:
         SourceError: No dataset there, nothing committed yet, or no row with a given id.

@@ -1,12 +1,8 @@
 """The HTML of a page: templates filled with plain values, in one file that loads nothing else.
 
 Every text is escaped twice, and no template can skip that: invisible characters (`visible`), then
-HTML's own characters. Style and scripts belong to this package, and the Content-Security-Policy of
-the page allows them by their hashes; pictures and sound are data URIs. So no text of a corpus can
-run or load anything.
-
-`picture` turns an array into a small PNG with a palette. Values are averaged to at most
-`MOST_ROWS` by `MOST_COLUMNS` (events are summed), so the size does not grow with the clip.
+HTML's own characters. The Content-Security-Policy allows style and scripts of this package by their
+hashes; pictures and sound are data URIs. So no text of a corpus can run or load anything.
 """
 
 from __future__ import annotations

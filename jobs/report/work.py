@@ -1,7 +1,6 @@
 """The work on a dataset over time, from its commit records: throughput, CPU time, workers.
 
-A record says when its shard was committed and how long the shard took; audio and CPU time are
-spread evenly over this time. Long pauses are cut out of the time axis and marked.
+Audio and CPU time of a shard are spread evenly over its time. Long pauses are cut out of the axis.
 """
 
 from __future__ import annotations

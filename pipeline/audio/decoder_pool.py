@@ -156,11 +156,9 @@ class _Child:
 
 
 class ChildReader(Blocks):
-    """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`.
-
-    Beside its errors, a DecoderCrashError if the file crashed the child, or a DecoderLimitError if
-    it took more time or memory than a file may.
-    """
+    """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`. Beside its
+    errors, DecoderCrashError if the file crashed the child, DecoderLimitError if it took more time
+    or memory than a file may."""
 
     def __init__(
         self, children: DecoderPool, child: _Child, stream: BinaryIO, request: Mapping[str, Any]

@@ -1,8 +1,7 @@
 """Retry policy: backoff with jitter, for a budget of seconds.
 
-A budget is in seconds, not in tries, because backends retry themselves and one call may take a
-millisecond or a minute. If a store says when to come back (Retry-After), the next try waits until
-then; if that is past the budget, there is none.
+A budget is in seconds, not in tries, because one call may take a millisecond or a minute. A store's
+Retry-After is kept; if it is past the budget, there is no further try.
 """
 
 from __future__ import annotations

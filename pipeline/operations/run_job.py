@@ -486,7 +486,7 @@ def _clear(job: OpenJob) -> None:
 
 
 def _snapshot_path(layout: Layout) -> str | None:
-    """Return the path of the current snapshot, or an empty text; None if `current.json` is damaged."""
+    """Return the path of the current snapshot, or an empty text; None for a damaged file."""
     with suppress(CommitError):
         current = read_current(layout)
         return "" if current is None else current.snapshot.path

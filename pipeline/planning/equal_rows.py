@@ -1,8 +1,7 @@
 """Files of one listing with the same bytes: the first file is computed, the others are copies.
 
-Candidates are found in three steps, each among the candidates of the step before. They are equal
-size (on stores also equal content tag), equal pieces (local files), and equal sha256. Only whole
-files are compared: spans, rows of tables and members of archives are not known before.
+Candidates are found by equal size (on stores also equal content tag), then by equal pieces (local
+files), then by equal sha256. Only whole files are compared.
 """
 
 from __future__ import annotations
