@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 # Largest share of the time that is spent on listing commits; a listing of many takes seconds.
 LOOKING = 0.1
-# Seconds between equal lines if standard output is no terminal.
-SAME_LINE_EVERY_S = 60.0
+SAME_LINE_EVERY_S = 60.0  # Seconds between equal lines if standard output is no terminal.
 BAR_WIDTH = 24
 
 

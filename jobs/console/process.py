@@ -19,8 +19,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, TextIO, cast
 
-# Exit code of Ctrl-C.
-INTERRUPTED = 128 + signal.SIGINT
+INTERRUPTED = 128 + signal.SIGINT  # Exit code of Ctrl-C.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # After a signal the process ends within this time, even if a thread or a store does not answer.
 LEAVES_WITHIN_S = 10.0
@@ -29,11 +28,9 @@ NOT_READ, NOT_WRITTEN = 141, 1
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that ends the command was received.
-
-    A class of its own: where KeyboardInterrupt itself passes through some C code, Python ends the
-    process with SIGINT later, whatever the signal was.
-    """
+    """A signal that ends the command was received. A class of its own: where KeyboardInterrupt
+    itself passes through some C code, Python ends the process with SIGINT later, whatever the
+    signal was."""
 
 
 class _State:
@@ -61,7 +58,8 @@ def end(number: int, frame: FrameType | None = None) -> None:
         leaves.daemon = True
         leaves.start()
         # An interrupted destructor or thread would print a traceback.
-        sys.unraisablehook = threading.excepthook = lambda _: None
+        sys.unraisablehook = lambda _: None
+        threading.excepthook = lambda _: None
     raise Interrupted
 
 
@@ -136,11 +134,9 @@ class _Stream:
 
 
 def guard_streams() -> None:
-    """Open closed standard streams on the null device, and watch the writes to all of them.
-
-    Else the first file that the process opens would get the number of a closed stream, and the
-    messages of a library would be written to that file.
-    """
+    """Open closed standard streams on the null device, and watch the writes to all of them. Else
+    the first file that the process opens would get the number of a closed stream, and the messages
+    of a library would be written to that file."""
     for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)

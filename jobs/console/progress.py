@@ -43,12 +43,10 @@ SAME_LINE_EVERY_S = 60.0
 # Columns of the bar; columns of the spinner and the gaps beside the bar.
 BAR_WIDTH = 20
 BAR_MARGIN = 4
-# Terminals with fewer columns get half a bar.
-NARROW = 60
+NARROW = 60  # Terminals with fewer columns get half a bar.
 # Fields of events that have another name in log lines.
 _CALLED = {"shard_id": "shard", "text": "message"}
-# Seconds between totals in a log.
-PROGRESS_EVERY_S = 10.0
+PROGRESS_EVERY_S = 10.0  # Seconds between totals in a log.
 # Events that a bar shows in yellow.
 _WARNINGS = (
     events.ShardRetry,
@@ -64,8 +62,7 @@ class Reporter:
     """Takes every event of a run; `close` is called once at the end, also after an error. If the
     output cannot be written any more, the run goes on, and standard error says so once."""
 
-    # Report the end of the run alone.
-    quiet = False
+    quiet = False  # Report the end of the run alone.
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._tally, self._is_lost = clock, RunTotals(clock), False

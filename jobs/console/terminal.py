@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LINE_BREAK = "\n"
-# Error lines name this command with a topic.
-EXPLAIN = "earmill explain"
-# True in a process whose error events are log lines.
-_log_lines = [False]
+EXPLAIN = "earmill explain"  # Error lines name this command with a topic.
+_log_lines = [False]  # True in a process whose error events are log lines.
 
 
 def say(text: str, file: IO[str] | None = None) -> None:
@@ -108,10 +106,8 @@ def check_local(path: Path) -> None:
 
 
 INFO, WARNING, ERROR = "info", "warning", "error"
-# Characters of a text; an exception may quote megabytes.
-LONGEST_TEXT = 4000
-# Identifies the log lines of this process.
-RUN_ID = os.urandom(4).hex()
+LONGEST_TEXT = 4000  # Characters of a text; an exception may quote megabytes.
+RUN_ID = os.urandom(4).hex()  # Identifies the log lines of this process.
 
 
 def log_line(event: str, level: str, message: str, **fields: Any) -> str:

@@ -29,8 +29,7 @@ from earmill.pipeline.storage.retrying import store_errors
 # Most rows with features; least and most seconds of each.
 MOST_EXAMPLES = 50
 SECONDS = (0.1, 120.0)
-# Characters of the job file that the page shows.
-MOST_SPEC = 20_000
+MOST_SPEC = 20_000  # Characters of the job file that the page shows.
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,7 @@ COMPRESSION = 0.75
 LOUDEST = 0.999
 # libmpg123 prints warnings about damaged bytes: a child without standard error decodes these.
 NOISY = frozenset({"MP3"})
-# Larger files are not fetched for a few seconds of sound.
-MOST_BYTES = 512 * 2**20
+MOST_BYTES = 512 * 2**20  # Larger files are not fetched for a few seconds of sound.
 
 
 # Provenance that the page shows, in this order.

@@ -26,8 +26,7 @@ from earmill.pipeline.common.text import visible
 MOST_COLUMNS, MOST_ROWS = 600, 128
 # Number of colours; more cannot be told apart in a figure of this size, and cost bytes.
 COLOURS = 96
-# Colours of the gradient that explains a picture.
-GRADIENT_STOPS = 9
+GRADIENT_STOPS = 9  # Colours of the gradient that explains a picture.
 
 
 @lru_cache(maxsize=1)
@@ -71,8 +70,7 @@ def pooled(values: Values, most: int, axis: int) -> Values:
     return means
 
 
-# Longer texts are cut, because a name may have 10 kB.
-LONGEST_TEXT = 160
+LONGEST_TEXT = 160  # Longer texts are cut, because a name may have 10 kB.
 LINE_BREAK = "\n"
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src data:; media-src data:; "

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from earmill.pipeline.common.errors import OutputError
 
 LOOPBACK = "127.0.0.1"
-# Seconds after which a silent connection is closed.
-SILENT_S = 10
+SILENT_S = 10  # Seconds after which a silent connection is closed.
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",

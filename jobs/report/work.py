@@ -33,8 +33,7 @@ from earmill.pipeline.common import monitoring
 from earmill.pipeline.common.text import in_units
 from earmill.pipeline.dataset.watch import ShardFacts
 
-# Longer times without work are cut out of the axis.
-LONGEST_PAUSE_S = 3600.0
+LONGEST_PAUSE_S = 3600.0  # Longer times without work are cut out of the axis.
 MOST_BINS = 60
 # Round widths of a bin in seconds.
 WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)

@@ -47,8 +47,7 @@ PATIENCE = 20.0
 # Signals that come from other processes, never from a decoder.
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 START_S = 60.0
-# Largest stream without a file that is passed in memory.
-SMALL_BYTES = 64 << 20
+SMALL_BYTES = 64 << 20  # Largest stream without a file that is passed in memory.
 KEPT = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "HOME"})
 
 

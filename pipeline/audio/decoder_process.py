@@ -28,8 +28,7 @@ from earmill.pipeline.common.errors import RowError
 
 LENGTHS = struct.Struct("<II")
 MOST_JSON_BYTES = 1 << 16
-# A block of as many channels as libsndfile takes.
-MOST_PAYLOAD_BYTES = (1 << 16) * 1024 * 4
+MOST_PAYLOAD_BYTES = (1 << 16) * 1024 * 4  # A block of as many channels as libsndfile takes.
 
 
 class MessageError(Exception):

@@ -105,8 +105,7 @@ class DecoderInput:
         return self._stream.tell()
 
 
-# libsndfile answers SF_COUNT_MAX where the header holds no length.
-UNKNOWN_FRAMES = 1 << 62
+UNKNOWN_FRAMES = 1 << 62  # libsndfile answers SF_COUNT_MAX where the header holds no length.
 
 
 class Decoder:
@@ -172,9 +171,8 @@ def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decod
         raise DecoderError(why, unsupported=True) from error
 
 
-# A quarter of an hour of speech; decoded, 16 MB of 16 bits.
-MOST_BYTES = 1 << 24
-MOST_SAMPLES = 1 << 23
+MOST_BYTES = 1 << 24  # A quarter of an hour of speech.
+MOST_SAMPLES = 1 << 23  # 16 MB of 16 bits.
 # Name of a codec by the bits of a sample. libsndfile decodes FLACs of other widths.
 SUBTYPES = {8: "PCM_S8", 16: "PCM_16", 24: "PCM_24"}
 

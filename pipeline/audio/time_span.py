@@ -35,11 +35,9 @@ def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
 def frame_span(
     span: TimeSpan, rate_hz: float, declared: int | None, tolerance_s: float
 ) -> tuple[int, int | None]:
-    """Return the first frame of a span, and the frame behind its last; None for an open end.
-
-    `span` is in seconds. `declared` are the frames of the file, None if its header does not declare
-    them. The span may end `tolerance_s` behind the file.
-    """
+    """Return the first frame of a span, and the frame behind its last; None for an open end. `span`
+    is in seconds. `declared` are the frames of the file, None if its header does not declare them.
+    The span may end `tolerance_s` behind the file."""
     if span == (None, None):
         return 0, declared
     if not all(math.isfinite(value) and value >= 0 for value in span if value is not None):

@@ -285,11 +285,9 @@ class ClusterLost(RunStopped):
 
 
 class RowError(EarmillError, ValueError):
-    """One row cannot be processed; it becomes a quarantine row.
-
-    `stage` is fetch, decode, channels, resample, extract or worker. `error_class` is the reason's
-    name, stable across releases. The message says what was expected, got, and what to do.
-    """
+    """One row cannot be processed; it becomes a quarantine row. `stage` is fetch, decode, channels,
+    resample, extract or worker. `error_class` is the reason's name, stable across releases. The
+    message says what was expected, got, and what to do."""
 
     help_topic = "quarantine"
     stage = "decode"

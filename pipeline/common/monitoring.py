@@ -57,8 +57,7 @@ class CpuSeconds:
             return dict(self._seconds)
 
 
-# Threads that have used `doing`.
-_known: set[int] = set()
+_known: set[int] = set()  # Threads that have used `doing`.
 
 
 class _Token: ...
@@ -202,8 +201,7 @@ def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
     return {part: round(seconds[part], 6) for part in parts}
 
 
-# (began, ended), seconds since 1970.
-Stretch = tuple[float, float]
+Stretch = tuple[float, float]  # (began, ended), seconds since 1970.
 
 
 class StageTimes:

@@ -42,13 +42,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READ_THREADS = 16
-# On a disk, one more thread pays for this number of small files.
-FILES_A_THREAD = 64
+FILES_A_THREAD = 64  # On a disk, one more thread pays for this number of small files.
 # In `CommitRecord.info`; records of earlier releases have none.
 BAD_BY_CLASS = "bad_by_class"
 COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
-# Names that a message shows of a list.
-NAMED = 5
+NAMED = 5  # Names that a message shows of a list.
 _CHANNEL = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
 
 

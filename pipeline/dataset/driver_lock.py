@@ -57,10 +57,8 @@ _CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
 @dataclass(frozen=True)
 class LockHolder(Strict):
     """A driver, as stored in driver.json; `shares`: other drivers may work on the output as well.
-
     Process ids compare within one `machine`, see `machine_id`; `created_unix_s` tells processes
-    apart that have one id.
-    """
+    apart that have one id."""
 
     run_id: str
     host: str

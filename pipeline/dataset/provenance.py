@@ -19,8 +19,7 @@ import psutil
 
 from earmill.pipeline.common.machine import processor_name
 
-# Their sources make features.
-PACKAGES = ("earmill.pipeline", "amtcore")
+PACKAGES = ("earmill.pipeline", "amtcore")  # Their sources make features.
 # The packages that touch a value between source bytes and stored frames; enough for one commit.
 VALUE_PACKAGES = (
     *("earmill", "torch", "torchaudio", "numpy", "scipy", "numba", "triton"),

@@ -193,11 +193,9 @@ def compact(
     shard_rows: int | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> LogEntry | None:
-    """Merge neighbouring small shards in a new snapshot; values are the same bit for bit.
-
-    After a kill, the same command or `extract` with --resume goes on. Limits of a merged shard that
-    are None are the job's. Returns the log entry of the new snapshot, or None if nothing is small.
-    """
+    """Merge neighbouring small shards in a new snapshot; values are the same bit for bit. After a
+    kill, the same command or `extract` with --resume goes on. Limits of a merged shard that are
+    None are the job's. Returns the log entry of the new snapshot, or None if nothing is small."""
     require_dataset(layout)
     with held(layout) as fence:
         # Read with the lock: another command may have changed the dataset before.

@@ -37,10 +37,8 @@ from earmill.pipeline.storage.documents import Strict, read_table, table_of
 from earmill.pipeline.storage.layout import Layout
 
 CONTENT_CHARS = 16
-# Cards that every closed dataset has.
-CARDS = (paths.README_FILE, paths.CROISSANT_FILE)
-# A snapshot, as users name it: see `find_snapshot`.
-Which = int | str | date
+CARDS = (paths.README_FILE, paths.CROISSANT_FILE)  # Cards that every closed dataset has.
+Which = int | str | date  # A snapshot, as users name it: see `find_snapshot`.
 PREVIOUS, CURRENT = "previous", "current"
 AUDIO = ("pcm_sha256", "start_s", "end_s", "channel")
 # States of rows in an index.

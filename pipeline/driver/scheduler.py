@@ -31,8 +31,7 @@ from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcom
 
 BASE_S = 300.0  # Start-up, compilation and slow storage, whatever the audio.
 WALL_PER_AUDIO_S = 10.0  # Before a rate is known: a shard may take ten times its audio.
-# Once three rates are known: a shard may take 20 times their median.
-OVER_MEDIAN = 20.0
+OVER_MEDIAN = 20.0  # Once three rates are known: a shard may take 20 times their median.
 RATES_NEEDED = 3
 HUNG_FACTOR = 2.0
 

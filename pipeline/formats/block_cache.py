@@ -20,10 +20,8 @@ from earmill.pipeline.formats.values import Frames, convert_into
 
 DecodedBlock = tuple[np.ndarray, ...]
 Key = TypeVar("Key", bound=Hashable)
-# File of a shard, stream, number of the block in the stream.
-BlockKey = tuple[str, str, int]
-# Stream, number of the block in the stream.
-Block = tuple[str, int]
+BlockKey = tuple[str, str, int]  # File of a shard, stream, number of the block in the stream.
+Block = tuple[str, int]  # Stream, number of the block in the stream.
 # First frame of a piece, counted in its span, and the piece's frames, (n, width).
 Piece = tuple[int, np.ndarray]
 # A view of a part of a larger block than this many times the part is copied, not kept.

@@ -138,8 +138,7 @@ def refused(place: str, why: str) -> CommitError:
     )
 
 
-# Parts of a shard other than its data.
-OTHER_PARTS = ("rows", "quarantine")
+OTHER_PARTS = ("rows", "quarantine")  # Parts of a shard other than its data.
 # Encodings of a cell in a Parquet file, see `formats.parquet.format`.
 BINARY, NESTED = "binary", "nested"
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")

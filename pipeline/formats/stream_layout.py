@@ -49,8 +49,7 @@ FRAME_EPSILON = 1e-6
 
 # The pieces of stored rows [first, last) of a clip, (n, columns).
 Read = Callable[[int, int], Iterable[Piece]]
-# First frame, and the frame after the last.
-Span = tuple[int, int]
+Span = tuple[int, int]  # First frame, and the frame after the last.
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,9 @@ class StreamLayout:
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> Any:
-        """Read the frames of a span of a clip, in their unit; exact in float32.
-
-        Argument `read` reads pieces of stored rows [first, last) of the clip. The number `n_frames`
-        counts as `length_column` does. Without `copy` frames may be a `FrameView`.
-        """
+        """Read the frames of a span of a clip, in their unit; exact in float32. Argument `read`
+        reads pieces of stored rows [first, last) of the clip. The number `n_frames` counts as
+        `length_column` does. Without `copy` frames may be a `FrameView`."""
         shape = span[1] - span[0], self.stored_width
         return (join_frames if copy else FrameView)(read(*span), shape, dtype, self.scale_factor)
 

@@ -49,8 +49,7 @@ BLOCK_FRAMES = 64
 SCALE_ROWS = 2
 BLOCK_ROWS = SCALE_ROWS + BLOCK_FRAMES
 LARGEST = 127
-# bfloat16 is the upper half of a float32.
-HALF_BITS = 16
+HALF_BITS = 16  # bfloat16 is the upper half of a float32.
 # Scale factor by unit. Largest values at 120 dB SPL: 10 in an input of "rms1=100dB" (the scale
 # allows 32), 0.1 V of a hair cell (1 V), 40 sone/Cam (255).
 FLOAT16_SCALES = {"input unit": 2.0**-11, "V": 2.0**-16, "sone/Cam": 2.0**-8}

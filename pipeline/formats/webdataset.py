@@ -52,8 +52,7 @@ HASHES, COLUMNS = "npy_sha256", "columns"
 # Values above this wait in a file while a row is written, and are not kept when it is read.
 HELD_BYTES = 64 * MB
 PIECE_BYTES = MB
-# No quoted row id: a lone % escapes nothing.
-EMPTY_KEY = "%"
+EMPTY_KEY = "%"  # No quoted row id: a lone % escapes nothing.
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ MAIN = "main"
 # How often a commit is tried while the hub does not answer, and the wait in between, s.
 COMMIT_TRIES = 4
 COMMIT_WAIT_S = 2.0
-# Objects of one question, as huggingface_hub asks them.
-ASKED_AT_ONCE = 256
+ASKED_AT_ONCE = 256  # Objects of one question, as huggingface_hub asks them.
 CONFLICTS = (409, 412)
 REFUSALS = (401, 403)
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
-# Frames of a row.
-Part = torch.Tensor | FrameView
+Part = torch.Tensor | FrameView  # Frames of a row.
 # Returns memory of this shape and dtype, or None if there is no room.
 Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
 

@@ -49,11 +49,9 @@ def add_features(
     sink: events.Sink = events.ignore,
     stop: StopRequest | None = None,
 ) -> events.JobFinished:
-    """Compute other models' streams for the rows of a dataset that lack them.
-
-    `job` has `extract`, and perhaps `name`, `run` and `source.storage_options`; the other sections
-    are the dataset's. Raises OvertakenError if the dataset changed meanwhile. Else as `run_job`.
-    """
+    """Compute other models' streams for the rows of a dataset that lack them. `job` has `extract`,
+    and perhaps `name`, `run` and `source.storage_options`; the other sections are the dataset's.
+    Raises OvertakenError if the dataset changed meanwhile. Else as `run_job`."""
     layout = Layout.open(uri, storage_options)
     dataset, plan = _finished(layout)
     current = require_current(layout)

@@ -88,9 +88,8 @@ def verify_deep(
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> DeepReport:
     """Compute random rows of the current snapshot again, and compare them with the stored rows.
-
-    `seed` draws the rows; None draws a seed, too. `threads` are the kernels'; None takes all cores.
-    """
+    `seed` draws the rows; None draws a seed, too. `threads` are the kernels'; None takes all
+    cores."""
     if rows < 1:
         raise ValueError(f"expected at least 1 row to compute again, got {rows}")
     snapshot = read_snapshot(layout, require_current(layout))

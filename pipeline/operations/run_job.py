@@ -268,11 +268,9 @@ class Run:
         return self._finish(job, result)
 
     def _open(self, stack: ExitStack) -> tuple[OpenJob, Heartbeat | None]:
-        """Take the lock and open the job; a driver that joins holds the lock only meanwhile.
-
-        A driver that joins registers as a member before it reads plan and commits, so that its
-        fence notices if another command takes the output over.
-        """
+        """Take the lock and open the job; a driver that joins holds the lock only meanwhile. A
+        driver that joins registers as a member before it reads plan and commits, so that its fence
+        notices if another command takes the output over."""
         layout, sharing = self.layout, self.sharing
         member = None
         if sharing.joins and sharing.works:

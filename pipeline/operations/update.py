@@ -40,8 +40,7 @@ from earmill.pipeline.storage.layout import Layout
 
 # Why a revision was begun, in the dataset's history.
 UPDATE, RETRY = "update", "retry"
-# Shard and row id of a committed row whose features are copied.
-Place = tuple[str, str]
+Place = tuple[str, str]  # Shard and row id of a committed row whose features are copied.
 SPAN = ("start_s", "end_s")
 
 

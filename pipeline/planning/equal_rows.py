@@ -20,8 +20,7 @@ from earmill.pipeline.sources.base import EqualRow, Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.backend import is_local
 
-# Kinds of sources in which a row is a file.
-OF_FILES = ("files", "manifest")
+OF_FILES = ("files", "manifest")  # Kinds of sources in which a row is a file.
 PIECE_BYTES = 4096
 FETCHED_ROWS = 256  # Files that are fetched at a time.
 # Row id to the id of the row that it equals, and the sha256 of both.

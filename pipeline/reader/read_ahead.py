@@ -100,8 +100,7 @@ class ReadAhead:
         self._first = ThreadPoolExecutor(FIRST_REQUESTS, "read-ahead-first")
         self._lock = Lock()
         self._asked: set[Wanted] = set()
-        # Rows for which requests are being made.
-        self._plans: dict[int, Future[None]] = {}
+        self._plans: dict[int, Future[None]] = {}  # Rows for which requests are being made.
         # Shards that were opened before their rows were in the window.
         self._prepared: set[Any] = set()
         self._planning = 0

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
 
-# Number of a set, and the id of a recording in it.
-Name = tuple[int, str]
+Name = tuple[int, str]  # Number of a set, and the id of a recording in it.
 # End of the id of a row that is one of several channels.
 CHANNEL = re.compile(r"#ch[0-9]+\Z")
 

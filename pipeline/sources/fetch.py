@@ -55,10 +55,8 @@ AHEAD_OBJECTS = 8
 # An object stalls if no byte arrives for so long, plus the time at the lowest rate.
 STALL_S = 120.0
 SLOWEST_BYTES_PER_S = 100_000
-# A long range is read in pieces of this size.
-PIECE_BYTES = 8 << 20
-# Bytes of a block after a jump; libFLAC seeks in jumps.
-BLOCK_BYTES = 64 << 10
+PIECE_BYTES = 8 << 20  # A long range is read in pieces of this size.
+BLOCK_BYTES = 64 << 10  # Bytes of a block after a jump; libFLAC seeks in jumps.
 # Reading over a smaller gap, in long blocks, costs less than a request.
 NEAR_BYTES, LONG_BLOCK_BYTES = 32 << 10, 1 << 20
 SEEKABLE = frozenset(

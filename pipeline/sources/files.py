@@ -33,8 +33,7 @@ from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
 
 HIDDEN = "hidden"
 NO_EXTENSION = "no extension"
-# A blank row of a table, counted like a skipped file.
-BLANK_ROW = "blank row"
+BLANK_ROW = "blank row"  # A blank row of a table, counted like a skipped file.
 # Clients of some stores cut names at these characters, see `asks_for_another`.
 CUT_CHARACTERS = re.compile(r"[\x00-\x1f?#]|/$")
 UNREACHABLE = "unreachable name"

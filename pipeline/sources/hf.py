@@ -38,8 +38,7 @@ from earmill.pipeline.spec.source import HfSpec
 from earmill.pipeline.storage.backend import is_local
 
 ID_DIGITS = 9
-# Rows from which the features of a stream are inferred.
-FEATURE_ROWS = 5
+FEATURE_ROWS = 5  # Rows from which the features of a stream are inferred.
 PLAN_BATCH_ROWS = 256
 HEAD_BYTES = 4
 

@@ -41,8 +41,7 @@ BUFFER_BYTES = 1 << 20
 LISTING_THREADS = 16
 TABLES_KEPT = 256
 ROWS_AT_ONCE = 16
-# First bytes of a column chunk in which the first clip is searched.
-HEAD_BYTES = 4096
+HEAD_BYTES = 4096  # First bytes of a column chunk in which the first clip is searched.
 LARGE_BYTES = 1 << 20
 
 Row = Mapping[str, Any]

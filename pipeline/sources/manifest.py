@@ -40,15 +40,12 @@ FOREIGN_NAMES = (
 # Names of the start of a span in other tables. Beside one of them, "duration" is the span's length.
 FOREIGN_STARTS = ["offset", "start_s", "start_time", "begin"]
 FOREIGN_ENDS = ["end_s", "end_time", "stop"]
-# Columns of a span in tables of NeMo.
-SPAN_ELSEWHERE = {"offset", "duration"}
+SPAN_ELSEWHERE = {"offset", "duration"}  # Columns of a span in tables of NeMo.
 STAT_THREADS = 16
 
 Stat = Mapping[str, Any]
-# `stat_fields` of a local file that does not exist.
-ABSENT: Stat = {}
-# A filesystem and a path in it, or None and a uri.
-Folder = tuple[Any, str]
+ABSENT: Stat = {}  # `stat_fields` of a local file that does not exist.
+Folder = tuple[Any, str]  # A filesystem and a path in it, or None and a uri.
 
 
 class ManifestSource:

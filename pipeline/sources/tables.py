@@ -35,11 +35,9 @@ INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 BOOLEANS = {"true": True, "false": False}
 RESERVED = ("uri", "id", "start", "end")
-# Rows of a text table that become Python objects at once.
-CHUNK_ROWS = 8192
+CHUNK_ROWS = 8192  # Rows of a text table that become Python objects at once.
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-# A small compressed file can hold text without end.
-MOST_TEXT_BYTES = 4 << 30
+MOST_TEXT_BYTES = 4 << 30  # A small compressed file can hold text without end.
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 DELIMITERS = ",\t;|"
 # Names that pandas gives to columns without a name, and to its index in Parquet.

@@ -64,10 +64,7 @@ class BuiltModel:
 
 
 def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
-    return [
-        {"model": each.model, "fs_hz": each.fs_hz, "params": each.params, "streams": each.streams}
-        for each in spec.extract
-    ]
+    return [dict(entry) for entry in spec.extract]
 
 
 def validate_models(spec: JobSpec) -> list[Extractor]:

@@ -85,8 +85,7 @@ class Backend(ABC):
     A backend can be pickled, compared and referenced weakly.
     """
 
-    # True where plain os calls reach the same files.
-    is_local: ClassVar[bool] = False
+    is_local: ClassVar[bool] = False  # True where plain os calls reach the same files.
 
     @classmethod
     @abstractmethod

@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 from earmill.pipeline.common.errors import OutputError
 
 Bytes = NDArray[np.uint8]
-# Takes the first byte of a range and its length.
-Fetch = Callable[[int, int], Bytes]
+Fetch = Callable[[int, int], Bytes]  # Takes the first byte of a range and its length.
 
 MARK = b"EMLC"
 PAGE_BYTES, PAGES = 2**18, 16
@@ -46,8 +45,7 @@ HEAD_BYTES = HEAD.size + 4
 LOCKS = 64
 # Room is made for more than the next part, so that files are not listed for each part.
 LEAVE = 0.9
-# A temporary file older than this was left by a killed process.
-ABANDONED_S = 3600.0
+ABANDONED_S = 3600.0  # A temporary file older than this was left by a killed process.
 UNFINISHED = ".tmp"
 
 

@@ -84,8 +84,7 @@ class CredentialsError(ConnectionError):
 class ObjectBackend(Backend):
     """One bucket or container, with storage options in fsspec's words or in obstore's."""
 
-    # All schemes of its URIs, the first in its addresses.
-    schemes: ClassVar[tuple[str, ...]]
+    schemes: ClassVar[tuple[str, ...]]  # All schemes of its URIs, the first in its addresses.
     # obstore's client, the package of fsspec's, and the latter's options that `translated` knows.
     client: ClassVar[str]
     package: ClassVar[str]

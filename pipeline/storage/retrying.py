@@ -48,8 +48,7 @@ REASONS = {
 }
 # Backends whose store has answered and did not go silent for good afterwards.
 _answered: weakref.WeakSet[Any] = weakref.WeakSet()
-# When each call that is under way began.
-_under_way: dict[object, float] = {}
+_under_way: dict[object, float] = {}  # When each call that is under way began.
 
 
 def longest_call_s() -> float:

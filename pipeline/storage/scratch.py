@@ -123,11 +123,9 @@ def shared_scratch(layout: Layout, name: str) -> Path | None:
 
 @store_call("cleared", None)
 def clear_scratch(layout: Layout, name: str = "") -> None:
-    """Remove one shared folder, or, with the lock held, all files of killed attempts.
-
-    Workers of an overtaken driver may still publish out of the folder, and a removal follows a
-    folder through its rename. So it is moved away first: later files are not found there.
-    """
+    """Remove one shared folder, or, with the lock held, all files of killed attempts. Workers of an
+    overtaken driver may still publish out of the folder, and a removal follows a folder through its
+    rename. So it is moved away first: later files are not found there."""
     if not layout.is_local:
         return
     root = Path(layout.root)

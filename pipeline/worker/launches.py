@@ -56,8 +56,7 @@ class _Request:
         return self.error is not None or len(self.made) == len(self.clips)
 
 
-# A clip: its request, and its position there.
-_Place = tuple[_Request, int]
+_Place = tuple[_Request, int]  # A clip: its request, and its position there.
 
 
 class LaunchBatcher:

@@ -29,8 +29,7 @@ class _Gate:
         self._changed = threading.Condition()
         self._running = self._waiting = 0
         self._is_closed = False
-        # Bytes of finished pieces that wait for the consumer.
-        self.waiting_bytes = 0
+        self.waiting_bytes = 0  # Bytes of finished pieces that wait for the consumer.
 
     def enter(self) -> bool:
         with self._changed:

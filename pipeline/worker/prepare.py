@@ -39,8 +39,7 @@ OF_AUDIO = (
     *("decoder_version", "header_size", "unterminated", "span_short_s"),
 )
 Signal = npt.NDArray[np.float32]
-# Stream name -> frames, or the events of a stretch.
-ModelOutput = Mapping[str, Any]
+ModelOutput = Mapping[str, Any]  # Stream name -> frames, or the events of a stretch.
 
 
 @dataclass(frozen=True)

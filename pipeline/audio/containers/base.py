@@ -21,8 +21,7 @@ HeaderSize = Literal["ignored", "unknown"]
 
 # Chunks, boxes or tags in front of the samples; real files have a few dozen at most.
 MAX_PARTS = 4096
-# Behind the end of any file, and a number that seek takes.
-FARTHEST = (1 << 63) - 1
+FARTHEST = (1 << 63) - 1  # Behind the end of any file, and a number that seek takes.
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,7 @@ def _seven_bits(raw: bytes) -> int:
     return raw[0] << 21 | raw[1] << 14 | raw[2] << 7 | raw[3]
 
 
-# Recorders fill the last sector of a file with zeros.
-MOST_PADDING = 4096
+MOST_PADDING = 4096  # Recorders fill the last sector of a file with zeros.
 
 # Chunks that stand behind samples. A chunk that is cut is known by its name alone.
 KNOWN_CHUNKS = frozenset(

@@ -170,11 +170,9 @@ def parse_header(raw: bytes, position: int = 0) -> FrameHeader | None:
 
 
 def first_frame(stream: BinaryIO, start: int, *, chain: int = 2) -> FrameHeader | None:
-    """Return the first header that headers of its kind follow; None if there is none.
-
-    A lone frame, or a frame whose successor is cut off, counts only at `start` itself. Layer III
-    needs `chain` frames in a row, other layers `LONG_CHAIN`.
-    """
+    """Return the first header that headers of its kind follow; None if there is none. A lone frame,
+    or a frame whose successor is cut off, counts only at `start` itself. Layer III needs `chain`
+    frames in a row, other layers `LONG_CHAIN`."""
     window = read_at(stream, start, SEARCH_BYTES)
     for sync in re.finditer(b"\xff", window):
         index = sync.start()

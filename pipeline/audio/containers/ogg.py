@@ -72,11 +72,9 @@ class _Link:
 
     @property
     def is_plain(self) -> bool:
-        """Return True if libsndfile decodes the link correctly.
-
-        libsndfile cannot read two streams beside each other, and needs the end mark. It leaves out
-        the delay of Opus only if the sound begins at 0.
-        """
+        """Return True if libsndfile decodes the link correctly. libsndfile cannot read two streams
+        beside each other, and needs the end mark. It leaves out the delay of Opus only if the sound
+        begins at 0."""
         if len(self.streams) != 1 or not self.is_ended:
             return False
         (logical,) = self.streams.values()

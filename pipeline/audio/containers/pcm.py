@@ -65,8 +65,7 @@ WRAP = 1 << 32
 # Placeholders are about 2 or 4 GiB: programs subtract a header, or round to frames. Files whose
 # true size lies in this range are rarer.
 NEAR_BYTES = 4096
-# Sizes of 64 bits that no file has.
-NO_SIZE = 1 << 62
+NO_SIZE = 1 << 62  # Sizes of 64 bits that no file has.
 
 
 @dataclass(frozen=True)
@@ -274,11 +273,9 @@ def _mpeg_inside(stream: BinaryIO, stated: StatedSize, probe: Probe, nbytes: int
 
 
 def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
-    """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes.
-
-    libsndfile takes padding and further chunks behind the samples for samples, so the number of
-    samples comes from the header.
-    """
+    """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes. libsndfile
+    takes padding and further chunks behind the samples for samples, so the number of samples comes
+    from the header."""
     found = WaveFormat()
     for name, start, size in chunks(stream, 40, nbytes, W64_CHUNKS):
         if name == b"fmt ":

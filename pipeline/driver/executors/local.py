@@ -40,8 +40,7 @@ COMMAND = (
 # The end of a process's standard error is quoted when the process dies; the rest is dropped.
 LAST_WORDS_BYTES = 4096
 MOST_SAID_BYTES = 2**20
-# A call is a number, unique among the calls of all workers.
-CALL_NUMBERS = itertools.count()
+CALL_NUMBERS = itertools.count()  # A call is a number, unique among the calls of all workers.
 # Time between the closing of a worker's pipe and the end of its process, in seconds.
 ENDS_WITHIN_S = 5.0
 

@@ -78,23 +78,18 @@ if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
 
-# First byte of a range in a file, and the byte after the last.
-Span = tuple[int, int]
-# First byte of a range, and its content.
-Held = tuple[int, Bytes]
+Span = tuple[int, int]  # First byte of a range in a file, and the byte after the last.
+Held = tuple[int, Bytes]  # First byte of a range, and its content.
 
 MB = 2**20
-# About ten minutes of Dau1997.
-LIMIT_BYTES = 32 * MB
+LIMIT_BYTES = 32 * MB  # About ten minutes of Dau1997.
 PART_BYTES = 16 * MB
 PARTS_KEY = b"earmill.parts"
-# Column of the row ids.
-ID_COLUMN = "row_id"
+ID_COLUMN = "row_id"  # Column of the row ids.
 # Keys in the metadata of a binary column.
 PREFIX = "earmill."
 COLUMNS_KEY, DTYPE_KEY = b"earmill.columns", b"earmill.dtype"
-# Levels of a number, or the length of a cell, cost up to 4 bytes.
-OVERHEAD_BYTES = 4
+OVERHEAD_BYTES = 4  # Levels of a number, or the length of a cell, cost up to 4 bytes.
 SEAL_MARK = b"EMFC"
 # The length of the footer and the mark behind it are the last bytes of a file.
 MAGIC, LENGTH_BYTES = b"PAR1", 4

@@ -47,8 +47,7 @@ TEXT_CODEC = "vlen-utf8"
 BLOSC_HEADER_BYTES, ZSTD_MAGIC = 16, b"\x28\xb5\x2f\xfd"
 ZSTD_LEVEL = 3
 ENTRY_BYTES = 16
-# Chunks in the largest object that our writers make.
-USUAL_CHUNKS_PER_OBJECT = 64
+USUAL_CHUNKS_PER_OBJECT = 64  # Chunks in the largest object that our writers make.
 KEYS = {"name": "default", "configuration": {"separator": "/"}}
 INDEX_CODECS = ["bytes", CRC_CODEC]
 # blosc's own threads would run beside the threads that decode chunks.

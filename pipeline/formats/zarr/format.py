@@ -46,11 +46,9 @@ if TYPE_CHECKING:
 # Bytes of one request. A local file gives a few chunks as fast as many, and a few stay in the
 # processor's cache until they are decoded.
 REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
-# Decoded together, while the rest of a request is under way.
-PART_BYTES = 2**20
+PART_BYTES = 2**20  # Decoded together, while the rest of a request is under way.
 VECTORS = ("row_id", "row_start")
-# Objects whose ends are read together with the metadata.
-MOST_ENDS = 8
+MOST_ENDS = 8  # Objects whose ends are read together with the metadata.
 
 
 class FrameObject(NamedTuple):
@@ -67,13 +65,11 @@ class ZarrShard:
         self._layout, self._promise, self._cache = layout, promise, cache
         self.rel = rel
         self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
-        # Last bytes of objects.
-        self._ends: dict[str, Bytes] = {}
+        self._ends: dict[str, Bytes] = {}  # Last bytes of objects.
         self._arrays, self._values = self._metadata()
         self._vectors: dict[str, Any] = {}
         self._objects: dict[tuple[str, int], FrameObject] = {}
-        # Threads that read ahead do not send the same requests twice.
-        self._asking = Lock()
+        self._asking = Lock()  # Threads that read ahead do not send the same requests twice.
 
     def _metadata(self) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
         """Read the store's metadata, and of a remote store in the same round trip the ends of large
