@@ -42,7 +42,7 @@ ENVELOPE_RANGE_DB, MODULATION_RANGE_DB = 50.0, 30.0
 FREQUENCIES_HZ = (50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
 MOST_TRACES = 4
 BRIGHTEST = 0.95  # Quantile of the counts above 0 that gets the brightest colour.
-MOST_LABELS, MOST_COLUMNS_IN_TABLE = 8, 16  # Of a modulation spectrum.
+MOST_LABELS, MOST_COLUMNS_IN_TABLE = 8, 16  # Limits of a modulation spectrum's figure.
 TIME = "time (s)"
 
 

@@ -455,8 +455,8 @@ def start_of(run_id: str) -> float:
 
 
 def clear_claims(layout: Layout) -> None:
-    """Remove the claims of a complete dataset, and memberships of drivers that have ended; those of
-    drivers that may wake stay for `evict_crew`."""
+    """Remove the claims of a complete dataset, and memberships of drivers that have ended.
+    `evict_crew` removes the memberships of drivers that may wake."""
     layout.delete(CLAIMS)
     for name in layout.list(CREW):
         holder = read_holder(layout, name)

@@ -49,7 +49,7 @@ def lineage_of(
     past: Sequence[EarlierSnapshot],
     now: EarlierSnapshot,
 ) -> Node:
-    """Return the document, given earlier snapshots, the oldest first, and the one that is made."""
+    """Return the document of earlier snapshots, the oldest first, and of the snapshot `now`."""
     known = _known_software(layout)
     software = {now.snapshot.path: _software(records)}
     for one in past:

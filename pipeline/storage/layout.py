@@ -50,8 +50,8 @@ _scratch = threading.local()
 @dataclass(frozen=True, repr=False)
 class Layout:
     """A storage backend and a root, a path as the backend spells it. Invariants: `write_bytes` and
-    `put_if_absent` show a reader the whole content or nothing. Of racing `put_if_absent` calls for
-    one path at most one returns True. `repr` has no options."""
+    `put_if_absent` show a reader the whole content or nothing. At most one of racing calls of
+    `put_if_absent` for one path returns True. `repr` has no options."""
 
     backend: Backend
     root: str

@@ -470,8 +470,8 @@ def can_name(key: str) -> bool:
 
 
 def from_obstore(path: str, error: Exception) -> Exception:
-    """Return an error of obstore as one that `classify` and `http_status` understand. Of its text,
-    which holds the URL with an Azure signature, only status, code and message are taken over."""
+    """Return an error of obstore as one that `classify` and `http_status` understand. Only status,
+    code and message are taken over, because its text holds the URL with an Azure signature."""
     text = str(error)
     line, _, details = text.partition("\n\nDebug source:")
     code = _found(r"<Code>\s*([\w.-]+)", line)

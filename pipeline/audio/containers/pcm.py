@@ -273,9 +273,9 @@ def _mpeg_inside(stream: BinaryIO, stated: StatedSize, probe: Probe, nbytes: int
 
 
 def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
-    """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes. libsndfile
-    takes padding and further chunks behind the samples for samples, so the number of samples comes
-    from the header."""
+    """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes. The number of
+    samples comes from the header, because libsndfile takes padding and chunks behind the samples
+    for samples."""
     found = WaveFormat()
     for name, start, size in chunks(stream, 40, nbytes, W64_CHUNKS):
         if name == b"fmt ":
