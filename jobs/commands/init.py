@@ -15,6 +15,7 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -157,7 +158,7 @@ def init(
         rate = None if frame_rate is None else str(frame_rate)
         pooling = POOLING.format(
             rate=ask("3/5  Frames per second?", rate, "100", _rate),
-            pool=ask("     How do samples become a frame?", pool, POOLS[0], _one_of(POOLS)),
+            pool=ask("     How do samples become a frame?", pool, POOLS[0], partial(_word, POOLS)),
         )
     elif frame_rate is not None or pool is not None:
         raise SpecError(
@@ -171,7 +172,7 @@ def init(
         lambda answer: _output(answer, place),
     )
     chosen_formats = ask("5/5  Stored as?", formats, "parquet,zarr", _formats)
-    dtype = ask("     In numbers of?", dtype, DTYPES[0], _one_of(DTYPES))
+    dtype = ask("     In numbers of?", dtype, DTYPES[0], partial(_word, DTYPES))
     licenses = {
         "source": ask(
             "     Licence of the audio, e.g. CC-BY-4.0, or nothing", source_license, "", _license
@@ -278,13 +279,10 @@ def _rate(answer: str) -> float:
     return rate
 
 
-def _one_of(words: Sequence[str]) -> Callable[[str], str]:
-    def parse(answer: str) -> str:
-        if answer not in words:
-            raise SpecError(f"expected one of {', '.join(words)}, got {answer!r}")
-        return answer
-
-    return parse
+def _word(words: Sequence[str], answer: str) -> str:
+    if answer not in words:
+        raise SpecError(f"expected one of {', '.join(words)}, got {answer!r}")
+    return answer
 
 
 def _output(answer: str, source: str) -> str:
@@ -307,7 +305,7 @@ def _formats(answer: str) -> list[str]:
     words = answer.replace(",", " ").split()
     if not words:
         raise SpecError(f"expected at least one of {', '.join(FORMATS.names())}")
-    return sorted(set(map(_one_of(FORMATS.names()), words)))
+    return sorted({_word(FORMATS.names(), word) for word in words})
 
 
 def _license(answer: str) -> str:

@@ -1,8 +1,5 @@
-"""`earmill watch`: show the progress of a job from its plan and commits, until it is finished.
-
-It asks no driver and writes nothing. So it works on any machine that can read the output, with any
-number of drivers, and after the last driver has ended.
-"""
+"""`earmill watch`: show the progress of a job from its plan and commits, until it is finished. It
+asks no driver and writes nothing."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ if TYPE_CHECKING:
 
 # Largest share of the time that is spent on listing commits; a listing of many takes seconds.
 LOOKING = 0.1
-# Seconds between equal lines if standard output is no terminal.
-SAME_LINE_EVERY_S = 60.0
+SAME_LINE_EVERY_S = 60.0  # Seconds between equal lines if standard output is no terminal.
 BAR_WIDTH = 24
 
 

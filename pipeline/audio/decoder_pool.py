@@ -47,8 +47,7 @@ PATIENCE = 20.0
 # Signals that come from other processes, never from a decoder.
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 START_S = 60.0
-# Largest stream without a file that is passed in memory.
-SMALL_BYTES = 64 << 20
+SMALL_BYTES = 64 << 20  # Largest stream without a file that is passed in memory.
 KEPT = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "HOME"})
 
 
@@ -156,11 +155,9 @@ class _Child:
 
 
 class ChildReader(Blocks):
-    """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`.
-
-    Beside its errors, a DecoderCrashError if the file crashed the child, or a DecoderLimitError if
-    it took more time or memory than a file may.
-    """
+    """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`. Beside its
+    errors, DecoderCrashError if the file crashed the child, DecoderLimitError if it took more time
+    or memory than a file may."""
 
     def __init__(
         self, children: DecoderPool, child: _Child, stream: BinaryIO, request: Mapping[str, Any]

@@ -25,10 +25,8 @@ def seconds_to_frames(seconds: float, rate_hz: float) -> int:
 
 
 def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
-    """Return the samples after resampling: n * to / from, rounded to nearest, halves down.
-
-    The arithmetic is exact, so that lengths do not depend on float rounding or on chunks.
-    """
+    """Return the samples after resampling: n * to / from, rounded to nearest, halves down. The
+    arithmetic is exact, so that lengths do not depend on float rounding or on chunks."""
     exact = Fraction(n_samples) * Fraction(to_hz) / Fraction(from_hz)
     # ceil(x - 1/2) with integers only.
     return -((exact.denominator - 2 * exact.numerator) // (2 * exact.denominator))
@@ -37,11 +35,9 @@ def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
 def frame_span(
     span: TimeSpan, rate_hz: float, declared: int | None, tolerance_s: float
 ) -> tuple[int, int | None]:
-    """Return the first frame of a span, and the frame behind its last; None for an open end.
-
-    `span` is in seconds. `declared` are the frames of the file, None if its header does not declare
-    them. The span may end `tolerance_s` behind the file.
-    """
+    """Return the first frame of a span, and the frame behind its last; None for an open end. `span`
+    is in seconds. `declared` are the frames of the file, None if its header does not declare them.
+    The span may end `tolerance_s` behind the file."""
     if span == (None, None):
         return 0, declared
     if not all(math.isfinite(value) and value >= 0 for value in span if value is not None):

@@ -1,8 +1,5 @@
-"""README.md of a dataset: the card for people.
-
-Cards are made at finalise from dataset.json, the commits and the index, so they describe the stored
-data, not the job. Equal datasets give equal cards.
-"""
+"""README.md of a dataset, made of dataset.json, the commits and the index. Equal datasets give
+equal cards."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ FILES = (
 def readme(
     dataset: DatasetFile, records: Sequence[CommitRecord], index: pa.Table, index_file: OutFile
 ) -> str:
-    """The card as Markdown, with the front matter Hugging Face reads."""
+    """Return the card as Markdown, with the front matter that Hugging Face reads."""
     models = ", ".join(sorted({str(stream["model"]) for stream in dataset.streams}))
     source = dataset.spec.get("source", {}).get("uri", "unknown")
     parts = [
@@ -94,11 +91,10 @@ def _code(value: object) -> _Code:
 
 
 def _text(value: object) -> str:
-    """A value as one line that is text in Markdown: no table cell, heading, link, image or HTML."""
+    """Return a value as one line of Markdown text: no table cell, heading, link, image or HTML."""
     if isinstance(value, _Code):
         return value
-    escaped = re.sub(r"([\\`|\[\]])", r"\\\1", one_line(str(value)))
-    return html.escape(escaped, quote=False)
+    return html.escape(re.sub(r"([\\`|\[\]])", r"\\\1", one_line(str(value))), quote=False)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -248,22 +244,19 @@ def _bad_rows(index: pa.Table) -> str:
 
 
 def _origin(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
-    provenance = dataset.provenance
-    git = provenance.get("git") or {}
-    versions = provenance.get("versions") or {}
-    host = provenance.get("host") or {}
+    keys = ("git", "versions", "host", "device")
+    git, versions, host, device = (dataset.provenance.get(key) or {} for key in keys)
     commit = (git.get("commit") or "unknown") + (", modified" if git.get("dirty") else "")
     of_shards = [record.info.get("device") for record in records]
-    names = {device.get("name") for device in of_shards if isinstance(device, Mapping)}
+    names = {each.get("name") for each in of_shards if isinstance(each, Mapping)}
     devices = ", ".join(sorted(name for name in names if isinstance(name, str)))
-    begun_on = (provenance.get("device") or {}).get("name", "unknown")
     rows = [
         ("made with", f"earmill {versions.get('earmill', 'unknown version')}"),
         ("git commit", commit),
         ("begun", dataset.created),
         ("spec sha256", _code(dataset.spec_sha256)),
         ("plan", _code(dataset.plan_id)),
-        ("device", devices or begun_on),
+        ("device", devices or device.get("name", "unknown")),
         ("system", host.get("system", "unknown")),
     ]
     spec = json.dumps(dataset.spec, indent=2, sort_keys=True)

@@ -1,11 +1,9 @@
 """Remove files that nothing names: attempts that lost, replaced commits, shards that were dropped.
 
-Snapshots that are no longer wanted leave the history first, by one replacement of current.json;
-what only they named goes after that, records before the files they name. So a run that is killed
-leaves a whole dataset, and the next one removes the rest. A collection holds the driver's lock. It
-leaves files younger than the grace time, and attempts on a shard without a commit: a worker that
-was cut off long ago may still be about to commit it. Files that were half written when their
-process was killed go as well, and the locks of drivers that were killed while they took over.
+Snapshots leave the history first, by one replacement of current.json; then files that only they
+named are removed, records before the files they name. So a killed run leaves a whole dataset. Files
+younger than the grace time stay, and attempts on a shard without a commit: a worker that was cut
+off long ago may still commit it. Half-written files and locks of killed drivers go as well.
 """
 
 from __future__ import annotations
@@ -52,8 +50,7 @@ class Collected(Shown):
 
     Args:
         snapshots: Log entries of the snapshots that leave the history, the oldest first.
-        parts: Files and folders.
-        files, bytes: Number of files in them, and their size.
+        parts: Files and folders; `files`, `bytes` are the number of files in them, and their size.
         young: Files that no snapshot names but are younger than the grace time: they stay.
     """
 
@@ -165,8 +162,8 @@ def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
 def _unnamed(
     layout: Layout, named: set[str], known: Collection[str]
 ) -> Iterator[tuple[str, list[Entry]]]:
-    """Yield what nothing refers to, in the order in which it goes: paths of files and folders, and
-    their files. Attempts on shards that are not `known` (committed or dropped) may be under way."""
+    """Yield unnamed files and folders, and the files in them, in the order of their removal.
+    Attempts on shards that are not `known` (committed or dropped) may be under way."""
     committed = {part[0] for name in named if (part := _PART.match(name)) is not None}
     for folder in FOLDERS:
         entries, parts = layout.entries(folder), defaultdict[str, list[Entry]](list)

@@ -103,8 +103,7 @@ LONGEST_GAP_S = 3600.0
 PAUSE_GAPS = 3.0
 # A job is quiet after this time, s, this number of usual gaps and of usual shards.
 QUIET_S, QUIET_GAPS, QUIET_SHARDS = 120.0, 10.0, 3.0
-# Records that one look reads at most.
-READ_AT_ONCE = 2000
+READ_AT_ONCE = 2000  # Records that one look reads at most.
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,11 @@
-"""The interface of a format of data files, the installed formats by name, and what a commit expects
-of such a file.
+"""The interface of a format of data files, the installed formats, and a commit's claims of a file.
 
 A format is registered in the entry points of `earmill.formats`. It writes a shard into a private
-local folder. Equal rows give equal bytes, because no file holds the time, the host or a random
-value. It reads its own file back as a `ShardDigest`, which must equal the digest of the rows before
-the shard is published. It also gives random access to the frames of a published file.
+local folder; equal rows give equal bytes. It reads its own file back as a `ShardDigest`, which must
+equal the digest of the rows. It also gives random access to the frames of a published file.
 
-A reader checks a file against its `Promise` before it takes memory or runs a decoder, because a
-dataset may be somebody else's. A store or file is refused if it claims other sizes, another type or
-a codec that our writers never use.
+A reader checks a file against its `Promise` before it takes memory or runs a decoder: sizes, types,
+and codecs that our writers use.
 """
 
 from __future__ import annotations
@@ -92,9 +89,8 @@ def explain_damage(
 ) -> Iterator[None]:
     """Turn errors of decoders on damaged bytes into one line that names row and file.
 
-    Errors of the system (no right, no network) pass unchanged, but not a missing file. Too little
-    memory, a module that is not installed and a fault of a program are not damage. Argument
-    `is_whole` tells whether the file holds the bytes that were committed.
+    Errors of the system (no right, no network) pass unchanged, but not a missing file. If
+    `is_whole`, which tells if the file holds the committed bytes, a program is at fault.
     """
     try:
         yield
@@ -142,8 +138,7 @@ def refused(place: str, why: str) -> CommitError:
     )
 
 
-# Parts of a shard other than its data.
-OTHER_PARTS = ("rows", "quarantine")
+OTHER_PARTS = ("rows", "quarantine")  # Parts of a shard other than its data.
 # Encodings of a cell in a Parquet file, see `formats.parquet.format`.
 BINARY, NESTED = "binary", "nested"
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
@@ -324,8 +319,7 @@ def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str])
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse formats that one dataset cannot have: unusable ones (ExtensionError), and two formats
-    that would write the same file (SpecError)."""
+    """Refuse unusable formats (ExtensionError), and two that write the same file (SpecError)."""
     owners: dict[str, str] = {}
     for name in names:
         suffix = format_of(name).suffix
@@ -343,8 +337,7 @@ def check_formats(names: Sequence[str]) -> None:
 def stored_streams(
     streams: Iterable[StreamInfo], dtype: str, formats: Iterable[str]
 ) -> list[StreamInfo]:
-    """Return the descriptions of a model's streams as a new dataset of these formats stores them.
-    If one of the formats has no scales, streams with a scale have the layout `scaled`."""
+    """Return the streams as stored, with the layout `scaled` if a format has no scales."""
     known = as_stored(streams, dtype)
     if all(format_of(name).has_scales for name in formats):
         return known

@@ -1,7 +1,6 @@
 """One dataset repository on the Hugging Face hub, by huggingface_hub; its errors in one line.
 
-huggingface_hub finds the token: in `HF_TOKEN`, or stored by `hf auth login`. No function here takes
-the token, and no message holds it. Requests that may be repeated are repeated there; a commit is
+huggingface_hub finds the token: no function here takes it, and no message holds it. A commit is
 sent again only when the branch is where it was.
 """
 
@@ -41,8 +40,7 @@ MAIN = "main"
 # How often a commit is tried while the hub does not answer, and the wait in between, s.
 COMMIT_TRIES = 4
 COMMIT_WAIT_S = 2.0
-# Objects of one question, as huggingface_hub asks them.
-ASKED_AT_ONCE = 256
+ASKED_AT_ONCE = 256  # Objects of one question, as huggingface_hub asks them.
 CONFLICTS = (409, 412)
 REFUSALS = (401, 403)
 
@@ -57,10 +55,8 @@ class Stored:
 
 
 class HubRepo:
-    """A dataset repository `user/name`, and the branch to read and to commit to.
-
-    An id that is not valid is an OutputError, a missing token a HubError.
-    """
+    """A dataset repository `user/name`, and its branch; OutputError for an invalid id, HubError
+    without a token."""
 
     def __init__(self, repo_id: str, branch: str = MAIN) -> None:
         self.repo_id, self.branch = repo_id, branch
@@ -152,11 +148,8 @@ class HubRepo:
         parent: str,
         proof: tuple[str, str],
     ) -> str:
-        """Make one commit on top of `parent`, and return its id.
-
-        The proof is a path and git's hash of its content. They identify this commit if the hub made
-        it and its answer was lost.
-        """
+        """Make one commit on top of `parent`, and return its id. The proof, a path and git's hash
+        of its content, identifies the commit if the hub's answer was lost."""
         deletions = [CommitOperationDelete(path, is_folder=False) for path in removed]
         for attempt in range(COMMIT_TRIES):
             try:

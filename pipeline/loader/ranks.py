@@ -1,9 +1,8 @@
 """The share of an epoch that this process reads: its rank, and the number of processes.
 
 They are looked up at every use, because Lightning initialises torch.distributed after it gets its
-loaders. A contradiction is an error: a default would train every rank on the same rows, or leave
-rows out, without a message. The library accelerate splits the rows of any IterableDataset in a
-DataLoader that it has prepared, so a stream that accelerate reads in this way gives all rows.
+loaders. The library accelerate splits the rows of any IterableDataset in a DataLoader that it has
+prepared, so a stream that accelerate reads in this way gives all rows.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ _WAYS = (
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank and world size of a process, given or looked up.
-
-    With `distributed=False` neither torch.distributed nor the environment is asked: without `rank`
-    and `world_size`, this process reads all rows.
-    """
+    """The rank and world size of a process, given or, unless `distributed=False`, looked up."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -139,11 +134,8 @@ def _number(name: str) -> int | None:
 
 
 def accelerate_deals(stream: Any) -> bool | None:
-    """Return True if accelerate reads this stream through a DataLoader that it has prepared.
-
-    None: no `Accelerator` shares work among processes. False: one does, but no DataLoader that it
-    has prepared reads the stream now.
-    """
+    """Return True if accelerate reads this stream through a DataLoader that it has prepared, False
+    if it does not, None if no `Accelerator` shares work among processes."""
     processes, loader = _accelerate(stream)
     return None if processes == 1 else loader is not None
 

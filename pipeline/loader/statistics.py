@@ -1,8 +1,4 @@
-"""Mean and variance of the streams of a set, and normalised features.
-
-Jobs store the statistics when a dataset is closed (see `formats.moments`). Events have none: their
-counts are not normalised.
-"""
+"""Mean and variance of the streams of a set, and normalised features; see `formats.moments`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Random rows of a plan, run as a small job in a private folder, and what their audio costs.
 
-The small job is the job itself with another output, on this machine, with one worker. So the same
-code reads, decodes, computes and stores the rows. The folder is removed afterwards. Rows that fail
-are counted by reason, as they will be in quarantine.
+The small job is the job itself with another output, on this machine, with one worker. The folder is
+removed afterwards. Rows that fail are counted by reason.
 """
 
 from __future__ import annotations
@@ -124,11 +123,8 @@ def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
 
 
 def scaled(costs: Sequence[tuple[float, float]], audio_s: float) -> Range:
-    """Return the cost of seconds of audio, by the cost and the seconds of measured shards.
-
-    The expected value is the sum of costs over the sum of seconds. The range is three standard
-    errors of this ratio to either side; one shard has no error, so its range is the whole value.
-    """
+    """Return the cost of seconds of audio, by the cost and the seconds of measured shards: the
+    ratio of the sums, three standard errors to either side (of one shard the whole value)."""
     n, seconds = len(costs), sum(s for _, s in costs)
     rate = sum(cost for cost, _ in costs) / seconds
     wide = rate

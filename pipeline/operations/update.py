@@ -1,8 +1,8 @@
 """Take changes of a source into its dataset; only new and changed rows are computed.
 
-A shard without a changed or removed row stays as it is. From every other shard the unchanged rows
-are copied. New and changed rows make new shards, for the run that follows. A file that was moved or
-copied gets the features of the committed row with the same bytes.
+A shard without a changed or removed row stays. Unchanged rows of other shards are copied. New and
+changed rows make new shards, for the run that follows. A file that was moved or copied gets the
+features of the committed row with the same bytes.
 """
 
 from __future__ import annotations
@@ -40,16 +40,13 @@ from earmill.pipeline.storage.layout import Layout
 
 # Why a revision was begun, in the dataset's history.
 UPDATE, RETRY = "update", "retry"
-# Shard and row id of a committed row whose features are copied.
-Place = tuple[str, str]
+Place = tuple[str, str]  # Shard and row id of a committed row whose features are copied.
 SPAN = ("start_s", "end_s")
 
 
 def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
-    """Begin a revision if the source has changed; `run_job` with `resume` carries it out.
-
-    Nothing happens unless there is a finished dataset of this job: the run finishes it first.
-    """
+    """Begin a revision of a finished dataset if the source has changed; `run_job` with `resume`
+    carries it out."""
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, sink) as found:
         if found is None:
@@ -91,11 +88,8 @@ def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:
 
 
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
-    """Begin a revision that retries quarantined rows whose source file has changed.
-
-    `run_job` retries the rows whose file is unchanged. A commit must have the files of its plan, so
-    a changed file needs a new plan. A source that cannot be listed is left to the run.
-    """
+    """Begin a revision that retries quarantined rows whose source file has changed, which needs a
+    new plan. `run_job` retries the rows whose file is unchanged."""
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, events.ignore) as found:
         if found is None:
@@ -240,10 +234,8 @@ def _stretch(item: Item) -> tuple[Any, ...]:
 def committed_bytes(
     layout: Layout, sizes: Collection[int], parts: Mapping[str, tuple[float, float | None]]
 ) -> dict[tuple[Any, ...], Place]:
-    """Return (bytes, start, end, recording, sha256) to the good row with such a file.
-
-    The models hear the audio before a span, so `parts` has row ids of spans to recordings.
-    """
+    """Return (bytes, start, end, recording, sha256) to the good row with such a file. The models
+    hear the audio before a span, so `parts` has row ids of spans to recordings."""
     if not sizes:
         return {}
     columns = ["plan_row_id", "nbytes", *SPAN, "bytes_sha256"]

@@ -1,8 +1,7 @@
 """Files of one listing with the same bytes: the first file is computed, the others are copies.
 
-Candidates are found in three steps, each among the candidates of the step before. They are equal
-size (on stores also equal content tag), equal pieces (local files), and equal sha256. Only whole
-files are compared: spans, rows of tables and members of archives are not known before.
+Candidates are found by equal size (on stores also equal content tag), then by equal pieces (local
+files), then by equal sha256. Only whole files are compared.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from earmill.pipeline.sources.base import EqualRow, Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.backend import is_local
 
-# Kinds of sources in which a row is a file.
-OF_FILES = ("files", "manifest")
+OF_FILES = ("files", "manifest")  # Kinds of sources in which a row is a file.
 PIECE_BYTES = 4096
 FETCHED_ROWS = 256  # Files that are fetched at a time.
 # Row id to the id of the row that it equals, and the sha256 of both.

@@ -119,10 +119,8 @@ class JobCost(Shown):
 
 def job_cost(spec: JobSpec, sampler: Callable[[Plan], Sampled] | None = None) -> JobCost:
     """List the source and estimate the job; errors are errors that the job itself would raise.
-
     `sampler` samples the plan, see `operations.sample`; None for no sample. No model is imported,
-    unless an entry of the job is new to this machine.
-    """
+    unless an entry of the job is new to this machine."""
     streams = [stream for model in describe_models(spec) for stream in model.streams]
     check_stream_names(streams)
     plan = make_plan(planned_source(spec), spec)

@@ -22,8 +22,7 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import SPAN_ID
 
 SHARD_DIGITS = 5
-# Seconds between two reports of a listing's progress.
-PROGRESS_S = 5.0
+PROGRESS_S = 5.0  # Seconds between two reports of a listing's progress.
 NAMED_DUPLICATES = 3
 # Id of a channel's row, where policy `each` makes rows of channels.
 CHANNEL_ROW = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
@@ -34,10 +33,8 @@ def make_plan(
     spec: JobSpec,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Plan:
-    """List a source and cut it into shards.
-
-    Every `PROGRESS_S` seconds `progress` is called with the number of rows so far.
-    """
+    """List a source and cut it into shards. Every `PROGRESS_S` seconds `progress` is called with
+    the number of rows so far."""
     listing = _Listing(source, spec, progress)
     listing.add_all(listing.look(check_text(source.items())), {})
     plan = listing.plan()

@@ -1,8 +1,7 @@
 """Long recordings of a source, cut into the spans that a job asks for; see `spec.spans`.
 
 A recording is cut if its length is known, its container can be sought in, and its source reads
-parts of files. A span of any other recording would be read, or decoded, from the start. A planned
-span names the whole recording, so that its worker can read the seconds around the span.
+parts of files. A planned span names the whole recording, for the seconds around the span.
 """
 
 from __future__ import annotations

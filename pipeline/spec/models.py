@@ -64,10 +64,7 @@ class BuiltModel:
 
 
 def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
-    return [
-        {"model": each.model, "fs_hz": each.fs_hz, "params": each.params, "streams": each.streams}
-        for each in spec.extract
-    ]
+    return [dict(entry) for entry in spec.extract]
 
 
 def validate_models(spec: JobSpec) -> list[Extractor]:
@@ -89,10 +86,8 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
 
 
 def built_models(spec: JobSpec) -> list[BuiltModel]:
-    """Build every model of the job, with the checks of `validate_models`.
-
-    A process without torch has another process do it; one that has torch saves nothing by that.
-    """
+    """Build every model of the job, with the checks of `validate_models`. A process without torch
+    has another process do it; one that has torch saves nothing by that."""
     if "torch" in sys.modules:
         answer = _answer(spec)
     else:
@@ -123,10 +118,8 @@ def _answer(spec: JobSpec) -> dict[str, Any]:
 
 
 def describe_models(spec: JobSpec) -> list[Description]:
-    """Describe every model of the job, with the checks of `validate_models`.
-
-    No model is built if the user's cache has descriptions of all models.
-    """
+    """Describe every model of the job, with the checks of `validate_models`. No model is built if
+    the user's cache has descriptions of all models."""
     cached = [_kept(key) for key in _keys(spec)]
     known = [description for description in cached if description is not None]
     if len(known) < len(spec.extract):

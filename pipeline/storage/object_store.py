@@ -1,17 +1,12 @@
 """S3, Google Cloud Storage and Azure Blob Storage through obstore.
 
 The store itself checks the conditions of `create` (If-None-Match, ifGenerationMatch) and `replace`
-(the tag of the content that was compared). A store that answers 501 to a conditional replace is
-written to after the comparison; a writer that is frozen between the two requests goes unnoticed
-there.
+(the tag of the compared content). A store that answers 501 to a conditional replace is written to
+after the comparison; a writer that is frozen between the two requests goes unnoticed there.
 
-Options are either the few of s3fs, gcsfs and adlfs in `words`, or obstore's own. With the former,
-endpoint, region and credentials come from where those clients take them: botocore, google-auth,
-azure-identity. A bucket whose options are neither is left to `fsspec_store`.
-
-obstore uploads large files in parts, few at a time, so that memory does not grow with a file.
-Parts that a killed process leaves behind are no object; a lifecycle rule of the bucket removes
-them.
+Options are either those of s3fs, gcsfs and adlfs in `words`, or obstore's own. With the former,
+endpoint, region and credentials come from botocore, google-auth or azure-identity. A bucket whose
+options are neither is left to `fsspec_store`.
 """
 
 from __future__ import annotations
@@ -87,11 +82,9 @@ class CredentialsError(ConnectionError):
 
 
 class ObjectBackend(Backend):
-    """One bucket or container, with storage options in fsspec's words or in obstore's. Pickled, it
-    is its name and options."""
+    """One bucket or container, with storage options in fsspec's words or in obstore's."""
 
-    # All schemes of its URIs, the first in its addresses.
-    schemes: ClassVar[tuple[str, ...]]
+    schemes: ClassVar[tuple[str, ...]]  # All schemes of its URIs, the first in its addresses.
     # obstore's client, the package of fsspec's, and the latter's options that `translated` knows.
     client: ClassVar[str]
     package: ClassVar[str]
@@ -144,8 +137,8 @@ class ObjectBackend(Backend):
         return hash((self.schemes, self.bucket))
 
     def here(self) -> Backend:
-        """Return this backend, or fsspec's for the same bucket: in a process that was forked from
-        one with obstore in it, and where obstore refuses a certificate."""
+        """Return this backend, or fsspec's if obstore was imported before a fork of this process,
+        or refuses a certificate."""
         return self._through_fsspec() if any(_forks) or self._is_refused else self
 
     def url(self, path: str) -> str:
@@ -241,16 +234,15 @@ class ObjectBackend(Backend):
 
     @abstractmethod
     def translated(self) -> dict[str, Any]:
-        """Return options of obstore for options in fsspec's words; a ValueError where obstore has
-        no counterpart."""
+        """Return obstore's options for options in fsspec's words; ValueError if there are none."""
 
     def follow(self, error: ObjectStoreError) -> bool:
         """Return True if the bucket was found elsewhere, so that the same request may succeed."""
         return False
 
     def _client(self, *, uploads: bool) -> Any:
-        """Return a client of obstore. The client for uploads of large parts has a longer time-out
-        and three tries for each part, as one part that fails would cost the whole upload."""
+        """Return a client of obstore. For uploads, it has a longer time-out and three tries for
+        each part, as one part that fails would cost the whole upload."""
         import obstore.store
 
         with self._lock:
@@ -356,11 +348,8 @@ class S3Backend(ObjectBackend):
         }
 
     def _botocore(self) -> tuple[Any, Any, Any]:
-        """Return a session of botocore, its client for S3, and which certificates to trust.
-
-        The client makes no request here: it tells which endpoint, region and style of addresses
-        the options, the environment and `~/.aws/config` ask for.
-        """
+        """Return a session of botocore, its client for S3, which is asked for endpoint, region and
+        style of addresses and makes no request, and the certificates to trust."""
         from botocore import UNSIGNED
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
@@ -481,11 +470,8 @@ def can_name(key: str) -> bool:
 
 
 def from_obstore(path: str, error: Exception) -> Exception:
-    """Return an error of obstore as one that `classify` and `http_status` understand.
-
-    The status and the code are in a text of forty lines. It also holds the URL, and with it the
-    signature of an Azure token: only status, code and the store's message are taken over.
-    """
+    """Return an error of obstore as one that `classify` and `http_status` understand. Only status,
+    code and message are taken over, because its text holds the URL with an Azure signature."""
     text = str(error)
     line, _, details = text.partition("\n\nDebug source:")
     code = _found(r"<Code>\s*([\w.-]+)", line)

@@ -39,12 +39,10 @@ A revision changes which rows there are (an update) or which shard has them (a c
 keeps the ids of unchanged shards and gives new ids, never used before, to all others. Commits of
 shards that it drops belong to older snapshots only.
 
-`rows/` stands beside `data/`, not in it, so that `data/` holds feature files only. Commits name the
-files that are part of the dataset, and the cards list them. A file that no commit names is garbage
-of a crashed attempt. Names that start with a dot are unfinished work: no listing shows them and no
-reader trusts them. Nothing is edited or renamed later but `current.json` and the cards, which are
-replaced whole, and the version in dataset.json, which is raised before a commit of an earlier
-version is replaced.
+A file that no commit names is garbage of a crashed attempt. Names that start with a dot are
+unfinished work: no listing shows them and no reader trusts them. Nothing is edited or renamed later
+but `current.json` and the cards, which are replaced whole, and the version in dataset.json, which
+is raised before a commit of an earlier version is replaced.
 
 Version 1 has neither snapshots nor current.json nor generations. Versions 1 and 2 have zstd instead
 of blosc in their Zarr stores, and no statistics in commits and snapshots. Streams of frames in int8
@@ -117,7 +115,6 @@ def is_suffix(text: str) -> bool:
 
 
 def data_path(shard_id: str, attempt: str, suffix: str) -> str:
-    """Path of one shard's feature file or folder, of the format with this suffix."""
     if not is_suffix(suffix):
         raise ValueError(f"a suffix is like .parquet, got {suffix!r}")
     return f"data/{_stem(shard_id, attempt)}{suffix}"
@@ -132,7 +129,6 @@ def quarantine_path(shard_id: str, attempt: str) -> str:
 
 
 def commit_path(shard_id: str, generation: int = 0) -> str:
-    """Return the path of a shard's commit record of a generation."""
     _stem(shard_id, "00000000")
     if generation < 0:
         raise ValueError(f"a generation is 0 or more, got {generation}")
@@ -162,7 +158,7 @@ def parse_revision_path(rel: str) -> int | None:
 
 
 def carried_path(content: str) -> str:
-    """Path of the table of rows that a revision copies."""
+    """Return the path of the table of rows that a revision copies."""
     return f"revisions/{_named('table', content)}.parquet"
 
 

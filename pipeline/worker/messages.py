@@ -1,7 +1,4 @@
-"""Messages of driver and workers: orders and outcomes.
-
-An outcome is only a report: the commit record says whether a shard is done.
-"""
+"""Messages of driver and workers: orders, and outcomes, which do not decide if a shard is done."""
 
 from __future__ import annotations
 
@@ -52,11 +49,8 @@ class ShardNotes:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a call, as far as the worker knows.
-
-    Stages of a failure are warm_up, rows, publish, device and overtaken. A process whose device was
-    lost is of no more use. The output of an overtaken run belongs to another command.
-    """
+    """The end of a call. Stages of a failure are warm_up, rows, publish, device (the process is of
+    no more use) and overtaken (the output belongs to another command)."""
 
     ok: bool
     stage: str = ""

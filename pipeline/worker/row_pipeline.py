@@ -3,9 +3,8 @@
     fetch --> decode, resample, calibrate --> windows --> batches --> model --> check, cast --> rows
     feeder thread    decode threads           in order    extraction.py         decode threads
 
-Each stage is a generator over the stage before. Decoding runs ahead of the model within a bound in
-bytes. A bad row becomes a quarantine row in its place. Any other exception is a fault of the
-program or the machine and ends the attempt. Rows come out in planned order, and no value depends on
+Each stage is a generator over the stage before. A bad row becomes a quarantine row in its place;
+any other exception ends the attempt. Rows come out in planned order, and no value depends on
 timing, batches or other rows.
 """
 
@@ -90,12 +89,8 @@ class ShardRows:
 
 
 class RowProcessor:
-    """A job's row pipeline, with its decode threads and warm models.
-
-    The source is used by one thread per shard in flight, the extractors by one caller at a time on
-    a CPU. Clips above `long_s` are streamed through decoder and model, their features into files in
-    `spill_folder`. `cpu` gets the CPU time of launches, which several shards share.
-    """
+    """A job's row pipeline, with its decode threads and warm models. Clips above `long_s` are
+    streamed, their features into files in `spill_folder`. `cpu` gets the CPU time of launches."""
 
     def __init__(
         self,
@@ -152,12 +147,8 @@ class RowProcessor:
         memory_share: float = 1.0,
         stages: StageTimes | None = None,
     ) -> ShardRows:
-        """Process all rows of a shard, in planned order.
-
-        Quarantined rows record `attempts`. For `witnesses` see `fetch_confirmed`. Each row that is
-        through the models is told to `on_audio`, in seconds. Clips that wait and batches take
-        `memory_share` of the usual bytes.
-        """
+        """Process all rows of a shard, in planned order. For `witnesses` see `fetch_confirmed`.
+        `on_audio` gets the seconds of each row that is through the models."""
         stages = stages or StageTimes()
         rows: dict[Place, Row] = {}
         casts: list[Future[dict[Place, Row]]] = []
@@ -187,7 +178,6 @@ class RowProcessor:
         )
 
     def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
-        """Decode one row and check its length, or raise a RowError; a subclass may do more."""
         prepared = self._preparer.open(item, stream)
         if isinstance(prepared, LongClip):
             whole = next((each for each in self._extractors if not each.can_stream), None)
@@ -268,11 +258,8 @@ class RowProcessor:
     def _extracted(
         self, windows: Iterable[Window], ticket: Ticket, attempts: int, stages: StageTimes
     ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
-        """Extract the features of every clip; of a shard's windows the oldest is finished first.
-
-        The ticket is waited for before the models are first used. It is given back once all clips
-        are on their way, so that no core waits between this shard's last clips and the next shard.
-        """
+        """Extract the features of every clip; the oldest window is finished first. The ticket is
+        given back once all clips are on their way, so that the next shard can begin."""
         under_way: deque[tuple[list[tuple[Place, Clip]], Sequence[Batch]]] = deque()
 
         def finished(left: int) -> Iterator[tuple[Place, Clip, ModelOutput]]:
@@ -403,6 +390,4 @@ def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> Quar
 def _nbytes(entry: Prepared) -> int:
     if isinstance(entry, QuarantineRow):
         return 0
-    if isinstance(entry, LongClip):
-        return entry.nbytes
-    return sum(clip.nbytes for clip in entry)
+    return entry.nbytes if isinstance(entry, LongClip) else sum(clip.nbytes for clip in entry)

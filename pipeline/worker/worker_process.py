@@ -1,9 +1,8 @@
 """A worker: it runs shards, several at a time, and answers calls of its driver over a pipe.
 
 The first message says what to build, each later one is a call with its number, and an answer
-carries the number back. An exception becomes an `Outcome`. The process ends with the pipe: no
-driver, no worker. It ignores Ctrl-C and the SIGTERM that a batch system sends to every process:
-the driver handles them, and lets its workers finish what they have.
+carries the number back. The process ends with the pipe. It ignores Ctrl-C and the SIGTERM that a
+batch system sends to every process, because the driver lets its workers finish their shards.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ PERMANENT_ERRNOS = frozenset(
 
 
 class ShardWorker:
-    """A `ShardRunner` behind remote calls. `status` is called in a thread of its own.
-
-    `environment` is set before anything heavy is imported (thread counts).
-    """
+    """A `ShardRunner` behind remote calls; `environment` is set before any heavy import."""
 
     def __init__(
         self, make_runner: Callable[[], ShardRunner], environment: Mapping[str, str] | None = None
@@ -65,11 +61,9 @@ class ShardWorker:
         return self._guard(lambda runner: runner.run(order))
 
     def probe(self, items: Sequence[Item]) -> Outcome:
-        """Run rows without publishing them; the process may die of it."""
         return self._guard(lambda runner: runner.probe(items))
 
     def status(self) -> Outcome:
-        """Audio seconds done in running shards; has its own thread, so it answers at once."""
         if (runner := self._runner) is None:
             return Outcome(ok=True)
         return Outcome(

@@ -40,8 +40,7 @@ QUIET: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
 # Features never enter the object store; 75 MiB is the least that Ray accepts.
 OBJECT_STORE_BYTES = 128 * 2**20
 # Set before the first import of Ray. Despite its name the second variable makes a Ray that is
-# started here listen on loopback, on every system. The first one is the default of later releases,
-# and Ray warns until it is set.
+# started here listen on loopback. Ray warns until the first one is set.
 OWN_RAY_ENV = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -108,11 +107,8 @@ def _unreachable(address: str, error: Exception) -> ClusterError:
 
 @contextmanager
 def ray_session(address: str | None = None) -> Iterator[None]:
-    """Connect this process to Ray for the time of the block.
-
-    Without an address, the Ray that this process is connected to is used, and left as it is.
-    Without such a Ray, one is started, and stopped after the block.
-    """
+    """Connect this process to Ray for the time of the block: to the address, else to the Ray of
+    this process, which is left as it is, else to one that is started for the block."""
     if address is None and not is_connected():
         for name, value in OWN_RAY_ENV.items():
             os.environ.setdefault(name, value)
@@ -227,9 +223,7 @@ def wait_for_nodes(
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Node]:
     """Return the nodes for a job, as soon as there is one; RunStopped after `limit_s` without one.
-
-    A cluster that scales by demand starts its first node when somebody asks for one, so the
-    cluster is asked. Without `may_grow`, what there is is returned at once.
+    An autoscaler is asked for the first node. Without `may_grow`, all nodes are returned at once.
     """
     began, asked = clock(), False
     wish = "GPUs" if run.device == "cuda" else "CPUs"
@@ -275,11 +269,8 @@ def _look() -> list[Node] | None:
 
 
 class RaySession:
-    """Ray's nodes and actors; notices when Ray is gone.
-
-    Ray goes on for minutes without a word when its raylet has died. The look at the nodes is made
-    in a thread, because it may hang. It returns None where this machine is not among them.
-    """
+    """Ray's nodes and actors; notices when Ray is gone, which Ray does not report for minutes. The
+    look at the nodes, in a thread because it may hang, returns None if this machine is missing."""
 
     def __init__(
         self,
