@@ -1,8 +1,7 @@
-"""The kernels compiled for this processor: channels are packed into lanes, clips and groups of
-lanes go to threads.
+"""The CPU backend: channels are packed into lanes; threads take clips and groups of lanes.
 
-Public operators keep their state as (batch, channel, value); packing it into lanes and back is a
-small copy per call. A pooled chain keeps it packed between the chunks of a stream.
+Operators keep state as (batch, channel, value) and pack it into lanes on every call. A pooled
+chain keeps its state packed between the chunks of a stream.
 """
 
 from __future__ import annotations
@@ -41,29 +40,19 @@ _NO_FRAME = np.zeros(5, np.int64)
 
 
 class CpuChain:
-    """A pooled chain on this processor.
-
-    Args:
-        chain: Its tables and constants.
-    """
+    """A pooled chain on this processor; methods as in `backend.Chain`."""
 
     def __init__(self, chain: PooledChain) -> None:
         self.tables, self.tail, self._chain = chain.tables, chain.tail, chain
-
-    def n_frames(self, n_samples: int) -> int:
-        """Whole frames in so many samples."""
-        return self._chain.n_frames(n_samples)
+        self.n_frames = chain.n_frames
 
     def fresh(self, clips: int) -> list[Array]:
-        """States of so many clips before their first sample."""
         return [self._chain.rest.copy() for _ in range(clips)]
 
     def push(self, clips: Sequence[Array], states: Sequence[Array], start: int) -> list[Array]:
-        """Frames that these samples complete; see `run_pooled`."""
         return run_pooled(self.tables, clips, self._chain.coef, states, start)
 
     def finish(self, states: Sequence[Array], samples: Sequence[int]) -> list[Array]:
-        """Frames of each clip that were waiting for what follows the last of so many samples."""
         frames, coef = [], self._chain.coef
         for state, count in zip(states, samples, strict=True):
             silence = np.zeros(self._chain.zeros_after(count), coef.dtype)
@@ -84,7 +73,7 @@ class CpuBackend(Backend):
         return nullcontext()
 
     def upload(self, clip: Samples | Tensor) -> Tensor:
-        """A tensor on the same memory where it can be written to."""
+        """Return a tensor that shares the memory of `clip` if that memory is writable."""
         if isinstance(clip, Tensor):
             return clip
         return torch.from_numpy(np.require(clip, requirements=["C", "W"]))
@@ -176,7 +165,7 @@ class CpuBackend(Backend):
 
 
 def _scratch_rows(taped: int) -> int:
-    """Rows of scratch for so many a sample; what is before the first sample is written down too."""
+    """Return the scratch rows of a block: `taped` rows a sample, and the state before it."""
     return taped * (BLOCK + 1)
 
 
@@ -190,8 +179,10 @@ def _run_adjoint(
     channels: int,
     scratch_rows: int,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the input, (batch, channel, time), and of the coefficients; packed[2] is changed
-    from the gradient of the last state to that of the first."""
+    """Return the gradients of the input, (batch, channel, time), and of the coefficients.
+
+    The gradient of the last state in packed[2] becomes the gradient of the first state.
+    """
     loop, ops = loop_of(steps)
     coef, state, gstate = packed
     inputs, upstream = x.detach().contiguous().numpy(), gy.detach().contiguous().numpy()
@@ -215,16 +206,14 @@ def _run_adjoint(
 def run_pooled(
     tables: PooledTables, clips: Sequence[Array], coef: Array, states: Sequence[Array], start: int
 ) -> list[Array]:
-    """Waveforms to frames, every clip on its own.
+    """Compute the frames (frames, width) of every clip.
 
     Args:
         tables: The chain.
         clips: Waveforms of any lengths, (time,), or one row a channel, (channel, time).
         coef: (group, rows * LANES).
-        states: Per clip (group, rows * LANES); changed in place to the state after the clip.
-        start: Absolute index of the first sample of every clip (frames are counted from 0).
-    Returns:
-        Per clip (frames, width).
+        states: Per clip (group, rows * LANES); updated in place.
+        start: Index in the signal of the first sample of every clip.
     """
     loop, ops = loop_of(tables.steps, tables.rows)
     frame = np.array(

@@ -1,11 +1,8 @@
-"""Kernels on a GPU, loaded once and launched.
+"""Kernels loaded once and launched on a GPU, in torch's primary context and current stream.
 
-In torch's primary context, on torch's current stream, with torch's tensors.
-
-A launch returns at once and synchronises nothing. It keeps no tensor alive: torch's allocator gives
-memory that was freed only to work that comes later on the same stream, so what is allocated on the
-current stream may be dropped as soon as `launch` has returned. A tensor of another stream is its
-caller's to guard (`Tensor.record_stream`).
+A launch returns at once and keeps no tensor alive. A tensor of the current stream may be freed
+after the launch: torch's allocator reuses its memory only for later work on that stream. For a
+tensor of another stream the caller must use `Tensor.record_stream`.
 """
 
 from __future__ import annotations
@@ -39,13 +36,7 @@ _PARAMETER = re.compile(r"\.param\s+\.(\w+)")
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel on the device.
-
-    Args:
-        handle: CUfunction.
-        parameters: How many 64-bit parameters it has.
-        warps_per_sm: How many blocks of one warp a multiprocessor holds at once.
-    """
+    """A kernel on the device: CUfunction, count of 64-bit parameters, warps a multiprocessor."""
 
     handle: int
     parameters: int
@@ -181,13 +172,13 @@ class CudaLauncher(Launcher):
         self._modules = Modules(self._driver, self._is_capturing)
 
     def resident_warps(self, kernel: Kernel) -> int:
-        """As of the base class; a call before the first launch loads the kernel."""
+        """Return the resident warps; the first call for a kernel loads it."""
         self._refuse_forks()
         with self._current():
             return self._modules.function(kernel).warps_per_sm * self._multiprocessors
 
     def launch(self, kernel: Kernel, warps: int, arguments: Sequence[Tensor | int]) -> None:
-        """As of the base class, on `torch.cuda.current_stream(device)`.
+        """Launch on `torch.cuda.current_stream(device)`.
 
         Raises:
             WrongDeviceError, ParameterError: An argument is not what a kernel here takes.

@@ -134,7 +134,7 @@ class DeviceFacts:
 
     @property
     def warp_instructions_per_s(self) -> float:
-        """What the device can start, with every scheduler busy in every cycle."""
+        """Upper bound of the instruction rate, with every scheduler busy in every cycle."""
         return self.clock_hz * self.multiprocessors * _SCHEDULERS
 
     def __str__(self) -> str:

@@ -1,7 +1,6 @@
-"""Values of many frames with the frames of a value side by side: what a vector of frames is read
-from.
+"""Arrays (value, frame), from which kernels read vectors of frames.
 
-Rows lie an odd number of vectors apart: rows a power of two apart share a few places of the caches.
+Rows lie an odd number of vectors apart. Rows a power of two apart would share a few cache sets.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ Array = NDArray[Any]
 
 
 def new_rows(values: int, frames: int) -> tuple[Array, int, Tensor]:
-    """Room for `values` rows of frames, whole vectors of them: flat, numbers from one row to the
-    next, and as (frame, value) without what fills the last vector."""
+    """Allocate `values` rows of whole vectors of frames.
+
+    Returns the flat array, the distance of rows, and a view (frame, value) without padding.
+    """
     vectors = -(-frames // LANES)
     pitch = (vectors + 1 - vectors % 2) * LANES
     rows = np.empty((values, pitch), np.float32)
@@ -28,8 +29,7 @@ def new_rows(values: int, frames: int) -> tuple[Array, int, Tensor]:
 
 
 def rows_of(x: Tensor) -> tuple[Array, int]:
-    """(frame, value) as such rows, flat, and from one to the next; in the memory of x where that
-    is so made."""
+    """Return (frame, value) as flat rows, and their distance; a view if x has that layout."""
     frames, values = x.shape
     if x.stride(0) == 1 and frames % LANES == 0 and x.stride(1) >= frames:
         return _flat(x), x.stride(1)
@@ -40,7 +40,7 @@ def rows_of(x: Tensor) -> tuple[Array, int]:
 
 
 def _flat(x: Tensor) -> Array:
-    """The memory from the first number of x to the last."""
+    """Return the memory from the first number of x to the last."""
     size = (x.shape[1] - 1) * x.stride(1) + x.shape[0] if x.numel() else 0
     memory: Array = x.as_strided((size,), (1,)).numpy()
     return memory
