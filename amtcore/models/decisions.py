@@ -47,7 +47,7 @@ def roi_selection(
     chosen = list(representation)[channels]
     time = _time_span(time_window, representation[0].shape[-1], fs_hz)
     filters = _span("modulation_range", modulation_range, max(y.shape[-2] for y in chosen))
-    # A region of its own memory: kept or saved, it does not hold on to the whole.
+    # Copies: a region that is kept must not keep the whole representation alive.
     return [y[..., filters, time].clone() for y in chosen]
 
 
@@ -150,7 +150,7 @@ def decision_variable(
 ) -> Tensor:
     """One number for a representation.
 
-    With w = w_channel w_modulation of each filter output y (1 without weights), n samples each:
+    Each filter output y of n samples has the weight w = w_channel w_modulation, by default 1:
 
         rms   sqrt( sum of w mean(y^2) / sum of w )
         mean  sum of w mean(y) / sum of w
@@ -185,7 +185,7 @@ def _weights(
     """(filter,): the weight of every filter output, channel after channel."""
     counts = [y.shape[-2] for y in representation]
     like = representation[0]
-    # All ones are fine, and those on a GPU cannot be looked at without waiting for it.
+    # Default weights need no check, and a check of weights on a GPU would wait for the device.
     given_some = of_channel is not None or of_filter is not None
     looked_at = given_some and like.device.type == "cpu"
     of_channel, of_filter = (

@@ -100,6 +100,11 @@ class LIFExodus(HasFiles, Stage):
     #: No recurrent weights and no noise, ever.
     w_rec: None = None
     noise_std = 0.0
+    shown = (
+        "shape={0.shape}, n_synapses={0.n_synapses}, leak_mode={0.leak_mode}, dt={0.dt:g} s, "
+        "learning_window={0.learning_window:g}, max_spikes_per_dt={0.max_spikes_per_dt:g}, "
+        "learnable={0.learnable}"
+    )
 
     @checked_arguments()
     def __init__(
@@ -287,11 +292,3 @@ class LIFExodus(HasFiles, Stage):
         """Constants are loaded; states belong to a run, so the layer is at rest then."""
         super().load_own(*args)
         self.reset_state()
-
-    def extra_repr(self) -> str:
-        """Size, leak and limits."""
-        return (
-            f"shape={self.shape}, n_synapses={self.n_synapses}, leak_mode={self.leak_mode}, "
-            f"dt={self.dt:g} s, learning_window={self.learning_window:g}, "
-            f"max_spikes_per_dt={self.max_spikes_per_dt:g}, learnable={self.learnable}"
-        )

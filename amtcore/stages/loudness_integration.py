@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
-from amtcore.errors import ParameterError
 from amtcore.kernels.operations.attack_release import ATTACK_RELEASE, smooth_rows
 from amtcore.kernels.operators import operator
 from amtcore.stages.constants import SECONDS, Range
@@ -64,6 +63,10 @@ class Moore2016AGC(Stage):
 
     attack_alpha: Tensor
     release_alpha: Tensor
+    shown = (
+        "attack_alpha={0.attack_alpha:g}, release_alpha={0.release_alpha:g}, "
+        "hop_length={0.hop_length}, learnable={0.learnable}"
+    )
 
     @checked_arguments()
     def __init__(
@@ -77,16 +80,12 @@ class Moore2016AGC(Stage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        for name, rate in (("attack_alpha", attack_alpha), ("release_alpha", release_alpha)):
-            if not 0 < rate < 1:
-                raise ParameterError(f"{name} must lie between 0 and 1 per ms, got {rate}")
         self.hop_length = default_hop(self.fs) if hop_length is None else hop_length
         self.constant("attack_alpha", attack_alpha, _RATES)
         self.constant("release_alpha", release_alpha, _RATES)
 
     @property
     def memory_s(self) -> float:
-        """Time constant of attack or release, whichever is slower, in s."""
         slowest = torch.minimum(self.attack_alpha, self.release_alpha)
         return tau_of_rate(float(slowest.detach()))
 
@@ -129,14 +128,6 @@ class Moore2016AGC(Stage):
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""
         return self.stream(x)[0]
-
-    def extra_repr(self) -> str:
-        """Rates."""
-        return (
-            f"attack_alpha={float(self.attack_alpha.detach()):g}, "
-            f"release_alpha={float(self.release_alpha.detach()):g}, "
-            f"hop_length={self.hop_length}, learnable={self.learnable}"
-        )
 
 
 class Moore2016TemporalIntegration(Moore2016AGC):
@@ -198,6 +189,11 @@ class LoudnessIntegration(Stage):
     tau_release: Tensor
     ltl_tau_attack: Tensor
     ltl_tau_release: Tensor
+    shown = (
+        "tau_attack={0.tau_attack:.4g} s, tau_release={0.tau_release:.4g} s, "
+        "ltl_tau_attack={0.ltl_tau_attack:.4g} s, ltl_tau_release={0.ltl_tau_release:.4g} s, "
+        "learnable={0.learnable}"
+    )
 
     @checked_arguments()
     def __init__(
@@ -223,8 +219,6 @@ class LoudnessIntegration(Stage):
             "ltl_tau_release": ltl_tau_release,
         }
         for name, tau in taus.items():
-            if not tau > 0:
-                raise ParameterError(f"{name} must be a time in s above 0, got {tau}")
             self.constant(name, tau, SECONDS)
 
     @property
@@ -274,13 +268,3 @@ class LoudnessIntegration(Stage):
     def forward(self, specific: Tensor) -> tuple[Tensor, Tensor]:
         """The whole signal at once."""
         return self.stream(specific)[0]
-
-    def extra_repr(self) -> str:
-        """Time constants."""
-        return (
-            f"tau_attack={float(self.tau_attack.detach()):.4g} s, "
-            f"tau_release={float(self.tau_release.detach()):.4g} s, "
-            f"ltl_tau_attack={float(self.ltl_tau_attack.detach()):.4g} s, "
-            f"ltl_tau_release={float(self.ltl_tau_release.detach()):.4g} s, "
-            f"learnable={self.learnable}"
-        )
