@@ -20,7 +20,11 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from amtcore.errors import (
-    ModelLoadError, ParameterError, UnknownModelError, nearest_hint, one_line,
+    ModelLoadError,
+    ParameterError,
+    UnknownModelError,
+    nearest_hint,
+    one_line,
 )  # fmt: skip
 from amtcore.features.feature_model import DTYPES, Extractor, FeatureModel
 from amtcore.features.parameters import Parameter
