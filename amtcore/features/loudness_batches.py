@@ -22,7 +22,7 @@ from torch import Tensor
 from amtcore.features.feature_model import ClipFeatures, Frames
 from amtcore.features.loudness_pooling import ClipNumbers, Pooler, StreamPlan
 from amtcore.kernels.backend import Backend
-from amtcore.kernels.chain import PooledChain, compile_chain, identity_bank
+from amtcore.kernels.chain import ChainPlan, compile_chain, identity_bank
 from amtcore.models.composition import require_fusable
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Recurrence
@@ -200,7 +200,7 @@ class _Pooled:
         return [frames[0][: count(row.end) - count(row.begin)]]
 
 
-def _pooling(plan: StreamPlan, like: Tensor) -> PooledChain:
+def _pooling(plan: StreamPlan, like: Tensor) -> ChainPlan:
     """Return a chain that only pools model frames."""
     assert plan.ratio is not None
     bank, rate = identity_bank(plan.info.width, like), plan.info.frame_rate_hz

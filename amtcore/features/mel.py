@@ -32,6 +32,9 @@ WINDOWS: dict[str, Callable[..., Tensor]] = {
     "hamming": torch.hamming_window,
     "blackman": torch.blackman_window,
 }
+#: Parameters that have the name and meaning of torchaudio's.
+_TORCHAUDIO = ("n_fft", "win_length", "hop_length", "f_min", "f_max", "n_mels", "power", "norm",
+               "mel_scale")  # fmt: skip
 #: Mel scales as torchaudio has them: HTK's 2595 log10(1 + f/700); Slaney's is linear up to 1 kHz.
 _HTK_FACTOR, _HTK_HZ = 2595.0, 700.0
 _SLANEY_HZ, _SLANEY_KNEE_HZ, _SLANEY_STEP = 200.0 / 3.0, 1000.0, np.log(6.4) / 27.0
@@ -168,19 +171,9 @@ class MelBlocks:
         if fs_hz != round(fs_hz):
             raise ParameterError(f"expected a whole sampling rate in Hz, got {fs_hz:g}")
         self.params, self.fs_hz, self.dct = params, fs_hz, dct
+        shared = {name: getattr(params, name) for name in _TORCHAUDIO}
         self.mel = torchaudio.transforms.MelSpectrogram(
-            round(fs_hz),
-            n_fft=params.n_fft,
-            win_length=params.win_length,
-            hop_length=params.hop_length,
-            f_min=params.f_min,
-            f_max=params.f_max,
-            n_mels=params.n_mels,
-            window_fn=WINDOWS[params.window],
-            power=params.power,
-            center=False,
-            norm=params.norm,
-            mel_scale=params.mel_scale,
+            round(fs_hz), window_fn=WINDOWS[params.window], center=False, **shared
         )
         self.samples = (BLOCK_FRAMES - 1) * params.hop_length + params.n_fft
         self._spectra = Compiled("melspectrogram", self._log_mel, enabled=params.compile)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from amtcore.errors import ParameterError
 from amtcore.kernels.backend import Backend, Samples
-from amtcore.kernels.chain import BlockOp, PooledChain, check_sizes
+from amtcore.kernels.chain import ChainPlan, ChainStep, check_sizes
 from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 from amtcore.stages.stage import Stage
@@ -65,7 +65,7 @@ class PooledStream(Protocol):
 class FusedFeatures:
     """A stream of the fused kernel, chunk by chunk or whole."""
 
-    def __init__(self, chain: PooledChain) -> None:
+    def __init__(self, chain: ChainPlan) -> None:
         self._compiled, self.width = chain, chain.tables.width
         #: Samples from frame to frame, and factors by which the chain decimates.
         self.hops = chain.hops
@@ -133,10 +133,10 @@ class WholeClipFeatures:
 
     def __init__(
         self,
-        ops: Sequence[BlockOp],
+        ops: Sequence[ChainStep],
         bands: Bands,
         n_bands: int,
-        pooling: PooledChain,
+        pooling: ChainPlan,
         rates: tuple[int, int],
     ) -> None:
         check_sizes(ops)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.kernels.chain import PooledChain, PooledTables, Steps
+from amtcore.kernels.chain import ChainPlan, ChainTables, Steps
 from amtcore.kernels.operation import RowOperation
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -26,11 +26,11 @@ class Chain(Protocol):
     """A pooled chain where its backend computes."""
 
     @property
-    def tables(self) -> PooledTables:
+    def tables(self) -> ChainTables:
         """The steps, the filters, and the frame rate."""
 
     @property
-    def tail(self) -> PooledTables | None:
+    def tail(self) -> ChainTables | None:
         """The steps from the first look-ahead on; None if no step looks ahead."""
 
     def n_frames(self, n_samples: int) -> int:
@@ -58,7 +58,7 @@ class Backend(ABC):
     device: torch.device
 
     @abstractmethod
-    def place(self, chain: PooledChain) -> Chain:
+    def place(self, chain: ChainPlan) -> Chain:
         """Load a chain onto the device."""
 
     @abstractmethod

@@ -34,7 +34,7 @@ Steps = tuple[tuple[ChainOperation, int], ...]
 
 
 @dataclass(frozen=True)
-class BlockOp:
+class ChainStep:
     """One step of a chain.
 
     Args:
@@ -51,7 +51,7 @@ class BlockOp:
 
 
 @dataclass(frozen=True)
-class Bank:
+class FilterBank:
     """The filters that end a chain, several per channel.
 
     Args:
@@ -65,10 +65,10 @@ class Bank:
     offsets: tuple[int, ...]
 
 
-def identity_bank(channels: int, like: Tensor) -> Bank:
+def identity_bank(channels: int, like: Tensor) -> FilterBank:
     """Return one identity filter a channel, to pool a stage that has no filter bank."""
     coef = like.new_zeros(channels, FILTER_COEFS)
-    return Bank((BANK_IDENTITY,), coef, tuple(range(channels + 1)))
+    return FilterBank((BANK_IDENTITY,), coef, tuple(range(channels + 1)))
 
 
 def text_of(steps: Steps) -> str:
@@ -105,7 +105,7 @@ def check_keeps_rate(steps: Steps) -> None:
             raise ParameterError(f"operations at full rate must keep it: {operation.name} does not")
 
 
-def check_sizes(ops: Sequence[BlockOp]) -> None:
+def check_sizes(ops: Sequence[ChainStep]) -> None:
     """Raise if an operation would read coefficients or states of another operation."""
     for op in ops:
         operation = op.operation
@@ -162,7 +162,7 @@ def unpad_filters(wide: Tensor, offsets: Sequence[int], most: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PooledTables:
+class ChainTables:
     """The layout of a pooled chain: steps, filters, and frames.
 
     Frames are cut from the outputs of the steps. Output m is complete once sample
@@ -193,17 +193,17 @@ class PooledTables:
 
 
 @dataclass(frozen=True)
-class PooledChain:
+class ChainPlan:
     """A chain ready for a device: tables, packed coefficients, and the packed state at rest.
 
     `tail` holds the steps from the first look-ahead on, such as a decimation. At the end of a
     signal these steps take zeros in the place of samples.
     """
 
-    tables: PooledTables
+    tables: ChainTables
     coef: NDArray[np.floating]
     rest: NDArray[np.floating]
-    tail: PooledTables | None = None
+    tail: ChainTables | None = None
 
     @property
     def hops(self) -> tuple[Fraction, Fraction]:
@@ -240,8 +240,8 @@ def frame_ratio(fs_hz: float, frame_rate_hz: float, stride: int = 1) -> tuple[in
 
 
 def compile_chain(
-    ops: Sequence[BlockOp], bank: Bank, pool: str, fs_hz: float, frame_rate_hz: float
-) -> PooledChain:
+    ops: Sequence[ChainStep], bank: FilterBank, pool: str, fs_hz: float, frame_rate_hz: float
+) -> ChainPlan:
     """Lay coefficients and state of all operations side by side and build the kernel's tables."""
     if pool not in POOLS:
         raise ParameterError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
@@ -260,7 +260,7 @@ def compile_chain(
             "a chain has one operation at most that lowers the rate or looks ahead"
         )
     stride, lookahead = rates[slower[0]] if slower else (1, 0)
-    tables = PooledTables(
+    tables = ChainTables(
         steps=steps,
         rows=first_rows(steps),
         filters=filters,
@@ -275,4 +275,4 @@ def compile_chain(
     tail = None
     if slower:
         tail = replace(tables, steps=steps[slower[0] :], rows=tables.rows[slower[0] :])
-    return PooledChain(tables, pack(torch.cat(coefs, 1)), pack(torch.cat(states, 1)), tail)
+    return ChainPlan(tables, pack(torch.cat(coefs, 1)), pack(torch.cat(states, 1)), tail)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from amtcore.errors import ParameterError
+from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.vector.source_digest import sources_digest
 
 Size = Callable[[int], int]
@@ -52,6 +52,18 @@ class Example(NamedTuple):
     coef: Tensor
     state: Tensor
     x: Tensor
+
+
+def check_tensors(x: Tensor, coef: Tensor, state: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise if the state has another shape, or a tensor another dtype than float32 or float64."""
+    if tuple(state.shape) != shape:
+        raise ShapeError(f"expected a state of shape {shape}, got {tuple(state.shape)}")
+    if not x.dtype == coef.dtype == state.dtype or x.dtype not in (torch.float32, torch.float64):
+        raise ShapeError(
+            "input, coefficients and state must share one dtype, float32 or float64; got "
+            f"{x.dtype}, {coef.dtype}, {state.dtype}; convert the input or build the model "
+            "with dtype="
+        )
 
 
 def always(count: int) -> Size:
@@ -138,7 +150,7 @@ class Device(Protocol):
         """
 
 
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     pass
 
 
@@ -169,7 +181,7 @@ class RowOperation:
     fake: Callable[..., Any]
     reference: Callable[..., Any] | None = None
     check: Callable[..., None] | None = None
-    keep: Callable[..., None] = _keep_nothing
+    keep: Callable[..., None] = keep_nothing
     backward: Callable[..., Any] | None = None
     batched: tuple[int, ...] | None = (0,)
     call: Callable[..., Any] | None = None

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import DerivativeError, ParameterError, ShapeError
-from amtcore.kernels.chain import BlockOp, Steps, check_sizes, steps_of, text_of
+from amtcore.kernels.chain import ChainStep, Steps, check_sizes, steps_of, text_of
 from amtcore.kernels.devices import backend_of, get_backend
-from amtcore.kernels.operation import ChainOperation, RowOperation
+from amtcore.kernels.operation import ChainOperation, RowOperation, check_tensors, keep_nothing
 from amtcore.kernels.operations import modulation_filters
 from amtcore.kernels.operations.modulation_filters import (
     BANK_TWO_SECTIONS,
@@ -295,15 +295,7 @@ def check_signals(x: Tensor, coef: Tensor, state: Tensor, rows: int, values: int
         )
     if coef.shape[1] != rows:
         raise ShapeError(f"expected {rows} coefficients per channel, got {coef.shape[1]}")
-    wanted = (x.shape[0], coef.shape[0], values)
-    if tuple(state.shape) != wanted:
-        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
-    if not x.dtype == coef.dtype == state.dtype or x.dtype not in (torch.float32, torch.float64):
-        raise ShapeError(
-            "input, coefficients and state must share one dtype, float32 or float64; got "
-            f"{x.dtype}, {coef.dtype}, {state.dtype}; convert the input or build the model "
-            "with dtype="
-        )
+    check_tensors(x, coef, state, (x.shape[0], coef.shape[0], values))
 
 
 def _keep_signals(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -312,8 +304,23 @@ def _keep_signals(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.constants = inputs[3:]
 
 
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    pass
+def _define_pair(
+    name: str, function: Call, fake: Call, gradients: Call, fake_gradients: Call,
+    encode: Call = lambda *args: args,
+) -> Call:  # fmt: skip
+    """Define an operator of (x, coef, state, *constants) and its adjoint."""
+    adjoint = _define(
+        f"{name}_adjoint", gradients, fake_gradients, keep=keep_nothing, backward=_refuse_second,
+        batched=None, encode=encode,
+    )  # fmt: skip
+
+    def backward(ctx: Any, gy: Tensor, gstate: Tensor) -> tuple[Tensor | None, ...]:
+        found = adjoint(*ctx.saved_tensors, *ctx.constants, gy, gstate)
+        return (*found, *(None for _ in ctx.constants))
+
+    return _define(
+        name, function, fake, keep=_keep_signals, backward=backward, batched=(0, 2), encode=encode
+    )
 
 
 def _chain(x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str) -> tuple[Tensor, Tensor]:
@@ -324,17 +331,13 @@ def _fake_chain(x: Tensor, coef: Tensor, state: Tensor, steps: str) -> tuple[Ten
     return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
 
 
-def _chain_backward(ctx: Any, gy: Tensor, gstate: Tensor) -> tuple[Tensor | None, ...]:
-    steps = steps_of(ctx.constants[0])
-    if len(steps) != 1 or not steps[0][0].has_adjoint:
-        _refuse_any()
-    return (*_chain_adjoint(*ctx.saved_tensors, steps, gy, gstate), None)
-
-
 def _chain_gradients(
     x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str, gy: Tensor, gstate: Tensor
 ) -> Gradients:
-    return backend_of(x).run_step_adjoint(steps_of(steps), x, coef, state, gy, gstate)
+    known = steps_of(steps)
+    if len(known) != 1 or not known[0][0].has_adjoint:
+        _refuse_any()
+    return backend_of(x).run_step_adjoint(known, x, coef, state, gy, gstate)
 
 
 def _fake_chain_gradients(
@@ -343,18 +346,15 @@ def _fake_chain_gradients(
     return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
 
 
-def _with_text(x: Tensor, coef: Tensor, state: Tensor, steps: Steps, *rest: Any) -> tuple[Any, ...]:
-    return x, coef, state, text_of(steps), *rest
+def _with_text(
+    x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str, *rest: Any
+) -> tuple[Any, ...]:
+    return x, coef, state, text_of(steps_of(steps)), *rest
 
 
-_chain_operator = _define(
-    "chain", _chain, _fake_chain, keep=_keep_signals, backward=_chain_backward, batched=(0, 2),
-    encode=_with_text,
-)  # fmt: skip
-_chain_adjoint = _define(
-    "chain_adjoint", _chain_gradients, _fake_chain_gradients, keep=_keep_nothing,
-    backward=_refuse_second, batched=None, encode=_with_text,
-)  # fmt: skip
+_chain_operator = _define_pair(
+    "chain", _chain, _fake_chain, _chain_gradients, _fake_chain_gradients, _with_text
+)
 
 
 def run_step(
@@ -371,12 +371,12 @@ def run_step(
     return made
 
 
-def can_fuse(x: Tensor, ops: Sequence[BlockOp]) -> bool:
+def can_fuse(x: Tensor, ops: Sequence[ChainStep]) -> bool:
     """Return True if no derivative with respect to the input or coefficients may be requested."""
     return not wants_derivative(x, *(op.coef for op in ops))
 
 
-def run_fused(x: Tensor, ops: Sequence[BlockOp], state: Tensor) -> tuple[Tensor, Tensor]:
+def run_fused(x: Tensor, ops: Sequence[ChainStep], state: Tensor) -> tuple[Tensor, Tensor]:
     """Run operations that keep the rate in one pass, all of them in cache; it has no gradient.
 
     Args:
@@ -392,13 +392,13 @@ def run_fused(x: Tensor, ops: Sequence[BlockOp], state: Tensor) -> tuple[Tensor,
     return made
 
 
-def rest_state(ops: Sequence[BlockOp], batch: int) -> Tensor:
+def rest_state(ops: Sequence[ChainStep], batch: int) -> Tensor:
     """Return the states of all operations before the first sample, (batch, channel, values)."""
     return torch.cat([op.state for op in ops], -1).expand(batch, -1, -1)
 
 
 def run_ops(
-    x: Tensor, ops: Sequence[BlockOp], state: Tensor, backend: str | None = None
+    x: Tensor, ops: Sequence[ChainStep], state: Tensor, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """Run operations that keep the rate, one after another.
 
@@ -443,10 +443,6 @@ def _fake_bank(
     return x.new_empty(x.shape[0], offsets[-1], x.shape[2]), torch.empty_like(state)
 
 
-def _bank_backward(ctx: Any, gy: Tensor, gstate: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_bank_adjoint(*ctx.saved_tensors, *ctx.constants, gy, gstate), None, None)
-
-
 def _bank_gradients(
     x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int],
     gy: Tensor, gstate: Tensor,
@@ -461,14 +457,9 @@ def _fake_bank_gradients(
     return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
 
 
-_bank_operator = _define(
-    "modulation_bank", _bank, _fake_bank, keep=_keep_signals, backward=_bank_backward,
-    batched=(0, 2),
-)  # fmt: skip
-_bank_adjoint = _define(
-    "modulation_bank_adjoint", _bank_gradients, _fake_bank_gradients, keep=_keep_nothing,
-    backward=_refuse_second, batched=None,
-)  # fmt: skip
+_bank_operator = _define_pair(
+    "modulation_bank", _bank, _fake_bank, _bank_gradients, _fake_bank_gradients
+)
 
 
 def modulation_bank(

@@ -2,8 +2,8 @@
 
 Ear filter (1997 tables), six running spectra, level per ERB, excitation pattern, specific loudness,
 instantaneous loudness, short-term and long-term smoothing. Input in Pa; excitation is relative to
-(20 uPa)^2. The interface's page has a law in three regimes and one filter of 50 and 200 ms, with
-which 1 kHz at 40 dB SPL would be 11.5 sone. This model uses the published law and filters instead.
+(20 uPa)^2. The interface's page has a law in three regimes and one filter of 50 and 200 ms. With
+these 1 kHz at 40 dB SPL would be 11.5 sone, so this model uses the published law and filters.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
-from amtcore.kernels.operations.loudness_frames import Frames
+from amtcore.kernels.operations.loudness_frames import LoudnessKernel
 from amtcore.kernels.operations.specific_loudness import audible
 from amtcore.models.composition import stage_arguments
-from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, frames_of
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, loudness_kernel
 from amtcore.models.time_domain import Kwargs
 from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
@@ -114,10 +114,6 @@ class Glasberg2002(LoudnessModel):
         return self.loudness_integration.memories_s
 
     @property
-    def ear(self) -> LoudnessEar:
-        return self.outer_middle_ear
-
-    @property
     def running_spectrum(self) -> WindowedSpectrum:
         return self.multi_fft
 
@@ -145,8 +141,8 @@ class Glasberg2002(LoudnessModel):
             }
         return stages
 
-    def _frames(self) -> Frames | None:
-        return frames_of(
+    def _kernel(self) -> LoudnessKernel | None:
+        return loudness_kernel(
             self.multi_fft, INAUDIBLE, self.erb_integration,
             ("bands", "bandwidth_scale", "fc_erb"), self.excitation_pattern,
             self.specific_loudness,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.operations.loudness_frames import Frames, Prepared
+from amtcore.kernels.operations.loudness_frames import LoudnessKernel
 from amtcore.kernels.torch_state import can_compute, is_exporting, is_transformed, wants_derivative
 from amtcore.kernels.vector.simd import LANES
 from amtcore.models.composition import is_replaced, require_fusable, share_type
@@ -62,15 +62,15 @@ class Rows:
         return used.unflatten(-1, (self.ears, self.channels)).transpose(1, 2)
 
 
-def frames_of(
+def loudness_kernel(
     spectrum: WindowedSpectrum,
     limits: tuple[float, float, float],
     levels: ComponentStage,
     level_weights: tuple[str, ...],
     filters: RoexFilters,
     law: CompressiveLaw,
-) -> Frames | None:
-    """Return the kernel's tables, or None if the stages cannot use the kernel.
+) -> LoudnessKernel | None:
+    """Return the kernel for specific loudness, or None if the stages cannot use it.
 
     Args:
         spectrum: Stage of the spectra.
@@ -84,7 +84,7 @@ def frames_of(
         return None
     name, *of = level_weights
     blocks, places = levels.derived(f"{name}_blocks", *of), levels.derived(name, *of).shape[1]
-    return Frames(
+    return LoudnessKernel(
         spectrum.factors(), torch.tensor(limits), *levels.groups(), blocks, places,
         filters.filters(), law.constants_by_channel(), (law.high_divisor, law.high_exponent),
     )  # fmt: skip
@@ -94,7 +94,7 @@ def rows_of_blocks(
     together: Sequence[Sequence[Segment | None]],
     heard: Callable[[Sequence[Segment | None]], Sequence[Tensor]],
     specific: Callable[[Tensor], Tensor],
-    frames: Frames,
+    kernel: LoudnessKernel,
 ) -> Rows:
     """Compute all blocks of some signals, side by side on the kernels' threads.
 
@@ -102,15 +102,15 @@ def rows_of_blocks(
         together: Groups of blocks that go through the ear at once, in order; None is silence.
         heard: Filters a group by the ear, (batch, ear, sample) for each block.
         specific: Computes (ear, frame, channel) by the stages, for a non-finite signal.
-        frames: Tables of the kernel.
+        kernel: Kernel for finite signals.
     """
-    prepared, segments = Prepared(frames), [s for some in together for s in some if s is not None]
+    segments = [s for some in together for s in some if s is not None]
     batch, ears = segments[0].x.shape[:2]
-    used = ears * prepared.channels
+    used = ears * kernel.channels
     *begins, count = accumulate((segment.frames for segment in segments), initial=0)
     places = {s.first: slice(at, at + s.frames) for s, at in zip(segments, begins, strict=True)}
     values = segments[0].x.new_empty(batch, count, used + -used % LANES)
-    rows = Rows(values, ears, prepared.channels)
+    rows = Rows(values, ears, kernel.channels)
 
     def make(some: Sequence[Segment | None]) -> None:
         for segment, signals in zip(some, heard(some), strict=True):
@@ -119,7 +119,7 @@ def rows_of_blocks(
             part = places[segment.first]
             values[:, part, used:] = 0.0
             for b, signal in enumerate(signals):
-                if not prepared.specific(signal, values[b, part]):
+                if not kernel.specific(signal, values[b, part]):
                     rows.specific[b, :, part] = specific(signal)[:, : segment.frames]
 
     map_blocks(make, together, values)
@@ -208,10 +208,12 @@ class LoudnessModel(Converted):
         super().__init__()
         self.register_load_state_dict_post_hook(share_type)
 
+    outer_middle_ear: LoudnessEar
+
     @property
     def ear(self) -> LoudnessEar:
         """The ear filter."""
-        raise NotImplementedError
+        return self.outer_middle_ear
 
     @property
     def running_spectrum(self) -> WindowedSpectrum:
@@ -227,8 +229,8 @@ class LoudnessModel(Converted):
         """Return the stages (batch, ear, frame, ..), among them "specific"."""
         raise NotImplementedError
 
-    def _frames(self) -> Frames | None:
-        """Return the tables of the kernel for specific loudness, or None."""
+    def _kernel(self) -> LoudnessKernel | None:
+        """Return the kernel for specific loudness, or None."""
         return None
 
     def _integrate_rows(self, rows: Rows, over_time: OverTime) -> Loudness:
@@ -347,16 +349,16 @@ class LoudnessModel(Converted):
         """Return the loudness of blocks."""
         shown = segments or [self._nothing(blocks.tail)]
         response = self.ear.response(self.ear.taps(), shown[0].x.shape[-1])
-        frames = self._frames() if self._wants_numbers(blocks.tail) else None
+        kernel = self._kernel() if self._wants_numbers(blocks.tail) else None
         batch, ears = blocks.tail.shape[:2]
         alone = batch == 1 or (batch > 1 and self._takes_items_alone(blocks.tail))
         if can_share(blocks.tail) and ears == 1 and alone:
             together = self._pairs(shown)
         else:
             together = [[segment] for segment in shown]
-        if frames is not None and segments:
+        if kernel is not None and segments:
             heard = partial(self._heard, response=response, samples=blocks.samples)
-            rows = rows_of_blocks(together, heard, self._specific, frames)
+            rows = rows_of_blocks(together, heard, self._specific, kernel)
             return self._integrate_rows(rows, OverTime(state or {}))
         items = [slice(b, b + 1) for b in range(batch)] if alone else [slice(None)]
         stages = self._stages_of(together, items, response, blocks)

@@ -18,11 +18,11 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.operations.binaural_inhibition import sides_of
-from amtcore.kernels.operations.loudness_frames import Frames
+from amtcore.kernels.operations.loudness_frames import LoudnessKernel
 from amtcore.kernels.operations.specific_loudness import audible
 from amtcore.models.composition import stage_arguments
 from amtcore.models.frame_blocks import BLOCK_FRAMES, map_blocks
-from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Rows, frames_of
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Rows, loudness_kernel
 from amtcore.models.time_domain import Kwargs
 from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
 from amtcore.stages.ears import LoudnessEar
@@ -130,10 +130,6 @@ class Moore2016(LoudnessModel):
         return self.temporal_integration.memory_s, max(agc.memory_s for agc in agcs)
 
     @property
-    def ear(self) -> LoudnessEar:
-        return self.outer_middle_ear
-
-    @property
     def running_spectrum(self) -> WindowedSpectrum:
         return self.spectrum
 
@@ -182,8 +178,8 @@ class Moore2016(LoudnessModel):
         ]
         return long, over_time("loudest", _loudest, long[0] + long[1])
 
-    def _frames(self) -> Frames | None:
-        return frames_of(
+    def _kernel(self) -> LoudnessKernel | None:
+        return loudness_kernel(
             self.spectrum, FAINTEST, self.excitation, ("between_nodes", "fc"), self.excitation,
             self.specific_loudness,
         )  # fmt: skip

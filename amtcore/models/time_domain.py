@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, StateError, nearest_hint
-from amtcore.kernels.chain import Bank, BlockOp, identity_bank
+from amtcore.kernels.chain import ChainStep, FilterBank, identity_bank
 from amtcore.models.composition import require_fusable, require_streamable, share_type
 from amtcore.stages.constants import Converted
 from amtcore.stages.stage import BlockStage, Stage, StreamChunk, accepts_chunks, check_fs
@@ -257,7 +257,7 @@ class TimeDomainModel(Converted):
                 ear.append(part)
         return ear
 
-    def chain(self, stream: str) -> tuple[list[BlockOp], Bank]:
+    def chain(self, stream: str) -> tuple[list[ChainStep], FilterBank]:
         """Return the steps and the filters of a feature stream, for the fused kernel."""
         require_fusable(self, self.named_children(), "block_ops", "bank")
         ends = {link.stream: i + 1 for i, link in enumerate(self.chain_stages) if link.stream}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amtcore.arguments import Text, checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.adaptation import ADAPTATION
 from amtcore.stages.constants import SECONDS, Range
 from amtcore.stages.stage import ChannelStage
@@ -137,7 +137,7 @@ class AdaptLoop(ChannelStage):
         loops = torch.stack((rise, overshoot, -2.0 / overshoot), -1).flatten(1)
         return torch.cat((levels, offset, 100.0 / (1.0 - offset), loops), 1).to(self.dtype)
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
+    def recurrences(self, channels: int) -> list[ChainStep]:
         if self.min_level.numel() not in (1, channels):
             raise ParameterError(
                 f"there are {self.min_level.numel()} minimum levels for {channels} channels"
@@ -145,7 +145,7 @@ class AdaptLoop(ChannelStage):
         levels = self.min_level.reshape(-1, 1).expand(channels, 1)
         argument = 2 * self.num_loops + int(self.limited)
         rest = self._resting(levels).to(self.dtype)
-        return [BlockOp(ADAPTATION, argument, self.coefficients(channels), rest)]
+        return [ChainStep(ADAPTATION, argument, self.coefficients(channels), rest)]
 
     def extra_repr(self) -> str:
         return (

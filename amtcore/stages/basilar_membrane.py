@@ -22,7 +22,7 @@ from torch import Tensor
 
 from amtcore import filter_design as design
 from amtcore.arguments import Text, checked_arguments, whole
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operation import ChainOperation
 from amtcore.kernels.operations.compression import BROKEN_STICK
 from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
@@ -112,10 +112,10 @@ class GammatoneFilterbank(FilterbankStage):
         rows = (decay * torch.cos(angle), -decay * torch.sin(angle), 2.0 * (1.0 - decay) ** self.n)
         return torch.stack(rows, -1).to(self.dtype)
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         check_channels(self.num_channels, channels)
         coef = self.coefficients()
-        return [BlockOp(ONE_POLE_CASCADE, self.n, coef, coef.new_zeros(channels, 2 * self.n))]
+        return [ChainStep(ONE_POLE_CASCADE, self.n, coef, coef.new_zeros(channels, 2 * self.n))]
 
     def extra_repr(self) -> str:
         return (
@@ -140,7 +140,7 @@ _SHARED_HZ = 1500.0
 
 
 def _limits(fs: float) -> dict[str, Limit]:
-    """Bounds of the constants; `a` is 0 where there is no gain, and stays it."""
+    """Return the bounds of the constants; an `a` of 0 stays 0."""
     hz, width_hz = frequencies(fs), bandwidths(fs)
     return {
         "lin_gain": Range(1e-3, 1e7),
@@ -160,7 +160,7 @@ def _power(intercept: float, slope: float, logarithm: Tensor) -> Tensor:
 
 
 def drnl_parameters(fc_hz: Tensor, subject: str) -> dict[str, Tensor]:
-    """The constants of each channel, float64; frequencies and bandwidths in Hz."""
+    """Return the constants of each channel, float64; frequencies and bandwidths in Hz."""
     log_fc = torch.log10(fc_hz)
     shared = torch.where(fc_hz <= _CORNER_HZ, log_fc, math.log10(_SHARED_HZ))
     impaired = subject == "HIx"
@@ -250,10 +250,10 @@ class DRNLFilterbank(FilterbankStage):
         )
 
     def _gammatone(self, fc_hz: Tensor, bw_hz: Tensor, gain: Tensor) -> Tensor:
-        """(channel, 3) rows of a pole-zero gammatone whose gain at fc is `gain`.
+        """Return (channel, 3), the rows of a pole-zero gammatone whose gain at fc is `gain`.
 
-        One section is a0 (1 - Re q / z) / |1 - q / z|^2 with the pole q = exp(-phi - i theta); a0
-        makes it 1 at theta, and each of the sections takes its root of the gain.
+        One section is a0 (1 - Re q / z) / |1 - q / z|^2 with the pole q = exp(-phi - i theta). The
+        factor a0 makes the gain 1 at theta. Each section has a root of the gain.
         """
         theta, phi = 2 * math.pi * fc_hz.double() / self.fs, 2 * math.pi * bw_hz.double() / self.fs
         decay = torch.exp(-phi)
@@ -264,13 +264,13 @@ class DRNLFilterbank(FilterbankStage):
         return torch.stack(rows, -1)
 
     def _stick(self) -> Tensor:
-        """(channel, 4) rows of the broken stick; where a is 0 the knee is at infinity."""
+        """Return (channel, 4), the rows of the broken stick; for a = 0 the knee is infinite."""
         a, b, c = self.a.double(), self.b.double(), self.c.double()
         with torch.no_grad():
             knee = torch.exp(torch.log(b / a) / (1.0 - c))
         return torch.stack((a, b, c, knee), -1)
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         check_channels(self.num_channels, channels)
         one = torch.ones_like(self.lin_gain)
         linear = self._gammatone(self.lin_fc, self.lin_bw, self.lin_gain)
@@ -295,11 +295,11 @@ class DRNLFilterbank(FilterbankStage):
         coef: Tensor | None = None,
         values: int = 0,
         argument: int = 0,
-    ) -> BlockOp:
+    ) -> ChainStep:
         if coef is None:
             coef = self.fc.new_zeros(self.num_channels, 0)
         rest = self.fc.new_zeros(self.num_channels, values)
-        return BlockOp(operation, argument, coef.to(self.dtype), rest)
+        return ChainStep(operation, argument, coef.to(self.dtype), rest)
 
     def extra_repr(self) -> str:
         return (

@@ -111,17 +111,11 @@ class Moore2016BinauralLoudness(Stage):
     def inhibited_rows(
         self, rows: Tensor, channels: int, sides: NDArray[Any]
     ) -> tuple[Tensor, Tensor]:
-        """Like `inhibited`, of float32 rows for which nobody wants a gradient.
-
-        Args:
-            rows: (frame, channel or more), the left ear's channels before the right ear's.
-            channels: Of an ear.
-            sides: The smoothing, by `sides_of`.
-        """
+        """Inhibit float32 rows without gradients; see `inhibition_of_rows`."""
         return inhibition_of_rows(rows, channels, sides, self.p)
 
     def diotic(self, one: Tensor) -> Tensor:
-        """Specific loudness of either ear when both get the same: the ratio of the ears is 1."""
+        """Return the specific loudness of either ear for equal signals, whose ratio is 1."""
         alike = one.new_ones(())
         return one / divisor(alike, alike, self.p)
 

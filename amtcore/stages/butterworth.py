@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amtcore import filter_design as design
 from amtcore.arguments import RATE, Text, checked_arguments, whole
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
 from amtcore.stages.constants import frequencies
 from amtcore.stages.stage import ChannelStage, check_below_nyquist, lowpass_memory_s
@@ -68,10 +68,10 @@ class ButterworthFilter(ChannelStage):
         rows = design.butterworth_rows(self.fc, self.fs, self.order, self.btype)
         return [section.to(self.dtype) for section in rows]
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
+    def recurrences(self, channels: int) -> list[ChainStep]:
         ops = []
         for section in self.sections():
             code, values = (STATE_VARIABLE, 2) if len(section) == 6 else (FIRST_ORDER, 1)
             coef = section.expand(channels, -1)
-            ops.append(BlockOp(code, 0, coef, coef.new_zeros(channels, values)))
+            ops.append(ChainStep(code, 0, coef, coef.new_zeros(channels, values)))
         return ops

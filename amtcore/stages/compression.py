@@ -14,7 +14,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.compression import BROKEN_STICK, SQUARE
 from amtcore.stages.constants import DECIBELS, Range
 from amtcore.stages.stage import ChannelStage
@@ -77,9 +77,9 @@ class BrokenStickCompression(ChannelStage):
     def memory_s(self) -> float:
         return 0.0
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
+    def recurrences(self, channels: int) -> list[ChainStep]:
         coef = self.coefficients(channels)
-        return [BlockOp(BROKEN_STICK, 0, coef, coef.new_zeros(channels, 0))]
+        return [ChainStep(BROKEN_STICK, 0, coef, coef.new_zeros(channels, 0))]
 
     def extra_repr(self) -> str:
         return (
@@ -143,6 +143,6 @@ class SquaringExpansion(ChannelStage):
     def memory_s(self) -> float:
         return 0.0
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
+    def recurrences(self, channels: int) -> list[ChainStep]:
         coef = self._gain().expand(channels, 1)
-        return [BlockOp(SQUARE, 0, coef, coef.new_zeros(channels, 0))]
+        return [ChainStep(SQUARE, 0, coef, coef.new_zeros(channels, 0))]

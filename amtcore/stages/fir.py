@@ -22,7 +22,7 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.filter_design import resample_taps
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.fir import DECIMATE, FIR
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import is_exporting
@@ -95,7 +95,7 @@ class FirStage(Stage):
 
         Args:
             x: (time,), (batch, time) or (batch, channel, time).
-            state: What the previous chunk returned: the last `order` samples and how many outputs
+            state: State after the previous chunk: the last `order` samples and how many outputs
                 are still ahead of the first sample; None at the start.
             last: Whether the signal ends here; what follows it is 0.
         Returns:
@@ -223,7 +223,7 @@ class Resampler(BlockStage):
 
         Args:
             x: (.., time).
-            state: What the previous chunk returned: the inputs still needed, and how many have
+            state: State after the previous chunk: the inputs still needed, and how many have
                 come in and gone out; None at the start.
             last: Whether the signal ends here; what follows it is 0.
         Returns:
@@ -266,7 +266,7 @@ class Resampler(BlockStage):
         x = self.as_input(x, _NDIMS, "(.., time)")
         return self._outputs(x, 0, 0, x.shape[-1] * self.up // self.down)
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         """The stage as an operation of the fused kernel, which can only lower the rate."""
         if self.up != 1:
             raise ParameterError(
@@ -276,4 +276,4 @@ class Resampler(BlockStage):
         taps = self.phases.shape[1]
         rest = coef.new_zeros(channels, taps)  # samples until the first output, then the past
         rest[:, 0] = self.reach + 1
-        return [BlockOp(DECIMATE, taps * 2**16 + self.down, coef, rest)]
+        return [ChainStep(DECIMATE, taps * 2**16 + self.down, coef, rest)]

@@ -22,7 +22,7 @@ from torch import Tensor
 from amtcore import filter_design as design
 from amtcore.arguments import Text, checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.hair_cell import HAIR_CELL
 from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.torch_state import by_item
@@ -145,15 +145,15 @@ class IHCEnvelope(ChannelStage):
         rows = design.first_order_rows if self.order == 1 else design.section_rows
         return rows(self.b, self.a).to(self.dtype).unsqueeze(0)
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
+    def recurrences(self, channels: int) -> list[ChainStep]:
         coef = self.coefficients().expand(channels, -1)
         code, values = (FIRST_ORDER, 1) if self.order == 1 else (STATE_VARIABLE, 2)
         rest, half_wave = coef.new_zeros(channels, values), self._nonlinearity == "half_wave"
         return [
-            BlockOp(code, int(half_wave and i == 0), coef, rest) for i in range(self.iterations)
+            ChainStep(code, int(half_wave and i == 0), coef, rest) for i in range(self.iterations)
         ]
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         if not self.can_stream:
             raise ParameterError(
                 f"hair-cell method {self.method!r} needs the whole signal and cannot run block "
@@ -290,9 +290,9 @@ class IHCPaulick2024(ChannelStage):
         )
         return torch.stack(rows).to(self.dtype).unsqueeze(0)
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
+    def recurrences(self, channels: int) -> list[ChainStep]:
         coef = self.coefficients().expand(channels, -1)
-        return [BlockOp(HAIR_CELL, 0, coef, coef.new_zeros(channels, 1))]
+        return [ChainStep(HAIR_CELL, 0, coef, coef.new_zeros(channels, 1))]
 
     def forward(self, vel: Tensor) -> Tensor:
         """The whole signal at once: basilar-membrane velocity in m/s, (batch, channel, time) or

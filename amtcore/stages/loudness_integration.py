@@ -101,7 +101,7 @@ class Moore2016AGC(Stage):
 
         Args:
             x: (batch, frame) or (batch, frame, channel).
-            state: What the previous chunk returned, (batch, channel); None at the start.
+            state: State after the previous chunk, (batch, channel); None at the start.
         """
         x = self.as_input(x, (2, 3), "(batch, frame) or (batch, frame, channel)")
         rows = x if x.ndim == 3 else x.unsqueeze(-1)
@@ -114,12 +114,9 @@ class Moore2016AGC(Stage):
     def stream_rows(
         self, rows: Tensor, state: Tensor | None, channels: int
     ) -> tuple[Tensor, Tensor]:
-        """Like `stream`, in place, of float32 rows for which nobody wants a gradient.
+        """Process float32 rows in place, without gradients; `channels` counts without padding.
 
-        Args:
-            rows: (batch, frame, channel), filled up with zeros to whole vectors of channels.
-            state: What the previous chunk returned.
-            channels: That are no filling.
+        Rows (batch, frame, channel) are padded with zeros to whole vectors of channels.
         """
         if state is None:
             state = rows.new_zeros(rows.shape[0], channels)
@@ -223,7 +220,7 @@ class LoudnessIntegration(Stage):
 
     @property
     def memories_s(self) -> tuple[float, float]:
-        """Time constants in s with which short-term and long-term loudness forget what was."""
+        """Slowest time constants in s of short-term and long-term loudness."""
         short = torch.maximum(self.tau_attack, self.tau_release)
         long = torch.maximum(self.ltl_tau_attack, self.ltl_tau_release)
         return float(short.detach()), float(long.detach())
@@ -244,7 +241,7 @@ class LoudnessIntegration(Stage):
 
         Args:
             specific: (batch, frame, channel).
-            state: What the previous chunk returned; None at the start.
+            state: State after the previous chunk; None at the start.
         """
         specific = self.as_input(specific, (3,), "(batch, frame, channel)")
         before = (None, None) if state is None else state

@@ -26,7 +26,7 @@ from torch import Tensor
 from amtcore import filter_design as design
 from amtcore.arguments import Text, checked_arguments
 from amtcore.errors import ParameterError, StateError
-from amtcore.kernels.chain import Bank, BlockOp
+from amtcore.kernels.chain import ChainStep, FilterBank
 from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
 from amtcore.kernels.operations.modulation_filters import (
     BANK_MODULUS,
@@ -262,17 +262,17 @@ class ModulationFilterbank(BlockStage):
         rows = torch.stack([self.fc.new_full((), value) for value in (b0, b1, a1)])
         return rows.expand(channels, -1)
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         """Return the low-pass in front of the bank, as operations of the fused kernel."""
         check_channels(self.num_channels, channels)
         if not self.lowpass_cutoff:
             return []
         coef = self._prefilter_rows(channels)
-        return [BlockOp(FIRST_ORDER, 0, coef, coef.new_zeros(channels, 1))]
+        return [ChainStep(FIRST_ORDER, 0, coef, coef.new_zeros(channels, 1))]
 
-    def bank(self, channels: int) -> Bank:
+    def bank(self, channels: int) -> FilterBank:
         check_channels(self.num_channels, channels)
-        return Bank(tuple(self.kinds), self.coefficients().detach(), tuple(self.offsets))
+        return FilterBank(tuple(self.kinds), self.coefficients().detach(), tuple(self.offsets))
 
     def stream(
         self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
@@ -281,7 +281,7 @@ class ModulationFilterbank(BlockStage):
 
         Args:
             x: (batch, channel, time) or (channel, time).
-            state: What the previous chunk returned: prefilter (batch, channel, 1) and filters
+            state: State after the previous chunk: prefilter (batch, channel, 1) and filters
                 (batch, filter, 2); None at the start.
         """
         x = self.as_input(x, (2, 3), "(batch, channel, time) or (channel, time)")
@@ -475,16 +475,16 @@ class King2019ModulationFilterbank(BlockStage):
         edges = low.clamp(max=(1.0 - _LEAST_BAND) * most), high.clamp(max=most)
         return design.bandpass2_rows(*edges, self.fs).to(self.dtype)
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         """Nothing comes before the filters."""
         return []
 
-    def bank(self, channels: int) -> Bank:
+    def bank(self, channels: int) -> FilterBank:
         self._check_streamable()
         count = self.num_filters
         coef = self.coefficients().detach().repeat(channels, 1)
         offsets = tuple(range(0, count * channels + 1, count))
-        return Bank((BANK_TWO_SECTIONS,) * count, coef, offsets)
+        return FilterBank((BANK_TWO_SECTIONS,) * count, coef, offsets)
 
     def bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
         """Yield for each filter the bands of all whole signals, (1, channel, its time) each.
@@ -526,7 +526,7 @@ class King2019ModulationFilterbank(BlockStage):
 
         Args:
             x: (batch, channel, time) or (channel, time).
-            state: What the previous chunk returned, (batch, channel * modulation, 4); None at the
+            state: State after the previous chunk, (batch, channel * modulation, 4); None at the
                 start.
         """
         self._check_streamable()

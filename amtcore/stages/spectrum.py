@@ -126,8 +126,8 @@ LONGEST_WINDOW_S = 0.064
 #: Level of a sine of 1 Pa peak relative to its bin's |2 Y / N|^2 in Pa^2.
 PEAK_PA_DB = 10.0 * math.log10(0.5 / REFERENCE_PA**2)
 #: Gain that compensates for the windows. The value of Moore2016 is published. With the value of
-#: Glasberg2002 a 1 kHz tone of 40 dB SPL is within 2 % of 1 sone, and all other loudness is within
-#: 8 % of the reference program. The power of a windowed tone alone would give 0.426.
+#: Glasberg2002 a 1 kHz tone of 40 dB SPL is within 2 % of 1 sone. All other loudness is within 8 %
+#: of the reference program. The power of a windowed tone alone would give 0.426.
 MOORE2016_WINDOW_LOG10 = 0.332
 GLASBERG2002_WINDOW_LOG10 = 0.364
 #: Components this far below the strongest (or below a strongest of `LOUDEST_AT_LEAST_DB`) count as

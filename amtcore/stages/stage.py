@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError, StateError, WrongDeviceError
-from amtcore.kernels.chain import Bank, BlockOp, identity_bank
+from amtcore.kernels.chain import ChainStep, FilterBank, identity_bank
 from amtcore.kernels.operators import rest_state, run_ops
 from amtcore.kernels.torch_state import is_exporting, rows_of
 from amtcore.stages.constants import WORKING_TYPES, HasConstants, refuse_torchscript
@@ -249,11 +249,11 @@ class Stage(HasConstants):
 class BlockStage(Stage):
     """A stage of chain operations; signals, chunks and gradients all go through `run_ops`."""
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         """Return the stage as steps of a chain; raise if it needs more than steps."""
         raise NotImplementedError
 
-    def bank(self, channels: int) -> Bank:
+    def bank(self, channels: int) -> FilterBank:
         """Return the filters after the steps; by default one identity filter a channel."""
         return identity_bank(channels, torch.zeros(1, dtype=self.dtype))
 
@@ -293,11 +293,11 @@ class ChannelStage(BlockStage):
 
     state_form: Form | None = Tensor
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
+    def recurrences(self, channels: int) -> list[ChainStep]:
         """Return the operations of the stage, in their order."""
         raise NotImplementedError
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         return self.recurrences(channels)
 
     def rest_state(self, batch: int, channels: int) -> Tensor:
@@ -315,7 +315,7 @@ class ChannelStage(BlockStage):
 
         Args:
             x: (batch, channel, time) or (channel, time).
-            state: What the previous chunk returned; None at the start.
+            state: State after the previous chunk; None at the start.
         Returns:
             Output of the same shape as x, and the state to pass with the next chunk.
         """

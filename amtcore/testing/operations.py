@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError
-from amtcore.kernels.chain import BlockOp, compile_chain, identity_bank
+from amtcore.kernels.chain import ChainStep, compile_chain, identity_bank
 from amtcore.kernels.devices import get_backend, use_backend
 from amtcore.kernels.operation import ChainOperation, Example
 from amtcore.kernels.operators import run_step
@@ -132,7 +132,7 @@ class OperationConformance:
         for name in self.backends:
             for argument, x, coef, state in self.cases(torch.float32):
                 backend, bank = get_backend(name), identity_bank(len(coef), coef)
-                ops = [BlockOp(self.described, argument, coef, state[0])]
+                ops = [ChainStep(self.described, argument, coef, state[0])]
                 chain = backend.place(compile_chain(ops, bank, "mean", 1000.0, 100.0))
                 clip = backend.clip_of(x[0])
                 made = backend.download(chain.push([clip], chain.fresh(1), 0))[0]

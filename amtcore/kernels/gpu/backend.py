@@ -21,8 +21,8 @@ from torch import Tensor
 from amtcore.errors import BackendError
 from amtcore.kernels.backend import Backend, Chain, Gradients, Samples
 from amtcore.kernels.chain import (
-    PooledChain,
-    PooledTables,
+    ChainPlan,
+    ChainTables,
     Steps,
     bank_layout,
     check_keeps_rate,
@@ -121,7 +121,7 @@ def run_forward(
 class GpuChain:
     """A chain with its constants on the device; methods as in `backend.Chain`."""
 
-    def __init__(self, launcher: Launcher, chain: PooledChain) -> None:
+    def __init__(self, launcher: Launcher, chain: ChainPlan) -> None:
         self.tables, self.tail, self._chain = chain.tables, chain.tail, chain
         self._launcher = launcher
         device = launcher.device
@@ -142,7 +142,7 @@ class GpuChain:
 
     def _run(
         self,
-        tables: PooledTables,
+        tables: ChainTables,
         clips: Sequence[Samples | Tensor],
         states: Tensor,
         starts: Sequence[int],
@@ -168,7 +168,7 @@ class GpuChain:
         parts = out.split(frame_sizes)
         return [part.view(-1, tables.width) for part in parts]
 
-    def _spec(self, tables: PooledTables, shared: bool) -> ChainKernelSpec:
+    def _spec(self, tables: ChainTables, shared: bool) -> ChainKernelSpec:
         coefs, states = self._coef.shape[1] // LANES, self._rest.shape[1] // LANES
         double, filters = self._coef.dtype == torch.float64, table_rows(tables.filters)
         return ChainKernelSpec(
@@ -205,7 +205,7 @@ class GpuBackend(Backend):
         self.launcher, self._own = launcher, threading.local()
         self.name, self.device = launcher.name, launcher.device
 
-    def place(self, chain: PooledChain) -> Chain:
+    def place(self, chain: ChainPlan) -> Chain:
         return GpuChain(self.launcher, chain)
 
     def stream(self) -> AbstractContextManager[Any]:

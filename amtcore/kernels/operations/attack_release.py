@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ShapeError
-from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.operation import Device, RowOperation, check_tensors
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.lanes import groups_of
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore, where_greater
@@ -166,9 +166,7 @@ def smooth_rows(rows: Tensor, coef: Tensor, state: Tensor) -> Tensor:
         coef: (channel, 2).
         state: (batch, channel).
     """
-    wanted = (rows.shape[0], coef.shape[0])
-    if tuple(state.shape) != wanted:
-        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
+    check_tensors(rows, coef, state, (rows.shape[0], coef.shape[0]))
     batch, frames, width = rows.shape
     rates, last = _padded(coef.T).numpy().ravel(), _padded(state)
     signals, states = rows.numpy().reshape(batch, -1), last.numpy()
@@ -187,14 +185,7 @@ def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:
             "expected input (batch, frame, channel) and coefficients (channel, 2), got "
             f"{tuple(x.shape)} and {tuple(coef.shape)}"
         )
-    wanted = (x.shape[0], x.shape[2])
-    if tuple(state.shape) != wanted:
-        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
-    if not x.dtype == coef.dtype == state.dtype or x.dtype not in (torch.float32, torch.float64):
-        raise ShapeError(
-            "input, coefficients and state must share one dtype, float32 or float64; got "
-            f"{x.dtype}, {coef.dtype}, {state.dtype}"
-        )
+    check_tensors(x, coef, state, (x.shape[0], x.shape[2]))
 
 
 def _fake(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
 from amtcore.kernels.vector.elementary import vexp, vlog
+from amtcore.kernels.vector.frames import over_frames
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
@@ -28,7 +29,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.threads import parallel_for
 from amtcore.kernels.vector.transpose import store_samples, transpose
 
 Array = NDArray[Any]
@@ -126,10 +126,6 @@ def _run_inhibition(
         store_samples(out_other, channels, of_right, first)
 
 
-#: Frames of one work item.
-_ITEM_FRAMES = 128
-
-
 def sides_of(smoothing: Tensor) -> Array:
     """Convert weights (channel, channel) to the layout of the kernel."""
     weights = torch.nn.functional.pad(smoothing.detach(), (0, -len(smoothing) % SIDE))
@@ -168,11 +164,10 @@ def _run(
     made = [np.empty((padded, channels), np.float32) for _ in ears]
     flat_made = [ear.reshape(-1) for ear in made]
 
-    def one(item: int) -> None:
-        begin, end = item * _ITEM_FRAMES, min((item + 1) * _ITEM_FRAMES, padded)
+    def one(begin: int, end: int) -> None:
         _run_inhibition(*ears, pitch, channels, frames, begin, end, sides, exponent, *flat_made)
 
-    parallel_for(one, -(-padded // _ITEM_FRAMES))
+    over_frames(one, frames)
     of_left, of_right = (torch.from_numpy(ear[:frames]) for ear in made)
     return of_left, of_right
 

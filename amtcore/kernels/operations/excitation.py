@@ -20,7 +20,7 @@ everywhere else.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
 from amtcore.kernels.vector.elementary import LOG2_E, vdecay, vlog
-from amtcore.kernels.vector.frames import new_rows
+from amtcore.kernels.vector.frames import new_rows, over_frames
 from amtcore.kernels.vector.frames import rows_of as frame_rows_of
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
@@ -46,7 +46,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.threads import parallel_for
 from amtcore.kernels.vector.transpose import store_samples
 
 Array = NDArray[Any]
@@ -306,10 +305,6 @@ def _run_pattern(
         store_samples(patterns, channels, out, first)
 
 
-#: Frames of one work item.
-_ITEM_FRAMES = 128
-
-
 def blocks_of(weights: Tensor) -> Tensor:
     """Convert weights (source, target) to the layout of `weigh`: (block, group, 2 + GROUP SUMS).
 
@@ -338,13 +333,6 @@ def _strange(*parts: Tensor) -> Array:
     return np.flatnonzero(~np.isfinite(sums))
 
 
-def _over_frames(one: Callable[[int, int], None], frames: int) -> None:
-    def item(i: int) -> None:
-        one(i * _ITEM_FRAMES, min((i + 1) * _ITEM_FRAMES, frames))
-
-    parallel_for(item, -(-frames // _ITEM_FRAMES))
-
-
 def _cpu_levels(device: Device, intensity: Tensor, weights: Tensor, blocks: Tensor) -> Tensor:
     """Run the kernel; fastest if the frames of a source lie together. `blocks_of` made `blocks`."""
     leading, intensity = intensity.shape[:-1], intensity.detach().flatten(0, -2)
@@ -356,7 +344,7 @@ def _cpu_levels(device: Device, intensity: Tensor, weights: Tensor, blocks: Tens
     def one(begin: int, end: int) -> None:
         _run_levels(rows, pitch, begin, end, sources, tables, places, out, out_pitch)
 
-    _over_frames(one, frames + -frames % LANES)
+    over_frames(one, frames)
     strange = _strange(intensity)
     if len(strange):
         with torch.autocast("cpu", enabled=False):  # autocast would compute in half precision
@@ -373,15 +361,14 @@ def _cpu_pattern(
     (rows, pitch), (levels, level_pitch) = frame_rows_of(intensity), frame_rows_of(levels_db)
     frames, sources = intensity.shape
     constants = [table.contiguous().numpy() for table in tables if table is not tables.upper]
-    padded = frames + -frames % LANES
-    out = np.empty((padded, len(tables.away)), np.float32)
+    out = np.empty((frames + -frames % LANES, len(tables.away)), np.float32)
 
     def one(begin: int, end: int) -> None:
         _run_pattern(
             rows, pitch, levels, level_pitch, begin, end, sources, *constants, out.reshape(-1)
         )
 
-    _over_frames(one, padded)
+    over_frames(one, frames)
     made = torch.from_numpy(out[:frames])
     strange = _strange(intensity, levels_db)
     if len(strange):

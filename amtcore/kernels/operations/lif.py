@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import NonFiniteError, ShapeError
-from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.operation import Device, RowOperation, check_tensors
 from amtcore.kernels.torch_state import use_reference, wants_derivative
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.lanes import groups_of, pack, pack_tensor, unpack, unpack_tensor
@@ -642,14 +642,7 @@ def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:
             f"expected input (batch, time, {neurons} neurons * {synapses} synapses), "
             f"got {tuple(x.shape)}"
         )
-    wanted = (x.shape[0], neurons, 1 + synapses)
-    if tuple(state.shape) != wanted:
-        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
-    if not x.dtype == coef.dtype == state.dtype or x.dtype not in (torch.float32, torch.float64):
-        raise ShapeError(
-            "input, coefficients and state must share one dtype, float32 or float64; got "
-            f"{x.dtype}, {coef.dtype}, {state.dtype}"
-        )
+    check_tensors(x, coef, state, (x.shape[0], neurons, 1 + synapses))
 
 
 def _fake(

@@ -10,7 +10,7 @@ thread: `models.frame_blocks` already distributes signals to threads.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -139,8 +139,8 @@ def _run_ears(
     return False
 
 
-class Frames(NamedTuple):
-    """Constants of the way from samples to specific loudness.
+class LoudnessKernel:
+    """The kernel from samples to specific loudness, with its float32 constants.
 
     Args:
         factors: Transforms of the spectra.
@@ -149,53 +149,25 @@ class Frames(NamedTuple):
         weights: (component, NODES).
         level_blocks: Weights of levels from `excitation.blocks_of`.
         places: Number of levels.
-        tables: Constants of the excitation patterns.
+        tables: Constants of the excitation patterns, of LANES channels or more.
         law: Rows of `specific_loudness.law_rows`.
         high: Divisor and exponent of the law at very high levels.
     """
 
-    factors: Factors
-    limits: Tensor
-    starts: Tensor
-    weights: Tensor
-    level_blocks: Tensor
-    places: int
-    tables: Tables
-    law: Tensor
-    high: tuple[float, float]
-
-
-class Prepared:
-    """Constants in the layout of the kernel.
-
-    Args:
-        frames: Float32 constants, with LANES channels or more.
-    """
-
-    def __init__(self, frames: Frames) -> None:
-        basis, values, plan = (table.numpy() for table in frames.factors)
-        self._reach, self._hop = int(plan[:, REACH].max()), basis.shape[1]
+    def __init__(
+        self, factors: Factors, limits: Tensor, starts: Tensor, weights: Tensor,
+        level_blocks: Tensor, places: int, tables: Tables, law: Tensor, high: tuple[float, float],
+    ) -> None:  # fmt: skip
+        basis, values, plan = (table.numpy() for table in factors)
         columns = int((plan[:, REACH] * (plan[:, EVEN] + plan[:, ODD])).max()) + SIDE
-        tables = frames.tables
         self.channels, sources = tables.away.shape
-        log_divisor, exponent = math.log(frames.high[0]), frames.high[1]
-        components = int(frames.starts[-1])
-        self._of_spectra = (self._reach, basis, values, plan, columns, components)
-        self._of_levels = (
-            frames.limits.numpy(), frames.starts.numpy(), frames.weights.numpy().ravel(), sources,
-            frames.level_blocks.numpy(), frames.places,
+        rows = (tables.away, tables.line, tables.before, tables.share, tables.blocks, law)
+        *patterns, law_rows = (table.contiguous().numpy() for table in rows)
+        self._constants = (
+            int(plan[:, REACH].max()), basis, values, plan, columns, int(starts[-1]),
+            limits.numpy(), starts.numpy(), weights.numpy().ravel(), sources, level_blocks.numpy(),
+            places, *patterns, law_rows.ravel(), np.array([math.log(high[0]), high[1]]),
         )  # fmt: skip
-        self._of_patterns = tuple(
-            table.contiguous().numpy()
-            for table in (
-                tables.away, tables.line, tables.before, tables.share, tables.blocks, frames.law
-            )
-        )  # fmt: skip
-        self._law = self._of_patterns[-1].ravel(), np.array([log_divisor, exponent])
-
-    def n_frames(self, samples: int) -> int:
-        """Return the number of frames whose windows lie inside `samples` samples."""
-        return samples // self._hop - 2 * self._reach + 1
 
     def specific(self, x: Tensor, rows: Tensor) -> bool:
         """Write specific loudness of one signal (ear, sample) to rows (frame, ear channel or more).
@@ -204,6 +176,5 @@ class Prepared:
         """
         out = rows.numpy()
         return not _run_ears(
-            x.contiguous().numpy(), *self._of_spectra, *self._of_levels, *self._of_patterns[:-1],
-            *self._law, len(out), out.reshape(-1), out.shape[1],
-        )  # fmt: skip
+            x.contiguous().numpy(), *self._constants, len(out), out.reshape(-1), out.shape[1]
+        )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
-from amtcore.kernels.vector.frames import new_rows
+from amtcore.kernels.vector.frames import ITEM_FRAMES, new_rows
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
@@ -257,22 +257,18 @@ def _run_powers(
         powers_of_frames(made, count, frame + reach, values, plan, work, out, to + frame, pitch)
 
 
-#: Frames of one work item.
-_ITEM_FRAMES = 128
-
-
 def _cpu(device: Device, x: Tensor, tables: Factors, components: int, frames: int) -> Tensor:
     leading, x = x.shape[:-1], x.detach().flatten(0, -2)
     basis, values, plan = (table.numpy() for table in tables)
     reach, rows = int(plan[:, REACH].max()), x.contiguous().numpy()
     columns = int((plan[:, REACH] * (plan[:, EVEN] + plan[:, ODD])).max()) + SIDE
     padded = frames + -frames % LANES
-    parts, every = -(-padded // _ITEM_FRAMES), len(rows) * padded
+    parts, every = -(-padded // ITEM_FRAMES), len(rows) * padded
     out, pitch, made = new_rows(components, every)
 
     def one(item: int) -> None:
-        row, begin = item // parts, item % parts * _ITEM_FRAMES
-        end = min(begin + _ITEM_FRAMES, padded)
+        row, begin = item // parts, item % parts * ITEM_FRAMES
+        end = min(begin + ITEM_FRAMES, padded)
         _run_powers(
             rows[row], begin, end, reach, basis, values, plan, columns, out,
             row * padded + begin, pitch,

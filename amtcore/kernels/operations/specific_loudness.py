@@ -17,7 +17,7 @@ from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
 from amtcore.kernels.vector.elementary import vexp, vlog
-from amtcore.kernels.vector.frames import new_rows
+from amtcore.kernels.vector.frames import ITEM_FRAMES, new_rows, over_frames
 from amtcore.kernels.vector.frames import rows_of as frame_rows_of
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.simd import (
@@ -193,10 +193,6 @@ def _run_law(level_db: Any, channels: int, law: Any, high: Any, out: Any) -> Non
             vstore(out, row + place, specific(level, law, channels, place, high))
 
 
-#: Frames of one work item.
-_ITEM_FRAMES = 128
-
-
 def _cpu_nodes(
     device: Device, intensity: Tensor, least: Tensor, starts: Tensor, weights: Tensor, count: int
 ) -> Tensor:
@@ -216,16 +212,14 @@ def _cpu_nodes(
     intensity = intensity.detach().flatten(0, -2)
     frames = len(intensity)
     rows, pitch = frame_rows_of(intensity)
-    padded = frames + -frames % LANES
-    limits = torch.nn.functional.pad(least, (0, padded - frames)).contiguous().numpy()
+    limits = torch.nn.functional.pad(least, (0, -frames % LANES)).contiguous().numpy()
     groups, of_groups = starts.numpy(), weights.numpy().ravel()
     out, out_pitch, made = new_rows(count, frames)
 
-    def one(item: int) -> None:
-        begin, end = item * _ITEM_FRAMES, min((item + 1) * _ITEM_FRAMES, padded)
+    def one(begin: int, end: int) -> None:
         _run_nodes(rows, pitch, begin, end, limits, groups, of_groups, out, out_pitch)
 
-    parallel_for(one, -(-padded // _ITEM_FRAMES))
+    over_frames(one, frames)
     return made.unflatten(0, leading)
 
 
@@ -238,7 +232,7 @@ def _cpu_law(
     levels = torch.nn.functional.pad(level_db, (0, missing)).contiguous().numpy()
     law = torch.nn.functional.pad(rows, (0, missing), value=1.0).contiguous().numpy().ravel()
     out, high = np.empty_like(levels), np.array([math.log(high_divisor), high_exponent])
-    flat, made, size = levels.reshape(-1), out.reshape(-1), _ITEM_FRAMES * (channels + missing)
+    flat, made, size = levels.reshape(-1), out.reshape(-1), ITEM_FRAMES * (channels + missing)
 
     def one(item: int) -> None:
         part = slice(item * size, (item + 1) * size)

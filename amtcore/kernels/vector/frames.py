@@ -5,6 +5,7 @@ Rows lie an odd number of vectors apart. Rows a power of two apart would share a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.kernels.vector.simd import LANES
+from amtcore.kernels.vector.threads import parallel_for
 
 Array = NDArray[Any]
+
+#: Frames of one work item.
+ITEM_FRAMES = 128
+
+
+def over_frames(one: Callable[[int, int], None], frames: int) -> None:
+    """Call `one(begin, end)` on the pool for ranges of frames, rounded up to whole vectors."""
+    padded = frames + -frames % LANES
+
+    def item(i: int) -> None:
+        one(i * ITEM_FRAMES, min((i + 1) * ITEM_FRAMES, padded))
+
+    parallel_for(item, -(-padded // ITEM_FRAMES))
 
 
 def new_rows(values: int, frames: int) -> tuple[Array, int, Tensor]:
