@@ -238,9 +238,27 @@ class DecisionMethods:
             internal_repr, self.fs_resampled, time_window, channel_range, modulation_range
         )
 
-    template_correlation = staticmethod(template_correlation)
-    compute_decision_variable = staticmethod(decision_variable)
-    make_decision = staticmethod(make_decision)
+    def template_correlation(
+        self, internal_repr: Representation, template: Representation, normalize: bool = True
+    ) -> Tensor:
+        """Return Pearson's r, or the inner product; see `decisions.template_correlation`."""
+        return template_correlation(internal_repr, template, normalize)
+
+    def compute_decision_variable(
+        self,
+        internal_repr: Representation,
+        metric: str = "rms",
+        channel_weights: Tensor | None = None,
+        modulation_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Return the weighted rms, mean, max or l2; see `decisions.decision_variable`."""
+        return decision_variable(internal_repr, metric, channel_weights, modulation_weights)
+
+    def make_decision(
+        self, decision_var: Tensor, threshold: float = 0.0, criterion: str = "greater"
+    ) -> Tensor:
+        """Return True if the variable is above or below the threshold; see `make_decision`."""
+        return make_decision(decision_var, threshold, criterion)
 
     def detection_task(
         self,
