@@ -1,11 +1,11 @@
-"""From a Python function to PTX: lowered by numba, assembled by the NVPTX back end inside llvmlite.
+"""PTX of a Python function: lowered by numba, assembled by the NVPTX back end of llvmlite.
 
-Everything a kernel calls becomes part of it, and the optimiser then keeps in registers what has
-constant places. Float32 arithmetic flushes denormals to zero, as the processor's kernel threads do;
-no multiplication and addition are contracted that the kernel did not ask to be.
+All functions that a kernel calls are inlined, so that the optimiser can keep rows with constant
+indices in registers. Float32 arithmetic flushes denormals to zero, like the CPU's kernel threads.
+A multiplication and an addition are contracted only by an explicit `fma`.
 
-A kernel is made on first use, and kept in memory and on disk under its key, together with the hash
-of all kernel sources: numba's front end takes seconds, the text on disk none.
+A kernel is compiled on first use, which takes seconds. Memory and disk cache it under its key and
+the hash of all kernel sources.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRIPLE = "nvptx64-nvidia-cuda"
 #: The oldest GPU that kernels are made for; newer ones compile its PTX for themselves.
 ARCHITECTURE = "sm_80"
 PTX_VERSION = "+ptx80"
-#: Of every function: flush denormals, and move no vote or shuffle to where fewer threads are.
+#: Attributes of every function: flush denormals, and move no vote or shuffle into a branch.
 _EVERY = 'convergent "denormal-fp-math-f32"="preserve-sign,preserve-sign"'
 
 
@@ -46,12 +46,12 @@ def _parse(text: str, layout: str) -> Any:
 
 
 def _attributed(text: str) -> str:
-    """The same module, whose functions have the attributes of all."""
+    """Add the attributes `_EVERY` to all functions of a module."""
     return re.sub(r"^(define .*?) ?\{$", rf"\1 {_EVERY} {{", text, flags=re.MULTILINE)
 
 
 def _entry(name: str, inner: str, parameters: int, warps: int) -> str:
-    """A kernel that passes its parameters on to numba's function."""
+    """Return the IR of a kernel that calls numba's function `inner`."""
     launch = f'"nvvm.reqntid"="{THREADS}" "nvvm.minctasm"="{warps}"'
     names = [f"i64 %a{i}" for i in range(parameters)]
     kinds = ", ".join(["ptr", "ptr", *("i64" for _ in names)])
@@ -74,15 +74,15 @@ def assemble(
     warps: int,
     architecture: str = ARCHITECTURE,
 ) -> str:
-    """PTX of a kernel.
+    """Return the PTX of a kernel.
 
     Args:
-        text: LLVM IR as `target.lower` gives it.
-        inner: The kernel's function in it.
-        name: What the entry is to be called.
-        parameters: How many 64-bit integers it takes.
-        warps: Of a multiprocessor that its registers must leave room for.
-        architecture: The GPU.
+        text: LLVM IR from `target.lower`.
+        inner: Name of the kernel's function in the IR.
+        name: Name of the entry.
+        parameters: Number of 64-bit parameters.
+        warps: Warps of a multiprocessor that the registers must leave room for.
+        architecture: The GPU, e.g. "sm_80".
     """
     machine = _machine(architecture)
     layout = str(machine.target_data)
@@ -117,13 +117,13 @@ def compiled(
     make: Callable[[], Callable[..., None]],
     warps: int,
 ) -> Kernel:
-    """A kernel by its key.
+    """Return a kernel from the cache, or compile it.
 
     Args:
-        what: A word for it, which begins its name.
-        key: All that its code depends on beside the sources; its `repr` counts.
-        make: Builds the Python function, where the kernel is not there yet.
-        warps: Of a multiprocessor that its registers must leave room for.
+        what: First word of the kernel's name.
+        key: Object whose `repr` covers all that the code depends on, beside the sources.
+        make: Returns the Python function to compile.
+        warps: Warps of a multiprocessor that the registers must leave room for.
     """
     text = f"{what} {key!r} {warps} {ARCHITECTURE}"
     with _lock:

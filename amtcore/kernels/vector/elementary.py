@@ -1,6 +1,6 @@
-"""exp and log of a vector, by polynomials: the processor has no instruction for them.
+"""exp and log of a vector by polynomials, as the processor has no instruction for them.
 
-What is not a number stays so, as in the plain loops; bounds of error are beside the series.
+NaN stays NaN, as in the plain loops. Error bounds are beside the series.
 """
 
 from __future__ import annotations
@@ -254,6 +254,8 @@ def _choose_decay(value):  # type: ignore[no-untyped-def]
 
 @part
 def vdecay(value: Any) -> Any:
-    """2**value per lane, for values up to 0: half the steps of `vexp`. 0 below the normal range,
-    and of NaN: whoever needs that multiplies by something else that has it."""
+    """Return 2**value per lane for values up to 0, in half the steps of `vexp`.
+
+    The result is 0 below the normal range, and for NaN.
+    """
     return _decay_body(value)

@@ -1,6 +1,6 @@
-"""A hash of the kernels' sources, which is part of the key of every compiled kernel on disk.
+"""A hash of the kernels' sources, a part of the key of every compiled kernel on disk.
 
-Every kernel asks for the hash, so this is also where the cache itself is looked at first.
+Every kernel needs the hash, so this module also checks the cache folder first.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from pathlib import Path
 
 from amtcore.kernels.vector.kernel_cache import check_kernel_cache
 
-#: What is in a file that holds compiled functions: one of these.
+#: Marks of a source file with compiled functions.
 _COMPILED = (b"from numba", b"kernels.vector.jit import")
 KERNELS = Path(__file__).parents[1]
 
 
 @functools.cache
 def sources_digest(folder: Path = KERNELS) -> str:
-    """Hash of the sources with compiled functions: of all kernels here, and beside another one.
+    """Hash the sources with compiled functions, here and in the folder of a plug-in's kernel.
 
-    Args:
-        folder: Of the kernel's source, which may be another distribution's.
     Raises:
         KernelCacheError: Others can write to the folder from which kernels would be loaded.
     """

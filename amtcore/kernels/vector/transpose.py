@@ -1,10 +1,8 @@
-"""Between rows of samples and samples of lanes: a small matrix transposed in registers.
+"""Transposition in registers, between rows of samples and samples of lanes.
 
-Moving one number at a time costs more than most filters do. Here a tile of as many rows as a
-64-byte vector has numbers is read, transposed in log2(rows) steps of shuffles, and written:
-
-    step s = 1, 2, 4, ..: of rows i and i + s (i & s = 0), row i keeps its columns j with j & s = 0
-    and takes row i + s's columns j, to its own j + s; row i + s takes the columns that row i lost.
+Moving one number at a time takes longer than most filters. A tile of 64-byte vectors is loaded,
+transposed in log2(rows) steps of shuffles, and stored. In step s = 1, 2, 4, .. rows i and i + s
+(i & s = 0) exchange columns: columns j + s of row i with columns j of row i + s (j & s = 0).
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ def _swap(builder: Any, rows: list[Any], step: int) -> None:
 
 @intrinsic
 def _tile_width(typing: Any, array: Any) -> Any:
-    """Rows and columns of a tile of this array's numbers."""
+    """Return the number of rows and columns of a tile of this array's numbers."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return context.get_constant(types.intp, _TILE_BYTES * 8 // sig.args[0].dtype.bitwidth)
@@ -86,8 +84,11 @@ def _transpose_tile(
 def transpose(
     source: Any, at: int, stride: int, rows: int, columns: int, target: Any, pitch: int, wanted: int
 ) -> None:
-    """target[j pitch + i] = source[at + min(i, rows - 1) stride + j] of flat arrays, for j <
-    columns and i < wanted, rounded up to whole tiles: `target` must have that room."""
+    """Set target[j pitch + i] = source[at + min(i, rows - 1) stride + j] of flat arrays.
+
+    Indices are j < columns and i < wanted. The number `wanted` is rounded up to whole tiles:
+    `target` must have that room.
+    """
     tile = _tile_width(source)
     whole = columns - columns % tile
     for i in range(0, wanted, tile):
@@ -103,7 +104,7 @@ def transpose(
 
 @part
 def store_samples(made: Any, count: int, out: Any, at: int) -> None:
-    """`count` rows of LANES lanes -> flat (lane, row), from lane `at` of it on."""
+    """Transpose `count` rows of LANES lanes to flat (lane, row), from lane `at` of `out` on."""
     whole, rows = count - count % LANES, out[at * count :]
     transpose(made, 0, LANES, whole, LANES, rows, count, whole)
     for row in range(whole, count):
