@@ -15,13 +15,15 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import llvmlite.binding as llvm
+from numba import types
 
 from amtcore.kernels.gpu.launcher import THREADS, Kernel
 from amtcore.kernels.gpu.ptx_cache import cached_ptx
-from amtcore.kernels.gpu.target import count_parameters, lower
+from amtcore.numba_internals import lower_to_text
 
 TRIPLE = "nvptx64-nvidia-cuda"
 #: The oldest GPU that kernels are made for; newer ones compile its PTX for themselves.
@@ -77,7 +79,7 @@ def assemble(
     """PTX of a kernel.
 
     Args:
-        text: LLVM IR as `target.lower` gives it.
+        text: LLVM IR as `lower_to_text` gives it.
         inner: The kernel's function in it.
         name: What the entry is to be called.
         parameters: How many 64-bit integers it takes.
@@ -132,8 +134,9 @@ def compiled(
 
             def compile_now() -> str:
                 function = make()
-                module, inner = lower(function)
-                return assemble(module, inner, name, count_parameters(function), warps)
+                parameters = len(signature(function).parameters)
+                module, inner = lower_to_text(function, [types.int64] * parameters, types.void)
+                return assemble(module, inner, name, parameters, warps)
 
             _kernels[text] = Kernel(name, cached_ptx(text, compile_now))
         return _kernels[text]

@@ -12,8 +12,9 @@ from pathlib import Path
 from amtcore.kernels.vector.kernel_cache import check_kernel_cache
 
 #: What is in a file that holds compiled functions: one of these.
-_COMPILED = (b"from numba", b"kernels.vector.jit import")
+_COMPILED = (b"from numba", b"kernels.vector.jit import", b"numba_internals import")
 KERNELS = Path(__file__).parents[1]
+_COMPILER = KERNELS.parent / "numba_internals.py"
 
 
 @functools.cache
@@ -26,7 +27,7 @@ def sources_digest(folder: Path = KERNELS) -> str:
         KernelCacheError: Others can write to the folder from which kernels would be loaded.
     """
     check_kernel_cache()
-    found = {*KERNELS.rglob("*.py"), *folder.glob("*.py")}
+    found = {*KERNELS.rglob("*.py"), _COMPILER, *folder.glob("*.py")}
     sources = [path.read_bytes() for path in sorted(found)]
     compiled = (text for text in sources if any(mark in text for mark in _COMPILED))
     return hashlib.sha256(b"".join(compiled)).hexdigest()
