@@ -1,15 +1,15 @@
 """Names that numba keeps to itself, in one place, each with the reason why we need it.
 
 The rest of `amtcore` uses numba and llvmlite by their public names. A release of numba may rename
-an internal name, so all of them are looked up when this module is imported: the import fails and
-names the one that is missing, before anything is compiled. `make core-versions` tries the oldest
+an internal name. Therefore all of them are looked up when this module is imported. The import fails
+and tells which name is missing, before anything is compiled. `make core-versions` tries the oldest
 and the newest release of numba.
 
-These names give three things:
+What the names are needed for:
 
-    Part            a function inside a kernel: LLVM IR, but no machine code of its own
-    Kernel          a function that Python calls, whose machine code is kept on disk
-    lower_to_text   a kernel and all it calls as LLVM IR for one thread of a GPU
+    Part            A function inside a kernel. It becomes LLVM IR, without machine code of its own.
+    Kernel          A function that Python calls. Its machine code is kept on disk.
+    lower_to_text   LLVM IR of a kernel and all it calls, for one thread of a GPU.
 """
 
 from __future__ import annotations
@@ -390,8 +390,8 @@ _register_target(
     lambda options, function: _PartDispatcher(function, options),
 )
 
-# The target below lowers for one thread of a GPU. Arrays, tuples, integers and loops are those of a
-# processor. There are no exceptions, no reference counts and no calls of C.
+# The target below lowers for one thread of a GPU. It takes arrays, tuples, integers and loops from
+# the processor's target. A GPU has no exceptions, no reference counts and no C functions.
 
 _THREAD = "amtcore warp"
 _THREAD_OPTIONS = {"nopython": True, "error_model": "numpy"}

@@ -18,7 +18,7 @@ from amtcore.kernels.vector.jit import part
 from amtcore.numba_internals import NEEDED, lower_to_text
 
 INTERNALS = Path(numba_internals.__file__)
-#: Modules of numba that are public. What a module of numba imports from others is not.
+#: The public modules of numba and llvmlite.
 PUBLIC = {"numba", "numba.extending", "llvmlite", "llvmlite.ir", "llvmlite.binding"}
 
 _WITHOUT = """

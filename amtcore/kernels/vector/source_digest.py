@@ -11,7 +11,7 @@ from pathlib import Path
 
 from amtcore.kernels.vector.kernel_cache import check_kernel_cache
 
-#: What is in a file that holds compiled functions: one of these.
+#: A file that holds compiled functions, or compiles them, contains one of these.
 _COMPILED = (b"from numba", b"kernels.vector.jit import", b"numba_internals import")
 KERNELS = Path(__file__).parents[1]
 _COMPILER = KERNELS.parent / "numba_internals.py"
