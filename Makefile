@@ -137,10 +137,13 @@ OLDEST_PYTHON ?= 3.11
 NEWEST_PYTHON ?= 3.13
 RELEASE_TESTS := numba_internals jit simd kernel_rooms operations recurrences derivatives modes constants \
   hooks_and_swaps golden_dau1997 osses2021 king2019 paulick2024 moore2016 glasberg2002 lif_golden \
-  gpu_kernels ptx_from_llvm
+  gpu_kernels ptx_arithmetic ptx_from_llvm
 core-versions: releases-oldest releases-newest  ## Tests of the models on the oldest and newest numba, torch, numpy
 releases-oldest: RELEASE = --python $(OLDEST_PYTHON)
 releases-oldest: RESOLUTION = lowest-direct
+# Torch 2.6 cannot export a module with an empty buffer, nor compile LIFExodus into one graph.
+releases-oldest: WITHOUT = "not (any_length_and_batch and AdaptLoop-True) and not compiled_code_is_not_taken"
+releases-newest: WITHOUT = ""
 releases-newest: RELEASE = --python $(NEWEST_PYTHON)
 releases-newest: RESOLUTION = highest
 releases-%: setup
@@ -153,7 +156,7 @@ releases-%: setup
 	cp -r tests pyproject.toml $(VERSIONS)/$*
 	$(BIN)/uv pip list --python $(VERSIONS)/$*/python \
 	  | grep -E "^(torch|numpy|scipy|numba|llvmlite) "
-	cd $(VERSIONS)/$* && python/bin/python -VV && python/bin/python -m pytest -W default \
+	cd $(VERSIONS)/$* && python/bin/python -VV && python/bin/python -m pytest -W default -k $(WITHOUT) \
 	  $(RELEASE_TESTS:%=tests/amtcore/test_%.py)
 	rm -rf $(VERSIONS)/$*
 

@@ -26,7 +26,7 @@ from llvmlite import ir
 from numba import types
 
 #: Releases of numba that `make core-versions` was run with, oldest and newest.
-TRIED = "0.61.0 to 0.68.1"
+TRIED = "0.62.0 to 0.68.1"
 #: Every internal name of numba that we use, as module:name, with the reason.
 NEEDED: dict[str, str] = {}
 
