@@ -48,8 +48,11 @@ def _parse(text: str, layout: str) -> Any:
 
 
 def _attributed(text: str) -> str:
-    """The same module, whose functions have the attributes of all."""
-    return re.sub(r"^(define .*?) ?\{$", rf"\1 {_EVERY} {{", text, flags=re.MULTILINE)
+    """Return the module with the attributes of all functions, and all of them inlined.
+
+    llvmlite 0.45 adds `alwaysinline` to a function's result, so the attribute is written as text.
+    """
+    return re.sub(r"^(define .*?) ?\{$", rf"\1 alwaysinline {_EVERY} {{", text, flags=re.MULTILINE)
 
 
 def _entry(name: str, inner: str, parameters: int, warps: int) -> str:
@@ -92,9 +95,7 @@ def assemble(
     for function in module.functions:
         if not function.is_declaration and function.name != inner:
             function.linkage = "internal"
-            function.add_function_attribute("alwaysinline")
     module.get_function(inner).linkage = "external"
-    module.get_function(inner).add_function_attribute("alwaysinline")
     kernel = _parse(_entry(name, inner, parameters, warps), layout)
     kernel.link_in(module)
     kernel.get_function(inner).linkage = "internal"
