@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup install lock demo demo-ray lint test core test-long test-gpu gpu-day test-stores chaos infra browser proof docs docs-serve bench clean
+.PHONY: help setup install lock demo demo-ray lint test core core-versions test-long test-gpu gpu-day test-stores chaos infra browser proof docs docs-serve bench clean
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | sort | column -t -s '|'
 
@@ -127,6 +127,38 @@ core: setup  ## Linters and tests of the models alone
 	! grep -rnE --include='*.py' "earmill" amtcore
 	! grep -rnE --include='*.py' "$(TORCH)" $(MODELS)
 	$(BIN)/python -m pytest src/amtcore tests/amtcore tests/test_core_wheel.py
+
+# The oldest and the newest releases that the wheel of amtcore allows, each in an environment of its
+# own with the wheel alone. The tests are copied, because a checkout's own amtcore would come first.
+# Torch brings its CUDA libraries: 12 GB in all, removed after the tests passed. Of Python, uv takes
+# a version that is installed or a path: make core-versions NEWEST_PYTHON=/opt/python3.13/bin/python.
+VERSIONS := build/versions
+OLDEST_PYTHON ?= 3.11
+NEWEST_PYTHON ?= 3.13
+RELEASE_TESTS := numba_internals jit simd kernel_rooms operations recurrences derivatives modes constants \
+  hooks_and_swaps golden_dau1997 osses2021 king2019 paulick2024 moore2016 glasberg2002 lif_golden \
+  gpu_kernels ptx_arithmetic ptx_from_llvm
+core-versions: releases-oldest releases-newest  ## Tests of the models on the oldest and newest numba, torch, numpy
+releases-oldest: RELEASE = --python $(OLDEST_PYTHON)
+releases-oldest: RESOLUTION = lowest-direct
+# Torch 2.6 cannot export a module with an empty buffer, nor compile LIFExodus into one graph.
+releases-oldest: WITHOUT = "not (any_length_and_batch and AdaptLoop-True) and not compiled_code_is_not_taken"
+releases-newest: WITHOUT = ""
+releases-newest: RELEASE = --python $(NEWEST_PYTHON)
+releases-newest: RESOLUTION = highest
+releases-%: setup
+	rm -rf $(VERSIONS)/$* && mkdir -p $(VERSIONS)/$*
+	$(BIN)/uv venv --quiet $(RELEASE) $(VERSIONS)/$*/python
+	$(BIN)/uv pip install --quiet --python $(VERSIONS)/$*/python --resolution $(RESOLUTION) \
+	  -r core/pyproject.toml --extra nir "pytest>=8.3" "pytest-timeout>=2.3" "hypothesis>=6.115"
+	$(BIN)/uv pip install --quiet --python $(VERSIONS)/$*/python --no-deps --reinstall --refresh \
+	  ./core ./interpreter
+	cp -r tests pyproject.toml $(VERSIONS)/$*
+	$(BIN)/uv pip list --python $(VERSIONS)/$*/python \
+	  | grep -E "^(torch|numpy|scipy|numba|llvmlite) "
+	cd $(VERSIONS)/$* && python/bin/python -VV && python/bin/python -m pytest -W default -k $(WITHOUT) \
+	  $(RELEASE_TESTS:%=tests/amtcore/test_%.py)
+	rm -rf $(VERSIONS)/$*
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup  ## Tests that need a CUDA device

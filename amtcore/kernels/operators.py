@@ -18,8 +18,10 @@ A tracer that is visible neither in its tensors nor in `torch.compiler` runs the
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
+import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -174,6 +176,32 @@ def _uncompiled(function: Call) -> Call:
     return call
 
 
+def _schema_of(fake: Call) -> str:
+    """Return an operator's schema, from the annotations of its empty twin.
+
+    Annotations of lists become `typing.Sequence`, because torch 2.6 does not know `list[int]`.
+    """
+
+    def known(hint: Any) -> Any:
+        is_list = typing.get_origin(hint) is list
+        return typing.Sequence[typing.get_args(hint)] if is_list else hint  # type: ignore[misc]
+
+    hints = {name: known(hint) for name, hint in typing.get_type_hints(fake).items()}
+    signature = inspect.signature(fake)
+    parameters = [
+        each.replace(annotation=hints[name]) for name, each in signature.parameters.items()
+    ]
+
+    @functools.wraps(fake)
+    def twin(*args: Any) -> Any:
+        return fake(*args)
+
+    twin.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=parameters, return_annotation=hints["return"]
+    )
+    return torch.library.infer_schema(twin, mutates_args=())
+
+
 def _define(
     name: str, function: Call, fake: Call, *, keep: Call, backward: Call,
     batched: tuple[int, ...] | None, encode: Call = lambda *args: args,
@@ -199,7 +227,7 @@ def _define(
         compute,
         mutates_args=(),
         device_types=DEVICES,
-        schema=torch.library.infer_schema(fake, mutates_args=()),
+        schema=_schema_of(fake),
     )
     operator.register_fake(fake)
     operator.register_autograd(backward, setup_context=keep)

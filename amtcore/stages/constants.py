@@ -249,7 +249,8 @@ class BuiltOnCpu(type):
     device: so `with torch.device("meta")` builds them too."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        device = torch.get_default_device()
+        # In torch 2.6 `torch.get_default_device` passes over `with torch.device(...)`.
+        device = torch.empty(0).device
         with torch.device("cpu"), outside_inference():
             module = super().__call__(*args, **kwargs)
             if isinstance(module, HasConstants):

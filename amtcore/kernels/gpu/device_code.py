@@ -9,12 +9,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.core.typing import signature
 from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
 
 from amtcore.kernels.vector.warp_lowering import call_intrinsic, exchange, lane_number
+from amtcore.numba_internals import flat_array
 
 _WORD, _LONG = ir.IntType(32), ir.IntType(64)
 #: More numbers than any array has: kernels do not check bounds.
@@ -29,7 +27,7 @@ def warp_id(typing: Any) -> Any:
         block = call_intrinsic(builder, "llvm.nvvm.read.ptx.sreg.ctaid.x", _WORD, [])
         return builder.zext(block, _LONG)
 
-    return signature(types.int64), codegen
+    return types.int64(), codegen
 
 
 @intrinsic
@@ -39,13 +37,15 @@ def take(typing: Any, queue: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         counter = builder.inttoptr(args[0], _LONG.as_pointer(addrspace=1))
         first = builder.icmp_unsigned("==", lane_number(builder), ir.Constant(_WORD, 0))
-        place = cgutils.alloca_once(builder, _LONG)
+        with builder.goto_entry_block():
+            place = builder.alloca(_LONG)
+            builder.store(ir.Constant(_LONG, 0), place)  # in threads that take nothing
         with builder.if_then(first):
             taken = builder.atomic_rmw("add", counter, ir.Constant(_LONG, 1), "monotonic")
             builder.store(taken, place)
         return exchange(builder, "idx", builder.load(place), 0)
 
-    return signature(types.int64, queue), codegen
+    return types.int64(queue), codegen
 
 
 def numbers_at(dtype: types.Type) -> Any:
@@ -59,9 +59,9 @@ def numbers_at(dtype: types.Type) -> Any:
             # Through the global address space: generic loads and stores would test the space.
             place = builder.inttoptr(args[0], element.as_pointer(addrspace=1))
             data = builder.addrspacecast(place, element.as_pointer())
-            return _array(context, builder, kind, data, _ENDLESS)
+            return flat_array(context, builder, kind, data, _ENDLESS)
 
-        return signature(kind, types.int64), codegen
+        return kind(types.int64), codegen
 
     return numbers
 
@@ -83,32 +83,14 @@ def shared_rows(typing: Any, like: Any, count: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         element = context.get_data_type(like.dtype)
         name = builder.module.get_unique_name("_shared")
-        room = cgutils.add_global_variable(
-            builder.module, ir.ArrayType(element, size), name, addrspace=3
-        )
+        room = ir.GlobalVariable(builder.module, ir.ArrayType(element, size), name, addrspace=3)
         room.linkage, room.align = "internal", 16
         room.initializer = ir.Constant(room.type.pointee, ir.Undefined)
         first = builder.bitcast(room, ir.PointerType(element, 3))
         data = builder.addrspacecast(first, element.as_pointer())
-        return _array(context, builder, kind, data, size)
+        return flat_array(context, builder, kind, data, size)
 
-    return signature(kind, like, count), codegen
-
-
-def _array(context: Any, builder: Any, kind: Any, data: Any, count: int) -> Any:
-    """A flat array on memory that nobody owns."""
-    size = context.get_abi_sizeof(data.type.pointee)
-    array = context.make_array(kind)(context, builder)
-    populate_array(
-        array,
-        data=data,
-        shape=[context.get_constant(types.intp, count)],
-        strides=[context.get_constant(types.intp, size)],
-        itemsize=context.get_constant(types.intp, size),
-        meminfo=None,
-        parent=None,
-    )
-    return array._getvalue()
+    return kind(like, count), codegen
 
 
 _texts = itertools.count()

@@ -15,13 +15,15 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import llvmlite.binding as llvm
+from numba import types
 
 from amtcore.kernels.gpu.launcher import THREADS, Kernel
 from amtcore.kernels.gpu.ptx_cache import cached_ptx
-from amtcore.kernels.gpu.target import count_parameters, lower
+from amtcore.numba_internals import lower_to_text
 
 TRIPLE = "nvptx64-nvidia-cuda"
 #: The oldest GPU that kernels are made for; newer ones compile its PTX for themselves.
@@ -46,8 +48,11 @@ def _parse(text: str, layout: str) -> Any:
 
 
 def _attributed(text: str) -> str:
-    """Add the attributes `_EVERY` to all functions of a module."""
-    return re.sub(r"^(define .*?) ?\{$", rf"\1 {_EVERY} {{", text, flags=re.MULTILINE)
+    """Return the module with the attributes of all functions, and all of them inlined.
+
+    llvmlite 0.45 adds `alwaysinline` to a function's result, so the attribute is written as text.
+    """
+    return re.sub(r"^(define .*?) ?\{$", rf"\1 alwaysinline {_EVERY} {{", text, flags=re.MULTILINE)
 
 
 def _entry(name: str, inner: str, parameters: int, warps: int) -> str:
@@ -77,7 +82,7 @@ def assemble(
     """Return the PTX of a kernel.
 
     Args:
-        text: LLVM IR from `target.lower`.
+        text: LLVM IR from `lower_to_text`.
         inner: Name of the kernel's function in the IR.
         name: Name of the entry.
         parameters: Number of 64-bit parameters.
@@ -90,9 +95,7 @@ def assemble(
     for function in module.functions:
         if not function.is_declaration and function.name != inner:
             function.linkage = "internal"
-            function.add_function_attribute("alwaysinline")
     module.get_function(inner).linkage = "external"
-    module.get_function(inner).add_function_attribute("alwaysinline")
     kernel = _parse(_entry(name, inner, parameters, warps), layout)
     kernel.link_in(module)
     kernel.get_function(inner).linkage = "internal"
@@ -132,8 +135,9 @@ def compiled(
 
             def compile_now() -> str:
                 function = make()
-                module, inner = lower(function)
-                return assemble(module, inner, name, count_parameters(function), warps)
+                parameters = len(signature(function).parameters)
+                module, inner = lower_to_text(function, [types.int64] * parameters, types.void)
+                return assemble(module, inner, name, parameters, warps)
 
             _kernels[text] = Kernel(name, cached_ptx(text, compile_now))
         return _kernels[text]

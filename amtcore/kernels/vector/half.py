@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.core.typing import signature
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -74,7 +73,7 @@ def _float_of(typing: Any, bits: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(sig.return_type))
 
-    return signature(types.float32, types.int32), codegen
+    return types.float32(types.int32), codegen
 
 
 @kernel

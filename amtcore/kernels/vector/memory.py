@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.typing import signature
 from numba.extending import intrinsic
 
 from amtcore.kernels.vector.jit import part
@@ -45,7 +43,7 @@ def vstream(typing: Any, array: Any, index: Any, vec: Any) -> Any:
         store.set_metadata("nontemporal", one)
         return context.get_dummy_value()
 
-    return signature(types.void, array, index, vec), codegen
+    return types.void(array, index, vec), codegen
 
 
 @intrinsic
@@ -60,14 +58,14 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
         byte, word = ir.IntType(8), ir.IntType(32)
         first = builder.bitcast(vector, byte.as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), word, word, word])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        call = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=kind)
         size = vector.type.pointee.count * sig.args[0].dtype.bitwidth // 8
         for line in range(0, size, CACHE_LINE):
             address = builder.gep(first, [ir.Constant(word, line)])
             builder.call(call, [address, word(0), word(2), word(1)])
         return context.get_dummy_value()
 
-    return signature(types.void, array, index), codegen
+    return types.void(array, index), codegen
 
 
 @part

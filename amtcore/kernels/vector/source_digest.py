@@ -11,9 +11,10 @@ from pathlib import Path
 
 from amtcore.kernels.vector.kernel_cache import check_kernel_cache
 
-#: Marks of a source file with compiled functions.
-_COMPILED = (b"from numba", b"kernels.vector.jit import")
+#: Marks of a source file that has compiled functions, or compiles them.
+_COMPILED = (b"from numba", b"kernels.vector.jit import", b"numba_internals import")
 KERNELS = Path(__file__).parents[1]
+_COMPILER = KERNELS.parent / "numba_internals.py"
 
 
 @functools.cache
@@ -24,7 +25,7 @@ def sources_digest(folder: Path = KERNELS) -> str:
         KernelCacheError: Others can write to the folder from which kernels would be loaded.
     """
     check_kernel_cache()
-    found = {*KERNELS.rglob("*.py"), *folder.glob("*.py")}
+    found = {*KERNELS.rglob("*.py"), _COMPILER, *folder.glob("*.py")}
     sources = [path.read_bytes() for path in sorted(found)]
     compiled = (text for text in sources if any(mark in text for mark in _COMPILED))
     return hashlib.sha256(b"".join(compiled)).hexdigest()

@@ -11,12 +11,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.typing import signature
 from numba.extending import intrinsic
 
 from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import LANES, vload, vstore
+from amtcore.numba_internals import array_data
 
 _TILE_BYTES = 64
 
@@ -41,7 +40,7 @@ def _tile_width(typing: Any, array: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return context.get_constant(types.intp, _TILE_BYTES * 8 // sig.args[0].dtype.bitwidth)
 
-    return signature(types.intp, array), codegen
+    return types.intp(array), codegen
 
 
 @intrinsic
@@ -57,7 +56,7 @@ def _transpose_tile(
         vector = ir.VectorType(context.get_value_type(sig.args[0].dtype), _TILE_BYTES // size)
 
         def pointer(array_type: Any, array: Any, first: Any, step: Any, row: Any) -> Any:
-            data = cgutils.create_struct_proxy(array_type)(context, builder, array).data
+            data = array_data(context, builder, array_type, array)
             place = builder.gep(data, [builder.add(first, builder.mul(step, row))])
             return builder.bitcast(place, vector.as_pointer())
 
@@ -77,7 +76,7 @@ def _transpose_tile(
         return context.get_dummy_value()
 
     size = types.intp
-    return signature(types.void, source, size, size, size, target, size, size), codegen
+    return types.void(source, size, size, size, target, size, size), codegen
 
 
 @part

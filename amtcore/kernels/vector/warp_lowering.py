@@ -9,8 +9,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.typing import signature
 from numba.extending import intrinsic, models, register_model
 
 #: Threads of a warp.
@@ -27,7 +25,7 @@ def is_warp(context: Any) -> bool:
 def call_intrinsic(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
     """Call the LLVM intrinsic `name`."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+    return builder.call(builder.module.declare_intrinsic(name, fnty=kind), args)
 
 
 def lane_number(builder: Any) -> Any:
@@ -103,7 +101,7 @@ def private_rows(typing: Any, like: Any, rows: Any) -> Any:
             room = builder.alloca(ir.ArrayType(pointer.pointee, count))
         return builder.bitcast(room, pointer)
 
-    return signature(PrivateRows(like.dtype), like, rows), codegen
+    return PrivateRows(like.dtype)(like, rows), codegen
 
 
 @intrinsic
@@ -113,7 +111,7 @@ def lanes_are_threads(typing: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return ir.Constant(ir.IntType(1), int(is_warp(context)))
 
-    return signature(types.boolean), codegen
+    return types.boolean(), codegen
 
 
 @intrinsic
@@ -125,4 +123,4 @@ def lane_id(typing: Any) -> Any:
             return context.get_constant(types.int64, 0)
         return builder.zext(lane_number(builder), ir.IntType(64))
 
-    return signature(types.int64), codegen
+    return types.int64(), codegen
