@@ -72,7 +72,7 @@ def _front_matter(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
     lines += ["tags:", "- audio", "- auditory-model"]
     files = parts_of(records, tabular(records))
     if files:
-        # One by one, however many: a pattern would match what no commit names as well.
+        # One by one: a pattern would match files that no commit names, too.
         lines += ["configs:", "- config_name: default", "  data_files:"]
         lines += [f"  - {path}" for path in files]
     return "\n".join(["---", *lines, "---"])

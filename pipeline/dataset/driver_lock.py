@@ -43,7 +43,7 @@ from earmill.pipeline.storage.documents import Strict, typed_json
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CLAIMS, CREW, DRIVER_FILE, claim_path
 
-HEARTBEAT_S = 15.0
+HEARTBEAT_S = 15.0  # Interval of the signs of life, well below `STALE_S`.
 STALE_S = 60.0
 # Process start times are derived from the boot time, which clock corrections move a little.
 _CREATED_TOLERANCE_S = 2.0
@@ -120,8 +120,8 @@ def machine_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The right of a run to write to an output; its workers carry it. The file `name` names the
-    run. The name is empty for a writer that needs no right."""
+    """The right of a run to write to an output; its workers carry it. The file `name` (driver.json
+    or a membership) names the run; it is empty for a writer that needs no right."""
 
     name: str = ""
     run_id: str = ""
@@ -271,7 +271,7 @@ class DriverLock(Heartbeat):
                         return
             finally:
                 self._layout.delete(takeover)
-        # It left while we looked, or another driver was faster: whoever creates it now has it.
+        # No holder is left, or another driver was faster: the driver that creates the file has it.
         if not self._layout.create_own(name, as_seen_now(self.holder)):
             raise LockedError(f"another driver just began to work on {self._layout.url()}")
 
@@ -317,7 +317,7 @@ def live_crew(layout: Layout) -> dict[str, LockHolder]:
 
 
 def evict_crew(layout: Layout) -> None:
-    """Remove dead memberships: a driver that wakes is overtaken. LockedError if a member lives."""
+    """Remove dead memberships: a member that wakes is overtaken. LockedError if a member lives."""
     for name in layout.list(CREW):
         found = stored_holder(layout, name)
         if found is None or (not found[0].may_live() and layout.remove_own(name, found[1])):
@@ -343,11 +343,11 @@ class DriverMembership(Heartbeat):
         holder = LockHolder.here(run_id, shares=True)
         super().__init__(layout, f"{CREW}/{holder.run_id}.json", holder, heartbeat_s)
         layout.write_bytes(self.fence.name, as_seen_now(holder))
-        # In this order: who takes the lock for itself looks for members after that.
+        # Read the lock after joining: a driver that takes it alone looks for members afterwards.
         lock = read_holder(layout)
         if lock is not None and not lock.shares and lock.may_live():
             layout.delete(self.fence.name)
-            raise LockedError(f"{layout.url()} is not to be shared now ({lock}); wait for its end")
+            raise LockedError(f"{layout.url()} is used by one driver alone ({lock}); wait for it")
         self._start("crew")
 
     def release(self) -> None:
@@ -414,7 +414,7 @@ class BlockClaims:
 
     @property
     def others(self) -> int:
-        """Shards that others had when it was last looked."""
+        """Return the number of shards that other members had at the last look."""
         return sum(len(self._left(block)) for block in self._of_others())
 
     def _of_others(self) -> list[int]:

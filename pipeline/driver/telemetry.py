@@ -34,7 +34,7 @@ Values = float | Mapping[Any, float]
 
 @contextmanager
 def observed(run: RunSpec, sink: events.Sink) -> Iterator[tuple[events.Sink, events.Sink]]:
-    """Give two sinks for the time of a run: of all events, and of those for metrics alone."""
+    """Yield two sinks for the time of a run: for all events, and for events of metrics alone."""
     if run.metrics is None:
         yield sink, events.ignore
         return

@@ -162,8 +162,8 @@ def shard_moments(
 def dataset_moments(
     shards: Iterable[Mapping[str, StoredMoments]], streams: Sequence[StreamInfo | Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
-    """Combine the statistics of a dataset's shards, in order; a stream that a shard lacks is left
-    out."""
+    """Combine the statistics of a dataset's shards, in order; a stream that a shard lacks (before
+    layout version 3) is left out."""
     known, found = list(shards), {}
     for info in streams:
         layout = layout_of(info)

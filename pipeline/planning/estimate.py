@@ -24,8 +24,8 @@ from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import describe_models
 
-# Of a shard: row table, commit record. Of a dataset: dataset.json, plan, index, snapshot, README,
-# croissant, provenance, current.json.
+# A shard has a row table and a commit record. A dataset has dataset.json, plan, index, snapshot,
+# README, croissant, provenance and current.json.
 OBJECTS_PER_SHARD = 2
 OBJECTS_PER_DATASET = 8
 SECONDS_PER_HOUR = 3600.0
@@ -118,7 +118,7 @@ class JobCost(Shown):
 
 
 def job_cost(spec: JobSpec, sampler: Callable[[Plan], Sampled] | None = None) -> JobCost:
-    """List the source and estimate the job; errors are errors that the job itself would raise.
+    """List the source and estimate the job; raises the errors that the job itself would raise.
     `sampler` samples the plan, see `operations.sample`; None for no sample. No model is imported,
     unless an entry of the job is new to this machine."""
     streams = [stream for model in describe_models(spec) for stream in model.streams]

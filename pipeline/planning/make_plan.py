@@ -45,7 +45,7 @@ def make_plan(
 
 
 def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Plan:
-    """Plan the rows again, with rows that are equal to others in shards at the end."""
+    """Plan the rows again. Rows that are equal to other rows are in shards at the end."""
     listing = _Listing(source, spec, lambda rows: None)
     places = dict.fromkeys((row_id for row_id, _ in equal.values()), "")
     others = (item for item in plan.items() if item.row_id not in equal)

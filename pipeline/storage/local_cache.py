@@ -51,7 +51,7 @@ UNFINISHED = ".tmp"
 
 class LocalCache:
     """A folder with parts of remote files, of `max_bytes` at most; threads and processes share it.
-    A folder that other users can write to could give us other features: OutputError."""
+    OutputError for a folder that other users can write to: they could give us other features."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
@@ -68,8 +68,8 @@ class LocalCache:
             )
 
     def read(self, sha256: str, nbytes: int, start: int, length: int, fetch: Fetch) -> Bytes:
-        """Return bytes [start, start + length) of a file of `nbytes` bytes, fewer if `fetch`, which
-        returns bytes that are not in the cache, returns fewer."""
+        """Return bytes [start, start + length) of a file of `nbytes` bytes. `fetch` returns the
+        bytes that are not in the cache; if it returns fewer, fewer are returned."""
         if self._off or not length:
             return fetch(start, length)
         found = np.empty(length, np.uint8)
@@ -149,7 +149,7 @@ class LocalCache:
             raise
 
     def _reserve(self, path: Path, nbytes: int) -> bool:
-        """Reserve bytes by a file of this size; False if files in the making fill the cache."""
+        """Reserve bytes by a file of this size; False if unfinished files fill the cache."""
         with self._locked():
             counted = self.folder / "used"
             try:

@@ -78,7 +78,7 @@ class CertificateError(ConnectionError):
 
 
 class CredentialsError(ConnectionError):
-    """No credentials could be had from where they come from."""
+    """The configured source of credentials gave none."""
 
 
 class ObjectBackend(Backend):
@@ -234,7 +234,7 @@ class ObjectBackend(Backend):
 
     @abstractmethod
     def translated(self) -> dict[str, Any]:
-        """Return obstore's options for options in fsspec's words; ValueError if there are none."""
+        """Return obstore's options for options in fsspec's words; ValueError if it has none."""
 
     def follow(self, error: ObjectStoreError) -> bool:
         """Return True if the bucket was found elsewhere, so that the same request may succeed."""
@@ -255,9 +255,9 @@ class ObjectBackend(Backend):
                 "read_timeout": timedelta(seconds=UPLOAD_S if uploads else STALL_S),
                 # obstore would end any answer after 30 s, however fast it comes.
                 "timeout": timedelta(days=7),
-                # Nor does a store with TLS redirect to one without.
+                # Otherwise a store with TLS cannot redirect to plain HTTP either.
                 "allow_http": any(str(each).startswith("http://") for each in settings.values()),
-                # Beside the roots of the system, which a container may lack.
+                # Added to the system's roots, which a container may lack.
                 "root_certificate": Path(certifi.where()).read_bytes(),
                 **settings.pop("client_options", {}),
             }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.sources.base import Item
     from earmill.pipeline.worker.shard_runner import ShardRunner
 
-# Writing again will not help with these; the run stops and says why.
+# Writing again does not help against these errors; the run stops and says why.
 PERMANENT_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 )
