@@ -1,8 +1,6 @@
-"""`earmill init`: ask five questions, write a commented job file, and estimate the job.
-
-Answers may be quoted, begin with `~`, have spaces at the ends, or be escaped for a shell. A wrong
-answer is explained with a message that says what to do.
-"""
+"""`earmill init`: ask five questions, write a commented job file, and estimate the job. Answers may
+be quoted, begin with `~`, have spaces at the ends, or be escaped for a shell. A wrong answer is
+explained with a message that says what to do."""
 
 from __future__ import annotations
 

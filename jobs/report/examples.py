@@ -1,8 +1,6 @@
-"""A few rows in detail: their sound as a small MP3, and their streams as figures.
-
-The sound comes from the source if its file has the sha256 of the row's provenance, with the
-channels that the models heard and the level of the file; a second takes about 6 kB.
-"""
+"""A few rows in detail: their sound as a small MP3, and their streams as figures. The sound comes
+from the source if its file has the sha256 of the row's provenance, with the channels that the
+models heard and the level of the file; a second takes about 6 kB."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Sources and formats of installed distributions, found as Python entry points.
-
-Listing a group imports nothing. A name that two distributions claim is an error.
-"""
+"""Sources and formats of installed distributions, found as Python entry points. Listing a group
+imports nothing. A name that two distributions claim is an error."""
 
 from __future__ import annotations
 

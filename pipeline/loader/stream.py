@@ -327,10 +327,8 @@ class FeatureStream(IterableDataset[Any]):
         return place.epoch + (not self._iterating and (place.is_begun or self._is_over(place)))
 
     def __len__(self) -> int:
-        """Rows or batches of the epoch on this rank, whichever iterating gives.
-
-        With a budget, the number may differ from epoch to epoch.
-        """
+        """Rows or batches of the epoch on this rank, whichever iterating gives. With a budget, the
+        number may differ from epoch to epoch."""
         share = self._share(self.epoch, 0)
         return share.n_batches if self.gives_batches else len(share.rows)
 

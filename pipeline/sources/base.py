@@ -1,8 +1,6 @@
-"""The interface of sources, the uris of their items, and the retry policy of all of them.
-
-A source lists items and opens their bytes as seekable streams, which the caller closes. If the
-bytes of a row cannot be read, the source returns a `RowError` in place of the stream.
-"""
+"""The interface of sources, the uris of their items, and the retry policy of all of them. A source
+lists items and opens their bytes as seekable streams, which the caller closes. If the bytes of a
+row cannot be read, the source returns a `RowError` in place of the stream."""
 
 from __future__ import annotations
 

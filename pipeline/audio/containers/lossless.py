@@ -1,7 +1,5 @@
 """FLAC, WavPack and True Audio: the samples that their headers declare, and what follows them.
-
-Layouts: RFC 9639; wavpack.com, WavPack 4 and 5 binary file format; tta.sourceforge.net, TTA1.
-"""
+Layouts: RFC 9639; wavpack.com, WavPack 4 and 5 binary file format; tta.sourceforge.net, TTA1."""
 
 from __future__ import annotations
 
