@@ -66,7 +66,7 @@ SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
 
 def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
-    """Refuse a table in which a row has no name, no valid shard or no place."""
+    """Refuse a table in which a row has no name, valid shard or place; reading checks its end."""
     places = ("row", *_place_names(streams))
     kinds = {name: pa.types.is_integer for name in places}
     kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
@@ -336,7 +336,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
 
 
 def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, CommitRecord]:
-    """Return the record of the first shard of a remote dataset, which saves a round trip."""
+    """Return the first shard's record of a remote dataset, if readable; it saves a round trip."""
     if layout.is_local or not refs:
         return {}
     shard = min(refs)
@@ -412,7 +412,7 @@ def _only_index(layout: Layout, version: int) -> bytes | None:
 
 
 class RowLocations:
-    """Where the rows of a set lie in their shards, and their lengths, by position in the set."""
+    """The places of a set's rows in their shards, and their lengths, by position in the set."""
 
     def __init__(self, catalog: Catalog, streams: Sequence[str], fmt: Format) -> None:
         self._table = catalog.table
