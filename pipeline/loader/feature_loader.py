@@ -41,7 +41,7 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]
 
 _rings: weakref.WeakValueDictionary[str, BatchRing] = weakref.WeakValueDictionary()
 PREFETCHED = 2
-# Slots beside the batches in the queue: one is being filled, and the consumer holds two.
+# Slots beside the queue: one is filled, and a loop frees its batch only once it has the next one.
 MORE_SLOTS = 3
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 

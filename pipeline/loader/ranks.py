@@ -1,7 +1,8 @@
 """The share of an epoch that this process reads: its rank, and the number of processes.
 
 They are looked up at every use, because Lightning initialises torch.distributed after it gets its
-loaders. The library accelerate splits the rows of any IterableDataset in a DataLoader that it has
+loaders. A contradiction is an error, because a default would repeat or leave out rows without a
+message. The library accelerate splits the rows of any IterableDataset in a DataLoader that it has
 prepared, so a stream that accelerate reads in this way gives all rows.
 """
 
@@ -37,7 +38,7 @@ _WAYS = (
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank and world size of a process, given or, unless `distributed=False`, looked up."""
+    """The rank and world size of a process: given, else looked up, unless `distributed=False`."""
 
     rank: int | None = None
     world_size: int | None = None
