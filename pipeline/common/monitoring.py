@@ -6,7 +6,8 @@
 
 A thread's time belongs to its innermost part, so parts add up to the time spent. Threads of
 libraries (kernels, torch, Zarr) count for the kind of part in which they were first seen, and are
-read when such a part ends. Time that no part claims is `other`. Stages (`StageTimes`) overlap.
+read when such a part ends. Time that no part claims is `other`. Stages (`StageTimes`) overlap, so
+their times do not add up.
 """
 
 from __future__ import annotations
