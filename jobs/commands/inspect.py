@@ -1,4 +1,4 @@
-"""`earmill inspect`, also of a running job, and `earmill verify`: a dataset's contents and checks."""
+"""`earmill inspect`, also of a running job, and `earmill verify`: contents of a dataset, checks."""
 
 from __future__ import annotations
 

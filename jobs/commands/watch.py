@@ -96,7 +96,7 @@ def _serve(
         try:
             say(f"{server.url} shows it; Ctrl-C ends it", file=sys.stderr)
             if not server.is_private:
-                warning = "whoever reaches this address sees the page: it has no password"
+                warning = "anybody who reaches this address sees the page: it has no password"
                 say(warning, file=sys.stderr)
             state = ""
             for progress, trouble in looks:

@@ -48,7 +48,7 @@ PATIENCE = 20.0
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 START_S = 60.0
 SMALL_BYTES = 64 << 20  # Largest stream without a file that is passed in memory.
-KEPT = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "HOME"})
+KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "HOME"})
 
 
 class DecoderPool:
@@ -107,7 +107,7 @@ class _Child:
         self._cpu_s = 0.0
         self.peer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         paths = os.pathsep.join(path for path in sys.path if path)
-        kept = {name: value for name, value in os.environ.items() if name in KEPT}
+        kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
         # Each thread of OpenBLAS reserves address space.
         extra = {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         module, handle = "earmill.pipeline.audio.decoder_process", theirs.fileno()

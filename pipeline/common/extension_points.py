@@ -77,7 +77,7 @@ FORMATS = ExtensionPoint("earmill.formats", "format")
 
 @lru_cache(maxsize=32)
 def _installed(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
-    """Return a group's entry points for a `sys.path`, without those that a failed removal left."""
+    """Return a group's entry points for a `sys.path`, without leftovers of a failed removal."""
     files = "METADATA", "PKG-INFO"
     points = entry_points(group=group)
     return [p for p in points if p.dist is not None and any(map(p.dist.read_text, files))]

@@ -110,8 +110,8 @@ class CommitRecord(Strict):
 
 @dataclass(frozen=True)
 class Recommit:
-    """How a shard is committed again: the number of the new record, 0 for the first, and the
-    quarantined rows that are not tried again."""
+    """The recommit of a shard: the number of the new record, 0 for the first, and the quarantined
+    rows that are not tried again."""
 
     generation: int = 0
     keep: tuple[QuarantineRow, ...] = ()

@@ -22,7 +22,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.retrying import store_errors
 
 # Parts that only a dataset has: finding one without dataset.json means the place is taken.
-_OURS = ("data", "rows", "quarantine", "commits", "index")
+_DATASET_FOLDERS = ("data", "rows", "quarantine", "commits", "index")
 _NAMED_BELOW = 3
 _CARDS = (paths.README_FILE, paths.CROISSANT_FILE, paths.PROVENANCE_FILE)
 
@@ -239,7 +239,7 @@ def open_dataset(
     stored = read_dataset(layout)
     if stored is None:
         taken = [name for name in _CARDS if layout.exists(name)]
-        taken += [name for name in _OURS if layout.list(name)]
+        taken += [name for name in _DATASET_FOLDERS if layout.list(name)]
         if taken:
             raise OutputError(
                 f"{layout.url()} has no {paths.DATASET_FILE} but already holds {', '.join(taken)}; "

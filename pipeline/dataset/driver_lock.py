@@ -200,13 +200,13 @@ class Heartbeat(ABC):
 
     def _beat(self) -> None:
         while not self._done.wait(self._heartbeat_s):
-            # A store that is away for a moment must not end a run: beat again.
+            # A short outage of the store must not end a run: beat again.
             with suppress(Exception):
                 found = stored_holder(self._layout, self.fence.name)
                 if found is None or found[0].run_id != self.fence.run_id:
                     self._lost = overtaken(self._layout, None if found is None else found[0])
                     return
-                # Not over a run that takes over between the two.
+                # Fails if another run has taken the file over since it was read.
                 self._layout.replace_own(self.fence.name, as_seen_now(self.holder), found[1])
 
 
@@ -266,7 +266,7 @@ class DriverLock(Heartbeat):
             try:
                 now = stored_holder(self._layout, name)
                 if now is not None and now[0].run_id == holder.run_id:
-                    # Not over a driver that took over while this one was stopped.
+                    # Fails if another driver has taken over since the file was read.
                     if self._layout.replace_own(name, as_seen_now(self.holder), now[1]):
                         return
             finally:
@@ -394,37 +394,37 @@ class BlockClaims:
         """Return shards of an unclaimed block; an empty list while other members have the rest, and
         None once everything is committed or claimed here."""
         for block in self._fresh:
-            if block not in self._numbers and (left := self._left(block)) and self._get(block):
+            if block not in self._numbers and (left := self._left(block)) and self._claim(block):
                 return left
         now = self._clock()
         if self._looked is not None and now - self._looked < LOOK_EVERY_S:
             return []
         self._looked = now
         self._done = committed_shards(self._layout)
-        others = self._of_others()
+        others = self._blocks_of_others()
         if not others:
             return None
         self._numbers = self._claimed()
         living = live_crew(self._layout)
         for block in others:
-            if self._owner(block) not in living and self._get(block):
+            if self._owner(block) not in living and self._claim(block):
                 self._looked = None
                 return self._left(block)
         return []
 
     @property
     def others(self) -> int:
-        """Return the number of shards that other members had at the last look."""
-        return sum(len(self._left(block)) for block in self._of_others())
+        """The number of shards that other members had at the last look."""
+        return sum(len(self._left(block)) for block in self._blocks_of_others())
 
-    def _of_others(self) -> list[int]:
+    def _blocks_of_others(self) -> list[int]:
         blocks = range(len(self._blocks))
         return [block for block in blocks if block not in self._mine and self._left(block)]
 
     def _left(self, block: int) -> list[str]:
         return [shard for shard in self._blocks[block] if shard not in self._done]
 
-    def _get(self, block: int) -> bool:
+    def _claim(self, block: int) -> bool:
         number = self._numbers.get(block, -1) + 1
         name = claim_path(self._plan_id, block, number)
         self._fence.check(self._layout)

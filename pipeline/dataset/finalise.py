@@ -199,7 +199,7 @@ def _open_again(layout: Layout, made: Current, seen: bytes | None, index: OutFil
 def closed_by_another(layout: Layout) -> OvertakenError:
     return OvertakenError(
         f"another driver closed {layout.url()} while this driver was frozen, or cut off from it, "
-        "for longer than its lock lasts; the other driver's files count, this one replaced nothing"
+        "for longer than its lock lasts; the other driver's files count, nothing was replaced"
     )
 
 
@@ -223,7 +223,7 @@ def _refuse_changed(
             return
         before = read_snapshot(layout, current)
     except CommitError:
-        return  # damaged itself: it is written anew
+        return  # current.json is damaged: it is written again
     changed = [
         paths.commit_path(shard, ref.generation)
         for shard, ref in before.commits.items()

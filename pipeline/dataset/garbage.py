@@ -173,7 +173,7 @@ def _unnamed(
                 continue
             if folder not in PUBLISHED:
                 parts[name] = [entries[name]]
-            # A file that somebody put into a committed store must not take the store with it.
+            # A foreign file in a committed store must not take the store with it.
             elif part is not None and part[1] in known and part[0] not in committed:
                 parts[part[0]].append(entries[name])
         yield from sorted(parts.items(), key=itemgetter(0))

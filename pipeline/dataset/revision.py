@@ -69,7 +69,7 @@ def begin_revision(
     equal: Equal | None = None,
     fence: Fence = UNFENCED,
 ) -> DatasetFile:
-    """Describe the dataset anew; call it with the driver's lock, on a finished dataset.
+    """Store a new description of a finished dataset; call it with the driver's lock.
 
     Args:
         dropped: Ids of shards that the new plan lacks.

@@ -77,7 +77,7 @@ class CommitRef(Strict):
 
 @dataclass(frozen=True)
 class LogEntry(Strict):
-    """How a snapshot came about, and its rows.
+    """The origin of a snapshot, and its rows.
 
     Args:
         number: 1, 2, ... in the order of closing; 0 if the release that wrote it did not count.

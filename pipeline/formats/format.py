@@ -101,8 +101,8 @@ def explain_damage(
         raise
     # Decoders have classes of their own for damaged bytes.
     except Exception as err:
-        told = isinstance(err, OSError) and err.errno is not None
-        if told and not isinstance(err, FileNotFoundError):
+        is_system_error = isinstance(err, OSError) and err.errno is not None
+        if is_system_error and not isinstance(err, FileNotFoundError):
             raise
         if is_whole():
             raise CommitError(

@@ -160,7 +160,7 @@ def _compared(
     if now is None:
         return 0.0, f"{named} cannot be computed again: {reason or 'it is gone'}"
     if now.facts.get("pcm_sha256") != stored.facts.get("pcm_sha256"):
-        return 0.0, f"{named}: its audio is another one now, so it is not compared"
+        return 0.0, f"{named}: its audio has changed, so it is not compared"
     found = differences(stored, now)
     differing = {name: (size, most) for name, (size, most) in found.items() if size > 0}
     if not differing:

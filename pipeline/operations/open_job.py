@@ -1,5 +1,5 @@
-"""Open a job: store or check its plan and dataset.json, and find the shards that are left: those of
-the stored plan without a commit. A stored plan never changes, whatever the source lists now."""
+"""Open a job: store or check its plan and dataset.json, and find the shards of the stored plan
+without a commit. A stored plan never changes, whatever the source lists now."""
 
 from __future__ import annotations
 

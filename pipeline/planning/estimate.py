@@ -29,7 +29,7 @@ from earmill.pipeline.spec.models import describe_models
 OBJECTS_PER_SHARD = 2
 OBJECTS_PER_DATASET = 8
 SECONDS_PER_HOUR = 3600.0
-_OF_STREAM = ("name", "model", "layout", "width", "frame_rate_hz")
+_STREAM_KEYS = ("name", "model", "layout", "width", "frame_rate_hz")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class JobCost(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return flat plain values for JSON."""
         plain: dict[str, Any] = asdict(self)
-        plain["streams"] = [{key: one[key] for key in _OF_STREAM} for one in plain["streams"]]
+        plain["streams"] = [{key: one[key] for key in _STREAM_KEYS} for one in plain["streams"]]
         sizes: dict[str, Any] = plain.pop("estimate")
         return plain | sizes | {"notes": list(self.notes)}
 

@@ -164,7 +164,7 @@ class Catalog:
         if ref is not None and record.attempt != ref.attempt:
             raise CommitError(
                 f"{layout.url(name)}: expected attempt {ref.attempt} as in the index, got "
-                f"{record.attempt}: the shard was committed anew after the index was made; "
+                f"{record.attempt}: the shard was committed again after the index was made; "
                 f"{CLOSE_AGAIN}"
             )
         check_record(layout, record, self.dataset.spec_sha256, self.streams)
@@ -229,7 +229,7 @@ class Catalog:
 
     @cached_property
     def id_order(self) -> np.ndarray:
-        """Row positions sorted by row id. The order of UTF-8 bytes is that of Python strings."""
+        """Row positions sorted by row id. UTF-8 bytes sort as Python strings."""
         return np.asarray(pc.sort_indices(self.table.column("row_id")))
 
     def choose_format(self, wanted: str | None) -> str:

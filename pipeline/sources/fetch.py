@@ -53,7 +53,7 @@ MEMORY_BYTES = 64 << 20  # larger objects are not held in memory
 MOST_BYTES = 64 << 30  # limit for an object of unknown size
 READ_AHEAD_BYTES = 256 << 20  # limit of bytes read ahead of the consumer
 AHEAD_OBJECTS = 8
-# An object stalls if no byte arrives for so long, plus the time at the lowest rate.
+# An object stalls if no byte arrives for this time, plus its time at the lowest rate.
 STALL_S = 120.0
 SLOWEST_BYTES_PER_S = 100_000
 PIECE_BYTES = 8 << 20  # A long range is read in pieces of this size.

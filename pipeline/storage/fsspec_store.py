@@ -35,7 +35,7 @@ MAGIC_CHARACTERS = re.compile(r"[*?\[]")
 # The extra of earmill that brings the client of a scheme.
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
 CONNECT_S = 30.0
-# An answer without a byte for so long is given up; it is then asked for again.
+# After this time without a byte an answer is given up, and asked for again.
 HTTP_STALL_S = 60.0
 # gcsfs asks another service for the kind of bucket before every call unless told not to. That needs
 # one more right, and costs a minute a call where the service cannot be reached.

@@ -1,7 +1,7 @@
 """Parts of remote files on a local disk, each fetched once by the process that needs it first.
 
     folder/lock                 locked while files are counted or renamed
-    folder/used                 bytes reserved so far, as text; counted anew where it is missing
+    folder/used                 bytes reserved so far, as text; counted again if it is missing
     folder/ab/abcd...-12        part 12 of the file whose sha256 is abcd...
 
     part = mark size crc*16 crc content      size, crc: four bytes, little endian; a CRC-32C of each

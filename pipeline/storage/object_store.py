@@ -4,9 +4,9 @@ The store itself checks the conditions of `create` (If-None-Match, ifGenerationM
 (the tag of the compared content). A store that answers 501 to a conditional replace is written to
 after the comparison; a writer that is frozen between the two requests goes unnoticed there.
 
-Options are either those of s3fs, gcsfs and adlfs in `words`, or obstore's own. With the former,
-endpoint, region and credentials come from botocore, google-auth or azure-identity. A bucket whose
-options are neither is left to `fsspec_store`.
+Options are either options of s3fs, gcsfs and adlfs in `words`, or obstore's own. With fsspec's
+words, endpoint, region and credentials come from botocore, google-auth or azure-identity. A bucket
+whose options are neither is left to `fsspec_store`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SMALL_BYTES = 1 << 20
 # A request without a byte for STALL_S is given up. An upload counts from its beginning to the
 # answer; in UPLOAD_S four parts of 16 MiB are through at 110 kB/s.
 CONNECT_S, STALL_S, UPLOAD_S = 30.0, 60.0, 600.0
-# obstore asks for credentials anew five minutes before their end: botocore, which keeps them fresh,
+# obstore asks for new credentials five minutes before their end: botocore, which keeps them fresh,
 # is asked every five minutes.
 LASTS = timedelta(minutes=10)
 # A client costs 0.15 s of a processor, and its connections a handshake each: layouts with the same
@@ -85,7 +85,7 @@ class ObjectBackend(Backend):
     """One bucket or container, with storage options in fsspec's words or in obstore's."""
 
     schemes: ClassVar[tuple[str, ...]]  # All schemes of its URIs, the first in its addresses.
-    # obstore's client, the package of fsspec's, and the latter's options that `translated` knows.
+    # obstore's client, the package of fsspec's client, and its options that `translated` knows.
     client: ClassVar[str]
     package: ClassVar[str]
     words: ClassVar[frozenset[str]]

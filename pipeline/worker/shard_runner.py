@@ -64,7 +64,7 @@ SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """A job as it is sent to a worker; called there, it builds the runner. `streams` are those of
+    """A job as it is sent to a worker; called there, it builds the runner. `streams` come from
     dataset.json, which an earlier release may have written; empty for a new dataset."""
 
     spec: JobSpec  # Storage options included.

@@ -135,7 +135,7 @@ def is_permanent(error: BaseException) -> bool:
     return any(isinstance(one, OSError) and one.errno in PERMANENT_ERRNOS for one in causes)
 
 
-# Where memory runs out, the system kills a worker, which is started again, before its driver.
+# If memory runs out, the system kills a worker, which is started again, before its driver.
 OOM_SCORE_ADJ = "500"
 
 

@@ -212,6 +212,6 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):
         return []
-    # Not in this process: torch takes half a gigabyte.
+    # In a process of its own, because torch takes half a gigabyte.
     found = int(run_python("counts GPUs", "import torch; print(torch.cuda.device_count())"))
     return named.split(",")[:found] if named else [str(index) for index in range(found)]

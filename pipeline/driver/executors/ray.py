@@ -88,7 +88,7 @@ def check_address(address: str) -> None:
     if "://" in address or not host or not port.isdigit():
         raise ClusterError(
             f"expected a Ray cluster as host:port or auto, got {address}; take the address that "
-            "`ray start --head` prints, not that of a dashboard or of a Ray client server"
+            "`ray start --head` prints, not the one of a dashboard or Ray client server"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()

@@ -360,7 +360,7 @@ def read_footer(file: StoredFile) -> pq.FileMetaData:
     size = int.from_bytes(tail[-END_BYTES:-LENGTH_BYTES], "little") + END_BYTES
     if not tail.endswith(MAGIC) or size > file.nbytes:
         raise CommitError(
-            f"{file.layout.url(file.rel)}: the end is not that of a Parquet file, it is damaged: "
+            f"{file.layout.url(file.rel)}: expected the end of a Parquet file, it is damaged: "
             "run `earmill verify`"
         )
     if size + SEAL_BYTES > len(tail) < file.nbytes:
@@ -369,7 +369,7 @@ def read_footer(file: StoredFile) -> pq.FileMetaData:
     found, footer = tail[-size - SEAL_BYTES : -size], tail[-size:]
     if found.startswith(SEAL_MARK) and found != seal_of(footer):
         raise CommitError(
-            f"{file.layout.url(file.rel)}: the CRC-32C of the footer is not that of its bytes: "
+            f"{file.layout.url(file.rel)}: the CRC-32C of the footer does not fit its bytes: "
             "run `earmill verify`"
         )
     return pq.read_metadata(pa.BufferReader(MAGIC + footer))
