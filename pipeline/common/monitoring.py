@@ -177,7 +177,7 @@ def count_process(part: str, pid: int, before_s: float) -> float:
 
 
 def _threads() -> list[int]:
-    """Return the numbers of this process's threads; none where the system does not say."""
+    """Return the numbers of this process's threads; none if the system does not list them."""
     with suppress(OSError):
         return [int(name) for name in os.listdir(_TASKS)]
     return []

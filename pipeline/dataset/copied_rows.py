@@ -151,8 +151,8 @@ def _copy(
         record = read_commit(layout, *key)
         if record is None:
             raise CommitError(
-                f"{layout.url()}: the commit of shard {key[0]}, whose rows are to be copied, is "
-                "gone; restore it from a copy"
+                f"{layout.url()}: the commit of shard {key[0]} is missing, so its rows cannot be "
+                "copied; restore it from a copy"
             )
         sources.append(record)
         wanted: dict[str, list[Item]] = {}

@@ -71,8 +71,8 @@ def check_replacement(
     """Refuse rows that lose good rows or audio of the record they replace; return its attempt."""
     if generation - 1 not in generations(layout).get(shard_id, ()):
         raise CommitError(
-            f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt is to "
-            "replace, got none; run `earmill extract` with --resume"
+            f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt "
+            "replaces, got none; run `earmill extract` with --resume"
         )
     try:
         before = read_commit(layout, shard_id, generation - 1)

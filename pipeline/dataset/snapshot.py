@@ -423,7 +423,7 @@ def _audio(layout: Layout, snapshot: Snapshot, shards: set[str]) -> dict[str, tu
         record = read_commit(layout, shard, ref.generation)
         if record is None or record.attempt != ref.attempt:
             raise CommitError(
-                f"{layout.url()}: the commit of shard {shard} that a snapshot was made of is gone; "
+                f"{layout.url()}: the commit of shard {shard}, which a snapshot names, is missing; "
                 "run `earmill verify`"
             )
         table = read_table(layout, str(record.path("rows")), ["row_id", *AUDIO])

@@ -381,7 +381,7 @@ def _changed(layout: Layout, file: OutFile) -> list[str]:
 def _misnamed(layout: Layout) -> list[str]:
     return [
         f"{name}: content changed, its name is not the start of its sha256; --resume "
-        "writes the one that counts again, one of an earlier closing may be removed"
+        "writes the current one again, a file of an earlier snapshot may be removed"
         for name in (*layout.list("index"), *layout.list("snapshots"))
         if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem
     ]

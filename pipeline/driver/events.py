@@ -79,7 +79,7 @@ class SourceChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobStarted(Event):
-    """Plan and output are settled; work begins (or there is none left).
+    """Plan and output are settled; work begins, unless no work is left.
 
     Args:
         seconds_total: Planned audio in seconds, an estimate.

@@ -421,7 +421,7 @@ class ShardLedger:
         if work.fruitless >= FRUITLESS_SEARCHES:
             why = "no row fails alone: try a smaller output.shard_seconds"
             if not rows:
-                why = "it fails although none of its rows is processed any more"
+                why = "it still fails with all its rows in quarantine"
             self._give_up(work, f"{reason}; {why}")
         elif rows:
             work.search = Bisection(rows)

@@ -1,8 +1,9 @@
 """Metrics of a run for Prometheus: over HTTP, or as a text file for node_exporter.
 
-Names and labels are part of the interface (docs/watching.md lists them, a test compares). Counters
-begin at zero with the process. Gauges named `earmill_job_...` are about the whole job, earlier runs
-included. No label takes its values from the corpus.
+Metrics are made of the driver's events alone, so they change nothing in a run. Names and labels are
+part of the interface (docs/watching.md lists them, a test compares). Counters begin at zero with
+the process. Gauges named `earmill_job_...` are about the whole job, earlier runs included. No label
+takes its values from the corpus.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Every block of BLOCK_FRAMES frames of a row is summed in float64, frame after frame (pairwise if
 there is one column). Sums of blocks are added without rounding (`math.fsum`) and rounded once, so a
-shard's numbers depend on its rows alone, and a dataset's on its shards in order.
+shard's numbers depend on its rows alone, and a dataset's on its shards in order. Squares of float16
+and float32 are exact in float64.
 
 The numbers are stored as `count` and the base64 of little-endian float64: sums, sums of squares,
 smallest and largest of every column. Events have no statistics.

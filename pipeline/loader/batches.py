@@ -228,7 +228,8 @@ class BucketedBatches:
         return {"batch_size": self.max_rows, self.name: self.budget}
 
     def _cut_sorted(self, lengths: Rows, group: np.ndarray) -> Rows:
-        """Return the offsets of batches of rows that are sorted by window and falling bucket."""
+        """Return the offsets of batches of rows that are sorted by window and falling bucket. The
+        longest row of the first row's bucket limits a batch."""
         first = np.flatnonzero(np.append(True, (np.diff(group) != 0).any(axis=0)))
         longest = np.repeat(
             np.maximum.reduceat(lengths, first), np.diff(np.append(first, len(lengths)))

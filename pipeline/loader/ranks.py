@@ -152,7 +152,7 @@ def check_accelerate(stream: Any, ranks: Ranks, *, collates: bool) -> None:
         raise RuntimeError(
             f"expected a stream without rank= and world_size=, got rank={ranks.rank} of "
             f"{ranks.world_size}: accelerate deals out the rows of a prepared DataLoader once "
-            f"more, and most would be read by nobody; leave both out, or {_ADVICE}"
+            f"more, and most would not be read; leave both out, or {_ADVICE}"
         )
     joins = isinstance(loader, sys.modules["accelerate.data_loader"].DataLoaderDispatcher)
     if (collates and (joins or processes > 1)) or (joins and takes_views(loader.collate_fn)):

@@ -65,7 +65,7 @@ def add_features(
         if (items := tuple(item for item in shard.items if item.row_id in good))
     ]
     if not shards:
-        raise OutputError(f"{layout.url()}: expected good rows to add features to, there is none")
+        raise OutputError(f"{layout.url()}: expected good rows to add features to, got none")
     rows = plan_of(
         shards, spec.sha256(), extra_types=plan.extra_types, extra_labels=plan.extra_labels
     )

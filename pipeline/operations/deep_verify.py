@@ -96,7 +96,7 @@ def verify_deep(
     seed = random.randrange(2**32) if seed is None else seed
     good = sorted(good_plan_rows(layout, snapshot))
     if not good:
-        raise OutputError(f"{layout.url()}: expected good rows to compute again, there is none")
+        raise OutputError(f"{layout.url()}: expected good rows to compute again, got none")
     drawn = sorted(random.Random(seed).sample(good, min(rows, len(good))))
     on_begin("building the models")
     threads = threads or cores()

@@ -1,6 +1,7 @@
-"""One job from spec to finished dataset: check, lock, plan, schedule, finalise. The exit code is 0
-if every row of the plan is committed or quarantined. It is 3 if more rows are in quarantine than
-the job allows, and 1 if shards are missing."""
+"""One job from spec to finished dataset: check, lock, plan, schedule, finalise. The output is the
+only state: after any end of the process, a run with `resume` goes on where the commits end. The
+exit code is 0 if every row of the plan is committed or quarantined, 3 if more rows are in
+quarantine than the job allows, and 1 if shards are missing."""
 
 from __future__ import annotations
 

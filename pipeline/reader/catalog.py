@@ -399,7 +399,7 @@ def _rows_of(
 
 
 def _only_index(layout: Layout, version: int) -> bytes | None:
-    """Return the only index of a closed dataset of layout version 1; of several none is current."""
+    """Return the only index of a closed dataset of layout version 1, or None if it has several."""
     found = layout.list("index") if version == 1 else []
     if len(found) != 1:
         return None

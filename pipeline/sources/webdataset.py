@@ -117,7 +117,7 @@ class Samples:
             if key in seen:
                 raise SourceError(
                     f"source {self._name}: the members of {base.as_text(key)!r} do not follow each "
-                    "other, or two samples are called so; sort the tar by name or rename one"
+                    "other, or two samples have this name; sort the tar by name or rename one"
                 )
             seen.add(key)
             sample = Sample(key)

@@ -1,5 +1,5 @@
 """The output of one job, or a stored dataset: a storage backend and a root. Paths are relative, as
-`earmill.pipeline.storage.paths` spells them."""
+`earmill.pipeline.storage.paths` spells them. All access to an output goes through `Layout`."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@
     part = mark size crc*16 crc content      size, crc: four bytes, little endian; a CRC-32C of each
                                              page of content, then one of the header before it
 
-A part is looked up by content, so it cannot be stale. It gets its name when it is complete. Every
-read is checked, and a damaged part is fetched again. Bytes are reserved before they are written, so
-the parts never exceed the limit, however many processes write; the parts used longest ago are
-removed first. A full disk costs a warning and the cache, never a row.
+A part is looked up by the sha256 that a commit names, so it cannot be stale. It gets its name when
+it is complete. Every read is checked, and a damaged part is fetched again. Bytes are reserved
+before they are written, so the parts never exceed the limit, however many processes write; the
+parts used longest ago are removed first. A full disk costs a warning and the cache, never a row.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class LocalCache:
         return False
 
     def _keep(self, sha256: str, number: int, part: Bytes) -> None:
-        """Store a part, if there is room for it at all."""
+        """Store a part, if it fits into the cache."""
         nbytes = HEAD_BYTES + len(part)
         if self._off or nbytes > self.max_bytes:
             return

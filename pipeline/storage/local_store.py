@@ -49,7 +49,7 @@ class LocalBackend(Backend):
         if os.path.commonpath([real_root, os.path.realpath(path)]) != real_root:
             raise OutputError(
                 f"{path} is a link out of the dataset, which is never followed; "
-                "put what it should hold in its place"
+                "put the file itself in its place"
             )
         return path
 
@@ -286,7 +286,7 @@ def files_below(folder: str | Path) -> list[str]:
 
 
 def _entry(path: str) -> Entry:
-    """Describe a file; a link counts as what it leads to."""
+    """Describe a file; a link is described by its target."""
     try:
         status = os.stat(path)
     except FileNotFoundError:  # a broken link

@@ -6,7 +6,8 @@ after the comparison; a writer that is frozen between the two requests goes unno
 
 Options are either options of s3fs, gcsfs and adlfs in `words`, or obstore's own. With fsspec's
 words, endpoint, region and credentials come from botocore, google-auth or azure-identity. A bucket
-whose options are neither is left to `fsspec_store`.
+whose options are neither is left to `fsspec_store`. Large files are uploaded in parts; parts that a
+killed process leaves are no object.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class CertificateError(ConnectionError):
 
 
 class CredentialsError(ConnectionError):
-    """The configured source of credentials gave none."""
+    """The configured source of credentials has no credentials."""
 
 
 class ObjectBackend(Backend):
@@ -465,7 +466,7 @@ class AzureBackend(ObjectBackend):
 
 
 def can_name(key: str) -> bool:
-    """Return True if obstore takes a key: none with an empty part or one of dots."""
+    """Return True if obstore takes a key: no part of it may be empty or only dots."""
     return {"", ".", ".."}.isdisjoint(key.split("/"))
 
 

@@ -42,7 +42,8 @@ shards that it drops belong to older snapshots only.
 A file that no commit names is garbage of a crashed attempt. Names that start with a dot are
 unfinished work: no listing shows them and no reader trusts them. Nothing is edited or renamed later
 but `current.json` and the cards, which are replaced whole, and the version in dataset.json, which
-is raised before a commit of an earlier version is replaced.
+is raised before a commit of an earlier version is replaced. Folder `rows/` is not in `data/`, so
+that `data/` holds feature files only.
 
 Version 1 has neither snapshots nor current.json nor generations. Versions 1 and 2 have zstd instead
 of blosc in their Zarr stores, and no statistics in commits and snapshots. Streams of frames in int8

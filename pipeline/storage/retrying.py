@@ -175,7 +175,7 @@ def _diagnosis(error: BaseException) -> tuple[str, str]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from."""
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__

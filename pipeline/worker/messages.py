@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class LostCall:
-    """The worker did not answer: its process is gone, unreachable or was killed for hanging."""
+    """A call without an answer: its process has died, is unreachable, or hung and was killed."""
 
     message: str
     restarting: bool = False  # Ray is starting the process again.

@@ -32,6 +32,7 @@ class _Gate:
         self.waiting_bytes = 0  # Bytes of finished pieces that wait for the consumer.
 
     def enter(self) -> bool:
+        """Wait for room for one more piece; return False once the consumer is gone."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
