@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StopRequest:
-    """A request to drain, from the second on to leave at once; `watched` while a run polls it."""
+    """A request to drain or, if repeated, to leave at once; `watched` while a run polls it."""
 
     reason: str = ""
     requests: int = 0

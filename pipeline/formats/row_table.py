@@ -1,6 +1,7 @@
 """The scalar columns of a shard: identity, durations, provenance facts, carried-through columns.
-The index is made of these tables alone. Known facts always have a column of a fixed type, so that
-shards agree. The source's own columns get the prefix `extra_`: no later fact collides with them."""
+The index is made of these tables, without opening features. Known facts always have a column of a
+fixed type, so that shards agree. The source's own columns get the prefix `extra_`: no later fact
+collides with them."""
 
 from __future__ import annotations
 

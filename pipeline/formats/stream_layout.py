@@ -181,8 +181,7 @@ class StreamLayout:
             raise CommitError(f"row {row.row_id!r}, stream {self.name}: {wrong}")
 
     def frame_range(self, n_frames: int, start_s: float, stop_s: float) -> Span:
-        """Return frames [first, last) of a clip that overlap [start_s, stop_s); all if the rate is
-        0."""
+        """Return frames [first, last) that overlap [start_s, stop_s); all frames at a rate of 0."""
         rate_hz = self.frame_rate_hz
         if rate_hz == 0:
             return 0, n_frames

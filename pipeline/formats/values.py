@@ -3,9 +3,9 @@
 A row of hours has hundreds of megabytes of features, so `Spilled` holds the values of a long row in
 a file without a name, which goes with the object or the process.
 
-float16 holds 11 bits from 6.1e-5 to 65504, and values below 3e-8 are 0. Hair cells, in
-units of their input, lie around 1e-4 at 65 dB SPL and 1e-9 in pauses. Their streams are divided by
-a power of two, `StreamInfo.scale_factor`, which follows from the stream's unit.
+float16 holds 11 bits from 6.1e-5 to 65504, and values below 3e-8 are 0. Hair cells, in units of
+their input, lie around 1e-4 at 65 dB SPL and 1e-9 in pauses. Their streams are divided by a power
+of two, `StreamInfo.scale_factor`, which follows from the stream's unit.
 
     int8  = block*                            of BLOCK_FRAMES frames, the last may have fewer
     block = low high frame{1..64}             each a row of int8, one number a column

@@ -256,7 +256,7 @@ class ObjectBackend(Backend):
                 "read_timeout": timedelta(seconds=UPLOAD_S if uploads else STALL_S),
                 # obstore would end any answer after 30 s, however fast it comes.
                 "timeout": timedelta(days=7),
-                # Otherwise a store with TLS cannot redirect to plain HTTP either.
+                # If no option asks for it, a store with TLS cannot redirect to plain HTTP.
                 "allow_http": any(str(each).startswith("http://") for each in settings.values()),
                 # Added to the system's roots, which a container may lack.
                 "root_certificate": Path(certifi.where()).read_bytes(),
@@ -466,7 +466,7 @@ class AzureBackend(ObjectBackend):
 
 
 def can_name(key: str) -> bool:
-    """Return True if obstore takes a key: no part of it may be empty or only dots."""
+    """Return True if obstore takes a key: no part of it is empty, `.` or `..`."""
     return {"", ".", ".."}.isdisjoint(key.split("/"))
 
 

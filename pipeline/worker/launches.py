@@ -1,9 +1,9 @@
 """Launches of clips on a GPU.
 
 A launch has the clips of many shards, because one shard does not fill a GPU. It begins when enough
-clips wait, when every shard in flight waits for its clips, or when the oldest clip has waited for
-LINGER_S. Copies of one launch overlap the kernels of another. A launch that does not fit into the
-device's memory is halved, and no later launch is larger. A launch that fails otherwise is tried
+clips wait, when every shard inside `LaunchBatcher.shard` waits, or when the oldest clip has waited
+for LINGER_S. Copies of one launch overlap the kernels of another. A launch that does not fit into
+the device's memory is halved, and no later launch is larger. A launch that fails otherwise is tried
 again shard by shard, so that an error reaches only the shard whose clips cause it.
 """
 

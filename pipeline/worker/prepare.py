@@ -1,8 +1,8 @@
 """Prepare a row for the models: decode it, pick channels, resample, calibrate.
 
-A clip of up to two minutes is held whole: the decoded length decides, because headers may be wrong.
-A longer clip is read block by block, twice if its level has to be known first. Around a planned
-span more is read, and its frames are dropped again:
+A clip of up to two minutes is held whole: the decoded length decides, so that a file always takes
+the same path. A longer clip is read block by block, twice if its level has to be known first.
+Around a planned span more is read, and its frames are dropped again:
 
     read      |--- lead ---|======= span =======|- tail -|
     frames    | dropped    | kept, from 0 on    | dropped

@@ -345,7 +345,7 @@ def row_groups(row_bytes: Sequence[float], profile: str) -> Iterator[tuple[int, 
 def _options(
     scalars: pa.Table, streams: Sequence[StreamInfo], form: CellEncoding
 ) -> dict[str, Any]:
-    # Row ids need no dictionary: all differ, and a reader needs all ids of a row group.
+    # Row ids are stored as they are: all differ, and a reader needs all ids of a row group.
     found = scalar_options(scalars.drop_columns([ID_COLUMN]))
     leaves = [form.leaf(info.name) for info in streams]
     found["compression"] |= dict.fromkeys(leaves, form.compression)
