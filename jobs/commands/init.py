@@ -1,8 +1,6 @@
-"""`earmill init`: ask five questions, write a commented job file, and estimate the job.
-
-Answers may be quoted, begin with `~`, have spaces at the ends, or be escaped for a shell. A wrong
-answer is explained with a message that says what to do.
-"""
+"""`earmill init`: ask five questions, write a commented job file, and estimate the job. Answers may
+be quoted, begin with `~`, have spaces at the ends, or be escaped for a shell. A wrong answer is
+explained with a message that says what to do."""
 
 from __future__ import annotations
 
@@ -48,8 +46,8 @@ source:
 
 audio:
   channels: mean  # or left, right, each, binaural, a channel index
-  # What the samples mean: a digital RMS of 1 is so many dB SPL. 100 is a convention; if you know
-  # the level of your recordings, say it, since auditory models are not linear.
+  # Level in dB SPL of samples with an RMS of 1. 100 is a convention; if you know the level of your
+  # recordings, give it, since auditory models are not linear.
   calibration: {{rms1_db_spl: 100}}
 
 extract:
@@ -69,7 +67,7 @@ output:{output_note}
 """
 POOLING = """
         frame_rate_hz: {rate:g}  # rows of features per second
-        pool: {pool}  # what a frame says of its samples: mean, rms, max, subsample"""
+        pool: {pool}  # how a frame's samples become one value: mean, rms, max, subsample"""
 NO_POOLING = "  # its frame rate follows from the model's parameters"
 NO_LICENSES = """\
 # For the cards, which say "not stated" without:

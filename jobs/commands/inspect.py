@@ -1,4 +1,4 @@
-"""`earmill inspect` and `earmill verify`: the contents of a dataset, and if they are whole."""
+"""`earmill inspect`, also of a running job, and `earmill verify`: contents of a dataset, checks."""
 
 from __future__ import annotations
 

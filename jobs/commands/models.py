@@ -1,7 +1,5 @@
-"""`earmill models` and `earmill kernels`: list the models, and compile their kernels.
-
-The list is cached as JSON, because making it imports torch and numba, which takes seconds.
-"""
+"""`earmill models` and `earmill kernels`: list the models, and compile their kernels. The list is
+cached as JSON, because making it imports torch and numba, which takes seconds."""
 
 from __future__ import annotations
 

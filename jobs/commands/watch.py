@@ -96,7 +96,7 @@ def _serve(
         try:
             say(f"{server.url} shows it; Ctrl-C ends it", file=sys.stderr)
             if not server.is_private:
-                warning = "whoever reaches this address sees the page: it has no password"
+                warning = "anybody who reaches this address sees the page: it has no password"
                 say(warning, file=sys.stderr)
             state = ""
             for progress, trouble in looks:
@@ -113,7 +113,7 @@ def _serve(
 def _looks(
     layout: Layout, job: JobWatch, *, once: bool, wait: bool, every: float, goes_on: bool
 ) -> Iterator[tuple[JobProgress, str]]:
-    """Yield the progress at every look, and why a look failed, where watching `goes_on` then."""
+    """Yield the progress at every look, or the error of a look if watching `goes_on` after it."""
     from earmill.pipeline.dataset.watch import wait_for_job
 
     with store_errors(layout.url()):

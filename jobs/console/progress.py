@@ -60,7 +60,7 @@ _WARNINGS = (
 
 class Reporter:
     """Takes every event of a run; `close` is called once at the end, also after an error. If the
-    output cannot be written any more, the run goes on, and standard error says so once."""
+    output is lost, the run goes on, its exit code stays, and standard error says so once."""
 
     quiet = False  # Report the end of the run alone.
 

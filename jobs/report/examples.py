@@ -1,8 +1,6 @@
-"""A few rows in detail: their sound as a small MP3, and their streams as figures.
-
-The sound comes from the source if its file has the sha256 of the row's provenance, with the
-channels that the models heard and the level of the file; a second takes about 6 kB.
-"""
+"""A few rows in detail: their sound as a small MP3, and their streams as figures. The sound comes
+from the source if its file has the sha256 of the row's provenance, with the channels that the
+models heard and the level of the file; a second takes about 6 kB."""
 
 from __future__ import annotations
 
@@ -85,7 +83,7 @@ class Player:
             with stream:
                 expected = facts.get("bytes_sha256")
                 if expected and digest_of(stream) != expected:
-                    return Sound(why="its file is another one now than the features were made of")
+                    return Sound(why="its file has changed since the features were made")
                 is_noisy = facts.get("container") in NOISY
                 samples, rate_hz = self._beginning(stream, item, channel, is_noisy=is_noisy)
             return Sound(as_mp3(samples, rate_hz), level=self._level(samples))
@@ -170,8 +168,8 @@ def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
 def examples(
     stored: Stored, positions: Sequence[int], seconds: float, job: JobSpec | str
 ) -> list[dict[str, Any]]:
-    """Return the first seconds of rows in detail, by their positions in `stored.features`. The
-    sound comes from the source of `job`, which is a reason where there is no sound."""
+    """Return the first seconds of rows in detail, by their positions in `stored.features`. `job`
+    names the source of the sound, or is the reason why there is none."""
     sounds = _Sounds(stored, job, seconds)
     shown = []
     for number, position in enumerate(positions, 1):

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from earmill.jobs.report.plots import Values, seconds_text
 from earmill.pipeline.common.text import visible
 
-MOST_COLUMNS, MOST_ROWS = 600, 128
+MOST_COLUMNS, MOST_ROWS = 600, 128  # Limits of a picture: values are averaged to these.
 # Number of colours; more cannot be told apart in a figure of this size, and cost bytes.
 COLOURS = 96
 GRADIENT_STOPS = 9  # Colours of the gradient that explains a picture.

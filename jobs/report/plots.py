@@ -1,8 +1,6 @@
-"""Figures as plain values: places of marks and ticks, in percent of the plot's area.
-
-The page draws them as SVG. The plot's area stretches and text keeps its size, so a figure is
-readable on a phone too. Every figure has a text for screen readers and a table with its numbers.
-"""
+"""Figures as plain values: places of marks and ticks, in percent of the plot's area. The page draws
+them as SVG. The plot's area stretches and text keeps its size, so a figure is readable on a phone
+too. Every figure has a text for screen readers and a table with its numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Server of one page for the browsers of this machine, protected from scripts of other sites.
-
-A request must name this server by an address or by its own name, and must not come from another
-page: another site can make a browser send requests here.
-"""
+"""Server of one page for the browsers of this machine, protected from scripts of other sites. A
+request must name this server by an address or by its own name, and must not come from another page:
+another site can make a browser send requests here."""
 
 from __future__ import annotations
 

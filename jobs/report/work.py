@@ -1,7 +1,5 @@
-"""The work on a dataset over time, from its commit records: throughput, CPU time, workers.
-
-Audio and CPU time of a shard are spread evenly over its time. Long pauses are cut out of the axis.
-"""
+"""The work on a dataset over time, from its commit records: throughput, CPU time, workers. Audio
+and CPU time of a shard are spread evenly over its time. Long pauses are cut out of the axis."""
 
 from __future__ import annotations
 

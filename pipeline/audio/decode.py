@@ -37,7 +37,7 @@ class Limits:
     min_rate_hz: float = 1000.0
     max_rate_hz: float = 768000.0
     max_seconds: float = 86400.0
-    span_tolerance_s: float = END_SLACK_S  # A span may end so much behind its file.
+    span_tolerance_s: float = END_SLACK_S  # Seconds that a span may end behind its file.
     unterminated: bool = False  # Ogg files without an end mark are accepted.
 
 

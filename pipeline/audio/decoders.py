@@ -203,7 +203,8 @@ class WholeFlac(Decoder):
 
 def whole_flac(source: DecoderInput) -> WholeFlac | None:
     """Decode a short FLAC with dr_flac, in two thirds of the time of libsndfile. dr_flac leaves out
-    frames whose checksum is wrong, so other numbers of samples than declared give None."""
+    frames whose checksum is wrong. So other numbers of samples than declared give None, and
+    libsndfile, which reports the faults, decodes the file."""
     try:
         import miniaudio
     except ImportError:  # there is no wheel for every machine

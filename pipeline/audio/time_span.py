@@ -63,7 +63,7 @@ def ends_before(span: TimeSpan, frames: int, rate_hz: float, tolerance_s: float)
     if span[1] is not None and (span[0] or 0.0) < end_s:
         more = (
             f", {span[1] - end_s:.3f} s before the span; audio.span_tolerance_s, {tolerance_s:g} "
-            "here, takes spans that end so much behind"
+            "here, takes spans that end that far behind"
         )
     return _error(span, f"the file ends at {end_s:.3f} s{more}")
 

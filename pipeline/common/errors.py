@@ -307,7 +307,7 @@ class OutsideError(RowError, stage="fetch", error_class="outside_source"):
 
 
 class AbsentError(UnreadableError):
-    """The store refused this name: missing or forbidden. Not certain before others are read."""
+    """The store refused this name: missing or forbidden. Certain once another object was read."""
 
 
 class EmptyFileError(RowError, error_class="empty_file"):

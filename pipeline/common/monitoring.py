@@ -6,7 +6,8 @@
 
 A thread's time belongs to its innermost part, so parts add up to the time spent. Threads of
 libraries (kernels, torch, Zarr) count for the kind of part in which they were first seen, and are
-read when such a part ends. Time that no part claims is `other`. Stages (`StageTimes`) overlap.
+read when such a part ends. Time that no part claims is `other`. Stages (`StageTimes`) overlap, so
+their times do not add up.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def count_process(part: str, pid: int, before_s: float) -> float:
 
 
 def _threads() -> list[int]:
-    """Return the numbers of this process's threads; none where the system does not say."""
+    """Return the numbers of this process's threads; none if the system does not list them."""
     with suppress(OSError):
         return [int(name) for name in os.listdir(_TASKS)]
     return []

@@ -1,8 +1,6 @@
-"""Removal of secrets from URIs and texts, before they are stored or printed.
-
-Scheme, host, path and harmless parameters stay, so that a row id still names its object, also if it
-is signed again. `redact` is idempotent.
-"""
+"""Removal of secrets from URIs and texts, before they are stored or printed. Scheme, host, path and
+harmless parameters stay, so that a row id still names its object, also if it is signed again.
+`redact` is idempotent."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Retry policy: backoff with jitter, for a budget of seconds.
-
-A budget is in seconds, not in tries, because one call may take a millisecond or a minute. A store's
-Retry-After is kept; if it is past the budget, there is no further try.
-"""
+"""Retry policy: backoff with jitter, for a budget of seconds. A budget is in seconds, not in tries,
+because one call may take a millisecond or a minute. A store's Retry-After is obeyed; if it is past
+the budget, there is no further try."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from earmill.pipeline.formats.values import BLOCK_ROWS, INT8, CastError, total
 from earmill.pipeline.spec.licenses import stored_licenses
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
-# How the stored rows of a stream in int8 become frames.
+# Python code that turns stored rows in int8 into frames.
 INT8_TO_FRAMES = (
     "frames = []",
     f"for block in (rows[k : k + {BLOCK_ROWS}] for k in range(0, len(rows), {BLOCK_ROWS})):",
@@ -72,7 +72,7 @@ def _front_matter(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
     lines += ["tags:", "- audio", "- auditory-model"]
     files = parts_of(records, tabular(records))
     if files:
-        # One by one, however many: a pattern would match what no commit names as well.
+        # One by one: a pattern would match files that no commit names, too.
         lines += ["configs:", "- config_name: default", "  data_files:"]
         lines += [f"  - {path}" for path in files]
     return "\n".join(["---", *lines, "---"])

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READ_THREADS = 16
-FILES_A_THREAD = 64  # On a disk, one more thread pays for this number of small files.
+FILES_A_THREAD = 64  # Small files on a disk for which one more thread pays.
 # In `CommitRecord.info`; records of earlier releases have none.
 BAD_BY_CLASS = "bad_by_class"
 COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
@@ -58,6 +58,7 @@ class CommitRecord(Strict):
         plan_rows: Covered rows of the plan; not the sum of good and bad rows if channels are rows.
         seconds: Audio behind the good rows, s.
         frames, values_sha256: By stream; see `formats.digest`.
+        files: Every file, files inside a Zarr store included.
         moments: By stream, see `formats.moments`; empty before layout version 3.
         info: timings_s, cpu_s (`common.monitoring`), device, versions, worker, created; and
             bad_by_class, error class to quarantined rows, if there are any.
@@ -109,8 +110,8 @@ class CommitRecord(Strict):
 
 @dataclass(frozen=True)
 class Recommit:
-    """How a shard is committed again: the number of the new record, 0 for the first, and the
-    quarantined rows that are not tried again."""
+    """The recommit of a shard: the number of the new record, 0 for the first, and the quarantined
+    rows that are not tried again."""
 
     generation: int = 0
     keep: tuple[QuarantineRow, ...] = ()
@@ -197,7 +198,8 @@ def commits(layout: Layout) -> dict[str, CommitRecord]:
 def commits_as(
     layout: Layout, part: Callable[[CommitRecord], T], without: Container[str] = ()
 ) -> dict[str, T]:
-    """Return `part`, called in several threads, of each current record but those in `without`."""
+    """Return only `part(record)` of each current record, except of shards in `without`; `part` is
+    called in several threads."""
     return _read_newest(layout, lambda stored: part(stored.record), without)
 
 

@@ -105,15 +105,15 @@ def carry_over(
     def copy(shard: Shard) -> None:
         _copy(layout, dataset, shard, carried[shard.shard_id], fence)
 
-    _each(shards, copy, "copying rows that are there", on_step)
+    _each(shards, copy, "copying rows", on_step)
     return len(shards)
 
 
 def copy_equal(
     layout: Layout, dataset: DatasetFile, shards: Sequence[Shard], on_step: Tell, fence: Fence
 ) -> None:
-    """Publish shards of rows that equal committed rows. A row goes to quarantine if its equal row
-    is there, or if that had other bytes than planned."""
+    """Publish shards of rows that equal committed rows. A copy goes to quarantine if the row that
+    it equals is in quarantine, or had other bytes than planned."""
     newest = newest_generations(layout)
 
     def copy(shard: Shard) -> None:
@@ -151,8 +151,8 @@ def _copy(
         record = read_commit(layout, *key)
         if record is None:
             raise CommitError(
-                f"{layout.url()}: the commit of shard {key[0]}, whose rows are to be copied, is "
-                "gone; restore it from a copy"
+                f"{layout.url()}: the commit of shard {key[0]} is missing, so its rows cannot be "
+                "copied; restore it from a copy"
             )
         sources.append(record)
         wanted: dict[str, list[Item]] = {}
@@ -212,7 +212,7 @@ def _new_id(row_id: str, plan_row_id: str, item: Item) -> str:
 
 
 def _is_as_planned(row: FeatureRow, shard: str, item: Item) -> bool:
-    """Return False if an item was planned as a copy of a stored row that has other bytes."""
+    """Return False if an item is a planned copy of this row, and the row has other bytes."""
     one = item.equal_to
     if one is None or (one.shard, one.row_id) != (shard, row.plan_row_id):
         return True

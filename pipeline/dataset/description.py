@@ -1,8 +1,5 @@
-"""`dataset.json`, the description of an output, and its revisions.
-
-A job that would write something else into the same place is refused before any work. Run settings
-and credentials are never in it.
-"""
+"""`dataset.json`, the description of an output, and its revisions. A job that would write something
+else into the same place is refused before any work. Run settings and credentials are left out."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.retrying import store_errors
 
 # Parts that only a dataset has: finding one without dataset.json means the place is taken.
-_OURS = ("data", "rows", "quarantine", "commits", "index")
+_DATASET_FOLDERS = ("data", "rows", "quarantine", "commits", "index")
 _NAMED_BELOW = 3
 _CARDS = (paths.README_FILE, paths.CROISSANT_FILE, paths.PROVENANCE_FILE)
 
@@ -136,7 +133,7 @@ def read_dataset(layout: Layout) -> DatasetFile | None:
 
 
 def require_dataset(layout: Layout) -> DatasetFile:
-    """Return the dataset; the OutputError where there is none names datasets below the place."""
+    """Return the dataset, or raise an OutputError that names datasets below the place."""
     dataset = read_dataset(layout)
     if dataset is None:
         hint = datasets_below(layout)
@@ -235,16 +232,14 @@ def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
 def open_dataset(
     layout: Layout, wanted: DatasetFile, may_write: Callable[[Layout], None] = lambda layout: None
 ) -> DatasetFile:
-    """Create dataset.json, or check that the existing one describes the same job.
-
-    Two drivers that start together both get the stored description. `may_write` runs before the
-    file is created, and raises if the run was overtaken. OutputError if the output belongs to
-    something else, or is not empty and has no dataset.json.
-    """
+    """Create dataset.json, or check that the existing one describes the same job. Two drivers that
+    start together both get the stored description. `may_write` runs before the file is created, and
+    raises if the run was overtaken. OutputError if the output belongs to something else, or is not
+    empty and has no dataset.json."""
     stored = read_dataset(layout)
     if stored is None:
         taken = [name for name in _CARDS if layout.exists(name)]
-        taken += [name for name in _OURS if layout.list(name)]
+        taken += [name for name in _DATASET_FOLDERS if layout.list(name)]
         if taken:
             raise OutputError(
                 f"{layout.url()} has no {paths.DATASET_FILE} but already holds {', '.join(taken)}; "

@@ -43,7 +43,7 @@ from earmill.pipeline.storage.documents import Strict, typed_json
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CLAIMS, CREW, DRIVER_FILE, claim_path
 
-HEARTBEAT_S = 15.0
+HEARTBEAT_S = 15.0  # Interval of the signs of life, well below `STALE_S`.
 STALE_S = 60.0
 # Process start times are derived from the boot time, which clock corrections move a little.
 _CREATED_TOLERANCE_S = 2.0
@@ -120,8 +120,8 @@ def machine_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The right of a run to write to an output; its workers carry it. The file `name` names the
-    run. The name is empty for a writer that needs no right."""
+    """The right of a run to write to an output; its workers carry it. The file `name` (driver.json
+    or a membership) names the run; it is empty for a writer that needs no right."""
 
     name: str = ""
     run_id: str = ""
@@ -200,13 +200,13 @@ class Heartbeat(ABC):
 
     def _beat(self) -> None:
         while not self._done.wait(self._heartbeat_s):
-            # A store that is away for a moment must not end a run: beat again.
+            # A short outage of the store must not end a run: beat again.
             with suppress(Exception):
                 found = stored_holder(self._layout, self.fence.name)
                 if found is None or found[0].run_id != self.fence.run_id:
                     self._lost = overtaken(self._layout, None if found is None else found[0])
                     return
-                # Not over a run that takes over between the two.
+                # Fails if another run has taken the file over since it was read.
                 self._layout.replace_own(self.fence.name, as_seen_now(self.holder), found[1])
 
 
@@ -266,12 +266,12 @@ class DriverLock(Heartbeat):
             try:
                 now = stored_holder(self._layout, name)
                 if now is not None and now[0].run_id == holder.run_id:
-                    # Not over a driver that took over while this one was stopped.
+                    # Fails if another driver has taken over since the file was read.
                     if self._layout.replace_own(name, as_seen_now(self.holder), now[1]):
                         return
             finally:
                 self._layout.delete(takeover)
-        # It left while we looked, or another driver was faster: whoever creates it now has it.
+        # No holder is left, or another driver was faster: the driver that creates the file has it.
         if not self._layout.create_own(name, as_seen_now(self.holder)):
             raise LockedError(f"another driver just began to work on {self._layout.url()}")
 
@@ -317,7 +317,7 @@ def live_crew(layout: Layout) -> dict[str, LockHolder]:
 
 
 def evict_crew(layout: Layout) -> None:
-    """Remove dead memberships: a driver that wakes is overtaken. LockedError if a member lives."""
+    """Remove dead memberships: a member that wakes is overtaken. LockedError if a member lives."""
     for name in layout.list(CREW):
         found = stored_holder(layout, name)
         if found is None or (not found[0].may_live() and layout.remove_own(name, found[1])):
@@ -343,11 +343,11 @@ class DriverMembership(Heartbeat):
         holder = LockHolder.here(run_id, shares=True)
         super().__init__(layout, f"{CREW}/{holder.run_id}.json", holder, heartbeat_s)
         layout.write_bytes(self.fence.name, as_seen_now(holder))
-        # In this order: who takes the lock for itself looks for members after that.
+        # Read the lock after joining: a driver that takes it alone looks for members afterwards.
         lock = read_holder(layout)
         if lock is not None and not lock.shares and lock.may_live():
             layout.delete(self.fence.name)
-            raise LockedError(f"{layout.url()} is not to be shared now ({lock}); wait for its end")
+            raise LockedError(f"{layout.url()} is used by one driver alone ({lock}); wait for it")
         self._start("crew")
 
     def release(self) -> None:
@@ -394,37 +394,37 @@ class BlockClaims:
         """Return shards of an unclaimed block; an empty list while other members have the rest, and
         None once everything is committed or claimed here."""
         for block in self._fresh:
-            if block not in self._numbers and (left := self._left(block)) and self._get(block):
+            if block not in self._numbers and (left := self._left(block)) and self._claim(block):
                 return left
         now = self._clock()
         if self._looked is not None and now - self._looked < LOOK_EVERY_S:
             return []
         self._looked = now
         self._done = committed_shards(self._layout)
-        others = self._of_others()
+        others = self._blocks_of_others()
         if not others:
             return None
         self._numbers = self._claimed()
         living = live_crew(self._layout)
         for block in others:
-            if self._owner(block) not in living and self._get(block):
+            if self._owner(block) not in living and self._claim(block):
                 self._looked = None
                 return self._left(block)
         return []
 
     @property
     def others(self) -> int:
-        """Shards that others had when it was last looked."""
-        return sum(len(self._left(block)) for block in self._of_others())
+        """The number of shards that other members had at the last look."""
+        return sum(len(self._left(block)) for block in self._blocks_of_others())
 
-    def _of_others(self) -> list[int]:
+    def _blocks_of_others(self) -> list[int]:
         blocks = range(len(self._blocks))
         return [block for block in blocks if block not in self._mine and self._left(block)]
 
     def _left(self, block: int) -> list[str]:
         return [shard for shard in self._blocks[block] if shard not in self._done]
 
-    def _get(self, block: int) -> bool:
+    def _claim(self, block: int) -> bool:
         number = self._numbers.get(block, -1) + 1
         name = claim_path(self._plan_id, block, number)
         self._fence.check(self._layout)

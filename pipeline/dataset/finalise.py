@@ -124,7 +124,7 @@ def finalise(
         moments=moments_of(stored, dataset.streams),
     )
     made, named, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
-    # Before the cards, which go with what counts, are overwritten.
+    # Check before cards are overwritten, because they belong to the current snapshot.
     if read_if_there(layout, paths.CURRENT_FILE) != seen:
         fence.check(layout)
         raise closed_by_another(layout)
@@ -175,7 +175,7 @@ def replace_cards(
 def put_cards_back(
     layout: Layout, cards: Mapping[str, bytes], seen: Mapping[str, bytes | None]
 ) -> None:
-    """Undo `replace_cards` where the snapshot that counts names the cards that were seen."""
+    """Undo `replace_cards` if the current snapshot names the cards that were seen."""
     with suppress(CommitError):
         current = read_current(layout)
         for card in () if current is None else current.cards:
@@ -198,8 +198,8 @@ def _open_again(layout: Layout, made: Current, seen: bytes | None, index: OutFil
 
 def closed_by_another(layout: Layout) -> OvertakenError:
     return OvertakenError(
-        f"another driver closed {layout.url()} while this one was at it, frozen or without its "
-        "output for longer than its lock lasts; what that one wrote counts, nothing was replaced"
+        f"another driver closed {layout.url()} while this driver was frozen, or cut off from it, "
+        "for longer than its lock lasts; the other driver's files count, nothing was replaced"
     )
 
 
@@ -223,7 +223,7 @@ def _refuse_changed(
             return
         before = read_snapshot(layout, current)
     except CommitError:
-        return  # damaged itself: it is written anew
+        return  # current.json is damaged: it is written again
     changed = [
         paths.commit_path(shard, ref.generation)
         for shard, ref in before.commits.items()
@@ -244,7 +244,7 @@ def _refuse_changed(
 
 
 def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
-    """Return True for equal files, but for a raised layout version, as replacing commits do."""
+    """Return True if they are equal but for the version, which a replacing commit raises."""
     spelled = [
         described(dataset.path, replace(dataset, layout_version=version).to_json().encode())
         for version in (dataset.layout_version, *paths.READABLE_VERSIONS)

@@ -1,9 +1,9 @@
 """Remove files that nothing names: attempts that lost, replaced commits, shards that were dropped.
 
-Snapshots leave the history first, by one replacement of current.json; then files that only they
-named are removed, records before the files they name. So a killed run leaves a whole dataset. Files
-younger than the grace time stay, and attempts on a shard without a commit: a worker that was cut
-off long ago may still commit it. Half-written files and locks of killed drivers go as well.
+Unwanted snapshots first leave the history, by one replacement of current.json; then files that only
+they named are removed, records before the files they name. So a killed run leaves a whole dataset.
+Files younger than the grace time stay, and attempts on a shard without a commit: a worker that was
+cut off long ago may still commit it. Half-written files and locks of killed drivers go as well.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GRACE_S = 24 * 3600.0
 _UNFINISHED = re.compile(r"(?!additions/)(?:[^/.][^/]*/)*\.[^/]+|driver\.json\.[^/]+")
 # A part of any format, installed here or not: its path, shard and attempt.
 _PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.[^/]+")
-# In the order in which they go: what names others before these.
+# In the order of removal: files that name other files come first.
 FOLDERS = ("snapshots", "index", "plan", "revisions", "commits", *PUBLISHED)
 
 
@@ -82,7 +82,7 @@ def collect_garbage(
 
     Args:
         keep: Keep this many snapshots, the newest.
-        older_than: Remove snapshots that were closed so long ago. With both a snapshot goes that
+        older_than: Remove snapshots closed longer ago than this. With both a snapshot goes that
             neither keeps; with none all stay.
         grace_s: Age of a file below which it stays, s.
     Raises:
@@ -173,7 +173,7 @@ def _unnamed(
                 continue
             if folder not in PUBLISHED:
                 parts[name] = [entries[name]]
-            # A file that somebody put into a committed store must not take the store with it.
+            # A foreign file in a committed store must not take the store with it.
             elif part is not None and part[1] in known and part[0] not in committed:
                 parts[part[0]].append(entries[name])
         yield from sorted(parts.items(), key=itemgetter(0))

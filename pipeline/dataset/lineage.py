@@ -1,4 +1,4 @@
-"""`provenance.jsonld`: PROV-O of a dataset with all its snapshots, as JSON-LD without a network.
+"""`provenance.jsonld`: PROV-O of all snapshots of a dataset, as JSON-LD that needs no network.
 
 Source: W3C PROV-O (2013-04-30). Each snapshot is a specialisation of the dataset that a run of the
 job generated, and revises the snapshot before. The job's spec is the plan of the run; the releases

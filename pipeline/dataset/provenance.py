@@ -41,7 +41,8 @@ def package_versions() -> dict[str, str]:
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Return commit and cleanliness of the checkout that tracks this package, or None."""
+    """Return commit and cleanliness of the checkout that tracks this package, or None: an
+    environment inside another project's checkout is not tracked there."""
     folder = folder or Path(__file__).resolve().parent
     if not _git(folder, "ls-files", "--", "."):
         return None

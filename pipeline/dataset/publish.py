@@ -2,10 +2,10 @@
 
 Only the record makes files part of the dataset, so one of several attempts on a shard wins, and a
 crash leaves either a complete shard or garbage. The files have no attempt, time or host, so two
-attempts on the same rows write equal bytes. On a local disk each step is durable before the next
-begins: the content of every part, the names of all parts, the content of the record, its name.
-
-A commit that would lose good rows of the record it replaces, or their audio, is refused.
+attempts on the same rows write equal bytes. On a local disk each step is durable before the next,
+so that a power cut loses no committed shard: the content of every part, the names of all parts, the
+content of the record, its name. A commit that would lose good rows of the record it replaces, or
+their audio, is refused.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ _NO_SPACE = {
 def check_replacement(
     layout: Layout, shard_id: str, generation: int, rows: Sequence[FeatureRow]
 ) -> str | None:
-    """Refuse good rows that would replace better ones; return the replaced attempt, if known."""
+    """Refuse rows that lose good rows or audio of the record they replace; return its attempt."""
     if generation - 1 not in generations(layout).get(shard_id, ()):
         raise CommitError(
-            f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt is to "
-            "replace, got none; run `earmill extract` with --resume"
+            f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt "
+            "replaces, got none; run `earmill extract` with --resume"
         )
     try:
         before = read_commit(layout, shard_id, generation - 1)
@@ -129,7 +129,7 @@ def publish_shard(
 
     Args:
         attrs: Stored in the data files: spec_sha256, and nothing that differs between attempts.
-        info: Stored in the commit record: device, versions, worker, timings_s; CPU seconds join.
+        info: Device, versions, worker, timings_s for the record; CPU seconds are added here.
         plan_rows: Planned row ids. All must be covered; rows are put in this order, then by
             channel.
         dtype: The dtype that the stream arrays in `rows` have.
@@ -178,7 +178,7 @@ def publish_shard(
                 values_sha256={name: stream.sha256 for name, stream in by_stream.items()},
                 files=shard.hashed_files(),
                 moments=moments.result(),
-                # Whoever watches need not read the quarantine tables.
+                # `earmill watch` need not read the quarantine tables then.
                 info={**info, **({BAD_BY_CLASS: dict(sorted(reasons.items()))} if bad else {})},
                 generation=generation,
                 replaces=replaces,

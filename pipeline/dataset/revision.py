@@ -69,13 +69,13 @@ def begin_revision(
     equal: Equal | None = None,
     fence: Fence = UNFENCED,
 ) -> DatasetFile:
-    """Describe the dataset anew; call it with the driver's lock, on a finished dataset.
+    """Store a new description of a finished dataset; call it with the driver's lock.
 
     Args:
         dropped: Ids of shards that the new plan lacks.
         about: Fields of `Plan` about the source that have changed.
         licenses: All licences, if one has changed.
-        equal: Rows of the last of `added` that have the bytes of others there, which are computed.
+        equal: Rows in the last of `added` to the computed rows there whose bytes they have.
     Raises:
         OutputError: A carried-through column has another type than before, or no row is left.
         OvertakenError: Another command has taken the output over, or began a revision meanwhile.
@@ -146,8 +146,8 @@ def look_again(layout: Layout, made: DatasetFile, fence: Fence) -> None:
 def restate_licenses(
     layout: Layout, wanted: Mapping[str, Mapping[str, str]], fence: Fence = UNFENCED
 ) -> bool:
-    """Close a finished dataset again with other licences; return False if they are the same. Call
-    this with the driver's lock."""
+    """Close a finished dataset again with other licences; return False if they are the same.
+    Licences that `wanted` lacks stay. Call this with the driver's lock."""
     dataset = read_dataset(layout)
     licenses = {**dataset.licenses, **wanted} if dataset is not None else {}
     if dataset is None or licenses == dict(dataset.licenses):

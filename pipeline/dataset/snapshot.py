@@ -1,7 +1,8 @@
 """Snapshots of a dataset: the current index and the commits that it belongs to.
 
 A snapshot is immutable and named by its content. `current.json` names the current snapshot and its
-cards, and lists earlier snapshots with hashes. It is written last and replaced whole.
+cards, and lists earlier snapshots with hashes. It is written last and replaced
+whole, so either the earlier snapshot or the new one counts.
 
 Snapshots are compared by row ids. A row is *changed* if both snapshots have it and its state
 differs (good, or the reason of its quarantine), or its audio does: samples (their sha256), span or
@@ -76,7 +77,7 @@ class CommitRef(Strict):
 
 @dataclass(frozen=True)
 class LogEntry(Strict):
-    """How a snapshot came about, and its rows.
+    """The origin of a snapshot, and its rows.
 
     Args:
         number: 1, 2, ... in the order of closing; 0 if the release that wrote it did not count.
@@ -102,7 +103,7 @@ class Snapshot(Strict):
     """Files that belong together.
 
     Args:
-        moments: Statistics of each stream that every commit has them of.
+        moments: Statistics of the streams that all commits have statistics of.
         additions: Name of each set of features beside these rows, in `additions/<name>`, to its
             snapshot there; the path is relative to this root.
         entry: Closing an unchanged dataset again keeps the earlier entry.
@@ -234,7 +235,7 @@ def read_checked(layout: Layout, file: OutFile) -> bytes:
 
 
 def read_current(layout: Layout) -> Current | None:
-    """Return `current.json`, or None before the first closing and in layout version 1."""
+    """Return `current.json`, or None if there is none; CommitError if it is damaged."""
     try:
         return Current.from_json(layout.read_bytes(paths.CURRENT_FILE))
     except FileNotFoundError:
@@ -248,7 +249,7 @@ def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:
 
 
 def current_index(layout: Layout) -> str | None:
-    """Return the path of the current index, or None. In layout version 1 a single index counts."""
+    """Return the path of the current index, or None; in layout version 1, of the only index."""
     current = read_current(layout)
     if current is not None:
         return read_snapshot(layout, current).index.path
@@ -350,7 +351,7 @@ def next_entry(
     try:
         found = compare_snapshots(layout, read_snapshot(layout, known[-1]), made)
     except (CommitError, OSError, pa.ArrowException):
-        return entry  # damaged: what it held is not known any more
+        return entry  # damaged: its rows are not known any more
     return replace(
         entry, added=len(found.added), changed=len(found.changed), removed=len(found.removed)
     )
@@ -422,7 +423,7 @@ def _audio(layout: Layout, snapshot: Snapshot, shards: set[str]) -> dict[str, tu
         record = read_commit(layout, shard, ref.generation)
         if record is None or record.attempt != ref.attempt:
             raise CommitError(
-                f"{layout.url()}: the commit of shard {shard} that a snapshot was made of is gone; "
+                f"{layout.url()}: the commit of shard {shard}, which a snapshot names, is missing; "
                 "run `earmill verify`"
             )
         table = read_table(layout, str(record.path("rows")), ["row_id", *AUDIO])

@@ -84,7 +84,7 @@ class Report(Shown):
 
     @property
     def ok(self) -> bool:
-        """No problem found."""
+        """True if no problem was found."""
         return not self.problems
 
     def shown(self) -> dict[str, str]:
@@ -168,7 +168,7 @@ def _foreign(dataset: DatasetFile, shard: str, record: CommitRecord) -> list[str
     """Find signs that a shard's record belongs to another shard or job."""
     plan, spec = record.plan_id, record.spec_sha256
     signs = {
-        f"its commit record is that of shard {record.shard}": record.shard != shard,
+        f"its commit record names shard {record.shard}": record.shard != shard,
         f"commit of plan {plan}, not {dataset.plan_id}": plan not in dataset.plan_ids,
         f"commit of another spec, {spec}": spec != dataset.spec_sha256,
     }
@@ -381,7 +381,7 @@ def _changed(layout: Layout, file: OutFile) -> list[str]:
 def _misnamed(layout: Layout) -> list[str]:
     return [
         f"{name}: content changed, its name is not the start of its sha256; --resume "
-        "writes the one that counts again, one of an earlier closing may be removed"
+        "writes the current one again, a file of an earlier snapshot may be removed"
         for name in (*layout.list("index"), *layout.list("snapshots"))
         if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem
     ]

@@ -1,8 +1,6 @@
-"""Events of a run while it works: small, immutable, given to one sink.
-
-An event holds only plain values, so `to_dict` is JSON as it stands. Worker processes never print:
-an error in a worker reaches the sink as an event with one line of text.
-"""
+"""Events of a run while it works: small, immutable, given to one sink. An event holds only plain
+values, so `to_dict` is JSON as it stands. Worker processes never print: an error in a worker
+reaches the sink as an event with one line of text."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StopRequest:
-    """A request to drain, and the second time to leave at once; `watched` while it is polled."""
+    """A request to drain or, if repeated, to leave at once; `watched` while a run polls it."""
 
     reason: str = ""
     requests: int = 0
@@ -69,8 +67,8 @@ class Note(Event):
 
 @dataclass(frozen=True, slots=True)
 class SourceChanged(Event):
-    """The source differs from the plan; `text` says how, and what to do. The numbers of rows are 0
-    if the source could not be listed."""
+    """The source differs from the plan; `text` says how, and what to do. `changed` rows have
+    another file or other columns. The numbers of rows are 0 if the source could not be listed."""
 
     kind: ClassVar[str] = "source_changed"
     added: int
@@ -81,7 +79,7 @@ class SourceChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobStarted(Event):
-    """Plan and output are settled; work begins (or there is none left).
+    """Plan and output are settled; work begins, unless no work is left.
 
     Args:
         seconds_total: Planned audio in seconds, an estimate.
@@ -105,7 +103,7 @@ class JobStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkersReady(Event):
-    """The first worker is warm; `start_s` is how long that took."""
+    """The first worker is warm, after `start_s` seconds."""
 
     kind: ClassVar[str] = "workers_ready"
     workers: int
@@ -183,7 +181,8 @@ class ShardFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RowQuarantined(Event):
-    """A row of a published shard went to quarantine; emitted for the first rows of a shard."""
+    """A row of a published shard went to quarantine; emitted for the first rows of a shard. The
+    fields `stage`, `error_class` and `message` are as in the quarantine table."""
 
     kind: ClassVar[str] = "row_quarantined"
     shard_id: str
@@ -237,9 +236,9 @@ class JobFinished(Shown, Event):
 
     Args:
         status: done, nothing_to_do, stopped, failed, or left: other drivers have the rest.
-        exit_code: What the command line returns for it.
+        exit_code: Exit code of the command line.
         seconds: Audio of good rows that this run committed, as decoded, in seconds.
-        wall_s: How long the work took.
+        wall_s: Duration of the work, in seconds.
         times_real_time: seconds / wall_s, start-up left out.
         cpu_s: CPU seconds in that time by part: the parts of `common.monitoring`, the driver, and
             `idle`, CPU seconds of the workers' cores that the run did not use.
@@ -298,7 +297,8 @@ class PoolState(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardAttempt(Event):
-    """An attempt on a shard ended; `notes` are None if it failed or there was nothing to do."""
+    """An attempt on a shard ended. `error` is empty if it succeeded; `notes` are None if it failed
+    or there was nothing to do."""
 
     kind: ClassVar[str] = "shard_attempt"
     shard_id: str

@@ -1,5 +1,5 @@
-"""Placement of workers on nodes: a node without GPUs has one worker that uses all its cores, a node
-with GPUs one for each GPU, or for each share of one."""
+"""Placement of workers on nodes, which changes no file: a node without GPUs has one worker that
+uses all its cores, a node with GPUs one for each GPU, or for each share of one."""
 
 from __future__ import annotations
 

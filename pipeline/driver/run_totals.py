@@ -126,7 +126,8 @@ class Histogram:
 
 
 class RunMetrics:
-    """Sums up the events of a run; `tally` and `shards` are of the whole job."""
+    """Sums up the events of a run; `tally` and `shards` are of the whole job. A worker process
+    reports its counts since it began, so the last reports of all processes are added."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time

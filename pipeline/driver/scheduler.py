@@ -1,8 +1,8 @@
 """The driver loop: takes work from the ledger, gives it to the pool, watches the clock.
 
 A warm worker has two shards in flight on a CPU, and as many as fill the launches on a GPU. Past its
-deadline a shard is run a second time by an idle worker. Past twice the deadline the worker is taken
-for hung, and killed.
+deadline a shard is run a second time by an idle worker, which is safe because only one of them can
+commit. Past twice the deadline the worker is taken for hung, and killed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Deadlines:
 
 
 class CpuAccount:
-    """CPU seconds of a run, from the first warm worker on; `slots` is the pool's growing list."""
+    """CPU seconds of a run, from the first warm worker on; `slots` is the pool's growing list. The
+    seconds of a process after its last report are lost."""
 
     def __init__(self, slots: Sequence[WorkerSlot]) -> None:
         self._slots = slots
@@ -112,7 +113,7 @@ RESTART_POLL_S = 0.2
 
 class Scheduler:
     """Runs a ledger's shards on a pool until each is settled, or until told to stop; shards in
-    flight then have `drain_s` seconds. `on_tick` is called at each turn of the loop."""
+    flight then have `drain_s` seconds. Each turn of the loop calls `on_tick`, which may raise."""
 
     def __init__(
         self,
@@ -258,7 +259,8 @@ class Scheduler:
             self._settle_work(one, LostCall(reason))
 
     def _settle_lost(self, call: WorkerCall, lost: LostCall) -> None:
-        """Handle a lost call, whose process has died with all its calls of this generation."""
+        """Handle a lost call: its process has died with all its calls. A process that was started
+        in the slot since then is left alone."""
         slot = call.slot
         together = [one for one in slot.work if one.generation == call.generation]
         together += [call] if call.kind in WORK else []

@@ -8,7 +8,8 @@
                     | max_attempts times
                  search ---> suspect, its culprits marked ---> done, they in quarantine
 
-A shard is done when it has a commit record; a worker's answer only says when to look for it.
+A shard is done when it has a commit record; a worker's answer only says when to look for it. So a
+lost answer, a death after the commit and a second copy of a slow shard are harmless.
 
 While a source or an output does not answer, one shard at a time tries it, after growing pauses;
 other shards wait (`CircuitBreaker`). A shard that succeeds ends the outage.
@@ -227,7 +228,8 @@ class Result:
 
 class ShardLedger:
     """All shards of a run and the rules by which they move to `result.done` or `result.failed`.
-    `committed` reads a shard's commit record; just before, its shard is named to `look_ahead`."""
+    `committed` reads a shard's commit record; just before, its shard is named to `look_ahead`. Rows
+    that an earlier run could read are `witnesses`."""
 
     def __init__(
         self,
@@ -291,7 +293,8 @@ class ShardLedger:
 
     def next(self, *, idle: bool, busy: bool = False) -> Assignment | None:
         """Take the next work; None while there is none, or during an outage. Suspects and probes
-        need an `idle` worker and come last. `busy`: some worker has work in flight."""
+        need an `idle` worker, and come last so that good shards do not wait. `busy`: a worker has
+        work."""
         if not self._breaker.may_start(busy):
             return None
         if self._pending:
@@ -323,7 +326,8 @@ class ShardLedger:
         self, work: ShardWork, outcome: Outcome | LostCall, *, certain: bool = True
     ) -> None:
         """Take the result of an attempt on a whole shard; `work.copies` no longer counts it. It is
-        `certain` if the shard was alone on its worker, or the worker named it."""
+        `certain` if the shard was alone on its worker, or the worker named it. A loss that is not
+        `certain` makes the shard a suspect, but is not counted as a failure of the shard."""
         if self._is_settled(work) or self._complete(work):
             return
         if outcome.outage and not work.copies:
@@ -417,7 +421,7 @@ class ShardLedger:
         if work.fruitless >= FRUITLESS_SEARCHES:
             why = "no row fails alone: try a smaller output.shard_seconds"
             if not rows:
-                why = "it fails although none of its rows is processed any more"
+                why = "it still fails with all its rows in quarantine"
             self._give_up(work, f"{reason}; {why}")
         elif rows:
             work.search = Bisection(rows)

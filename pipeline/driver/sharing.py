@@ -1,5 +1,5 @@
 """Sharing of an output by several drivers: opening, claims on shards, closing. A driver that joins
-holds the lock only to make the plan and to write the index."""
+holds the lock only to make the plan and to write the index, and works on shards it has claimed."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def close(
     dataset: DatasetFile,
     fence: Fence = UNFENCED,
 ) -> None:
-    """Write index and cards of a dataset with these `commits`, unless another driver does; `anew`
-    if a shard was committed since the index was read."""
+    """Write index and cards of a complete dataset, whose `commits` are of all shards, unless
+    another driver does; `anew` if a shard was committed since the index was read."""
     if not sharing.joins:
         if anew or not is_closed(layout, commits):
             finalise(layout, fence=fence)
@@ -119,7 +119,8 @@ def close(
                 restate_licenses(layout, licenses, lock.fence)
             break
     fence.check(layout)
-    # Also if another driver closed it: it may have been killed before it did this.
+    # Also if another driver closed the dataset: that driver may have been killed before it cleared
+    # the claims, and drivers that do not know of the end go on claiming.
     clear_claims(layout)
 
 

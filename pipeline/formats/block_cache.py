@@ -1,7 +1,6 @@
-"""Decoded blocks of shards: a bounded cache, the interface of a shard's reader, and the frames of a
-row out of blocks: joined to fresh arrays, or as views (`copy=False`), which keep their blocks in
-memory and are copied once, by `FrameView.fill`.
-"""
+"""Decoded blocks of shards: a bounded cache, the interface of a shard's reader, and a row's frames
+out of blocks. Frames are joined to fresh arrays, so that no caller edits the cache, or are views
+(`copy=False`), which keep their blocks in memory and are copied once, by `FrameView.fill`."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class IoCounts:
     """Reads of this process since it opened the dataset."""
 
     shards_opened: int = 0
-    blocks_read: int = 0
+    blocks_read: int = 0  # Zarr chunks, or columns of Parquet row groups.
     bytes_read: int = 0
 
 
@@ -41,11 +40,11 @@ class BlockCache:
     """An LRU cache of decoded blocks, bounded in bytes, with one loader for each block. Safe in
     several threads.
 
-    Blocks that were read ahead are evicted after the used ones, but before them if `max_bytes` have
-    been read since and no row has used the block.
+    Used blocks are evicted first, because rows will soon need blocks that were read ahead. A block
+    that was read ahead goes before them if no row has used it while `max_bytes` were read.
 
     Args:
-        max_bytes: Bound on what is kept. The newest block is always kept, even when larger.
+        max_bytes: Limit of the cache in bytes; the newest block is kept even if it is larger.
         counts: Counters of the blocks that are read.
     """
 
@@ -78,7 +77,8 @@ class BlockCache:
 
     def claim(self, keys: Iterable[Key], *, ahead: bool = False) -> list[Key]:
         """Return the blocks that are neither cached nor being loaded. The caller loads them now and
-        gives them back with `release`, or other threads wait for ever."""
+        gives them back with `release`, or other threads wait for ever. `ahead`: no row needs them
+        yet."""
         with self._changed:
             claimed = [key for key in keys if not (self._has(key) or key in self._loading)]
             self._loading.update(dict.fromkeys(claimed, ahead))
@@ -233,7 +233,7 @@ def join_frames(
     into = np.empty((0, shape[1]), dtype)
     found = 0
     for first, piece in pieces:
-        if not found:  # Only now, because `shape` may be a claim of a damaged index.
+        if not found:  # After a first piece came: a damaged index may claim any `shape`.
             into = np.empty(shape, dtype)
         convert_into(into[first : first + len(piece)], piece, scale)
         found += len(piece)

@@ -2,7 +2,7 @@
 
 The digest of a stream is a sha256 of the frame counts of the rows, the further counts of the layout
 (the steps of events), and the sha256 of all values in row order. Integers are int64, everything is
-little endian. It is taken from the rows in memory and again from each encoded file.
+little endian. It is taken from rows in memory and from each encoded file: a lost value shows.
 """
 
 from __future__ import annotations

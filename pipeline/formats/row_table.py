@@ -1,8 +1,7 @@
 """The scalar columns of a shard: identity, durations, provenance facts, carried-through columns.
-
-Known facts always have a column of a fixed type, so that shards agree. The source's own columns get
-the prefix `extra_`: no later fact collides with them.
-"""
+The index is made of these tables, without opening features. Known facts always have a column of a
+fixed type, so that shards agree. The source's own columns get the prefix `extra_`: no later fact
+collides with them."""
 
 from __future__ import annotations
 
@@ -164,7 +163,7 @@ def write_table(table: pa.Table, path: Path) -> Path:
 
 
 def scalar_options(table: pa.Table) -> dict[str, Any]:
-    """Return Parquet's options: zstd, and dictionaries for text; none for a few rows."""
+    """Return Parquet's options: zstd, and dictionaries for text; neither makes few rows smaller."""
     if len(table) < FEW_ROWS:
         return {"compression": {}, "compression_level": {}, "use_dictionary": False}
     names = table.column_names

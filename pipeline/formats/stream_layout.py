@@ -181,7 +181,7 @@ class StreamLayout:
             raise CommitError(f"row {row.row_id!r}, stream {self.name}: {wrong}")
 
     def frame_range(self, n_frames: int, start_s: float, stop_s: float) -> Span:
-        """Frames [first, last) of a clip that overlap [start_s, stop_s); numbers of a clip do."""
+        """Return frames [first, last) that overlap [start_s, stop_s); all frames at a rate of 0."""
         rate_hz = self.frame_rate_hz
         if rate_hz == 0:
             return 0, n_frames
@@ -294,7 +294,7 @@ class EventLayout(StreamLayout):
         return f"events ({', '.join(EVENT_COLUMNS)}) of {self.width} neurons"
 
     def stored_rows_in(self, seconds: float) -> int:
-        """As if every channel fired `EVENTS_PER_CHANNEL_S` times a second."""
+        """Estimate the events if every channel fires `EVENTS_PER_CHANNEL_S` times a second."""
         return math.floor(seconds * (EVENTS_PER_CHANNEL_S * self.width))
 
     def problem(self, row: FeatureRow) -> str | None:
@@ -324,7 +324,7 @@ class EventLayout(StreamLayout):
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> Any:
-        # Here, so that the reader costs nothing more where no stream holds events.
+        # Imported here, because only streams of events need it.
         from amtcore.features.spike_events import SpikeEvents
 
         def table(first: int, last: int) -> np.ndarray:

@@ -3,9 +3,9 @@
 A row of hours has hundreds of megabytes of features, so `Spilled` holds the values of a long row in
 a file without a name, which goes with the object or the process.
 
-float16 holds 11 bits from 6.1e-5 to 65504, and values below 3e-8 are 0. Hair cells lie around 1e-4
-at 65 dB SPL and at 1e-9 in pauses. Their streams are stored divided by a power of two,
-`StreamInfo.scale_factor`, which follows from the stream's unit.
+float16 holds 11 bits from 6.1e-5 to 65504, and values below 3e-8 are 0. Hair cells, in units of
+their input, lie around 1e-4 at 65 dB SPL and 1e-9 in pauses. Their streams are divided by a power
+of two, `StreamInfo.scale_factor`, which follows from the stream's unit.
 
     int8  = block*                            of BLOCK_FRAMES frames, the last may have fewer
     block = low high frame{1..64}             each a row of int8, one number a column
@@ -150,7 +150,7 @@ def converted(values: Frames, dtype: np.dtype[Any], scale: float = 1.0) -> Frame
 def convert_into(into: Frames, values: Frames, scale: float = 1.0) -> None:
     """Fill an array in C order with values times their scale, rounded once."""
     try:
-        # Here, so that whoever reads no values pays for no compiler.
+        # Imported here: it loads a compiler.
         from amtcore.kernels.vector.half import widen
     except ImportError as error:
         raise missing_package(error) from error
@@ -175,7 +175,7 @@ class CastError:
     Args:
         worst: Largest relative error of the values that stayed above zero.
         worst_normal: Largest relative error in the range where float16 has all its bits.
-        nonzero, below, zeroed: Counts of values: not zero; under that range; made zero.
+        nonzero, below, zeroed: Numbers of values not zero, below that range, and made zero.
     """
 
     worst: float = 0.0
@@ -249,7 +249,7 @@ class Caster:
 
 def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
     """Return the frames times a power of two in float16, and the error of the cast."""
-    # Here, so that whoever casts nothing pays for no compiler.
+    # Imported here: it loads a compiler.
     from amtcore.kernels.vector.half import narrow
 
     cast = np.empty(frames.shape, np.float16)
@@ -264,7 +264,7 @@ def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
 def cast_error(wanted: Frames, cast: Frames) -> CastError:
     size = np.abs(wanted)
     kept, normal = cast != 0, size >= np.finfo(cast.dtype).smallest_normal
-    # Nothing of a zero is lost: any divisor will do.
+    # The error of a zero is 0, whatever divides it.
     relative = np.abs(cast.astype(wanted.dtype) - wanted)
     relative /= np.maximum(size, np.finfo(wanted.dtype).tiny)
     # Normal values are never zeroed, and zeroed values were not zero.
@@ -345,7 +345,7 @@ def read_frames(
     rows = read(begin * BLOCK_ROWS, max(begin * BLOCK_ROWS, min(n_stored, end * BLOCK_ROWS)))
     frames = dequantised(rows)
     start = begin * BLOCK_FRAMES
-    # A part of its own, which may be written to and does not keep the whole.
+    # A copy, which may be written to and does not keep all frames in memory.
     return frames if len(frames) == last - first else frames[first - start : last - start].copy()
 
 

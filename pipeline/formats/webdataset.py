@@ -1,9 +1,9 @@
 """A shard as a WebDataset tar: `<key>.<stream>.npy` and `<key>.json` for each row.
 
-The key is the row id, escaped as in a URI. The JSON has the scalars of the row table and the sha256
-of each of the row's npy files, as tar has no checksum of contents. Values of scaled streams are in
-float32. A member `__earmill__`, which WebDataset passes over, describes the streams. Our reader
-fetches a remote shard whole into a temporary file.
+The key is the row id, escaped as in a URI: a slash makes no folder and a dot no extension. The JSON
+has the scalars of the row table and the sha256 of each of the row's npy files, as tar has no
+checksum of contents. Values of scaled streams are in float32. A member `__earmill__`, which
+WebDataset passes over, describes the streams. Our reader copies a remote shard to a temporary file.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class TarContents:
                     continue
                 name = MEMBER.fullmatch(member.name)
                 if name is None or not member.isreg():
-                    raise refused(repr(member.name), "none of our members is called so")
+                    raise refused(repr(member.name), "no member of a shard has this name")
                 if not self.rows or self.rows[-1].key != name[1]:
                     self.rows.append(TarRow(name[1]))
                 self.rows[-1].members[name[2]] = place

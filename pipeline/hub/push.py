@@ -62,7 +62,7 @@ class Contents:
 
 def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
     """Return the files of a finished dataset's current snapshot; OutputError if there is none, or
-    `verify`, with or without `hashes`, refuses it."""
+    `verify` refuses it. With `hashes` every file is read, else only sizes and small files."""
 
     def whole(layout: Layout) -> Report:
         report = verify(layout, hashes=hashes)
@@ -89,7 +89,7 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
 
 def _files(layout: Layout, current: Current) -> Iterator[OutFile]:
     def small(path: str) -> OutFile:
-        """Return a file that nothing names with its hash."""
+        """Return a file whose hash is in no record."""
         return described(path, layout.read_bytes(path))
 
     snapshot, records = read_snapshot(layout, current), commits(layout)
@@ -297,7 +297,7 @@ def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[Com
         ]
         once = {file.sha256: one for file, one in zip(group, additions, strict=True)}
         repo.upload(list(once.values()))
-        if len(once) < len(additions):  # of equal files the hub holds the content by now
+        if len(once) < len(additions):  # the hub now has the content of equal files
             repo.upload(additions)
         for addition, place in zip(additions, places, strict=True):
             # The client replaces the content of an uploaded file by empty bytes.

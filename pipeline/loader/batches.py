@@ -1,12 +1,11 @@
 """The plan of an epoch: which rows come in which batch, for all ranks and for one rank.
 
 A plan is a function of (seed, epoch) and the settings, so every rank and every worker makes the
-same plan without reading.
-
-Batches are `FixedBatches` of equal numbers of rows, or `BucketedBatches` of rows of similar length
-under a budget of padded length. Rows are sorted by length inside each window of the shuffle (see
-`loader.epoch_order`), in steps of a sixteenth of an octave. A batch ends before rows times the
-longest row would exceed the budget. The batches of a window come in random order.
+same plan without reading. Batches are `FixedBatches` of equal numbers of rows, or `BucketedBatches`
+of rows of similar length under a budget of padded length. Rows are sorted by length inside each
+window of the shuffle (see `loader.epoch_order`), in steps of a sixteenth of an octave. A batch ends
+before rows times the longest row would exceed the budget. The batches of a window come in random
+order, and reads stay inside windows.
 
     window      9 2 7 3 8 2 3 9   ->  9 9 | 8 7 | 3 3 2 2      budget 18
     batches     shuffled in the window, lanes in turn: batch t of lane 0, of lane 1, ...
@@ -110,8 +109,8 @@ class FixedBatches:
         return check_within("position", state["position"], len(plan.rows))
 
     def start_after(self, plan: EpochPlan, state: Any) -> int:
-        """Return the common position of all ranks at this position of each; ValueError if it is not
-        between whole steps."""
+        """Return the position of all ranks together when each rank is at `state`; ValueError if
+        that is not between whole steps."""
         batch_rows, position = self.settings.batch_rows, state["position"]
         world = state["world_size"]
         n_full = (len(plan.rows) - state["start"]) // (world * batch_rows)
@@ -229,7 +228,8 @@ class BucketedBatches:
         return {"batch_size": self.max_rows, self.name: self.budget}
 
     def _cut_sorted(self, lengths: Rows, group: np.ndarray) -> Rows:
-        """Return the offsets of batches of rows that are sorted by window and falling bucket."""
+        """Return the offsets of batches of rows that are sorted by window and falling bucket. The
+        longest row of the first row's bucket limits a batch."""
         first = np.flatnonzero(np.append(True, (np.diff(group) != 0).any(axis=0)))
         longest = np.repeat(
             np.maximum.reduceat(lengths, first), np.diff(np.append(first, len(lengths)))
@@ -336,8 +336,8 @@ def frames_of(features: FeatureRows, cropper: Cropper | None) -> dict[str, Rows]
 
 
 def _buckets(lengths: Rows, phase: float) -> Rows:
-    """Return the step of an octave in which each length lies, shifted by the epoch's phase (0 to
-    1): the longest rows of a small set would share every batch."""
+    """Return the step of an octave in which each length lies, exact on every machine. The epoch's
+    phase (0 to 1) shifts the steps, or the longest rows of a small set would share every batch."""
     fraction, octave = np.frexp(lengths.astype(np.float64))
     within = (fraction * 2 - 1) * STEPS_PER_OCTAVE + phase
     return octave.astype(np.int64) * STEPS_PER_OCTAVE + within.astype(np.int64)

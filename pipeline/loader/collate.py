@@ -1,8 +1,6 @@
-"""Rows of different lengths as one batch: padded, packed or jagged; and the view by channel.
-
-Each is a `collate_fn` of a DataLoader; bind options with `functools.partial`. Events are collated
-as dense counts (step, neuron) in float32, which is exact up to 2^24.
-"""
+"""Rows of different lengths as one batch: padded, packed or jagged; and the view by channel. Each
+is a `collate_fn` of a DataLoader; bind options with `functools.partial`. Events are collated as
+dense counts (step, neuron) in float32, which is exact up to 2^24."""
 
 from __future__ import annotations
 

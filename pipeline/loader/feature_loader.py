@@ -41,9 +41,9 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]
 
 _rings: weakref.WeakValueDictionary[str, BatchRing] = weakref.WeakValueDictionary()
 PREFETCHED = 2
-# Slots beside the batches in the queue: one is being filled, and the consumer holds two.
+# Slots beside the queue: one is filled, and a loop frees its batch only once it has the next one.
 MORE_SLOTS = 3
-_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+_STREAM_OPTIONS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
 def can_share() -> bool:
@@ -283,7 +283,7 @@ class FeatureLoader:
                 "in_order=False would make positions meaningless; leave it out, or use a bare "
                 "DataLoader without resume"
             )
-        refused = [name for name in _OURS if name in options]
+        refused = [name for name in _STREAM_OPTIONS if name in options]
         if refused:
             raise TypeError(
                 f"{refused[0]} is not an option of FeatureLoader: the stream says what a batch is; "

@@ -110,4 +110,4 @@ def _check(features: FeatureRows, name: str, statistics: Any) -> None:
             f"{len(statistics.sums)}; take those of the same stream"
         )
     if not statistics.count:
-        raise ValueError(f"normalise: the statistics of {name} are of no frame at all")
+        raise ValueError(f"normalise: expected statistics of at least one frame of {name}, got 0")

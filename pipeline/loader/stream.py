@@ -166,7 +166,7 @@ class EpochPlace:
         self._table[0, TAKEN] += 1
 
     def join(self, worker: int, seed: int, workers: int) -> Begun:
-        """In a worker: begin the iteration that the other workers do; `seed` is `WorkerInfo`'s."""
+        """In a worker: begin the iteration of the other workers; `seed` is `WorkerInfo.seed`."""
         if workers > MAX_WORKERS:
             raise ValueError(f"expected at most {MAX_WORKERS} workers, got {workers}")
         token = ((seed - worker + self._iterations) & MASK) + 1
@@ -316,7 +316,7 @@ class FeatureStream(IterableDataset[Any]):
 
     @property
     def even(self) -> order.Even:
-        """How ranks get equal shares; see the argument."""
+        """The way to equal shares of ranks; see the argument."""
         is_none = self._ranks.are_found and self.gives_batches
         return False if self._even is None and not is_none else self._even
 
@@ -327,10 +327,8 @@ class FeatureStream(IterableDataset[Any]):
         return place.epoch + (not self._iterating and (place.is_begun or self._is_over(place)))
 
     def __len__(self) -> int:
-        """Rows or batches of the epoch on this rank, whichever iterating gives.
-
-        With a budget, the number may differ from epoch to epoch.
-        """
+        """Rows or batches of the epoch on this rank, whichever iterating gives. With a budget, the
+        number may differ from epoch to epoch."""
         share = self._share(self.epoch, 0)
         return share.n_batches if self.gives_batches else len(share.rows)
 

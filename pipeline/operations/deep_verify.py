@@ -96,7 +96,7 @@ def verify_deep(
     seed = random.randrange(2**32) if seed is None else seed
     good = sorted(good_plan_rows(layout, snapshot))
     if not good:
-        raise OutputError(f"{layout.url()}: expected good rows to compute again, there is none")
+        raise OutputError(f"{layout.url()}: expected good rows to compute again, got none")
     drawn = sorted(random.Random(seed).sample(good, min(rows, len(good))))
     on_begin("building the models")
     threads = threads or cores()
@@ -160,7 +160,7 @@ def _compared(
     if now is None:
         return 0.0, f"{named} cannot be computed again: {reason or 'it is gone'}"
     if now.facts.get("pcm_sha256") != stored.facts.get("pcm_sha256"):
-        return 0.0, f"{named}: its audio is another one now, so it is not compared"
+        return 0.0, f"{named}: its audio has changed, so it is not compared"
     found = differences(stored, now)
     differing = {name: (size, most) for name, (size, most) in found.items() if size > 0}
     if not differing:

@@ -1,5 +1,5 @@
-"""Open a job: store or check its plan and dataset.json, and find the shards that are left: those of
-the stored plan without a commit."""
+"""Open a job: store or check its plan and dataset.json, and find the shards of the stored plan
+without a commit. A stored plan never changes, whatever the source lists now."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Changes:
 
 
 def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
-    """Return the differences of a listing to the plan in rows, places, tags, sizes, times, columns.
-    Both are in one order, so they are read side by side, and only rows without partner are held."""
+    """Return how a listing differs from the plan in rows, places, tags, sizes, times or columns.
+    Both have one order, so they are read side by side; only rows without a partner are held."""
     old, new = dict[str, Item](), dict[str, Item]()
     changed = list[str]()
 
@@ -169,7 +169,7 @@ def committed_of(record: CommitRecord) -> Committed:
 
 
 def stored_dataset(spec: JobSpec, layout: Layout) -> DatasetFile | None:
-    """Return the output's description, or None; OutputError if it belongs to another job."""
+    """Return the output's description; None if the output is new, OutputError if of another job."""
     stored = read_dataset(layout)
     if stored is not None and stored.spec_sha256 != spec.sha256():
         changed = describe_changes(stored.spec, spec.canonical()) or "not visible in the spec"
@@ -193,8 +193,9 @@ def open_job(
     fences: tuple[Fence, Fence] = (UNFENCED, UNFENCED),
     on_step: Callable[[str], None] = lambda text: None,
 ) -> OpenJob:
-    """Write or check plan and dataset.json; refuse to go on with an output unasked. A driver
-    `beside` others holds no lock. `fences` are for the opening of the job, and for the run."""
+    """Write or check plan and dataset.json; refuse to go on with an output unless `resume` is set.
+    `again` chooses commits to replace. A driver `beside` others holds no lock. `stored` is the
+    output's description. `fences` are for the opening of the job, and for the run."""
 
     def may_write(layout: Layout) -> None:
         for fence in {*fences}:

@@ -105,7 +105,7 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
         try:
             listed = {item.row_id: item for item in listing(source)}
         except SourceError:
-            return
+            return  # the run reports it
         rows, recordings = set[str](), set[str]()
         for shard in plan.shards:
             matching = by_shard[shard.shard_id]
@@ -122,7 +122,7 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
         if not rows:
             return
         sink(events.Note(f"files have changed: {len(rows):,} quarantined rows are planned anew"))
-        # Otherwise the other spans of a recording would still be of the earlier file.
+        # All spans of a recording must be of the same file.
         rows |= {
             item.row_id
             for item in plan.items()
@@ -227,15 +227,15 @@ class Update:
 
 
 def _stretch(item: Item) -> tuple[Any, ...]:
-    """Return the size of a row's file and its span, which with its bytes decide the features."""
+    """Return the size of a row's file and its span. With the bytes they decide the features."""
     return (item.size, item.start_s, item.end_s, item.part_of)
 
 
 def committed_bytes(
     layout: Layout, sizes: Collection[int], parts: Mapping[str, tuple[float, float | None]]
 ) -> dict[tuple[Any, ...], Place]:
-    """Return (bytes, start, end, recording, sha256) to the good row with such a file. The models
-    hear the audio before a span, so `parts` has row ids of spans to recordings."""
+    """Map (bytes, start, end, recording, sha256) to the good row with such a file. The models hear
+    the audio before a span, so `parts` has the recording for each row id of a span."""
     if not sizes:
         return {}
     columns = ["plan_row_id", "nbytes", *SPAN, "bytes_sha256"]

@@ -3,8 +3,8 @@
 The table has one line for each row, in the plan's order. A plan of many rows is stored in parts,
 which the index names with their sha256:
 
-    plan/<plan-id>.parquet           one line a shard: part, first row there, rows, seconds
-    plan/<plan-id>/<number>.parquet  the rows of whole shards, as a small plan has them
+    plan/<plan-id>.parquet           a line for each shard: part, first row there, rows, seconds
+    plan/<plan-id>/<number>.parquet  the rows of whole shards, in the form of a small plan
 
 While a source is listed, parts are written to a folder of this process, so that no process ever
 holds more than some thousand rows.
@@ -319,7 +319,7 @@ _items: OrderedDict[tuple[str, int], tuple[Item, ...]] = OrderedDict()
 def _recent(
     cache: OrderedDict[Any, Value], key: Any, most: int, read: Callable[[], Value]
 ) -> Value:
-    """Return a value that is read unless the cache has it; the `most` last used values stay."""
+    """Return the cache's value of a key, or read it. The `most` last used values stay."""
     if key not in cache:
         cache[key] = read()
     cache.move_to_end(key)

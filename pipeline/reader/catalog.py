@@ -66,7 +66,7 @@ SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
 
 def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
-    """Refuse a table in which a row has no name, no valid shard or no place."""
+    """Refuse a table in which a row has no name, valid shard or place; reading checks its end."""
     places = ("row", *_place_names(streams))
     kinds = {name: pa.types.is_integer for name in places}
     kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
@@ -164,7 +164,7 @@ class Catalog:
         if ref is not None and record.attempt != ref.attempt:
             raise CommitError(
                 f"{layout.url(name)}: expected attempt {ref.attempt} as in the index, got "
-                f"{record.attempt}: the shard was committed anew after the index was made; "
+                f"{record.attempt}: the shard was committed again after the index was made; "
                 f"{CLOSE_AGAIN}"
             )
         check_record(layout, record, self.dataset.spec_sha256, self.streams)
@@ -229,7 +229,7 @@ class Catalog:
 
     @cached_property
     def id_order(self) -> np.ndarray:
-        """Row positions sorted by row id. The order of UTF-8 bytes is that of Python strings."""
+        """Row positions sorted by row id. UTF-8 bytes sort as Python strings."""
         return np.asarray(pc.sort_indices(self.table.column("row_id")))
 
     def choose_format(self, wanted: str | None) -> str:
@@ -336,7 +336,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
 
 
 def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, CommitRecord]:
-    """Return the record of the first shard of a remote dataset, which saves a round trip."""
+    """Return the first shard's record of a remote dataset, if readable; it saves a round trip."""
     if layout.is_local or not refs:
         return {}
     shard = min(refs)
@@ -399,7 +399,7 @@ def _rows_of(
 
 
 def _only_index(layout: Layout, version: int) -> bytes | None:
-    """Return the only index of a closed dataset of layout version 1; of several none is current."""
+    """Return the only index of a closed dataset of layout version 1, or None if it has several."""
     found = layout.list("index") if version == 1 else []
     if len(found) != 1:
         return None
@@ -412,7 +412,7 @@ def _only_index(layout: Layout, version: int) -> bytes | None:
 
 
 class RowLocations:
-    """Where the rows of a set lie in their shards, and their lengths, by position in the set."""
+    """The places of a set's rows in their shards, and their lengths, by position in the set."""
 
     def __init__(self, catalog: Catalog, streams: Sequence[str], fmt: Format) -> None:
         self._table = catalog.table

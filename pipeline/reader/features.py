@@ -468,7 +468,8 @@ class Features(FeatureSet):
 
     def _here(self) -> ProcessHandles:
         """Return the handles of this process; after a fork, the parent's handles are not touched.
-        There is no lock, because a lock that is held during a fork stays locked in the child."""
+        There is no lock, because a lock that is held during a fork stays locked in the child. Two
+        threads that come first may open one handle too many, which is closed with the set."""
         process = self._process
         if process is None or process.pid != os.getpid():
             layout = Layout.open(self._uri, self._storage_options)

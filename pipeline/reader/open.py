@@ -1,4 +1,4 @@
-"""Open the feature set of a job, finished or not, or several sets as one."""
+"""Open the feature set of a job, or its committed shards so far, or several sets as one."""
 
 from __future__ import annotations
 

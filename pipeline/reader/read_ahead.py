@@ -1,9 +1,10 @@
 """Blocks that are needed soon, fetched and decoded ahead by threads of this process.
 
 The consumer names the next rows; each call moves the window on. Bytes in flight are bounded. Errors
-are dropped here, because the row is read in any case. On a local disk rows are taken a few at a
-time, from a remote store by the quarter of a window, and shards as a whole if they fit. The next
-shards are opened before their rows are in the window, which takes two to three round trips.
+are dropped here, because the row is read in any case. Blocks of a local disk come as fast alone, so
+rows are taken a few at a time. A request to a remote store costs a round trip, so rows are taken by
+the quarter of a window, and shards as a whole if they fit. Shards are opened before their rows are
+in the window, because opening takes two to three round trips.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Needed = tuple[ReadsAhead, str, Sequence[int]]
 
 @dataclass(frozen=True)
 class ReadAheadPolicy:
-    """How far and how hard to read ahead."""
+    """Limits of reading ahead."""
 
     threads: int  # Threads that fetch and decode.
     planners: int  # Threads that turn rows into requests; 0 uses the threads that fetch.
@@ -66,8 +67,8 @@ REMOTE = ReadAheadPolicy(
 SHARE, IN_ORDER_SHARE = 0.5, 0.75
 # Threads for small requests, and rows that are searched for the next shards.
 FIRST_REQUESTS, ROWS_LOOKED_AT = 8, 64
-# A reader in order names rows again after this share of the window, and after at most so many rows:
-# going through all rows ahead takes as long as reading one row.
+# A reader in order names rows again after this share of the window, or after `MAX_STEP` rows: going
+# through all rows ahead takes as long as reading one row.
 STEP_SHARE, MAX_STEP = 0.125, 64
 
 
@@ -108,8 +109,9 @@ class ReadAhead:
     def want(
         self, rows: Sequence[int], spans: Spans | None = None, *, in_order: bool = False
     ) -> int:
-        """Name the rows that come next, in order, and return the number of rows after which the
-        next call is due. `in_order`: no block is needed again after its rows were read."""
+        """Name the rows that come next, in order, in place of earlier rows; return the number of
+        rows after which the next call is due. `in_order`: no block is needed again after its rows
+        were read."""
         share = IN_ORDER_SHARE if in_order else SHARE
         most = min(self._pace.max_bytes, int(share * self._cache.max_bytes))
         nbytes = self._nbytes(rows, spans)

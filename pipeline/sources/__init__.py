@@ -10,8 +10,8 @@ __all__ = ["Item", "Source", "open_source"]
 
 
 def open_source(spec: SourceSection, array_rate_hz: int | None = None) -> Source:
-    """Return the source that a job names; SourceError if it is missing or cannot be read. Opening
-    lists no rows. Arrays without a rate have `array_rate_hz`, the job's `audio.array_rate_hz`."""
+    """Return the source that a job names; SourceError if it is missing or cannot be read. Every
+    worker opens the source, so no rows are listed. Arrays without a rate have `array_rate_hz`."""
     kind = source_kind(spec.kind)
     if array_rate_hz is not None and not kind.has_arrays:
         raise SourceError(

@@ -1,8 +1,6 @@
-"""The interface of sources, the uris of their items, and the retry policy of all of them.
-
-A source lists items and opens their bytes as seekable streams, which the caller closes. If the
-bytes of a row cannot be read, the source returns a `RowError` in place of the stream.
-"""
+"""The interface of sources, the uris of their items, and the retry policy of all of them. A source
+lists items and opens their bytes as seekable streams, which the caller closes. If the bytes of a
+row cannot be read, the source returns a `RowError` in place of the stream."""
 
 from __future__ import annotations
 
@@ -117,8 +115,8 @@ class Source(Protocol):
 
 
 def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """Return the filesystem of a uri and the path in it; local places get no options, which belong
-    to the store of a table."""
+    """Return the filesystem of a uri and the path in it, a literal name. Local places get no
+    options, because the options of a table belong to its store."""
     path, odd = local_path(uri), _odd_path(uri)
     if path is not None:
         return LocalFileSystem(), path if odd is None or os.path.lexists(path) else odd
@@ -134,7 +132,7 @@ def object_of(
     uri: str, storage_options: Mapping[str, Any] | None = None, *, versions: bool = True
 ) -> tuple[Any, str]:
     """Return `filesystem` of a uri that names one object; UnreadableError if the store's client
-    would ask for another object. In a listed name `?versionId=` is no version."""
+    would ask for another object. Without `versions`, `?versionId=` is a part of a listed name."""
     odd = _odd_path(uri)
     if odd is not None:
         return LocalFileSystem(), odd
@@ -168,7 +166,7 @@ def as_text(name: str) -> str:
 
 def row_names(names: Sequence[str]) -> list[str]:
     """Return the row id of each path below the root of a source. A name that is not UTF-8 is
-    escaped; it gets `./` in front, which no path has, if another file has the escaped name."""
+    escaped. If another file has the escaped name, it gets `./` in front, which no path has."""
     texts = [as_text(name) for name in names]
     known = set(names)
     return [

@@ -1,7 +1,5 @@
-"""The kinds of source that come with earmill; entry points in pyproject.toml name them.
-
-A kind is imported when it is opened, because importing `datasets` takes two seconds.
-"""
+"""The kinds of source that come with earmill; entry points in pyproject.toml name them. A kind is
+imported when it is opened, because importing `datasets` takes two seconds."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ network. Neighbours with the same uri (spans of one recording) share one copy an
 If a row is a span of a larger file in a seekable container (such as WAV and FLAC), its stream
 requests only what the decoder reads. The checksum of the whole file is then null; the content tag
 of the store identifies the object, at the beginning and at the end. Workers that read spans of one
-long row (`planning.spans`) check that the file is still the planned file.
+long row (`planning.spans`) check that the file is still the planned file. An outage of the store is
+retried (`sources.base`), and then raises `SourceOutage`: no row is at fault.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ MEMORY_BYTES = 64 << 20  # larger objects are not held in memory
 MOST_BYTES = 64 << 30  # limit for an object of unknown size
 READ_AHEAD_BYTES = 256 << 20  # limit of bytes read ahead of the consumer
 AHEAD_OBJECTS = 8
-# An object stalls if no byte arrives for so long, plus the time at the lowest rate.
+# An object stalls if no byte arrives for this time, plus its time at the lowest rate.
 STALL_S = 120.0
 SLOWEST_BYTES_PER_S = 100_000
 PIECE_BYTES = 8 << 20  # A long range is read in pieces of this size.
@@ -118,8 +119,9 @@ def may_go_on(fs: Any) -> bool:
 
 
 class RangedFile(SeekableFile):
-    """A file that is read in blocks by range requests. After a jump, a block has `block_bytes`;
-    after a small gap it is long, because reading on costs less than another request."""
+    """A file that is read in blocks by range requests; `size` may be the end of the used part.
+    After a jump, a block has `block_bytes`; after a small gap it is long: reading on costs less
+    than a request."""
 
     def __init__(self, fs: Any, path: str, size: int, block_bytes: int) -> None:
         super().__init__(size)
@@ -292,7 +294,7 @@ class RangedStream(RangedFile):
         except OSError as error:
             self._failure = error
             raise
-        except Exception as error:  # a store's own class, which a decoder would lose
+        except Exception as error:  # a decoder loses a store's own classes
             self._failure = OSError(errno.EIO, str(error))
             raise self._failure from error
 
@@ -411,7 +413,7 @@ def temporary_file() -> str:
 
 
 def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
-    """Return a stream over an object by ranges; None without range support, or without object."""
+    """Return a stream over an object by ranges; None without range support or without object."""
 
     def opened() -> BinaryIO | None:
         fs, path = base.object_of(item.uri, options)

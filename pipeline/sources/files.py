@@ -1,7 +1,7 @@
 """A folder, a bucket prefix or a glob of audio files, local or behind any fsspec URI.
 
-The row id is the path below the root, so a corpus that moves keeps its ids. Durations come from
-local headers, or from sizes if a header would cost a request.
+Rows are sorted by path. The row id is the path below the root, so a corpus that moves keeps its
+ids. Durations come from local headers, or from sizes if a header would cost a request.
 
 `Walk` lists every file below a local folder once. It follows links to folders, which fsspec does
 not, after the real folders, so a row has its real path as its name if it has one. A link to a

@@ -98,8 +98,8 @@ def _name(feature: Any) -> str:
 
 
 class HfSource:
-    """The rows of one split. `missing` and `first_missing` are of the rows whose local file does
-    not exist."""
+    """The rows of one split. `missing` counts the rows whose local file does not exist, and
+    `first_missing` names the first of these files."""
 
     _dataset: Dataset | IterableDataset
 
@@ -315,8 +315,8 @@ class HfSource:
 
 
 def selected(dataset: Any, columns: Sequence[str]) -> Any:
-    """Return a dataset with some of its columns; a map-style dataset then gives Arrow tables. In a
-    folder of audio files `datasets` fails to select a label that some rows lack."""
+    """Return a dataset with some of its columns; a map-style dataset then gives Arrow tables. A
+    folder of audio files stays as it is: `datasets` fails to select a label that some rows lack."""
     builder = dataset.info.builder_name
     if isinstance(dataset, IterableDataset) and builder == hf_location.AUDIO_FOLDER:
         return dataset

@@ -4,8 +4,8 @@
 
 All reads are range requests. Planning reads the footer of each file, the columns beside the audio,
 and the beginning of a clip in the first file and in each large file. The duration of a row is
-estimated from the bytes of its row group. A worker fetches the audio of a row group once; shards
-are cut between row groups. Before that, the tag or time of the file is compared with the plan.
+estimated from the bytes of its row group. A worker compares the tag or time of the file with the
+plan, and fetches the audio of a row group once; shards are cut between row groups.
 """
 
 from __future__ import annotations

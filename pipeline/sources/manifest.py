@@ -49,8 +49,8 @@ Folder = tuple[Any, str]  # A filesystem and a path in it, or None and a uri.
 
 
 class ManifestSource:
-    """The clips that a table names. `missing` and `first_missing` are of the rows whose local file
-    does not exist."""
+    """The clips that a table names. `missing` counts the rows whose local file does not exist, and
+    `first_missing` names the first of these files."""
 
     def __init__(self, spec: ManifestSpec) -> None:
         self._spec = spec

@@ -1,7 +1,7 @@
 """WebDataset: tar files of samples, on local disks or behind any fsspec URI.
 
 Planning reads the headers of each tar and its small members. The uri of a row names the tar and the
-range of its audio member, and a worker reads only this range. It begins at the header of the
+range of its audio member, and a worker reads only this range. The range begins at the header of the
 member, which shows whether the tar has changed since planning.
 
 Neighbouring members that share a name up to the first dot are one sample, as in WebDataset:
@@ -82,7 +82,7 @@ class Sample:
     audio: dict[str, tarfile.TarInfo] = field(default_factory=dict)  # Headers by suffix.
     seconds: float | None = None
     estimated: bool = False
-    problem: str | None = None
+    problem: str | None = None  # Why the sample cannot be processed.
     suffixes: set[str] = field(default_factory=set)  # Suffixes of all members.
 
     @property
@@ -117,7 +117,7 @@ class Samples:
             if key in seen:
                 raise SourceError(
                     f"source {self._name}: the members of {base.as_text(key)!r} do not follow each "
-                    "other, or two samples are called so; sort the tar by name or rename one"
+                    "other, or two samples have this name; sort the tar by name or rename one"
                 )
             seen.add(key)
             sample = Sample(key)
@@ -213,8 +213,8 @@ class WebDatasetSection(SourceSection):
 
 @dataclass(frozen=True)
 class Place:
-    """The tar of a row, and the range of its audio member with the header; it ends at 0 if there is
-    no readable audio member."""
+    """The tar of a row, and the range of its audio member with the header. The range ends at 0 if
+    there is no readable audio member."""
 
     tar: str
     key: str

@@ -1,8 +1,6 @@
-"""URIs without a backend of their own, through fsspec, and the filesystem behind a URI.
-
-Also replaces `object_store` where obstore cannot be used: with options that only an fsspec client
-knows, and in forked processes.
-"""
+"""URIs without a backend of their own, through fsspec, and the filesystem behind a URI. Also
+replaces `object_store` where obstore cannot be used: with options that only an fsspec client knows,
+and in forked processes."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ MAGIC_CHARACTERS = re.compile(r"[*?\[]")
 # The extra of earmill that brings the client of a scheme.
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
 CONNECT_S = 30.0
-# An answer without a byte for so long is given up; it is then asked for again.
+# After this time without a byte an answer is given up, and asked for again.
 HTTP_STALL_S = 60.0
 # gcsfs asks another service for the kind of bucket before every call unless told not to. That needs
 # one more right, and costs a minute a call where the service cannot be reached.
@@ -91,8 +89,8 @@ def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
 
 
 def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> bool:
-    """Return True if a client would ask its store for another object than a URI (no chain) names:
-    s3fs cuts names at `?versionId=` (a version, with `versions`), adlfs at a tab, others at `#`."""
+    """Return True if a client would ask its store for another object than a URI, which is no chain,
+    names: s3fs cuts at `?versionId=` (allowed with `versions`), adlfs at a tab, others at `#`."""
     if is_web(uri):
         return "#" in uri
     behind_bucket = uri.split("/", 3)[3:]
@@ -123,7 +121,7 @@ class FsspecBackend(Backend):
 
     @classmethod
     def open(cls, uri: str, options: Mapping[str, Any]) -> tuple[FsspecBackend, str]:
-        # Another process commits while we look: a cached listing would hide it.
+        # A cached listing would hide commits that other processes make meanwhile.
         fs, path = filesystem_of(uri, **{"use_listings_cache": False, **options})
         special = FsspecBackend(fs).protocols & SPECIAL.keys()
         return (SPECIAL[min(special)] if special else cls)(fs), path.rstrip("/")

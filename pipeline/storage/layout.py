@@ -1,5 +1,5 @@
 """The output of one job, or a stored dataset: a storage backend and a root. Paths are relative, as
-`earmill.pipeline.storage.paths` spells them."""
+`earmill.pipeline.storage.paths` spells them. All access to an output goes through `Layout`."""
 
 from __future__ import annotations
 
@@ -140,15 +140,14 @@ class Layout:
         return self._store.create(self.path(rel), data)
 
     def create_own(self, rel: str, data: bytes) -> bool:
+        """Create a small file with content that nobody else writes; see `replace_own`."""
         return self.replace_own(rel, data, None)
 
     def replace_own(self, rel: str, data: bytes, seen: bytes | None) -> bool:
         """Replace a small file that still holds `seen`, None for nothing, with content that nobody
-        else writes; False, and nothing changed, if another process has written there since.
-
-        A store may carry out a PUT and lose the answer; the repeated PUT is then refused because of
-        the first one. So the file is read again.
-        """
+        else writes; False, and nothing changed, if another process has written there since. The
+        file is read after an error: a store may carry out a PUT and lose the answer, and refuse the
+        repeated PUT."""
 
         def holds() -> bool:
             try:
@@ -314,8 +313,8 @@ class StoredFile:
         return found
 
     def parts(self, bounds: Sequence[int]) -> Iterator[Bytes]:
-        """Yield the bytes between neighbouring bounds, read at once; the next `read(passing=True)`
-        may overwrite their memory."""
+        """Yield the bytes between neighbouring bounds, fetched in one request; the next
+        `read(passing=True)` may overwrite their memory."""
         content = self.read(bounds[0], bounds[-1] - bounds[0], passing=self.layout.is_local)
         for start, end in pairwise(bounds):
             yield content[start - bounds[0] : end - bounds[0]]

@@ -2,9 +2,8 @@
 
 Writing: a hidden temporary file, flushed, then `os.replace`. Creating: the same with `os.link`,
 which fails where the name is taken; O_EXCL on filesystems without links. Replacing and removing:
-compared under a lock on the folder. fsspec's local filesystem has a race when it creates a file,
-and obstore's has no conditional replace, so neither is used.
-
+compared under a lock on the folder, which ends with its holder. fsspec's local filesystem has a
+race when it creates a file, and obstore's has no conditional replace, so neither is used.
 Publishing: files are flushed, then renamed into place; renames outlive a power cut after `settle`.
 """
 
@@ -28,7 +27,7 @@ from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import NotRegularError, OutputError, StorageError
 from earmill.pipeline.storage.backend import Backend, Entry, local_path
 
-# Whoever holds the folder's lock needs milliseconds; a frozen holder must be ended.
+# A holder of the folder's lock needs milliseconds; a frozen holder must be ended.
 LOCK_WAIT_S, _LOCK_STEP_S = 20.0, 0.05
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -50,7 +49,7 @@ class LocalBackend(Backend):
         if os.path.commonpath([real_root, os.path.realpath(path)]) != real_root:
             raise OutputError(
                 f"{path} is a link out of the dataset, which is never followed; "
-                "put what it should hold in its place"
+                "put the file itself in its place"
             )
         return path
 
@@ -151,8 +150,8 @@ def sync_folder(path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and missing folders above it, their names durable unless they cannot be read,
-    as /scratch of many clusters."""
+    """Make a folder and missing folders above it, their names durable. A folder without the right
+    to read, as /scratch of many clusters, cannot be flushed."""
     if not path or os.path.isdir(path):
         return
     above = os.path.dirname(path)
@@ -287,7 +286,7 @@ def files_below(folder: str | Path) -> list[str]:
 
 
 def _entry(path: str) -> Entry:
-    """Describe a file; a link counts as what it leads to."""
+    """Describe a file; a link is described by its target."""
     try:
         status = os.stat(path)
     except FileNotFoundError:  # a broken link

@@ -4,9 +4,10 @@ The store itself checks the conditions of `create` (If-None-Match, ifGenerationM
 (the tag of the compared content). A store that answers 501 to a conditional replace is written to
 after the comparison; a writer that is frozen between the two requests goes unnoticed there.
 
-Options are either those of s3fs, gcsfs and adlfs in `words`, or obstore's own. With the former,
-endpoint, region and credentials come from botocore, google-auth or azure-identity. A bucket whose
-options are neither is left to `fsspec_store`.
+Options are either options of s3fs, gcsfs and adlfs in `words`, or obstore's own. With fsspec's
+words, endpoint, region and credentials come from botocore, google-auth or azure-identity. A bucket
+whose options are neither is left to `fsspec_store`. Large files are uploaded in parts; parts that a
+killed process leaves are no object.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SMALL_BYTES = 1 << 20
 # A request without a byte for STALL_S is given up. An upload counts from its beginning to the
 # answer; in UPLOAD_S four parts of 16 MiB are through at 110 kB/s.
 CONNECT_S, STALL_S, UPLOAD_S = 30.0, 60.0, 600.0
-# obstore asks for credentials anew five minutes before their end: botocore, which keeps them fresh,
+# obstore asks for new credentials five minutes before their end: botocore, which keeps them fresh,
 # is asked every five minutes.
 LASTS = timedelta(minutes=10)
 # A client costs 0.15 s of a processor, and its connections a handshake each: layouts with the same
@@ -78,14 +79,14 @@ class CertificateError(ConnectionError):
 
 
 class CredentialsError(ConnectionError):
-    """No credentials could be had from where they come from."""
+    """The configured source of credentials has no credentials."""
 
 
 class ObjectBackend(Backend):
     """One bucket or container, with storage options in fsspec's words or in obstore's."""
 
     schemes: ClassVar[tuple[str, ...]]  # All schemes of its URIs, the first in its addresses.
-    # obstore's client, the package of fsspec's, and the latter's options that `translated` knows.
+    # obstore's client, the package of fsspec's client, and its options that `translated` knows.
     client: ClassVar[str]
     package: ClassVar[str]
     words: ClassVar[frozenset[str]]
@@ -234,7 +235,7 @@ class ObjectBackend(Backend):
 
     @abstractmethod
     def translated(self) -> dict[str, Any]:
-        """Return obstore's options for options in fsspec's words; ValueError if there are none."""
+        """Return obstore's options for options in fsspec's words; ValueError if it has none."""
 
     def follow(self, error: ObjectStoreError) -> bool:
         """Return True if the bucket was found elsewhere, so that the same request may succeed."""
@@ -255,9 +256,9 @@ class ObjectBackend(Backend):
                 "read_timeout": timedelta(seconds=UPLOAD_S if uploads else STALL_S),
                 # obstore would end any answer after 30 s, however fast it comes.
                 "timeout": timedelta(days=7),
-                # Nor does a store with TLS redirect to one without.
+                # If no option asks for it, a store with TLS cannot redirect to plain HTTP.
                 "allow_http": any(str(each).startswith("http://") for each in settings.values()),
-                # Beside the roots of the system, which a container may lack.
+                # Added to the system's roots, which a container may lack.
                 "root_certificate": Path(certifi.where()).read_bytes(),
                 **settings.pop("client_options", {}),
             }
@@ -465,7 +466,7 @@ class AzureBackend(ObjectBackend):
 
 
 def can_name(key: str) -> bool:
-    """Return True if obstore takes a key: none with an empty part or one of dots."""
+    """Return True if obstore takes a key: no part of it is empty, `.` or `..`."""
     return {"", ".", ".."}.isdisjoint(key.split("/"))
 
 

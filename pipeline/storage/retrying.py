@@ -1,9 +1,10 @@
 """Calls of `Layout` to its store: one retry policy, and one error for a call that fails.
 
-A bucket that has never answered is asked `SILENT_TRIES` times, because its address is probably
-wrong; a local disk is asked once. A call that still fails raises a `StorageError` of one line.
-FileNotFoundError and FileExistsError are answers and pass as they are. Clients raise their own root
-classes, so a failure of the store is recognised by the package of its class.
+A store that answers "slow down" or 500 is asked again until the budget is spent; a bucket that has
+never answered `SILENT_TRIES` times, because its address is probably wrong; a local disk once. A
+call that still fails raises a `StorageError` of one line. FileNotFoundError and FileExistsError are
+answers and pass as they are. Clients raise their own root classes, so a failure of the store is
+recognised by the package of its class; errors of this program pass.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def _diagnosis(error: BaseException) -> tuple[str, str]:
     if "CredentialsError" in " ".join(names) or status == 401:
         return "no credentials", CREDENTIALS
     if status == 409:
-        return "another writer is at it, the store answers 409 Conflict", "run again with --resume"
+        return "another process writes it, the store says 409 Conflict", "run again with --resume"
     if "NotRegularError" in names:
         return "one of its files is no regular file", "put it back from a copy"
     if status == 403 or "PermissionError" in names:
@@ -174,7 +175,7 @@ def _diagnosis(error: BaseException) -> tuple[str, str]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from."""
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__

@@ -1,8 +1,8 @@
 """Temporary folders: of this process, and those in which shards are written before publishing.
 
-A shard is written on the output's own disk, if there is one, so that publishing is a rename. The
-owner of a process folder keeps a lock file in it locked; the system releases the lock however the
-owner ends, so other processes know which folders they may remove.
+A shard is written on the output's own disk, if there is one: publishing is a rename, and a full
+disk shows before anything is visible. The owner of a process folder keeps a lock file in it locked;
+the system releases the lock however the owner ends, so that other processes can remove the folder.
 """
 
 from __future__ import annotations

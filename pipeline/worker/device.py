@@ -66,7 +66,7 @@ class Gpu:
 
 
 class GpuUnusable(DeviceError):
-    """There is no GPU, or none that can run the models; a CPU can. `reason` says what to do."""
+    """No GPU can run the models, but a CPU can. `reason` says what to do."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -275,7 +275,7 @@ def check_resampler(on_device: DeviceResampler) -> float:
     found = float(np.max([relative_error(ours[0].cpu().numpy(), one) for ours, one in pairs]))
     if not found <= RESAMPLER_TOLERANCE:
         raise DeviceError(
-            f"the GPU resamples otherwise than the CPU: off by {found:.2g}, expected at most "
+            f"the GPU does not resample as the CPU: off by {found:.2g}, expected at most "
             f"{RESAMPLER_TOLERANCE:g}; use audio.resampler soxr_vhq, or set run.device to cpu"
         )
     return found

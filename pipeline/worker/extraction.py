@@ -139,6 +139,7 @@ class Ticket:
     queue: ModelQueue
 
     def wait(self) -> None:
+        """Return when all earlier tickets were given back."""
         with self.queue.changed:
             self.queue.changed.wait_for(lambda: self.queue.tickets[0] is self)
 

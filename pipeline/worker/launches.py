@@ -1,10 +1,10 @@
 """Launches of clips on a GPU.
 
-A launch has the clips of many shards. It begins when enough clips wait, when all shards inside
-wait, or when the oldest clip has waited for LINGER_S. Copies of one launch overlap the kernels of
-another. A launch that does not fit into the device's memory is halved, and no later launch is
-larger. A launch that fails otherwise is tried again shard by shard, so that an error reaches only
-the shard whose clips cause it.
+A launch has the clips of many shards, because one shard does not fill a GPU. It begins when enough
+clips wait, when every shard inside `LaunchBatcher.shard` waits, or when the oldest clip has waited
+for LINGER_S. Copies of one launch overlap the kernels of another. A launch that does not fit into
+the device's memory is halved, and no later launch is larger. A launch that fails otherwise is tried
+again shard by shard, so that an error reaches only the shard whose clips cause it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _Place = tuple[_Request, int]  # A clip: its request, and its position there.
 
 class LaunchBatcher:
     """Collects clips, which have `nbytes`, and launches them together. `launch` returns one result
-    a clip; it raises DeviceFull if they do not fit, DeviceLost if nothing can be launched."""
+    a clip; it raises DeviceFull if the clips do not fit, DeviceLost if nothing can be launched."""
 
     def __init__(
         self,

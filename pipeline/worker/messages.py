@@ -1,4 +1,4 @@
-"""Messages of driver and workers: orders, and outcomes, which do not decide if a shard is done."""
+"""Messages of driver and workers. A commit record, not an outcome, says that a shard is done."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Outcome:
     outage: str = ""  # Kind of outage; says nothing of the shard.
     info: WorkerInfo | None = None  # Set by a good warm-up.
     value: float = 0.0  # Set by a status call.
-    memory: bool = False  # There was too little of it.
+    memory: bool = False  # There was too little memory.
     cpu_s: Mapping[str, float] = field(default_factory=dict)  # By part, since the warm-up.
     counts: Counts | None = None  # Since the process began.
     notes: ShardNotes | None = None  # Set by a shard that was published.
@@ -67,12 +67,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class LostCall:
-    """The worker did not answer: its process is gone, unreachable or was killed for hanging."""
+    """A call without an answer: its process has died, is unreachable, or hung and was killed."""
 
     message: str
     restarting: bool = False  # Ray is starting the process again.
     outage: str = ""  # Kind of outage that it waited for.
-    memory: bool = False  # It may have been killed for the memory it took.
+    memory: bool = False  # It may have been killed because it took too much memory.
 
 
 class PublishError(RuntimeError):

@@ -1,8 +1,8 @@
 """Prepare a row for the models: decode it, pick channels, resample, calibrate.
 
-A clip of up to two minutes of decoded audio is held whole. A longer one stays a stream and is read
-block by block, twice if its level has to be known first. Around a planned span more is read, and
-the frames of that are dropped again:
+A clip of up to two minutes is held whole: the decoded length decides, so that a file always takes
+the same path. A longer clip is read block by block, twice if its level has to be known first.
+Around a planned span more is read, and its frames are dropped again:
 
     read      |--- lead ---|======= span =======|- tail -|
     frames    | dropped    | kept, from 0 on    | dropped
@@ -148,8 +148,8 @@ class Unresampled:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One clip of one row, whole. A channel of -1 is mixed or both ears. Each target has a signal,
-    (time,) or (2, time); equal targets share one array."""
+    """One clip of one row, whole. Channel -1 means mixed channels or both ears. Each target has a
+    signal, (time,) or (2, time); equal targets share one array."""
 
     item: Item
     channel: int
@@ -184,7 +184,7 @@ class Preparer:
         self._open: Callable[..., Blocks] = BlockReader if children is None else children.open
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
-        """Decode a row: return a clip for each channel, or a long clip, which closes the stream."""
+        """Decode a row: return a clip for each channel, or a long clip, which owns the stream."""
         with ExitStack() as closing:
             closing.callback(stream.close)
             reader = closing.enter_context(self.read(item, stream))

@@ -4,8 +4,8 @@
     feeder thread    decode threads           in order    extraction.py         decode threads
 
 Each stage is a generator over the stage before. A bad row becomes a quarantine row in its place;
-any other exception ends the attempt. Rows come out in planned order, and no value depends on
-timing, batches or other rows.
+any other exception is a fault of program or machine, and ends the attempt. Rows come out in planned
+order, and no value depends on timing, batches or other rows.
 """
 
 from __future__ import annotations
@@ -331,10 +331,8 @@ class RowProcessor:
 
 
 def in_tasks(rows: Iterable[T], seconds: Callable[[T], float]) -> Iterator[list[T]]:
-    """Gather neighbours up to TASK_S of audio in all and TASK_ROWS; a longer row goes alone.
-
-    Files of rows that were gathered when `rows` raises are closed.
-    """
+    """Gather neighbours up to TASK_S of audio and TASK_ROWS; a longer row goes alone. If `rows`
+    raises, the files of gathered rows are closed."""
     task: list[T] = []
     total_s = 0.0
     try:

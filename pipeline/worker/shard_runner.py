@@ -1,5 +1,5 @@
-"""The runner of a worker: warm models, process a shard's rows, publish the shard. Shards that are
-in flight together get the models in the order of their arrival."""
+"""The runner of a worker: warm models, process a shard's rows, publish the shard. Shards in flight
+get the models in the order of their arrival; their files do not depend on the overlap."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """A job as it is sent to a worker; called there, it builds the runner. Its streams are those of
-    dataset.json, which an earlier release may have begun; none for a new dataset."""
+    """A job as it is sent to a worker; called there, it builds the runner. `streams` come from
+    dataset.json, which an earlier release may have written; empty for a new dataset."""
 
     spec: JobSpec  # Storage options included.
     plan_id: str

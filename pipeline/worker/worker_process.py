@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.sources.base import Item
     from earmill.pipeline.worker.shard_runner import ShardRunner
 
-# Writing again will not help with these; the run stops and says why.
+# Writing again does not help against these errors; the run stops and says why.
 PERMANENT_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 )
@@ -135,7 +135,7 @@ def is_permanent(error: BaseException) -> bool:
     return any(isinstance(one, OSError) and one.errno in PERMANENT_ERRNOS for one in causes)
 
 
-# Where memory runs out, the system kills a worker, which is started again, before its driver.
+# If memory runs out, the system kills a worker, which is started again, before its driver.
 OOM_SCORE_ADJ = "500"
 
 

@@ -1,7 +1,7 @@
 """Containers of compressed audio that FFmpeg reads: their stated length, and their true length.
 
-FFmpeg decodes the rest of a cut or damaged file without an error. It decodes the
-first of several joined files alone, or the others with their delay.
+FFmpeg decodes the rest of a cut or damaged file without an error. It decodes the first of several
+joined files alone, or the others with their delay.
 
 MP4, Matroska (WebM) and ASF (WMA) state how many bytes belong to them, in boxes, a segment or a
 file size. `Probe.stop` is the byte at which another file of the kind begins. AAC in ADTS, AC-3 and

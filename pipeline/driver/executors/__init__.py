@@ -79,7 +79,7 @@ class Executor(Protocol):
 
 
 def executor_of(run: RunSpec) -> Executor:
-    """Return the executor of a job. RAY_ADDRESS, which `ray job submit` sets, says nothing in a
+    """Return the executor of a job. RAY_ADDRESS, which `ray job submit` sets, is ignored in a
     process that is connected to Ray already."""
     address = run.ray_address or (None if is_connected() else os.environ.get("RAY_ADDRESS"))
     if address in ("", "local"):

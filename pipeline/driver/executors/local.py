@@ -1,5 +1,5 @@
-"""Workers as new processes of this machine: a fork would inherit locks of the driver's threads. A
-thread for each worker sends its calls, because a frozen worker reads nothing."""
+"""Workers as new processes of this machine: a forked process would inherit locks that the driver's
+threads hold. A thread for each worker sends its calls, because a frozen worker reads nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMAND = (
 )
 # The end of a process's standard error is quoted when the process dies; the rest is dropped.
 LAST_WORDS_BYTES = 4096
-MOST_SAID_BYTES = 2**20
+STDERR_LIMIT_BYTES = 2**20
 CALL_NUMBERS = itertools.count()  # A call is a number, unique among the calls of all workers.
 # Time between the closing of a worker's pipe and the end of its process, in seconds.
 ENDS_WITHIN_S = 5.0
@@ -154,7 +154,7 @@ class LocalProcess:
             lost = LostCall(f"the worker process died: {why}{hint}", memory=memory)
             calls, self._calls = sorted(self._calls), set()
             return ended + [(call, lost) for call in calls]
-        if os.fstat(self._last_words.fileno()).st_size > MOST_SAID_BYTES:
+        if os.fstat(self._last_words.fileno()).st_size > STDERR_LIMIT_BYTES:
             self._last_words.truncate(0)
         return ended
 
@@ -212,6 +212,6 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):
         return []
-    # Not in this process: torch takes half a gigabyte.
+    # In a process of its own, because torch takes half a gigabyte.
     found = int(run_python("counts GPUs", "import torch; print(torch.cuda.device_count())"))
     return named.split(",")[:found] if named else [str(index) for index in range(found)]

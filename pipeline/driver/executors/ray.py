@@ -1,8 +1,6 @@
-"""Workers as Ray actors: on a cluster that is joined, or on a Ray that is started for the run.
-
-Ray is used by its public interface. The Ray of a run listens on loopback, has no dashboard, and
-ends with `ray.shutdown`; after a killed driver Ray's processes end by themselves within a minute.
-"""
+"""Workers as Ray actors: on a cluster that is joined, or on a Ray that is started for the run. Ray
+is used by its public interface. The Ray of a run listens on loopback, has no dashboard, and ends
+with `ray.shutdown`; after a killed driver Ray's processes end by themselves within a minute."""
 
 from __future__ import annotations
 
@@ -90,7 +88,7 @@ def check_address(address: str) -> None:
     if "://" in address or not host or not port.isdigit():
         raise ClusterError(
             f"expected a Ray cluster as host:port or auto, got {address}; take the address that "
-            "`ray start --head` prints, not that of a dashboard or of a Ray client server"
+            "`ray start --head` prints, not the one of a dashboard or Ray client server"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
@@ -136,7 +134,7 @@ def ray_session(address: str | None = None) -> Iterator[None]:
         # Disconnects, and stops a Ray that was started here, without Ray's messages.
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             ray.shutdown()
-        sweep()  # what killed workers have left
+        sweep()  # temporary files of killed workers
         logger.setLevel(level)
 
 
@@ -223,8 +221,8 @@ def wait_for_nodes(
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Node]:
     """Return the nodes for a job, as soon as there is one; RunStopped after `limit_s` without one.
-    An autoscaler is asked for the first node. Without `may_grow`, all nodes are returned at once.
-    """
+    An autoscaler starts its first node on request, so it is asked. Without `may_grow`, all nodes
+    are returned at once."""
     began, asked = clock(), False
     wish = "GPUs" if run.device == "cuda" else "CPUs"
 
@@ -269,8 +267,9 @@ def _look() -> list[Node] | None:
 
 
 class RaySession:
-    """Ray's nodes and actors; notices when Ray is gone, which Ray does not report for minutes. The
-    look at the nodes, in a thread because it may hang, returns None if this machine is missing."""
+    """Ray's nodes and actors; notices when Ray is gone, which Ray does not report for minutes.
+    `look` lists the nodes in a thread, because it may hang; it returns None if this machine is
+    missing."""
 
     def __init__(
         self,

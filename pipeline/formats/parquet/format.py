@@ -232,7 +232,7 @@ class BinaryCells:
 
 
 class NestedCells:
-    """A cell is a list of frames, each a list of numbers. Methods as of `BinaryCells`."""
+    """A cell is a list of frames, each a list of numbers. Its methods are as in `BinaryCells`."""
 
     compression: str = "zstd"
     level: int | None = 3
@@ -345,7 +345,7 @@ def row_groups(row_bytes: Sequence[float], profile: str) -> Iterator[tuple[int, 
 def _options(
     scalars: pa.Table, streams: Sequence[StreamInfo], form: CellEncoding
 ) -> dict[str, Any]:
-    # Ids as they are: no two are alike, a row group has few, and who reads one needs them all.
+    # Row ids are stored as they are: all differ, and a reader needs all ids of a row group.
     found = scalar_options(scalars.drop_columns([ID_COLUMN]))
     leaves = [form.leaf(info.name) for info in streams]
     found["compression"] |= dict.fromkeys(leaves, form.compression)
@@ -360,7 +360,7 @@ def read_footer(file: StoredFile) -> pq.FileMetaData:
     size = int.from_bytes(tail[-END_BYTES:-LENGTH_BYTES], "little") + END_BYTES
     if not tail.endswith(MAGIC) or size > file.nbytes:
         raise CommitError(
-            f"{file.layout.url(file.rel)}: the end is not that of a Parquet file, it is damaged: "
+            f"{file.layout.url(file.rel)}: expected the end of a Parquet file, it is damaged: "
             "run `earmill verify`"
         )
     if size + SEAL_BYTES > len(tail) < file.nbytes:
@@ -369,7 +369,7 @@ def read_footer(file: StoredFile) -> pq.FileMetaData:
     found, footer = tail[-size - SEAL_BYTES : -size], tail[-size:]
     if found.startswith(SEAL_MARK) and found != seal_of(footer):
         raise CommitError(
-            f"{file.layout.url(file.rel)}: the CRC-32C of the footer is not that of its bytes: "
+            f"{file.layout.url(file.rel)}: the CRC-32C of the footer does not fit its bytes: "
             "run `earmill verify`"
         )
     return pq.read_metadata(pa.BufferReader(MAGIC + footer))
@@ -676,11 +676,11 @@ class ParquetFormat(Format):
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
         layouts = {info.name: layout_of(info) for info in streams}
         sizes: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in layouts}
-        # Behind start and number of frames.
+        # Counts after the start and the number of frames.
         further = {name: layout.place_columns[2:] for name, layout in layouts.items()}
         beside = [ID_COLUMN, *(column for each in further.values() for column in each)]
         scalars, forms, stored, hashers = [], {}, {}, {}
-        # By its name, Arrow would first look for a filesystem.
+        # Given a path, Arrow would first look for a filesystem.
         with (
             pa.OSFile(str(path)) as opened,
             pq.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True) as file,

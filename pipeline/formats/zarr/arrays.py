@@ -188,7 +188,7 @@ def without_crc(stored: Bytes) -> Bytes:
     """Return some bytes without the CRC-32C at their end; a CommitError if it is wrong."""
     body, crc = stored[:-CRC_BYTES], stored[-CRC_BYTES:]
     if len(crc) < CRC_BYTES or google_crc32c.value(body) != _number(crc):
-        raise CommitError("the CRC-32C of a chunk is not that of its bytes: run `earmill verify`")
+        raise CommitError("the CRC-32C of a chunk does not fit its bytes: run `earmill verify`")
     return body
 
 

@@ -1,8 +1,6 @@
-"""The format `zarr`, and random access to one store.
-
-Chunks are decoded straight into the block that is kept; zarr's general path costs more than
-decoding. zarr reads a missing chunk as zeros; here it is an error.
-"""
+"""The format `zarr`, and random access to one store. Chunks are decoded straight into the block
+that is kept; zarr's general path costs more than decoding. zarr reads a missing chunk as zeros;
+here it is an error."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ class ZarrShard:
 
     def _metadata(self) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
         """Read the store's metadata, and of a remote store in the same round trip the ends of large
-        objects."""
+        objects, which hold the index of chunks."""
         large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
         if not large:
             return arrays.read_metadata(self._layout, self.rel, self._promise)
@@ -208,8 +206,8 @@ class ZarrShard:
                 yield key[2], block[0]
         if not missing:
             return
-        # Claimed, or threads that read ahead would read the same chunks at the same time. Loaded
-        # before waiting, because other threads may wait for these chunks.
+        # Claim chunks, so that threads that read ahead do not read them too. Load them before the
+        # wait for other chunks, because other threads may wait for these.
         mine = self._cache.claim(missing)
         try:
             yield from self._load(stream, [chunk for _, _, chunk in mine])

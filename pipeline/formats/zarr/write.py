@@ -7,7 +7,7 @@ Array `row_id` has the one text type of zarr 3.1 that opens without a warning. I
 about 1 MB, packed by the sharding codec into objects of up to 64 MB that are written whole.
 
 A group's `zarr.json` also holds the metadata of everything below it (`consolidated_metadata`); zarr
-would warn when it writes that. Each stream's group has its own copy for xarray.
+would warn when it writes that. Each stream's group has a copy, because xarray opens one group.
 """
 
 from __future__ import annotations
