@@ -340,8 +340,8 @@ def in_tasks(rows: Iterable[T], seconds: Callable[[T], float]) -> Iterator[list[
             task.append(row)
             total_s += seconds(row)
             if total_s >= TASK_S or len(task) == TASK_ROWS:
-                yield task
-                task, total_s = [], 0.0
+                full, task, total_s = task, [], 0.0
+                yield full  # no longer ours to close
     except BaseException:
         _release(task)
         raise

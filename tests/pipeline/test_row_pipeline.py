@@ -434,3 +434,13 @@ def test_files_of_gathered_rows_are_closed_when_the_source_fails() -> None:
     with pytest.raises(ConnectionError, match="away"):
         list(process_rows.in_tasks(rows(), lambda row: 0.2))
     assert all(stream.closed for stream in streams)
+
+
+def test_files_of_a_task_that_was_handed_out_stay_open() -> None:
+    streams = [_Stream() for _ in range(20)]
+    tasks: Any = process_rows.in_tasks(
+        ((Item("a", "a"), each) for each in streams), lambda row: 0.2
+    )
+    next(tasks)
+    tasks.close()
+    assert not any(stream.closed for stream in streams)
