@@ -36,6 +36,8 @@ _GLOBAL_HOOKS = (
     torch_module._global_forward_hooks,
 )
 _VERSION = "_version"
+#: The module of torch's compiler: in `sys.modules` once somebody compiles. To ask torch imports it.
+COMPILER = "torch._dynamo"
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -47,6 +47,7 @@ from amtcore.kernels.torch_state import (
     wants_derivative,
 )
 from amtcore.kernels.vector.result_pool import training
+from amtcore.torch_internals import COMPILER
 
 Call = Callable[..., Any]
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -168,7 +169,7 @@ def _uncompiled(function: Call) -> Call:
 
     def call(*args: Any) -> Any:
         if not disabled:
-            if "torch._dynamo" not in sys.modules:
+            if COMPILER not in sys.modules:
                 return function(*args)
             disabled.append(torch.compiler.disable(function))
         return disabled[0](*args)
