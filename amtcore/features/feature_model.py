@@ -39,6 +39,8 @@ StreamValues = Frames | SpikeEvents
 ClipFeatures = dict[str, StreamValues]
 Params = Mapping[str, object]
 StreamOptions = Mapping[str, object]
+#: Options by name of the stream.
+OptionsByStream = Mapping[str, StreamOptions]
 
 DEFAULT_FRAME_RATE_HZ = 100.0
 DEFAULT_POOL = "mean"
@@ -261,11 +263,7 @@ class FeatureModel(ABC):
 
     @abstractmethod
     def build(
-        self,
-        fs_hz: float,
-        params: Params,
-        streams: Mapping[str, StreamOptions],
-        dtype: str = "float32",
+        self, fs_hz: float, params: Params, streams: OptionsByStream, dtype: str = "float32"
     ) -> Extractor:
         """Return the warm model with these streams; raise every error of the request.
 

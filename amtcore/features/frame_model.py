@@ -41,8 +41,8 @@ from amtcore.features.feature_model import (
     ExtractStream,
     FeatureModel,
     Frames,
+    OptionsByStream,
     Params,
-    StreamOptions,
     as_clip,
     check_options,
 )
@@ -167,16 +167,10 @@ class FrameModel(FeatureModel, Generic[P]):
         """Return the model at a sampling rate, with an object of `params_class`."""
 
     def build(
-        self,
-        fs_hz: float,
-        params: Params,
-        streams: Mapping[str, StreamOptions],
-        dtype: str = "float32",
+        self, fs_hz: float, params: Params, streams: OptionsByStream, dtype: str = "float32"
     ) -> FrameExtractor:
         """Build the extractor; streams have no options, and the working type is float32."""
-        check_float32(self.name, dtype)
-        given = checked_params(self.name, self.parameters, params)
-        asked = built(getattr(self, "params_class", NoParams), self.name, given)
+        asked = asked_params(self, getattr(self, "params_class", NoParams), params, dtype)
         design = self.design(fs_hz, asked)
         infos = []
         for stream, options in streams.items():
@@ -218,11 +212,9 @@ class FrameExtractor(Extractor):
         return {info.name: grids[info.name].n_frames(n_samples) for info in self.streams}
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
-        arrays = [as_clip(clip, self.dtype) for clip in clips]
-        signals = [
-            (each.cpu().numpy() if isinstance(each, Tensor) else each).astype(np.float32)
-            for each in arrays
-        ]
+        arrays = (as_clip(clip, self.dtype) for clip in clips)
+        # `compute` may write to its signal, so every signal is a copy.
+        signals = [np.array(each.cpu() if isinstance(each, Tensor) else each) for each in arrays]
         # A model need not accept signals without frames.
         asked = [i for i, each in enumerate(signals) if any(self.n_frames(len(each)).values())]
         chosen = [signals[i] for i in asked]
@@ -280,7 +272,8 @@ class _AskedStreams(ExtractStream):
         return {name: np.ascontiguousarray(made[name], np.float32) for name in self._names}
 
 
-def check_float32(model: str, dtype: str) -> None:
-    """Raise for another working type."""
+def asked_params(model: FeatureModel, params_class: type[P], params: Params, dtype: str) -> P:
+    """Return the parameters of a request; raise for a working type other than float32."""
     if dtype != "float32":
-        raise ParameterError(f"model {model!r} works in float32 only, got dtype {dtype!r}")
+        raise ParameterError(f"model {model.name!r} works in float32 only, got dtype {dtype!r}")
+    return built(params_class, model.name, checked_params(model.name, model.parameters, params))

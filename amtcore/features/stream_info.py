@@ -49,8 +49,8 @@ class StreamInfo:
     pool: str
     axes: tuple[str, ...]
     channel_offsets: tuple[int, ...]
-    fc_hz: tuple[float, ...]
-    mfc_hz: tuple[float, ...]
+    fc_hz: tuple[float, ...] = ()
+    mfc_hz: tuple[float, ...] = ()
     columns: tuple[str, ...] = ()
     layout: str = "frames"
     scale_factor: float = 1.0
@@ -68,18 +68,10 @@ class StreamInfo:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON, without the last three fields at their default."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-        if not self.columns:
-            del plain["columns"]
-        if self.layout == "frames":
-            del plain["layout"]
-        if self.scale_factor == 1.0:
-            del plain["scale_factor"]
-        return plain
+        added = {"columns": [], "layout": "frames", "scale_factor": 1.0}
+        return {k: value for k, value in plain.items() if k not in added or value != added[k]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StreamInfo:
         """The inverse of `to_dict`."""
-        plain: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
-        }
-        return cls(**plain)
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
