@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from amtcore.errors import NonFiniteError, ParameterError, ShapeError, nearest_hint
+from amtcore.errors import NonFiniteError, ShapeError, check_known
 from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo, StreamKind
@@ -278,9 +278,7 @@ class FeatureModel(ABC):
 
     def kind(self, stream: str) -> StreamKind:
         """Return the kind of a stream; raises for a name that the model does not have."""
-        if stream not in self.streams:
-            hint = nearest_hint(stream, self.streams)
-            raise ParameterError(f"model {self.name!r} has no stream {stream!r}{hint}")
+        check_known(f"model {self.name!r} has no stream", [stream], self.streams)
         return self.streams[stream]
 
     def __repr__(self) -> str:
@@ -290,10 +288,7 @@ class FeatureModel(ABC):
 
 def check_options(stream: str, options: StreamOptions, known: tuple[str, ...]) -> None:
     """Raise if a stream does not have one of the options."""
-    for name in options:
-        if name not in known:
-            hint = nearest_hint(str(name), known) if known else ": it has none"
-            raise ParameterError(f"stream {stream!r} has no option {name!r}{hint}")
+    check_known(f"stream {stream!r} has no option", options, known)
 
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

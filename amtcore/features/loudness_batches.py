@@ -253,7 +253,8 @@ class LoudnessBatches:
         def take_down() -> None:
             for place, frames in zip(places, self.backend.download(held), strict=True):
                 place.append(frames)
-            held.clear(), places.clear()
+            held.clear()
+            places.clear()
 
         for rows in batches_of_runs(signals, size):
             groups = grouped(rows, signals)

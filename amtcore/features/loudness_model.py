@@ -198,11 +198,9 @@ def joined(parts: Sequence[ClipFeatures]) -> ClipFeatures:
 
 def as_ears(clip: Any, model: LoudnessModel) -> Any:
     """Return a finite array or tensor (ear, time); raise for a shape the model does not take."""
-    if isinstance(clip, Tensor):
-        given, floating = clip.detach(), clip.is_floating_point()
-    else:
-        given = np.asarray(clip)
-        floating = np.issubdtype(given.dtype, np.floating)
+    given: Any = clip.detach() if isinstance(clip, Tensor) else np.asarray(clip)
+    kind = given.dtype
+    floating = kind.is_floating_point if isinstance(given, Tensor) else kind.kind == "f"
     ears = given[None] if given.ndim == 1 else given
     if ears.ndim != 2 or ears.shape[0] not in model.input_channels or not floating:
         allowed = " or ".join(str(number) for number in model.input_channels)
@@ -243,17 +241,17 @@ class LoudnessFeatureModel(ModuleModel[LoudnessModel]):
         unit = options.get("unit", kind.unit)
         if unit not in (*UNITS, kind.unit):
             raise ParameterError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
-        ratio: tuple[int, int] | None = None
-        rate_hz, pool = PER_CLIP_RATE_HZ, PER_CLIP
-        if name != SUMMARY:
-            rate_hz, pool = options.get("frame_rate_hz"), options.get("pool", DEFAULT_POOL)
-            if rate_hz is None and name != SPECIFIC:
-                rate_hz, ratio = model.frame_rate_hz, (1, 1)
-            else:
-                rate_hz = DEFAULT_FRAME_RATE_HZ if rate_hz is None else rate_hz
-                ratio = frame_ratio(model.fs, rate_hz, model.hop_length)
-            if pool not in POOLS:
-                raise ParameterError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
+        asked_hz, pool = options.get("frame_rate_hz"), options.get("pool", DEFAULT_POOL)
+        ratio: tuple[int, int] | None
+        if name == SUMMARY:
+            rate_hz, ratio, pool = PER_CLIP_RATE_HZ, None, PER_CLIP
+        elif asked_hz is None and name != SPECIFIC:
+            rate_hz, ratio = model.frame_rate_hz, (1, 1)
+        else:
+            rate_hz = DEFAULT_FRAME_RATE_HZ if asked_hz is None else asked_hz
+            ratio = frame_ratio(model.fs, rate_hz, model.hop_length)
+        if ratio is not None and pool not in POOLS:
+            raise ParameterError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
         width = {SPECIFIC: len(model.fc), SUMMARY: len(SUMMARY_COLUMNS)}.get(name, 1)
         info = StreamInfo(
             name=name,

@@ -33,32 +33,28 @@ class FrontEnd:
     """The stages of a model before its filterbank, in order."""
 
     def __init__(self, stages: Sequence[Stage], backend: Backend) -> None:
-        self._stages, self._backend = stages, backend
+        self._stages, self.backend = stages, backend
         self._states: list[Any] = [None] * len(stages)
 
     def push(self, chunk: Samples | Tensor, last: bool = False) -> Any:
         """Filter the next samples, and with `last` the samples that were held back."""
         if not self._stages:
             return chunk
-        x = self._backend.upload(chunk)
+        x = self.backend.upload(chunk)
         with torch.no_grad():
             for i, stage in enumerate(self._stages):
                 ending = {"last": last} if stage.looks_ahead else {}
                 x, self._states[i] = stage.stream(x, self._states[i], **ending)  # type: ignore[operator]
-        return self._backend.clip_of(x)
-
-    def whole(self, clip: Samples | Tensor) -> Any:
-        """Filter a whole signal."""
-        return FrontEnd(self._stages, self._backend).push(clip, last=True)
+        return self.backend.clip_of(x)
 
 
-class PooledStream(Protocol):
-    """Frames of one stream, chunk by chunk."""
+class ChunkStream(Protocol):
+    """Frames of one signal chunk by chunk, or frames by name of the stream."""
 
-    def push(self, chunk: Any) -> Samples:
+    def push(self, chunk: Any) -> Any:
         """Return the frames that the next samples complete."""
 
-    def finish(self) -> Samples:
+    def finish(self) -> Any:
         """Return the last frames of the signal."""
 
 
@@ -98,7 +94,7 @@ class FusedFeatures:
         last = self.finish(states, [len(clip) for clip in clips])
         return [np.concatenate(parts) for parts in zip(frames, last, strict=True)]
 
-    def open(self) -> PooledStream:
+    def open(self) -> ChunkStream:
         """Start on a long signal."""
         return _FusedStream(self)
 
@@ -217,7 +213,7 @@ class WholeClipFeatures:
                     of_clip.append(pooled)
         return frames
 
-    def open(self) -> PooledStream:
+    def open(self) -> ChunkStream:
         """Raise, with the parameters that can stream."""
         raise ParameterError(
             "this stream needs whole clips and cannot run chunk by chunk; for King2019 that is "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.arguments import plain_number
-from amtcore.errors import ParameterError, ShapeError, nearest_hint
-from amtcore.features.feature_model import StreamOptions
-from amtcore.features.pooled_streams import FusedFeatures
+from amtcore.errors import ParameterError, ShapeError, check_known
+from amtcore.features.pooled_streams import ChunkStream, FusedFeatures
 from amtcore.features.spike_events import SpikeEvents
-from amtcore.features.stream_info import StreamKind
 from amtcore.kernels.backend import Samples
-from amtcore.models.time_domain import TimeDomainModel
 from amtcore.stages import LIFExodus
 from amtcore.stages.lif_attributes import checked
 
@@ -77,15 +74,12 @@ class SpikeOptions:
 
     def __post_init__(self) -> None:
         checked("step_rate_hz", self.step_rate_hz, above=0.0)
-        for name in ("neurons_per_channel", "max_spikes_per_step"):
-            given, optional = getattr(self, name), name == "max_spikes_per_step"
+        for name, optional in (("neurons_per_channel", ""), ("max_spikes_per_step", ", or None")):
+            given = getattr(self, name)
             number = plain_number(given)
-            if not isinstance(number, int) and not (given is None and optional):
-                number = 0  # 2.0 is no count
-            if number is not None and number < 1:
+            if not (given is None and optional) and not (isinstance(number, int) and number >= 1):
                 raise ParameterError(
-                    f"{name} must be a whole number of 1 or more{', or None' if optional else ''}, "
-                    f"got {given!r}"
+                    f"{name} must be a whole number of 1 or more{optional}, got {given!r}"
                 )
             object.__setattr__(self, name, number)
         object.__setattr__(self, "step_rate_hz", float(self.step_rate_hz))
@@ -98,11 +92,7 @@ class SpikeOptions:
     def from_dict(cls, values: Mapping[str, Any]) -> SpikeOptions:
         """Build from a mapping, as a job states it."""
         known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise ParameterError(
-                    f"a spike stream has no option {name!r}{nearest_hint(str(name), known)}"
-                )
+        check_known("a spike stream has no option", values, known)
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,16 +113,6 @@ def _numbers(name: str, value: Any) -> Numbers:
     return tuple(float(number) for number in value) if many else float(value)
 
 
-class FrameSource(Protocol):
-    """Source of frames, or of frames by name of the stream, such as an `ExtractStream`."""
-
-    def push(self, chunk: NDArray[np.floating[Any]]) -> Any:
-        """Return the frames that the next samples complete."""
-
-    def finish(self) -> Any:
-        """Return the last frames of the signal."""
-
-
 class SpikeStream:
     """Spikes of one long signal, chunk by chunk, in memory that does not grow.
 
@@ -140,7 +120,7 @@ class SpikeStream:
         Events of all pushes and of `finish`, concatenated, equal the events of the whole signal.
     """
 
-    def __init__(self, encoder: SpikeEncoder, source: FrameSource | None = None) -> None:
+    def __init__(self, encoder: SpikeEncoder, source: ChunkStream | None = None) -> None:
         self._encoder, self._source = encoder, source
         self._state: Tensor | None = None
         self._frames = 0
@@ -154,20 +134,18 @@ class SpikeStream:
 
     def push(self, chunk: NDArray[np.floating[Any]]) -> SpikeEvents:
         """Return the events of the next samples (1-D, the model's input unit)."""
-        return self._push_heard(self._frame_source().push(chunk))
+        return self._push_frames_of(lambda source: source.push(chunk))
 
     def finish(self) -> SpikeEvents:
         """End the signal; return the events of frames that the model held back."""
-        return self._push_heard(self._frame_source().finish())
+        return self._push_frames_of(lambda source: source.finish())
 
-    def _push_heard(self, heard: Any) -> SpikeEvents:
-        by_name = isinstance(heard, Mapping)
-        return self.push_frames(heard[self._encoder.options.source] if by_name else heard)
-
-    def _frame_source(self) -> FrameSource:
+    def _push_frames_of(self, call: Callable[[ChunkStream], Any]) -> SpikeEvents:
         if self._source is None:
             raise ParameterError("this stream has no source of frames: use push_frames")
-        return self._source
+        frames = call(self._source)
+        by_name = isinstance(frames, Mapping)
+        return self.push_frames(frames[self._encoder.options.source] if by_name else frames)
 
 
 class SpikeEncoder:
@@ -278,7 +256,7 @@ class SpikeEncoder:
         """Return the events of a whole signal from its frames (step, channel)."""
         return self.open_stream().push_frames(frames)
 
-    def open_stream(self, source: FrameSource | None = None) -> SpikeStream:
+    def open_stream(self, source: ChunkStream | None = None) -> SpikeStream:
         """Start on a long signal; without a source its frames are pushed directly."""
         return SpikeStream(self, source)
 
@@ -336,36 +314,3 @@ class SpikeFeatures:
     def open(self) -> SpikeStream:
         """Start on a long signal."""
         return self.encoder.open_stream(self.source.open())
-
-
-def build_spikes(
-    streams: Mapping[str, StreamKind],
-    model: TimeDomainModel,
-    name: str,
-    given: StreamOptions,
-    features: Callable[[TimeDomainModel, str, str, float], tuple[Any, tuple[int, ...]]],
-) -> SpikeFeatures:
-    """Build a stream of spikes; an error names the stream and the option.
-
-    Args:
-        streams: All streams of the model.
-        model: The model.
-        name: Name of the stream.
-        given: Fields of `SpikeOptions`.
-        features: Builds the frames of a stream from model, name, pooling and rate.
-    """
-    kind = streams[name]
-    heard = [k for k, each in streams.items() if each != kind and each.axes == kind.axes]
-    try:
-        options = SpikeOptions.from_dict(given)
-        if options.source not in heard:
-            raise ParameterError(
-                f"source must be a stream with a column a channel, got {options.source!r}"
-                f"{nearest_hint(str(options.source), heard)}"
-            )
-        source, _ = features(model, options.source, options.pool, options.step_rate_hz)
-        unit = streams[options.source].unit
-        encoder = SpikeEncoder(options, source.width, unit, model.dtype)
-    except ParameterError as error:
-        raise ParameterError(f"stream {name!r}: {error}") from error
-    return SpikeFeatures(source, encoder)

@@ -74,4 +74,5 @@ class StreamInfo:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StreamInfo:
         """The inverse of `to_dict`."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**plain)

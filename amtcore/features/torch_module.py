@@ -377,9 +377,10 @@ class ModuleRunner:
         if not self._params.buckets:
             return
         longest = self.bucket(max(lengths))
-        if name := _differing(alone, [self._tried([each], longest)[0] for each in signals]):
+        padded = [self._tried([signal], longest)[0] for signal in signals]
+        if (stream := _differing(alone, padded)) is not None:
             raise ParameterError(
-                f"stream {name!r}: zeros after a clip change its frames; set buckets to false, "
+                f"stream {stream!r}: zeros after a clip change its frames; set buckets to false, "
                 "which compiles the module for all lengths at once"
             )
         if self._params.batch == 1:
@@ -389,9 +390,9 @@ class ModuleRunner:
             together = self._tried(signals, longest)
         except (ParameterError, ShapeError) as error:
             raise ParameterError(f"clips cannot run together: {error}; {advice}") from error
-        if name := _differing(alone, together):
+        if (stream := _differing(alone, together)) is not None:
             raise ParameterError(
-                f"stream {name!r}: expected frames that do not depend on other clips of a batch "
+                f"stream {stream!r}: expected frames that do not depend on other clips of a batch "
                 f"(within {BATCH_RTOL:g} of the largest value), got frames that do; {advice}"
             )
 
