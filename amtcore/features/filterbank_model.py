@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from amtcore.errors import ParameterError, nearest_hint
+from amtcore.errors import ParameterError, check_known
 from amtcore.features.feature_model import (
     DEFAULT_FRAME_RATE_HZ,
     DEFAULT_POOL,
@@ -88,11 +88,8 @@ class FilterbankModel(ModuleModel[TimeDomainModel]):
         heard = [k for k, each in self.streams.items() if each != kind and each.axes == kind.axes]
         try:
             options = SpikeOptions.from_dict(given)
-            if options.source not in heard:
-                raise ParameterError(
-                    f"source must be a stream with a column a channel, got {options.source!r}"
-                    f"{nearest_hint(str(options.source), heard)}"
-                )
+            wanted = "source must be a stream with a column a channel, got"
+            check_known(wanted, [options.source], heard)
             source, _ = _features(model, options.source, options.pool, options.step_rate_hz)
             assert isinstance(source, FusedFeatures), "only modulation streams need whole clips"
             unit = self.streams[options.source].unit
@@ -171,6 +168,11 @@ class FilterbankExtractor(Extractor):
         return [{name: of_clips[i] for name, of_clips in frames.items()} for i in range(len(clips))]
 
     def open_stream(self) -> FilterbankStream:
+        if not self.can_stream:
+            raise ParameterError(
+                "a stream needs whole clips and cannot run chunk by chunk; for King2019 that is "
+                "phase_insens='hilbert' or subfs: use phase_insens='none' without subfs"
+            )
         front_end = FrontEnd(self._front_end, self.backend)
         return FilterbankStream(self._features, front_end, self.dtype)
 
@@ -191,20 +193,27 @@ class FilterbankStream(ExtractStream):
     """Features of one long signal, chunk by chunk, in memory that does not grow."""
 
     def __init__(
-        self, features: Mapping[str, Features], front_end: FrontEnd, dtype: np.dtype[Any]
+        self, features: Mapping[str, Any], front_end: FrontEnd, dtype: np.dtype[Any]
     ) -> None:
-        self._front_end, self._dtype = front_end, dtype
-        self._streams = {name: each.open() for name, each in features.items()}
+        self._front_end, self._dtype, self._samples = front_end, dtype, 0
+        self._streams = {name: (each, each.fresh(1)) for name, each in features.items()}
 
     def push(self, chunk: Frames) -> ClipFeatures:
         with self._front_end.backend.stream():
-            samples = self._front_end.push(as_clip(chunk, self._dtype))
-            return {name: stream.push(samples) for name, stream in self._streams.items()}
+            return self._push(self._front_end.push(as_clip(chunk, self._dtype)))
 
     def finish(self) -> ClipFeatures:
         with self._front_end.backend.stream():
-            tail = self._front_end.push(np.zeros(0, self._dtype), last=True)
+            made = self._push(self._front_end.push(np.zeros(0, self._dtype), last=True))
             return {
-                name: join((stream.push(tail), stream.finish()))
-                for name, stream in self._streams.items()
+                name: join((made[name], each.finish(states, [self._samples])[0]))
+                for name, (each, states) in self._streams.items()
             }
+
+    def _push(self, samples: Any) -> ClipFeatures:
+        start = self._samples
+        self._samples += len(samples)
+        return {
+            name: each.push([samples], states, start)[0]
+            for name, (each, states) in self._streams.items()
+        }

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Generic, TypeVar
@@ -156,11 +156,11 @@ class FrameModel(FeatureModel, Generic[P]):
             (`Args`) says what they mean; it may refuse values with a `ParameterError`.
     """
 
-    params_class: type[P]
+    params_class: type[P] = NoParams  # type: ignore[assignment]
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        return parameters_of(getattr(self, "params_class", NoParams))
+        return parameters_of(self.params_class)
 
     @abstractmethod
     def design(self, fs_hz: float, params: P) -> FrameDesign:
@@ -170,15 +170,11 @@ class FrameModel(FeatureModel, Generic[P]):
         self, fs_hz: float, params: Params, streams: OptionsByStream, dtype: str = "float32"
     ) -> FrameExtractor:
         """Build the extractor; streams have no options, and the working type is float32."""
-        asked = asked_params(self, getattr(self, "params_class", NoParams), params, dtype)
-        design = self.design(fs_hz, asked)
-        infos = []
+        asked = asked_params(self, self.params_class, params, dtype)
         for stream, options in streams.items():
-            kind = self.kind(stream)
             check_options(stream, options, ())
-            infos.append(design.grids[stream].info(stream, self.name, kind, fs_hz))
         all_params = {name: getattr(asked, name) for name in self.parameters}
-        return FrameExtractor(self.name, fs_hz, self.input_unit, infos, design, params, all_params)
+        return FrameExtractor(self, fs_hz, self.design(fs_hz, asked), streams, params, all_params)
 
 
 class FrameExtractor(Extractor):
@@ -186,24 +182,25 @@ class FrameExtractor(Extractor):
 
     def __init__(
         self,
-        name: str,
+        model: FeatureModel,
         fs_hz: float,
-        input_unit: str,
-        streams: Sequence[StreamInfo],
         design: FrameDesign,
+        streams: Iterable[str],
         params: Params,
         all_params: Params,
     ) -> None:
+        kinds = {name: model.kind(name) for name in streams}
+        grids = design.grids
         super().__init__(
-            name,
+            model.name,
             fs_hz=fs_hz,
-            input_unit=input_unit,
-            streams=streams,
+            input_unit=model.input_unit,
+            streams=[grids[k].info(k, model.name, kind, fs_hz) for k, kind in kinds.items()],
             params=params,
             dtype=np.dtype(np.float32),
             can_stream=design.open_stream is not None,
             memory_s=design.memory_s,
-            hops=[Fraction(design.grids[info.name].hop_length) for info in streams],
+            hops=[Fraction(grids[name].hop_length) for name in kinds],
         )
         self._design, self._all_params = design, all_params
 

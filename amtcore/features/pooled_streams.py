@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from amtcore.errors import ParameterError
 from amtcore.kernels.backend import Backend, Samples
 from amtcore.kernels.chain import ChainPlan, ChainStep, check_sizes
 from amtcore.kernels.devices import get_backend
@@ -48,16 +47,6 @@ class FrontEnd:
         return self.backend.clip_of(x)
 
 
-class ChunkStream(Protocol):
-    """Frames of one signal chunk by chunk, or frames by name of the stream."""
-
-    def push(self, chunk: Any) -> Any:
-        """Return the frames that the next samples complete."""
-
-    def finish(self) -> Any:
-        """Return the last frames of the signal."""
-
-
 class FusedFeatures:
     """A stream of the fused kernel, chunk by chunk or whole."""
 
@@ -77,6 +66,10 @@ class FusedFeatures:
         """Return the number of whole frames in `n_samples` samples."""
         return self._compiled.n_frames(n_samples)
 
+    def fresh(self, clips: int) -> Any:
+        """Return the states of `clips` signals before their first sample, for `push`."""
+        return self.chain.fresh(clips)
+
     def push(self, clips: Sequence[Any], states: Any, start: int) -> list[Samples]:
         """Return the frames that the next samples of each clip complete."""
         return self._backend.download(self.chain.push(clips, states, start))
@@ -87,30 +80,12 @@ class FusedFeatures:
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:
         """Return (frames, width) of each clip."""
-        states = self.chain.fresh(len(clips))
+        states = self.fresh(len(clips))
         frames = self.push(clips, states, 0)
         if self.chain.tail is None:
             return frames
         last = self.finish(states, [len(clip) for clip in clips])
         return [np.concatenate(parts) for parts in zip(frames, last, strict=True)]
-
-    def open(self) -> ChunkStream:
-        """Start on a long signal."""
-        return _FusedStream(self)
-
-
-class _FusedStream:
-    def __init__(self, features: FusedFeatures) -> None:
-        self._features, self._samples = features, 0
-        self._states = features.chain.fresh(1)
-
-    def push(self, chunk: Any) -> Samples:
-        frames = self._features.push([chunk], self._states, self._samples)[0]
-        self._samples += len(chunk)
-        return frames
-
-    def finish(self) -> Samples:
-        return self._features.finish(self._states, [self._samples])[0]
 
 
 class WholeClipFeatures:
@@ -212,10 +187,3 @@ class WholeClipFeatures:
                 for of_clip, pooled in zip(frames, made, strict=True):
                     of_clip.append(pooled)
         return frames
-
-    def open(self) -> ChunkStream:
-        """Raise, with the parameters that can stream."""
-        raise ParameterError(
-            "this stream needs whole clips and cannot run chunk by chunk; for King2019 that is "
-            "phase_insens='hilbert' or subfs: use phase_insens='none' without subfs"
-        )

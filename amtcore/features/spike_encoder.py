@@ -21,7 +21,8 @@ from torch import Tensor
 
 from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError, ShapeError, check_known
-from amtcore.features.pooled_streams import ChunkStream, FusedFeatures
+from amtcore.features.feature_model import ExtractStream
+from amtcore.features.pooled_streams import FusedFeatures
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.kernels.backend import Samples
 from amtcore.stages import LIFExodus
@@ -120,7 +121,7 @@ class SpikeStream:
         Events of all pushes and of `finish`, concatenated, equal the events of the whole signal.
     """
 
-    def __init__(self, encoder: SpikeEncoder, source: ChunkStream | None = None) -> None:
+    def __init__(self, encoder: SpikeEncoder, source: ExtractStream | None = None) -> None:
         self._encoder, self._source = encoder, source
         self._state: Tensor | None = None
         self._frames = 0
@@ -140,7 +141,7 @@ class SpikeStream:
         """End the signal; return the events of frames that the model held back."""
         return self._push_frames_of(lambda source: source.finish())
 
-    def _push_frames_of(self, call: Callable[[ChunkStream], Any]) -> SpikeEvents:
+    def _push_frames_of(self, call: Callable[[ExtractStream], Any]) -> SpikeEvents:
         if self._source is None:
             raise ParameterError("this stream has no source of frames: use push_frames")
         frames = call(self._source)
@@ -256,7 +257,7 @@ class SpikeEncoder:
         """Return the events of a whole signal from its frames (step, channel)."""
         return self.open_stream().push_frames(frames)
 
-    def open_stream(self, source: ChunkStream | None = None) -> SpikeStream:
+    def open_stream(self, source: ExtractStream | None = None) -> SpikeStream:
         """Start on a long signal; without a source its frames are pushed directly."""
         return SpikeStream(self, source)
 
@@ -288,29 +289,32 @@ class SpikeFeatures:
         """Return the number of whole steps in `n_samples` samples."""
         return self.source.n_frames(n_samples)
 
+    def fresh(self, clips: int) -> tuple[Any, list[SpikeStream]]:
+        """Return the states of `clips` signals before their first sample, neurons at rest."""
+        return self.source.fresh(clips), [self.encoder.open_stream() for _ in range(clips)]
+
+    def push(self, clips: Sequence[Samples], states: Any, start: int) -> list[SpikeEvents]:
+        """Return the events of the steps that the next samples of each clip complete."""
+        sources, neurons = states
+        frames = self.source.push(clips, sources, start)
+        return [each.push_frames(part) for each, part in zip(neurons, frames, strict=True)]
+
+    def finish(self, states: Any, samples: Sequence[int]) -> list[SpikeEvents]:
+        """Return the last events of each clip, which ended after its `samples` samples."""
+        sources, neurons = states
+        frames = self.source.finish(sources, samples)
+        return [each.push_frames(part) for each, part in zip(neurons, frames, strict=True)]
+
     def extract(self, clips: Sequence[Samples]) -> list[SpikeEvents]:
-        """Return the events of each clip, with neurons that start at rest."""
-        states = self.source.chain.fresh(len(clips))
-        neurons = [self.encoder.open_stream() for _ in clips]
-        parts: list[list[SpikeEvents]] = [[] for _ in clips]
-        longest = max((len(clip) for clip in clips), default=0)
-        stretch = self._stretch_samples(longest, len(clips))
-        for start in range(0, longest, stretch):
-            # A clip that has ended gives an empty piece, which completes no frames.
-            pieces = [clip[start : start + stretch] for clip in clips]
-            for i, heard in enumerate(self.source.push(pieces, states, start)):
-                if len(heard):
-                    parts[i].append(neurons[i].push_frames(heard))
-        for i, heard in enumerate(self.source.finish(states, [len(clip) for clip in clips])):
-            parts[i].append(neurons[i].push_frames(heard))
-        return [SpikeEvents.concatenate(of_clip) for of_clip in parts]
-
-    def _stretch_samples(self, samples: int, clips: int) -> int:
-        """Return the samples of each clip whose frames fit into `STRETCH_BYTES`."""
-        row_bytes = self.source.width * self.source.itemsize
-        held = self.n_frames(samples) * row_bytes * clips
-        return max(1, samples // max(1, -(-held // STRETCH_BYTES)))
-
-    def open(self) -> SpikeStream:
-        """Start on a long signal."""
-        return self.encoder.open_stream(self.source.open())
+        """Return the events of each clip, in stretches that bound the memory of the frames."""
+        states, lengths = self.fresh(len(clips)), [len(clip) for clip in clips]
+        longest = max(lengths, default=0)
+        held_bytes = self.n_frames(longest) * self.source.width * self.source.itemsize * len(clips)
+        size = max(1, longest // max(1, -(-held_bytes // STRETCH_BYTES)))
+        # A clip that has ended gives an empty piece, which completes no frames.
+        parts = [
+            self.push([clip[at : at + size] for clip in clips], states, at)
+            for at in range(0, longest, size)
+        ]
+        parts.append(self.finish(states, lengths))
+        return [SpikeEvents.concatenate(of_clip) for of_clip in zip(*parts, strict=True)]

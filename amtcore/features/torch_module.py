@@ -26,6 +26,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -33,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from amtcore.errors import ParameterError, ShapeError, nearest_hint, one_line
+from amtcore.errors import ParameterError, ShapeError, check_known, one_line
 from amtcore.features import FeatureModel, FrameDesign, FrameGrid, Parameter, StreamKind
 from amtcore.features.feature_model import (
     Frames,
@@ -194,9 +195,10 @@ class TorchModule(FeatureModel):
     ) -> FrameExtractor:
         """Build the extractor; stream options are the fields of `ModuleStream`."""
         asked = asked_params(self, ModuleParams, params, dtype)
+        for name in streams:
+            self.kind(name)  # raises before the module is loaded
         declared = {name: _declared(name, options) for name, options in streams.items()}
         grids = {name: stream.grid(fs_hz) for name, stream in declared.items()}
-        infos = [grids[name].info(name, self.name, self.kind(name), fs_hz) for name in declared]
         module = load_module(asked)
         runner = ModuleRunner(module, asked, declared, grids, fs_hz)
         runner.check()
@@ -204,8 +206,7 @@ class TorchModule(FeatureModel):
             grids, lambda signal: runner.run([signal])[0], dict(module.state_dict()),
             compute_batch=runner.run,
         )  # fmt: skip
-        facts = _hashed(asked, declared)
-        return FrameExtractor(self.name, fs_hz, self.input_unit, infos, design, params, facts)
+        return FrameExtractor(self, fs_hz, design, streams, params, _hashed(asked, declared))
 
 
 def _hashed(params: ModuleParams, streams: Mapping[str, ModuleStream]) -> dict[str, Any]:
@@ -230,13 +231,10 @@ class _Layers(nn.Module):
         self.module = module
         self._outputs: dict[str, Any] = {}
         for name in layers:
-            module.get_submodule(name).register_forward_hook(self._keep(name))
+            module.get_submodule(name).register_forward_hook(partial(self._keep, name))
 
-    def _keep(self, name: str) -> Any:
-        def hook(_: nn.Module, args: Any, output: Any) -> None:
-            self._outputs[name] = output
-
-        return hook
+    def _keep(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        self._outputs[name] = output
 
     def forward(self, x: Tensor) -> tuple[Any, dict[str, Any]]:
         output = self.module(x)
@@ -275,13 +273,8 @@ class ModuleRunner:
     ) -> None:
         self._params, self._streams, self._grids, self._fs_hz = params, streams, grids, fs_hz
         layers = [each.layer for each in streams.values() if each.layer is not None]
-        known = dict(module.named_modules())
-        for layer in layers:
-            if layer not in known:
-                raise ParameterError(
-                    f"module {params.module!r}: expected layer to name one of its submodules, got "
-                    f"{layer!r}{nearest_hint(layer, known)}"
-                )
+        where = f"module {params.module!r}: expected layer to name one of its submodules, got"
+        check_known(where, layers, dict(module.named_modules()))
         copies = [_Layers(each, layers) if layers else each for each in _copies(module)]
         self._plain, self._copies = copies[0], len(copies)
         #: Copies that no thread uses at the moment.
@@ -291,41 +284,38 @@ class ModuleRunner:
                 Compiled(params.module, each, enabled=params.compile, dynamic=not params.buckets)
             )
 
-    def bucket(self, n_samples: int) -> int:
-        """Return the samples of a signal's bucket: the shortest bucket times a power of two."""
-        if not self._params.buckets:
-            return n_samples
-        shortest = round(BUCKET_S * self._fs_hz)
-        doublings = max(0, math.ceil(math.log2(n_samples / shortest)))
-        return int(shortest * 2**doublings)
+    def _batch_shape(self, n_samples: int) -> tuple[int, int]:
+        """Return clips and samples of a signal's batch.
 
-    def clips(self, bucket: int) -> int:
-        """Return the number of clips in every batch of a bucket."""
+        The samples are the signal's bucket: the shortest bucket times a power of two.
+        """
         if not self._params.buckets:
-            return 1
+            return 1, n_samples
+        shortest = round(BUCKET_S * self._fs_hz)
+        bucket = int(shortest * 2 ** max(0, math.ceil(math.log2(n_samples / shortest))))
         most = max(1, int(BATCH_S * self._fs_hz) // bucket)
-        return min(most, BATCH_CLIPS if self._params.batch is None else self._params.batch)
+        return min(most, self._params.batch or BATCH_CLIPS), bucket
 
     def run(self, signals: Sequence[Signal]) -> list[dict[str, Frames]]:
         """Return the frames of every signal by stream; a bucket's signals run in their order."""
-        by_bucket: dict[int, list[int]] = {}
+        by_shape: dict[tuple[int, int], list[int]] = {}
         for i, signal in enumerate(signals):
-            by_bucket.setdefault(self.bucket(len(signal)), []).append(i)
+            by_shape.setdefault(self._batch_shape(len(signal)), []).append(i)
         batches = [
-            (bucket, members[at : at + self.clips(bucket)])
-            for bucket, members in by_bucket.items()
-            for at in range(0, len(members), self.clips(bucket))
+            (shape, members[at : at + shape[0]])
+            for shape, members in by_shape.items()
+            for at in range(0, len(members), shape[0])
         ]
         made: dict[int, dict[str, Frames]] = {}
 
         def run(k: int) -> None:
-            bucket, members = batches[k]
+            (clips, samples), members = batches[k]
             batch, module = [signals[i] for i in members], self._free.get()
             try:
-                returned = module(self._padded(batch, bucket, self.clips(bucket)))
+                returned = module(self._padded(batch, samples, clips))
             finally:
                 self._free.put(module)
-            made.update(zip(members, self._cut(returned, batch, self.clips(bucket)), strict=True))
+            made.update(zip(members, self._cut(returned, batch, clips), strict=True))
 
         if self._copies > 1:
             parallel_for(run, len(batches))
@@ -376,7 +366,7 @@ class ModuleRunner:
                     )
         if not self._params.buckets:
             return
-        longest = self.bucket(max(lengths))
+        _, longest = self._batch_shape(max(lengths))
         padded = [self._tried([signal], longest)[0] for signal in signals]
         if (stream := _differing(alone, padded)) is not None:
             raise ParameterError(
