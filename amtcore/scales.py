@@ -54,9 +54,7 @@ def erb_space(flow_hz: float, fhigh_hz: float, n: int) -> Array:
         raise ParameterError(f"the number of frequencies must be 1 or more, got {n}")
     low, high = erb_number([flow_hz, fhigh_hz])
     frequencies = erb_frequency(np.linspace(low, high, n))
-    frequencies[0] = flow_hz
-    if n > 1:
-        frequencies[-1] = fhigh_hz
+    frequencies[-1], frequencies[0] = fhigh_hz, flow_hz
     return frequencies
 
 
@@ -179,8 +177,6 @@ def stevens_phon(sone: Tensor) -> Tensor:
 
 def phon_by(method: str, table: PhonTable, sone: Tensor) -> Tensor:
     """Loudness level by a named method: "table" or "power"."""
-    if method == "table":
-        return table.phon(sone)
-    if method == "power":
-        return stevens_phon(sone)
-    raise ParameterError(f"method must be 'table' or 'power', got {method!r}")
+    if method not in ("table", "power"):
+        raise ParameterError(f"method must be 'table' or 'power', got {method!r}")
+    return table.phon(sone) if method == "table" else stevens_phon(sone)

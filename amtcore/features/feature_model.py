@@ -170,10 +170,9 @@ class Extractor(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return the provenance record of the model; streams of events have all their options."""
-        origin = {} if self.distribution is None else {"distribution": self.distribution}
         return {
             "model": self.model,
-            **origin,
+            **({} if self.distribution is None else {"distribution": self.distribution}),
             "fs_hz": self.fs_hz,
             "params": self.params,
             "input_unit": self.input_unit,
@@ -215,20 +214,17 @@ def check_finite(signal: NDArray[np.floating[Any]] | Tensor, dtype: str) -> None
 
 def as_clip(clip: NDArray[np.floating[Any]] | Tensor, dtype: np.dtype[Any]) -> Any:
     """Return a finite 1-D signal in the working type; raise for anything else."""
-    if isinstance(clip, Tensor):
-        if clip.ndim != 1 or str(clip.dtype) != f"torch.{dtype}":
-            raise ShapeError(
-                f"expected a 1-D tensor of {dtype}, got {clip.dtype} of shape {tuple(clip.shape)}"
-            )
-        check_finite(clip, dtype.name)
-        return clip
-    array = np.asarray(clip)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
+    given: Any = clip if isinstance(clip, Tensor) else np.asarray(clip)
+    if isinstance(given, Tensor):
+        wanted, fits = f"tensor of {dtype}", str(given.dtype) == f"torch.{dtype}"
+    else:
+        wanted, fits = "floating-point signal", np.issubdtype(given.dtype, np.floating)
+    if given.ndim != 1 or not fits:
         raise ShapeError(
-            f"expected a 1-D floating-point signal, got {array.dtype} of shape {array.shape}"
+            f"expected a 1-D {wanted}, got {given.dtype} of shape {tuple(given.shape)}"
         )
-    check_finite(array, dtype.name)
-    return np.ascontiguousarray(array, dtype)
+    check_finite(given, dtype.name)
+    return given if isinstance(given, Tensor) else np.ascontiguousarray(given, dtype)
 
 
 class FeatureModel(ABC):

@@ -67,18 +67,10 @@ class FilterbankModel(ModuleModel[TimeDomainModel]):
             pool = given.get("pool", DEFAULT_POOL)
             features, offsets = _features(model, name, pool, rate)
         modulated = "modulation" in kind.axes[-1]
-        info = StreamInfo(
-            name=name,
-            model=self.name,
-            unit=kind.unit,
-            width=features.width,
-            frame_rate_hz=float(rate),
-            pool=pool,
-            axes=kind.axes,
-            channel_offsets=offsets,
-            fc_hz=tuple(model.fc.double().tolist()),
-            mfc_hz=tuple(model.mfc_by_column().double().tolist()) if modulated else (),
-            layout=kind.layout,
+        mfc_hz = tuple(model.mfc_by_column().double().tolist()) if modulated else ()
+        centres = {"fc_hz": tuple(model.fc.double().tolist()), "mfc_hz": mfc_hz}
+        info = kind.info(
+            name, self.name, features.width, float(rate), pool, channel_offsets=offsets, **centres
         )
         return info, features
 

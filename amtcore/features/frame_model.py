@@ -104,19 +104,9 @@ class FrameGrid:
 
     def info(self, name: str, model: str, kind: StreamKind, fs_hz: float) -> StreamInfo:
         """Return the description of the stream."""
-        return StreamInfo(
-            name=name,
-            model=model,
-            unit=self.unit or kind.unit,
-            width=self.width,
-            frame_rate_hz=float(Fraction(fs_hz) / self.hop_length),
-            pool=OWN_FRAMES,
-            axes=kind.axes,
-            channel_offsets=tuple(range(self.width + 1)),
-            fc_hz=self.fc_hz,
-            mfc_hz=(),
-            columns=self.columns,
-        )
+        rate_hz = float(Fraction(fs_hz) / self.hop_length)
+        columns = {"unit": self.unit or kind.unit, "fc_hz": self.fc_hz, "columns": self.columns}
+        return kind.info(name, model, self.width, rate_hz, OWN_FRAMES, **columns)
 
 
 @dataclass(frozen=True)

@@ -60,14 +60,9 @@ class Signal:
 
 @dataclass(frozen=True)
 class BlockRun:
-    """Successive blocks of one signal in a batch.
+    """Successive blocks of one signal, `number`, from block `at` of a batch on.
 
-    Args:
-        number: Index of the signal.
-        begin: First model frame of the signal.
-        end: Model frame after the last one.
-        at: First block in the batch.
-        blocks: Number of blocks.
+    Their model frames are `begin` to `end` of the signal, `end` excluded.
     """
 
     number: int

@@ -42,7 +42,6 @@ from amtcore.features.loudness_pooling import (
     SUMMARY_COLUMNS,
     StreamPlan,
 )
-from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.backend import Backend
 from amtcore.kernels.chain import frame_ratio
 from amtcore.kernels.devices import get_backend
@@ -252,17 +251,9 @@ class LoudnessFeatureModel(ModuleModel[LoudnessModel]):
             ratio = frame_ratio(model.fs, rate_hz, model.hop_length)
         if ratio is not None and pool not in POOLS:
             raise ParameterError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
-        width = {SPECIFIC: len(model.fc), SUMMARY: len(SUMMARY_COLUMNS)}.get(name, 1)
-        info = StreamInfo(
-            name=name,
-            model=self.name,
-            unit=unit,
-            width=width,
-            frame_rate_hz=float(rate_hz),
-            pool=pool,
-            axes=kind.axes,
-            channel_offsets=tuple(range(width + 1)),
-            fc_hz=tuple(model.fc.double().tolist()) if name == SPECIFIC else (),
-            columns=SUMMARY_COLUMNS if name == SUMMARY else (),
-        )
+        fc_hz = tuple(model.fc.double().tolist()) if name == SPECIFIC else ()
+        columns = SUMMARY_COLUMNS if name == SUMMARY else ()
+        width = max(len(fc_hz), len(columns), 1)
+        more = {"unit": unit, "fc_hz": fc_hz, "columns": columns}
+        info = kind.info(name, self.name, width, float(rate_hz), pool, **more)
         return StreamPlan(info, ratio, table if unit == "phon" else None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -143,9 +144,14 @@ class WholeClipFeatures:
                 run(k)
         else:
             parallel_for(run, len(groups))
-        bands = [band for i in range(len(clips)) for band in frames.get(i, ())]
-        arrays = iter(self._backend.download(bands))
-        return [self._by_channel(clip, arrays) for clip in clips]
+        arrays = iter(self._backend.download([band for i in sorted(frames) for band in frames[i]]))
+        nothing = np.empty((0, self.width), self._compiled.coef.dtype)
+        return [
+            np.stack([*islice(arrays, self._n_bands)], -1).reshape(-1, self.width)
+            if i in frames
+            else nothing
+            for i in range(len(clips))
+        ]
 
     def _groups(self, clips: Sequence[Any]) -> list[list[int]]:
         """Group the clips with frames that run together; on the CPU each runs alone."""
@@ -160,14 +166,6 @@ class WholeClipFeatures:
                 groups.append([])
             groups[-1].append(i)
         return groups
-
-    def _by_channel(self, clip: Any, bands: Iterator[Samples]) -> Samples:
-        """Return the next bands (frames, channel) as (frames, width)."""
-        out = np.empty((self.n_frames(len(clip)), self.width), self._compiled.coef.dtype)
-        if len(out):
-            for m in range(self._n_bands):
-                out[:, m :: self._n_bands] = next(bands)
-        return out
 
     def _pooled(self, clips: Sequence[Any]) -> list[list[Any]]:
         """Return the frames of every clip and band, on the device."""

@@ -188,12 +188,10 @@ class SpikeEncoder:
         self.n_neurons = n_channels * options.neurons_per_channel
         most = options.max_spikes_per_step
         step_s = 1.0 / options.step_rate_hz
+        constants: Any = {name: self._per_neuron(name) for name in _PER_NEURON if name != "gain"}
         self.layer = LIFExodus(
             (self.n_neurons, self.n_neurons),
-            tau_mem=self._per_neuron("tau_mem"),
-            tau_syn=self._per_neuron("tau_syn"),
-            threshold=self._per_neuron("threshold"),
-            bias=self._per_neuron("bias"),
+            **constants,
             dt=step_s,
             max_spikes_per_dt=math.inf if most is None else most,
             learnable=False,

@@ -19,6 +19,15 @@ class StreamKind:
     summary: str
     layout: str = "frames"
 
+    def info(
+        self, name: str, model: str, width: int, frame_rate_hz: float, pool: str, **more: Any
+    ) -> StreamInfo:
+        """Return the description of a stream of this kind; by default a column is a channel."""
+        usual: Any = {"unit": self.unit, "axes": self.axes, "layout": self.layout}
+        usual["channel_offsets"] = tuple(range(width + 1))
+        given: Any = {"width": width, "frame_rate_hz": frame_rate_hz, "pool": pool}
+        return StreamInfo(name, model, **usual | given | more)
+
 
 @dataclass(frozen=True)
 class StreamInfo:

@@ -99,10 +99,8 @@ class OperationConformance:
                 inputs: tuple[Tensor, ...] = (x, coef, state),
                 argument: int = argument,
             ) -> tuple[Tensor, ...]:
-                leaves = [value.clone().requires_grad_() for value in inputs]
-                y, last = run_step(
-                    self.described, argument, leaves[0], leaves[1], leaves[2], backend
-                )
+                x, coef, state = leaves = [value.clone().requires_grad_() for value in inputs]
+                y, last = run_step(self.described, argument, x, coef, state, backend)
                 loss = y.square().sum() + last.sum()
                 return torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True)
 
