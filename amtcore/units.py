@@ -62,9 +62,10 @@ class Calibration:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
         """Build from a mapping with one of the two keys."""
-        for key in sorted(set(values) - {"rms1_db_spl", "level_db_spl"}):
+        unknown = sorted(set(values) - {"rms1_db_spl", "level_db_spl"})
+        if unknown:
             raise ParameterError(
-                f"unknown calibration key {key!r}: use rms1_db_spl or level_db_spl"
+                f"unknown calibration key {unknown[0]!r}: use rms1_db_spl or level_db_spl"
             )
         return cls(**values)
 
@@ -92,10 +93,10 @@ class Calibration:
             raise ParameterError(
                 f"unknown input unit {input_unit!r}: expected one of {', '.join(PA_PER_UNIT)}"
             )
-        if self.level_db_spl is None:
-            pascals = db_to_pa(self.rms1_db_spl or 0.0)
-        else:
-            pascals = 0.0 if clip_rms == 0 else db_to_pa(self.level_db_spl) / clip_rms
+        (level,) = self.to_dict().values()
+        pascals = db_to_pa(level)
+        if self.level_db_spl is not None:
+            pascals = pascals / clip_rms if clip_rms else 0.0
         return pascals / PA_PER_UNIT[input_unit]
 
 

@@ -12,6 +12,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -62,6 +63,7 @@ class ExtractStream(ABC):
         """End the signal; return the frames that a model which looks ahead held back."""
 
 
+@dataclass(eq=False, repr=False)
 class Extractor(ABC):
     """One warm model and its streams; for several callers at once only where it says so.
 
@@ -84,36 +86,29 @@ class Extractor(ABC):
         takes_several_callers: Threads may call `extract` and use streams at the same time.
     """
 
+    model: str
+    _: KW_ONLY
+    fs_hz: float
+    input_unit: str
+    streams: Sequence[StreamInfo]
+    params: Params
+    dtype: np.dtype[Any]
+    can_stream: bool
+    input_channels: tuple[int, ...] = (1,)
+    memory_s: float | None = None
+    hops: Sequence[int | Fraction] = ()
+
     takes_several_callers = False
     #: Advice on parameters with which `open_stream` works, for messages; empty for none.
     streaming_advice = ""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        fs_hz: float,
-        input_unit: str,
-        streams: Sequence[StreamInfo],
-        params: Params,
-        dtype: np.dtype[Any],
-        can_stream: bool,
-        input_channels: tuple[int, ...] = (1,),
-        memory_s: float | None = None,
-        hops: Sequence[int | Fraction] = (),
-    ) -> None:
-        self.model, self.params = model, dict(params)
-        self.fs_hz: float = fs_hz
-        self.input_unit: str = input_unit
-        self.streams = tuple(streams)
-        self.dtype = dtype
-        self.can_stream = can_stream
-        self.input_channels = input_channels
-        self.memory_s = memory_s
-        #: Whole seconds after which all of the model's grids begin anew.
-        self.grid_s = math.lcm(*((hop / Fraction(str(fs_hz))).numerator for hop in hops))
+    def __post_init__(self) -> None:
+        self.params, self.streams = dict(self.params), tuple(self.streams)
         #: Name and version of the distribution the model comes from; None for models of amtcore.
         self.distribution: str | None = None
+        rate = Fraction(str(self.fs_hz))
+        #: Whole seconds after which all of the model's grids begin anew.
+        self.grid_s = math.lcm(*((hop / rate).numerator for hop in self.hops))
         #: Device of the computation, see `place`.
         self.backend: Backend = get_backend("cpu")
 
