@@ -197,15 +197,8 @@ def kernel_choice(name: str, value: Any) -> Any:
     return value
 
 
-#: Rates, frequencies; times; levels. Wrong units lie outside: ms for s, Hz for Cam.
-POSITIVE = Number(above=0.0)
 RATE = Number(" Hz", above=0.0)
-SECONDS = Number(" s", above=0.0, most=10.0, hint="times are in seconds")
-LEVEL = Number(" dB", least=-200.0, most=300.0)
-CAM = Number(" Cam", above=0.0, most=60.0, hint="ERB numbers are in Cam, not in Hz")
-PER_MS = Number(" per ms", above=0.0, below=1.0)
-EXPONENT = Number(above=0.0, most=10.0)
-_FACTOR = Number(above=0.0, most=100.0)
+_SECONDS = Number(" s", above=0.0, most=10.0, hint="times are in seconds")
 
 #: Names of arguments with one rule.
 _SHARED: dict[Rule, str] = {
@@ -213,15 +206,17 @@ _SHARED: dict[Rule, str] = {
     RATE: "fs_out adt_hp_fc mflow mfhigh fhigh",
     Number(" Hz", above=0.0, optional=True): "basef subfs cutoff max_mfc lp_cutoff f_min f_max",
     Numbers(RATE, single=False): "fc fc_hz",
-    # scales, times, levels
-    CAM: "erb_lower erb_upper",
-    SECONDS: "tau_attack tau_release ltl_tau_attack ltl_tau_release",
-    PER_MS: "attack_alpha release_alpha",
-    LEVEL: "knee_db compression_knee_db dboffset gain_db",
+    # scales, times, levels; wrong units lie outside, such as ms for s, or Hz for Cam
+    Number(" Cam", above=0.0, most=60.0, hint="ERB numbers are in Cam, not in Hz"): (
+        "erb_lower erb_upper"
+    ),
+    _SECONDS: "tau_attack tau_release ltl_tau_attack ltl_tau_release",
+    Number(" per ms", above=0.0, below=1.0): "attack_alpha release_alpha",
+    Number(" dB", least=-200.0, most=300.0): "knee_db compression_knee_db dboffset gain_db",
     # factors and numbers of things
-    Numbers(EXPONENT): "n compression_n",
-    _FACTOR: "erb_scale bandwidth_scale",
-    POSITIVE: "qfactor modbank_qfactor sigma p C ir_length_ratio",
+    Numbers(Number(above=0.0, most=10.0)): "n compression_n",
+    Number(above=0.0, most=100.0): "erb_scale bandwidth_scale",
+    Number(above=0.0): "qfactor modbank_qfactor sigma p C ir_length_ratio",
     whole(1): "order adt_hp_order n_channels",
     whole(1, optional=True): "hop_length nmod modbank_nmod",
     # switches and names
@@ -236,7 +231,7 @@ RULES: dict[str, Rule] = {
     "lowpass_cutoff": Number(" Hz", least=0.0, optional=True, hint="0 is no low-pass"),
     "frequencies": Numbers(RATE, single=False, ascending=True),
     "erb_step": Number(" Cam", above=0.0, most=10.0),
-    "tau": Numbers(SECONDS, single=False, optional=True),
+    "tau": Numbers(_SECONDS, single=False, optional=True),
     "minspl": Number(" dB SPL", least=-200.0, below=100.0),
     "min_level": Numbers(Number(above=0.0, below=1.0), optional=True),
     "limit": Number(least=0.0, optional=True),

@@ -272,10 +272,6 @@ class FeatureModel(ABC):
         check_known(f"model {self.name!r} has no stream", [stream], self.streams)
         return self.streams[stream]
 
-    def __repr__(self) -> str:
-        """One line."""
-        return f"<model {getattr(self, 'name', '?')}: {', '.join(getattr(self, 'streams', ()))}>"
-
 
 def check_options(stream: str, options: StreamOptions, known: tuple[str, ...]) -> None:
     """Raise if a stream does not have one of the options."""
@@ -289,20 +285,18 @@ INTERNAL = ("fs", "learnable", "return_stages", "dtype")
 Module = TypeVar("Module", bound="TimeDomainModel | LoudnessModel")
 
 
+@dataclass(eq=False, repr=False)
 class ModuleModel(FeatureModel, Generic[Module]):
     """A model of this package as a job runs it; `constructor` is the class of the model."""
 
-    def __init__(
-        self,
-        name: str,
-        constructor: type[Module],
-        summary: str,
-        default_fs_hz: float,
-        streams: Mapping[str, StreamKind],
-    ) -> None:
-        self.name, self.summary, self.default_fs_hz = name, summary, default_fs_hz
-        self.constructor, self.streams = constructor, streams
-        self.input_unit = constructor.input_unit
+    name: str
+    constructor: type[Module]
+    summary: str
+    default_fs_hz: float
+    streams: Mapping[str, StreamKind]
+
+    def __post_init__(self) -> None:
+        self.input_unit = self.constructor.input_unit
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:

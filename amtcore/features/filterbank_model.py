@@ -98,10 +98,10 @@ def _features(
     whole = model.whole_bands(name)
     if whole is None:
         return FusedFeatures(compile_chain(ops, bank, pool, model.fs, rate)), bank.offsets
-    channels, count = model.num_channels, whole.count
+    channels = model.num_channels
     pooling = compile_chain([], identity_bank(channels, model.fc), pool, whole.fs_hz, rate)
-    features = WholeClipFeatures(ops, whole.bands, count, pooling, whole.rates)
-    return features, tuple(range(0, channels * count + 1, count))
+    offsets = tuple(range(0, channels * whole.count + 1, whole.count))
+    return WholeClipFeatures(ops, whole, pooling), offsets
 
 
 class FilterbankExtractor(Extractor):

@@ -9,7 +9,7 @@ is computed once for all streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import islice
 from typing import Any
@@ -22,9 +22,9 @@ from amtcore.kernels.backend import Backend, Samples
 from amtcore.kernels.chain import ChainPlan, ChainStep, check_sizes
 from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
+from amtcore.models.time_domain import WholeSignalBands
 from amtcore.stages.stage import Stage
 
-Bands = Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
 #: Signals whose channels a GPU holds at once.
 _CHANNEL_BYTES = 2**28
 
@@ -97,26 +97,19 @@ class WholeClipFeatures:
 
     Args:
         ops: Operations up to the bands' input.
-        bands: See `models.time_domain.WholeSignalBands`.
-        n_bands: Number of bands.
+        bands: Computes the bands.
         pooling: Pools one band of all channels.
-        rates: (up, down): time' = floor(time * up / down).
     """
 
     def __init__(
-        self,
-        ops: Sequence[ChainStep],
-        bands: Bands,
-        n_bands: int,
-        pooling: ChainPlan,
-        rates: tuple[int, int],
+        self, ops: Sequence[ChainStep], bands: WholeSignalBands, pooling: ChainPlan
     ) -> None:
         check_sizes(ops)
         self._steps = tuple((op.operation, op.argument) for op in ops)
         self._coef = torch.cat([op.coef for op in ops], 1)
         self._rest = torch.cat([op.state for op in ops], 1)
-        self._bands, self._n_bands, self._compiled, self._rates = bands, n_bands, pooling, rates
-        self.width = n_bands * pooling.tables.width
+        self._bands, self._compiled = bands, pooling
+        self.width = bands.count * pooling.tables.width
         #: Empty: the grids of a whole clip begin with the clip.
         self.hops: tuple[Fraction, ...] = ()
         self.place(get_backend("cpu"))
@@ -128,7 +121,7 @@ class WholeClipFeatures:
 
     def n_frames(self, n_samples: int) -> int:
         """Return the number of whole frames in `n_samples` samples."""
-        return self._compiled.n_frames(n_samples * self._rates[0] // self._rates[1])
+        return self._compiled.n_frames(n_samples * self._bands.rates[0] // self._bands.rates[1])
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:
         """Return (frames, width) of each clip, columns channel by channel."""
@@ -147,7 +140,7 @@ class WholeClipFeatures:
         arrays = iter(self._backend.download([band for i in sorted(frames) for band in frames[i]]))
         nothing = np.empty((0, self.width), self._compiled.coef.dtype)
         return [
-            np.stack([*islice(arrays, self._n_bands)], -1).reshape(-1, self.width)
+            np.stack([*islice(arrays, self._bands.count)], -1).reshape(-1, self.width)
             if i in frames
             else nothing
             for i in range(len(clips))
@@ -179,7 +172,7 @@ class WholeClipFeatures:
             x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True).unsqueeze(1)
             rest = self._rest.expand(len(clips), *self._rest.shape)
             channels, _ = self._backend.run_steps(self._steps, x, self._coef, rest)
-            for band in self._bands(channels, [len(signal) for signal in signals]):
+            for band in self._bands.bands(channels, [len(signal) for signal in signals]):
                 samples = [self._backend.clip_of(of_clip[0]) for of_clip in band]
                 made = self._pooling.push(samples, self._pooling.fresh(len(samples)), 0)
                 for of_clip, pooled in zip(frames, made, strict=True):

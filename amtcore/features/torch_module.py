@@ -19,11 +19,11 @@ dataset (`names_code`).
 from __future__ import annotations
 
 import copy
-import importlib
 import math
-import operator
+import pkgutil
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -242,20 +242,6 @@ class _Layers(nn.Module):
         return output, layers
 
 
-def _copies(module: nn.Module) -> list[nn.Module]:
-    """Return a copy of a module for every thread, with shared weights.
-
-    Two threads must not share a module, which may keep values in attributes while it runs. A module
-    that cannot be copied is returned alone.
-    """
-    weights = {id(weight): weight for weight in module.parameters()}
-    try:
-        more = [copy.deepcopy(module, dict(weights)) for _ in range(get_num_threads() - 1)]
-    except Exception:  # whatever an attribute of a module raises that cannot be copied
-        return [module]
-    return [module, *more]
-
-
 class ModuleRunner:
     """A module and its streams on batches of signals.
 
@@ -275,11 +261,18 @@ class ModuleRunner:
         layers = [each.layer for each in streams.values() if each.layer is not None]
         where = f"module {params.module!r}: expected layer to name one of its submodules, got"
         check_known(where, layers, dict(module.named_modules()))
-        copies = [_Layers(each, layers) if layers else each for each in _copies(module)]
-        self._plain, self._copies = copies[0], len(copies)
+        copies = [module]
+        # Two threads must not share a module, which may keep values in attributes while it runs.
+        # Copies share the weights. A module that cannot be copied runs on one thread.
+        with suppress(Exception):  # whatever an attribute raises that cannot be copied
+            for _ in range(get_num_threads() - 1):
+                weights = {id(weight): weight for weight in module.parameters()}
+                copies.append(copy.deepcopy(module, weights))
+        plain = [_Layers(each, layers) if layers else each for each in copies]
+        self._plain, self._copies = plain[0], len(plain)
         #: Copies that no thread uses at the moment.
         self._free: SimpleQueue[Compiled] = SimpleQueue()
-        for each in copies:
+        for each in plain:
             self._free.put(
                 Compiled(params.module, each, enabled=params.compile, dynamic=not params.buckets)
             )
@@ -425,9 +418,8 @@ def load_module(params: ModuleParams) -> nn.Module:
             f"module must be a name 'package.module:Class', got {params.module!r}; paths and URLs "
             "are not taken"
         )
-    package, _, path = params.module.partition(":")
     try:
-        found: Any = operator.attrgetter(path)(importlib.import_module(package))
+        found = pkgutil.resolve_name(params.module)
     except Exception as error:  # a module may raise anything while it is imported
         raise ParameterError(f"{where} cannot be imported: {one_line(error)}") from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
