@@ -158,25 +158,21 @@ class PhonTable:
         return levels[place - 1] + share * (levels[place] - levels[place - 1])
 
 
-def table_levels() -> Tensor:
-    """The levels of a table in dB SPL."""
-    return torch.arange(LOWEST_DB, HIGHEST_DB + STEP_DB, STEP_DB, dtype=torch.float64)
-
-
-def tones(levels_db: Tensor, fs: float, samples: int) -> Tensor:
-    """(level, samples): 1 kHz tones in Pa."""
+def tones(fs: float, samples: int) -> tuple[Tensor, Tensor]:
+    """Return the levels of a table in dB SPL, and 1 kHz tones of these levels in Pa."""
+    levels_db = torch.arange(LOWEST_DB, HIGHEST_DB + STEP_DB, STEP_DB, dtype=torch.float64)
     t = torch.arange(samples, dtype=torch.float64)
     peak = db_to_pa(0.0) * math.sqrt(2.0) * 10.0 ** (levels_db / 20.0)
-    return peak[:, None] * torch.sin(2.0 * math.pi * TONE_HZ / fs * t)
-
-
-def stevens_phon(sone: Tensor) -> Tensor:
-    """40 + 10 log2 N: the definition of the sone, good for 1 kHz tones above 40 phon."""
-    return 40.0 + 10.0 * torch.log2(sone.clamp(min=LEAST_SONE))
+    return levels_db, peak[:, None] * torch.sin(2.0 * math.pi * TONE_HZ / fs * t)
 
 
 def phon_by(method: str, table: PhonTable, sone: Tensor) -> Tensor:
-    """Loudness level by a named method: "table" or "power"."""
-    if method not in ("table", "power"):
-        raise ParameterError(f"method must be 'table' or 'power', got {method!r}")
-    return table.phon(sone) if method == "table" else stevens_phon(sone)
+    """Loudness level by a named method: "table" or "power".
+
+    "power" is 40 + 10 log2 N, the definition of the sone, good for 1 kHz tones above 40 phon.
+    """
+    if method == "table":
+        return table.phon(sone)
+    if method == "power":
+        return 40.0 + 10.0 * torch.log2(sone.clamp(min=LEAST_SONE))
+    raise ParameterError(f"method must be 'table' or 'power', got {method!r}")
