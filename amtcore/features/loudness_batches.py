@@ -146,10 +146,11 @@ class _StreamFrames:
     def __init__(self, plan: StreamPlan, like: Tensor, backend: Backend) -> None:
         self._plan = plan
         self._chain: Chain | None = None
-        if plan.ratio is not None and not plan.unpooled:
+        ratio = plan.ratio or (1, 1)
+        if ratio != (1, 1):
             bank, rate = identity_bank(plan.info.width, like), plan.info.frame_rate_hz
             pooling = compile_chain([], bank, plan.info.pool, rate, rate)
-            tables = replace(pooling.tables, samples_per_frame=plan.ratio)
+            tables = replace(pooling.tables, samples_per_frame=ratio)
             self._chain = backend.place(replace(pooling, tables=tables))
 
     def take(self, groups: Sequence[RunGroup], loudness: Loudness) -> list[Tensor]:

@@ -138,6 +138,9 @@ class LoudnessExtractor(Extractor):
     def __init__(
         self, name: str, model: LoudnessModel, plans: Sequence[StreamPlan], params: Params
     ) -> None:
+        short_s, long_s = model.memories_s
+        slowest_s = short_s + (long_s if LONG in [plan.info.name for plan in plans] else 0.0)
+        of_whole_clips = any(plan.ratio is None for plan in plans)
         ratios = [ratio for plan in plans for ratio in (1, Fraction(*(plan.ratio or (1, 1))))]
         super().__init__(
             name,
@@ -148,7 +151,7 @@ class LoudnessExtractor(Extractor):
             dtype=model.fc.numpy().dtype,
             can_stream=True,
             input_channels=model.input_channels,
-            memory_s=_memory_s(model, plans),
+            memory_s=None if of_whole_clips else slowest_s,
             hops=[model.hop_length * ratio for ratio in ratios],
         )
         self._module, self._plans = model, plans
@@ -180,14 +183,6 @@ class LoudnessExtractor(Extractor):
         if self._batches is None:
             return LoudnessCpuStream(self._module, self._plans)
         return LoudnessBatchStream(self._module, self._batches)
-
-
-def _memory_s(model: LoudnessModel, plans: Sequence[StreamPlan]) -> float | None:
-    """Return the time constant of the slowest stream; None if a row depends on the whole clip."""
-    if any(plan.ratio is None for plan in plans):
-        return None
-    short_s, long_s = model.memories_s
-    return short_s + (long_s if LONG in [plan.info.name for plan in plans] else 0.0)
 
 
 def joined(parts: Sequence[ClipFeatures]) -> ClipFeatures:

@@ -44,11 +44,6 @@ class StreamPlan:
     phon: PhonTable | None
 
     @property
-    def unpooled(self) -> bool:
-        """Return True if its frames are the model frames."""
-        return self.ratio is None or self.ratio[0] == self.ratio[1]
-
-    @property
     def source_width(self) -> int:
         """Columns of `source`."""
         return 2 if self.info.name == SUMMARY else self.info.width

@@ -198,12 +198,10 @@ class TorchModule(FeatureModel):
         for name in streams:
             self.kind(name)  # raises before the module is loaded
         declared = {name: _declared(name, options) for name, options in streams.items()}
-        grids = {name: stream.grid(fs_hz) for name, stream in declared.items()}
-        module = load_module(asked)
-        runner = ModuleRunner(module, asked, declared, grids, fs_hz)
+        runner = ModuleRunner(asked, declared, fs_hz)
         runner.check()
         design = FrameDesign(
-            grids, lambda signal: runner.run([signal])[0], dict(module.state_dict()),
+            runner.grids, lambda signal: runner.run([signal])[0], runner.constants,
             compute_batch=runner.run,
         )  # fmt: skip
         return FrameExtractor(self, fs_hz, design, streams, params, _hashed(asked, declared))
@@ -250,14 +248,12 @@ class ModuleRunner:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        params: ModuleParams,
-        streams: Mapping[str, ModuleStream],
-        grids: Mapping[str, FrameGrid],
-        fs_hz: float,
+        self, params: ModuleParams, streams: Mapping[str, ModuleStream], fs_hz: float
     ) -> None:
-        self._params, self._streams, self._grids, self._fs_hz = params, streams, grids, fs_hz
+        self._params, self._streams, self._fs_hz = params, streams, fs_hz
+        self.grids = {name: stream.grid(fs_hz) for name, stream in streams.items()}
+        module = load_module(params)
+        self.constants = dict(module.state_dict())
         layers = [each.layer for each in streams.values() if each.layer is not None]
         where = f"module {params.module!r}: expected layer to name one of its submodules, got"
         check_known(where, layers, dict(module.named_modules()))
@@ -333,7 +329,7 @@ class ModuleRunner:
         }
         return [
             {
-                name: frames[row, : self._grids[name].n_frames(len(signal))].copy()
+                name: frames[row, : self.grids[name].n_frames(len(signal))].copy()
                 for name, frames in found.items()
             }
             for row, signal in enumerate(signals)
@@ -350,7 +346,7 @@ class ModuleRunner:
         alone = [self._tried([signal], len(signal))[0] for signal in signals]
         for made, n in zip(alone, lengths, strict=True):
             for name, frames in made.items():
-                wanted = (self._grids[name].n_frames(n), self._streams[name].width)
+                wanted = (self.grids[name].n_frames(n), self._streams[name].width)
                 if frames.shape != wanted:
                     raise ParameterError(
                         f"stream {name!r}: expected {wanted[0]} frames of {wanted[1]} columns for "
