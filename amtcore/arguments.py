@@ -247,7 +247,7 @@ RULES: dict[str, Rule] = {
     "dtype": working_type,
     "noise_std": Number(least=0.0),
 }
-#: Constants of neurons, one or many of them, which `stages.lif_attributes` checks.
+#: Constants of neurons, one or many of them, which `stages.lif` checks.
 UNCHECKED = frozenset(
     "shape tau_mem tau_syn threshold bias alpha beta dash_mem dash_syn max_spikes_per_dt "
     "learning_window dt".split()

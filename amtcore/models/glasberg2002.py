@@ -24,12 +24,7 @@ from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
 from amtcore.stages.loudness_integration import LoudnessIntegration
 from amtcore.stages.specific_loudness import SpecificLoudness
-from amtcore.stages.spectrum import (
-    INAUDIBLE,
-    MultiResolutionFFT,
-    WindowedSpectrum,
-    inaudible,
-)
+from amtcore.stages.spectrum import INAUDIBLE, MultiResolutionFFT, inaudible
 from amtcore.stages.stage import Stage, check_fs
 from amtcore.units import REFERENCE_PA
 
@@ -64,11 +59,6 @@ class Glasberg2002(LoudnessModel):
     >>> Glasberg2002()(torch.zeros(2, 3200)).shape
     torch.Size([2, 101])
     """
-
-    shown = (
-        "fs={0.fs:g}, hop_length={0.hop_length}, learnable={0.learnable}, "
-        "return_stages={0.return_stages}, dtype={0.dtype}"
-    )
 
     @checked_arguments()
     def __init__(
@@ -114,7 +104,7 @@ class Glasberg2002(LoudnessModel):
         return self.loudness_integration.memories_s
 
     @property
-    def running_spectrum(self) -> WindowedSpectrum:
+    def running_spectrum(self) -> MultiResolutionFFT:
         return self.multi_fft
 
     @property
@@ -131,7 +121,7 @@ class Glasberg2002(LoudnessModel):
         # Bands and channels have equal centres, and therefore equal nodes.
         nodes = self.erb_integration.at_nodes(spectrum[:, 0], inaudible(spectrum))
         levels = self.erb_integration.of_nodes(nodes)
-        excitation = self.excitation_pattern.of_nodes(nodes, levels)
+        excitation = self.excitation_pattern.pattern(nodes, levels)
         stages = {"specific": self.specific_loudness(excitation).unsqueeze(1)}
         if self.return_stages:
             stages |= {
@@ -143,8 +133,7 @@ class Glasberg2002(LoudnessModel):
 
     def _kernel(self) -> LoudnessKernel | None:
         return loudness_kernel(
-            self.multi_fft, INAUDIBLE, self.erb_integration,
-            ("bands", "bandwidth_scale", "fc_erb"), self.excitation_pattern,
+            self.multi_fft, INAUDIBLE, self.erb_integration, "bands", self.excitation_pattern,
             self.specific_loudness,
         )  # fmt: skip
 
@@ -168,29 +157,22 @@ class Glasberg2002(LoudnessModel):
         excitation = self.excitation_pattern(components, levels)
         specific = self.specific_loudness(excitation)
         short, long = self.loudness_integration(specific)
-        stages = {}
-        if self.return_stages:
-            stages = {
-                "stl": short,
-                "specific_loudness": specific,
-                "excitation": excitation,
-                "erb_excitation": levels,
-                "psd": psd,
-                "inst": 2.0 * self._erb_step * specific.sum(-1),
-                "freqs": freqs,
-            }
+        stages = {
+            "stl": short, "specific_loudness": specific, "excitation": excitation,
+            "erb_excitation": levels, "psd": psd, "freqs": freqs,
+            "inst": 2.0 * self._erb_step * specific.sum(-1),
+        }  # fmt: skip
         return Loudness(short, long, 2.0 * specific, stages, {})
 
     def _result(self, loudness: Loudness, batched: bool) -> Any:
-        long, stages = loudness.long, loudness.stages
+        long, stages = loudness.long, dict(loudness.stages)
+        freqs = stages.pop("freqs", None)
         if not batched:
             long = long.squeeze(0)
-            stages = {k: y if k == "freqs" else y.squeeze(0) for k, y in stages.items()}
+            stages = {name: values.squeeze(0) for name, values in stages.items()}
         if not self.return_stages:
             return long
-        if "freqs" not in stages:
-            stages = {**stages, "freqs": self.multi_fft.frequencies}
-        return long, stages
+        return long, {**stages, "freqs": self.multi_fft.frequencies if freqs is None else freqs}
 
     def steady_loudness(self, specific: Tensor) -> Tensor:
         return self.loudness_integration.instantaneous(specific[:, 0])

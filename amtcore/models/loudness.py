@@ -66,7 +66,7 @@ def loudness_kernel(
     spectrum: WindowedSpectrum,
     limits: tuple[float, float, float],
     levels: ComponentStage,
-    level_weights: tuple[str, ...],
+    level_weights: str,
     filters: RoexFilters,
     law: CompressiveLaw,
 ) -> LoudnessKernel | None:
@@ -76,17 +76,17 @@ def loudness_kernel(
         spectrum: Stage of the spectra.
         limits: `FAINTEST` or `INAUDIBLE`, the threshold of components.
         levels: Stage with the nodes and the weights of the levels per ERB.
-        level_weights: Name of the weights, and the constants they depend on.
+        level_weights: Name of the weights of the levels, a table of `levels`.
         filters: Stage of the excitation pattern.
         law: Stage of specific loudness.
     """
     if not spectrum.has_factors() or filters.backend is not None or len(filters.fc) < LANES:
         return None
-    name, *of = level_weights
-    blocks, places = levels.derived(f"{name}_blocks", *of), levels.derived(name, *of).shape[1]
+    blocks = levels.derived(f"{level_weights}_blocks")
+    places = levels.derived(level_weights).shape[1]
     return LoudnessKernel(
         spectrum.factors(), torch.tensor(limits), *levels.groups(), blocks, places,
-        filters.filters(), law.constants_by_channel(), (law.high_divisor, law.high_exponent),
+        filters.filters(), law.derived("law"), (law.high_divisor, law.high_exponent),
     )  # fmt: skip
 
 

@@ -29,13 +29,7 @@ from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import Moore2016ExcitationPattern
 from amtcore.stages.loudness_integration import Moore2016AGC, Moore2016TemporalIntegration
 from amtcore.stages.specific_loudness import Moore2016SpecificLoudness
-from amtcore.stages.spectrum import (
-    FAINTEST,
-    Moore2016Spectrum,
-    WindowedSpectrum,
-    faintest,
-    level_db,
-)
+from amtcore.stages.spectrum import FAINTEST, Moore2016Spectrum, faintest, level_db
 
 FS_HZ = 32000.0
 EARS = ("left", "right")
@@ -75,10 +69,6 @@ class Moore2016(LoudnessModel):
     """
 
     input_channels = (1, 2)
-    shown = (
-        "fs={0.fs:g}, hop_length={0.hop_length}, learnable={0.learnable}, "
-        "return_stages={0.return_stages}, dtype={0.dtype}"
-    )
 
     @checked_arguments()
     def __init__(
@@ -130,7 +120,7 @@ class Moore2016(LoudnessModel):
         return self.temporal_integration.memory_s, max(agc.memory_s for agc in agcs)
 
     @property
-    def running_spectrum(self) -> WindowedSpectrum:
+    def running_spectrum(self) -> Moore2016Spectrum:
         return self.spectrum
 
     @property
@@ -180,7 +170,7 @@ class Moore2016(LoudnessModel):
 
     def _kernel(self) -> LoudnessKernel | None:
         return loudness_kernel(
-            self.spectrum, FAINTEST, self.excitation, ("between_nodes", "fc"), self.excitation,
+            self.spectrum, FAINTEST, self.excitation, "between_nodes", self.excitation,
             self.specific_loudness,
         )  # fmt: skip
 

@@ -8,7 +8,6 @@ The limiter is scaled by each loop's resting divisor, not by the running one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,29 +21,19 @@ from amtcore.stages.stage import ChannelStage
 
 _DAU_TAU_S = (0.005, 0.050, 0.129, 0.253, 0.500)
 _EVEN_TAU_S = tuple(0.005 + i * (0.500 - 0.005) / 4 for i in range(5))
-_PAULICK_TAU_S = (0.007, 0.0318, 0.0878, 0.2143, 0.500)
 #: Bounds of the overshoot limit and of the minimum level; where a learnt limit would leave a level
 #: no overshoot, this much is left.
 _LIMITS, _LEVELS = Range(1.0, 1e6), Range(1e-15, 0.999)
 _LEAST_OVERSHOOT = 1e-6
-_LIMIT_OFF = Range(0.0, 1.0)
 
-
-@dataclass(frozen=True)
-class _Preset:
-    """Time constants in s and overshoot limit (0: none)."""
-
-    tau_s: tuple[float, ...]
-    limit: float
-
-
+#: Time constants in s and overshoot limit (0: none) of each preset.
 PRESETS = {
-    "dau1997": _Preset(_DAU_TAU_S, 10.0),
-    "osses2021": _Preset(_DAU_TAU_S, 5.0),
-    "dau1996": _Preset(_DAU_TAU_S, 0.0),
-    "breebaart2001": _Preset(_EVEN_TAU_S, 0.0),
-    "puschel1988": _Preset(_EVEN_TAU_S, 0.0),
-    "paulick2024": _Preset(_PAULICK_TAU_S, 10.0),
+    "dau1997": (_DAU_TAU_S, 10.0),
+    "osses2021": (_DAU_TAU_S, 5.0),
+    "dau1996": (_DAU_TAU_S, 0.0),
+    "breebaart2001": (_EVEN_TAU_S, 0.0),
+    "puschel1988": (_EVEN_TAU_S, 0.0),
+    "paulick2024": ((0.007, 0.0318, 0.0878, 0.2143, 0.500), 10.0),
 }
 
 
@@ -73,9 +62,7 @@ class AdaptLoop(ChannelStage):
     tensor(True)
     """
 
-    tau: Tensor
-    limit: Tensor
-    min_level: Tensor
+    shown = "preset tau limit fs learnable"
 
     @checked_arguments(preset=Text(PRESETS))
     def __init__(
@@ -92,16 +79,17 @@ class AdaptLoop(ChannelStage):
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
         self.preset = preset
-        chosen = PRESETS[preset].limit if limit is None else float(limit)
+        preset_tau_s, preset_limit = PRESETS[preset]
+        chosen = preset_limit if limit is None else float(limit)
         if chosen != 0 and not chosen > 1:
             raise ParameterError(f"limit must be 0 (off) or above 1, got {limit}")
         self.limited = chosen > 1.0
-        tau_s = torch.as_tensor(PRESETS[preset].tau_s if tau is None else tau, dtype=torch.float64)
+        tau_s = torch.as_tensor(preset_tau_s if tau is None else tau, dtype=torch.float64)
         level = 10.0 ** ((minspl - 100.0) / 20.0) if min_level is None else min_level
         levels = torch.as_tensor(level, dtype=torch.float64)
         # Faster than a sample, a loop would swing about its steady state for ever.
         self.constant("tau", tau_s, Range(1.0 / self.fs, SECONDS.highest))
-        bounds = _LIMITS if self.limited else _LIMIT_OFF
+        bounds = _LIMITS if self.limited else Range(0.0, 1.0)
         self.constant("limit", chosen, bounds, learnable and self.limited)
         self.constant("min_level", levels, _LEVELS)
         if self.limited and not bool((self._overshoot(levels.reshape(-1, 1)) > 0).all()):
@@ -146,9 +134,3 @@ class AdaptLoop(ChannelStage):
         argument = 2 * self.num_loops + int(self.limited)
         rest = self._resting(levels).to(self.dtype)
         return [ChainStep(ADAPTATION, argument, self.coefficients(channels), rest)]
-
-    def extra_repr(self) -> str:
-        return (
-            f"preset={self.preset}, tau={[round(t, 4) for t in self.tau.tolist()]} s, "
-            f"limit={self.limit.item():g}, fs={self.fs:g}, learnable={self.learnable}"
-        )

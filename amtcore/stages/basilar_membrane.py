@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -68,8 +67,7 @@ class GammatoneFilterbank(FilterbankStage):
     torch.Size([3, 2, 1600])
     """
 
-    fc: Tensor
-    bandwidth: Tensor
+    shown = "num_channels fc n fs learnable"
 
     @checked_arguments(n=whole(1, 32))
     def __init__(
@@ -117,22 +115,9 @@ class GammatoneFilterbank(FilterbankStage):
         coef = self.coefficients()
         return [ChainStep(ONE_POLE_CASCADE, self.n, coef, coef.new_zeros(channels, 2 * self.n))]
 
-    def extra_repr(self) -> str:
-        return (
-            f"num_channels={self.num_channels}, fc={self.fc[0]:.1f}..{self.fc[-1]:.1f} Hz, "
-            f"n={self.n}, fs={self.fs:g}, learnable={self.learnable}"
-        )
 
-
-@dataclass(frozen=True)
-class _Model:
-    """Order of every gammatone and number of second-order low-passes after the nonlinear path."""
-
-    order: int
-    low_passes: int
-
-
-MODELS = {"paulick2024": _Model(2, 1), "jepsen2008": _Model(3, 3)}
+#: Order of every gammatone, and number of second-order low-passes after the nonlinear path.
+MODELS = {"paulick2024": (2, 1), "jepsen2008": (3, 3)}
 SUBJECTS = ("NH", "HIx")
 _LINEAR_LOW_PASSES = 4
 _CORNER_HZ = 1000.0  # above it a and b have their values at _SHARED_HZ
@@ -155,25 +140,25 @@ def _limits(fs: float) -> dict[str, Limit]:
     }
 
 
-def _power(intercept: float, slope: float, logarithm: Tensor) -> Tensor:
-    return 10.0 ** (intercept + slope * logarithm)
-
-
 def drnl_parameters(fc_hz: Tensor, subject: str) -> dict[str, Tensor]:
     """Return the constants of each channel, float64; frequencies and bandwidths in Hz."""
+
+    def power(intercept: float, slope: float, logarithm: Tensor) -> Tensor:
+        return 10.0 ** (intercept + slope * logarithm)
+
     log_fc = torch.log10(fc_hz)
     shared = torch.where(fc_hz <= _CORNER_HZ, log_fc, math.log10(_SHARED_HZ))
     impaired = subject == "HIx"
-    a = _power(1.40298, 0.81916, shared)
+    a = power(1.40298, 0.81916, shared)
     return {
-        "lin_gain": _power(4.20405, -0.47909, log_fc),
-        "lin_fc": _power(-0.06762, 1.01679, log_fc),
-        "lin_bw": _power(0.03728, 0.75, log_fc),
-        "lin_cutoff": _power(-0.06762, 1.01, log_fc),
-        "nlin_fc": _power(-0.05252, 1.0165, log_fc),
-        "nlin_bw": _power(-0.03193, 0.77, log_fc),
+        "lin_gain": power(4.20405, -0.47909, log_fc),
+        "lin_fc": power(-0.06762, 1.01679, log_fc),
+        "lin_bw": power(0.03728, 0.75, log_fc),
+        "lin_cutoff": power(-0.06762, 1.01, log_fc),
+        "nlin_fc": power(-0.05252, 1.0165, log_fc),
+        "nlin_bw": power(-0.03193, 0.77, log_fc),
         "a": torch.zeros_like(a) if impaired else a,
-        "b": _power(1.61912, -0.81867, log_fc if impaired else shared),
+        "b": power(1.61912, -0.81867, log_fc if impaired else shared),
         "c": torch.full_like(a, 0.25 if impaired else 10.0**-0.60206),
     }
 
@@ -203,16 +188,7 @@ class DRNLFilterbank(FilterbankStage):
     torch.Size([3, 2, 160])
     """
 
-    fc: Tensor
-    lin_gain: Tensor
-    lin_fc: Tensor
-    lin_bw: Tensor
-    lin_cutoff: Tensor
-    nlin_fc: Tensor
-    nlin_bw: Tensor
-    a: Tensor
-    b: Tensor
-    c: Tensor
+    shown = "model subject num_channels fc fs learnable"
 
     @checked_arguments(model=Text(MODELS), subject=Text(SUBJECTS))
     def __init__(
@@ -232,7 +208,7 @@ class DRNLFilterbank(FilterbankStage):
         highest = max(float(constants[f"{path}_fc"].max()) for path in ("lin", "nlin"))
         check_below_nyquist("the highest filter's frequency", highest, self.fs)
         self.model, self.subject = model, subject
-        self.order, self.low_passes = MODELS[model].order, MODELS[model].low_passes
+        self.order, self.low_passes = MODELS[model]
         self.register_buffer("fc", fc_hz.to(dtype))
         for name, value in constants.items():
             self.constant(name, value, _limits(self.fs)[name])
@@ -277,33 +253,19 @@ class DRNLFilterbank(FilterbankStage):
         nonlinear = self._gammatone(self.nlin_fc, self.nlin_bw, one)
         low = design.lowpass2_rows(self.lin_cutoff, self.fs)
         nlin_low = design.lowpass2_rows(self.nlin_fc, self.fs)
+        none = self.fc.new_zeros(channels, 0)
         return [
-            self._op(SAVE),
-            self._op(POLE_ZERO_CASCADE, linear, 2 * self.order, self.order),
-            *(self._op(STATE_VARIABLE, low, 2) for _ in range(_LINEAR_LOW_PASSES)),
-            self._op(SWAP),
-            self._op(POLE_ZERO_CASCADE, nonlinear, 2 * self.order, self.order),
+            self._op(SAVE, none),
+            self._op(POLE_ZERO_CASCADE, linear, self.order),
+            *(self._op(STATE_VARIABLE, low) for _ in range(_LINEAR_LOW_PASSES)),
+            self._op(SWAP, none),
+            self._op(POLE_ZERO_CASCADE, nonlinear, self.order),
             self._op(BROKEN_STICK, self._stick()),
-            self._op(POLE_ZERO_CASCADE, nonlinear, 2 * self.order, self.order),
-            *(self._op(STATE_VARIABLE, nlin_low, 2) for _ in range(self.low_passes)),
-            self._op(ADD),
+            self._op(POLE_ZERO_CASCADE, nonlinear, self.order),
+            *(self._op(STATE_VARIABLE, nlin_low) for _ in range(self.low_passes)),
+            self._op(ADD, none),
         ]
 
-    def _op(
-        self,
-        operation: ChainOperation,
-        coef: Tensor | None = None,
-        values: int = 0,
-        argument: int = 0,
-    ) -> ChainStep:
-        if coef is None:
-            coef = self.fc.new_zeros(self.num_channels, 0)
-        rest = self.fc.new_zeros(self.num_channels, values)
+    def _op(self, operation: ChainOperation, coef: Tensor, argument: int = 0) -> ChainStep:
+        rest = self.fc.new_zeros(self.num_channels, operation.states(argument))
         return ChainStep(operation, argument, coef.to(self.dtype), rest)
-
-    def extra_repr(self) -> str:
-        return (
-            f"model={self.model}, subject={self.subject}, num_channels={self.num_channels}, "
-            f"fc={self.fc[0].item():.1f}..{self.fc[-1].item():.1f} Hz, fs={self.fs:g}, "
-            f"learnable={self.learnable}"
-        )

@@ -29,9 +29,6 @@ from amtcore.stages.constants import Range
 from amtcore.stages.excitation import STEP_CAM
 from amtcore.stages.stage import Stage, product
 
-#: Reach of the smoothing in Cam.
-REACH_CAM = 18.0
-
 _inhibition = operator(INHIBITION)
 
 
@@ -60,9 +57,7 @@ class Moore2016BinauralLoudness(Stage):
     (1.33, 0.0)
     """
 
-    sigma: Tensor
-    p: Tensor
-    shown = "sigma={0.sigma:g}, p={0.p:g}, learnable={0.learnable}"
+    shown = "sigma p learnable"
 
     @checked_arguments()
     def __init__(
@@ -81,7 +76,7 @@ class Moore2016BinauralLoudness(Stage):
 
     def smoothing(self, channels: int) -> Tensor:
         """(channel, channel), symmetric: the smoothing with zeros beyond the channels."""
-        reach = round(REACH_CAM / self.erb_step)
+        reach = round(18.0 / self.erb_step)  # 18 Cam
         steps = torch.arange(-reach, reach + 1, dtype=torch.float64, device=self.sigma.device)
         kernel = torch.exp(-((self.sigma.double() * self.erb_step * steps) ** 2))
         kernel = torch.nn.functional.pad(kernel / kernel.sum(), (channels, channels))
@@ -125,5 +120,5 @@ class Moore2016BinauralLoudness(Stage):
 
     def forward(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """Loudness of the left and the right ear in the presence of the other."""
-        inhibited_left, inhibited_right = self.inhibited(left, right)
-        return self.total(inhibited_left), self.total(inhibited_right)
+        left, right = self.inhibited(left, right)
+        return self.total(left), self.total(right)

@@ -7,7 +7,6 @@ Second-order sections in state-variable form and, for an odd order, one first-or
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from amtcore import filter_design as design
 from amtcore.arguments import RATE, Text, checked_arguments, whole
@@ -40,8 +39,7 @@ class ButterworthFilter(ChannelStage):
     True
     """
 
-    fc: Tensor
-    shown = "btype={0.btype}, order={0.order}, fc={0.fc:g} Hz, fs={0.fs:g}, learnable={0.learnable}"
+    shown = "btype order fc fs learnable"
 
     @checked_arguments(fc=RATE, order=whole(1, 64), btype=Text(("low", "high")))
     def __init__(
@@ -63,15 +61,10 @@ class ButterworthFilter(ChannelStage):
     def memory_s(self) -> float:
         return lowpass_memory_s(float(self.fc.detach()), self.order)
 
-    def sections(self) -> list[Tensor]:
-        """Coefficients of each section, (6,) or (3,)."""
-        rows = design.butterworth_rows(self.fc, self.fs, self.order, self.btype)
-        return [section.to(self.dtype) for section in rows]
-
     def recurrences(self, channels: int) -> list[ChainStep]:
         ops = []
-        for section in self.sections():
-            code, values = (STATE_VARIABLE, 2) if len(section) == 6 else (FIRST_ORDER, 1)
-            coef = section.expand(channels, -1)
-            ops.append(ChainStep(code, 0, coef, coef.new_zeros(channels, values)))
+        for section in design.butterworth_rows(self.fc, self.fs, self.order, self.btype):
+            operation, values = (STATE_VARIABLE, 2) if len(section) == 6 else (FIRST_ORDER, 1)
+            coef = section.to(self.dtype).expand(channels, -1)
+            ops.append(ChainStep(operation, 0, coef, coef.new_zeros(channels, values)))
         return ops

@@ -13,7 +13,6 @@ frequencies components are their own nodes. Some J_q may be negative, as weights
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -56,7 +55,7 @@ class Nodes:
     weights: Array
 
     def parts(self) -> list[Part]:
-        """Return the weights as matrices of a few groups each; first the groups without weights."""
+        """Return the weights as matrices of a few groups; the first groups have no weights."""
         sizes, most = np.diff(self.starts), self.weights.shape[1]
         many = np.flatnonzero(sizes > most)
         alone = int(many[0]) if len(many) else len(sizes)
@@ -111,16 +110,9 @@ def _gauss(f_hz: Array, nodes: int) -> tuple[Array, Array]:
 class ComponentStage(Stage):
     """A stage that weights components by filters: in float32 at their nodes, in float64 every one.
 
-    Args:
-        fs: Sampling rate in Hz.
-        frequencies: Of the components in Hz, ascending.
-        learnable: Whether constants are parameters.
-        dtype: torch.float32 or torch.float64.
-        backend: Kernel choice; None picks.
+    The components lie at `frequencies` in Hz, ascending.
     """
 
-    frequencies: Tensor
-    nodes_hz: Tensor
     #: The buffer of the channels' centre frequencies.
     centres = ""
     _parts: list[Part]
@@ -136,39 +128,29 @@ class ComponentStage(Stage):
         super().__init__(fs, learnable, dtype, backend)
         self._components_hz = frequencies.detach().cpu().clone()
 
-    def _nodes(self) -> Nodes:
+    def tables(self) -> dict[str, Tensor]:
         f_hz = self._components_hz.double().numpy()
         if self.dtype == torch.float64:
-            alone = np.arange(len(f_hz) + 1)
-            return Nodes(f_hz, alone, np.zeros((len(f_hz), 1)))
-        return nodes_of(f_hz, self.get_buffer(self.centres).detach().cpu().double().numpy())
-
-    def tables(self) -> dict[str, Tensor]:
-        nodes = self._nodes()
+            nodes = Nodes(f_hz, np.arange(len(f_hz) + 1), np.zeros((len(f_hz), 1)))
+        else:
+            fc_hz = self.get_buffer(self.centres).detach().cpu().double().numpy()
+            nodes = nodes_of(f_hz, fc_hz)
         self._parts = nodes.parts()
-        weights = {
-            f"to_nodes_{i}": torch.from_numpy(weights).to(self.dtype)
-            for i, (_, _, weights) in enumerate(self._parts)
-            if weights is not None
-        }
-        groups = {
-            "group_starts": torch.from_numpy(nodes.starts),
-            "group_weights": torch.from_numpy(nodes.weights).to(self.dtype),
-        }
-        return {"frequencies": self._components_hz.to(self.dtype), **groups, **weights}
-
-    def derive(self) -> dict[str, Callable[[], Tensor]]:
-        return {"nodes_hz": lambda: torch.from_numpy(self._nodes().f_hz).to(self.dtype)}
+        made = {"nodes_hz": nodes.f_hz, "group_weights": nodes.weights}
+        made |= {f"to_nodes_{i}": w for i, (_, _, w) in enumerate(self._parts) if w is not None}
+        tables = {name: torch.from_numpy(table).to(self.dtype) for name, table in made.items()}
+        tables["group_starts"] = torch.from_numpy(nodes.starts)
+        return {**tables, "frequencies": self._components_hz.to(self.dtype)}
 
     def at_nodes(self, intensity: Tensor, least: Tensor | None = None) -> Tensor:
         """Return (.., component) at the nodes, (.., node).
 
         Components must be above `least` (.., 1) to count; None counts all.
         """
-        self.derived("nodes_hz", self.centres)  # updates all tables
+        nodes_hz = self.derived("nodes_hz")  # renews all tables of the nodes
         if can_compute(intensity):
             limits = intensity.new_full((1,), -math.inf) if least is None else least
-            return _nodes_of_audible(intensity, limits, *self.groups(), len(self.nodes_hz))
+            return _nodes_of_audible(intensity, limits, *self.groups(), len(nodes_hz))
         heard = intensity if least is None else audible(intensity, least)
         parts = [
             heard[..., first:last]
@@ -180,8 +162,7 @@ class ComponentStage(Stage):
 
     def groups(self) -> tuple[Tensor, Tensor]:
         """Return `Nodes.starts` and `Nodes.weights` as tensors."""
-        self.derived("nodes_hz", self.centres)  # updates all tables
-        return self.get_buffer("group_starts"), self.get_buffer("group_weights")
+        return self.derived("group_starts"), self.derived("group_weights")
 
     def by_kernel(self, *tensors: Tensor) -> bool:
         """Return True if the kernel without gradients may take these tensors and tables."""
@@ -192,13 +173,9 @@ class ComponentStage(Stage):
         single = self.dtype == torch.float32
         return excitation.blocks_of(weights) if single else weights.new_empty(0)
 
-    def weighting(self, name: str, make: Callable[[], Tensor]) -> dict[str, Callable[[], Tensor]]:
-        """Return entries of `derive` for weights (node, place) that `levels_db` takes by name."""
-        return {name: make, f"{name}_blocks": lambda: self.blocks_of(make())}
-
-    def levels_db(self, nodes: Tensor, name: str, *of: str) -> Tensor:
-        """Return the level at every place of `weighting`; `of` as for `derived`."""
-        weights = self.derived(name, *of)
+    def levels_db(self, nodes: Tensor, name: str) -> Tensor:
+        """Return the levels by the weights (node, place) of the tables `name` and `name`_blocks."""
+        weights = self.derived(name)
         if self.by_kernel(nodes, weights):
-            return _erb_levels(nodes, weights, self.derived(f"{name}_blocks", *of))
+            return _erb_levels(nodes, weights, self.derived(f"{name}_blocks"))
         return level_db(product(nodes, weights))

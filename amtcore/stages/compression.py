@@ -43,8 +43,8 @@ class BrokenStickCompression(ChannelStage):
     tensor([[ 0.0002, -0.0178]])
     """
 
-    n: Tensor
-    knee_db: Tensor
+    shown = "knee_db n dboffset learnable"
+    memory_s = 0.0
 
     @checked_arguments()
     def __init__(
@@ -64,28 +64,15 @@ class BrokenStickCompression(ChannelStage):
 
     def coefficients(self, channels: int) -> Tensor:
         """(channel, 4): gain below the knee, gain and exponent above it, knee."""
-        knee, n = self._knee(), self.n.double()
+        knee, n = 10.0 ** ((self.knee_db.double() - self.dboffset) / 20.0), self.n.double()
         rows = torch.broadcast_tensors(torch.ones_like(knee), knee ** (1.0 - n), n, knee)
         if rows[0].numel() not in (1, channels):
             raise ParameterError(f"there are {rows[0].numel()} exponents for {channels} channels")
         return torch.stack([row.expand(channels) for row in rows], -1).to(self.dtype)
 
-    def _knee(self) -> Tensor:
-        return 10.0 ** ((self.knee_db.double() - self.dboffset) / 20.0)
-
-    @property
-    def memory_s(self) -> float:
-        return 0.0
-
     def recurrences(self, channels: int) -> list[ChainStep]:
         coef = self.coefficients(channels)
         return [ChainStep(BROKEN_STICK, 0, coef, coef.new_zeros(channels, 0))]
-
-    def extra_repr(self) -> str:
-        return (
-            f"knee_db={self.knee_db.item():g}, n={self.n.tolist()}, dboffset={self.dboffset:g}, "
-            f"learnable={self.learnable}"
-        )
 
 
 class PowerCompression(BrokenStickCompression):
@@ -100,10 +87,7 @@ class PowerCompression(BrokenStickCompression):
 
     def coefficients(self, channels: int) -> Tensor:
         """(channel, 4): as for the broken stick with its corner at 0, and gain 0 at 0."""
-        rows = super().coefficients(channels)
-        return torch.cat(
-            (torch.zeros_like(rows[:, :1]), rows[:, 1:3], torch.zeros_like(rows[:, 3:])), 1
-        )
+        return torch.nn.functional.pad(super().coefficients(channels)[:, 1:3], (1, 1))
 
 
 class SquaringExpansion(ChannelStage):
@@ -122,8 +106,8 @@ class SquaringExpansion(ChannelStage):
     tensor([[1., 4.]])
     """
 
-    gain_db: Tensor
-    shown = "gain_db={0.gain_db:g}, learnable={0.learnable}"
+    shown = "gain_db learnable"
+    memory_s = 0.0
 
     @checked_arguments()
     def __init__(
@@ -136,13 +120,7 @@ class SquaringExpansion(ChannelStage):
         super().__init__(1.0, learnable, dtype, backend)
         self.constant("gain_db", float(gain_db), DECIBELS)
 
-    def _gain(self) -> Tensor:
-        return (10.0 ** (self.gain_db.double() / 20.0)).to(self.dtype)
-
-    @property
-    def memory_s(self) -> float:
-        return 0.0
-
     def recurrences(self, channels: int) -> list[ChainStep]:
-        coef = self._gain().expand(channels, 1)
+        gain = 10.0 ** (self.gain_db.double() / 20.0)
+        coef = gain.to(self.dtype).expand(channels, 1)
         return [ChainStep(SQUARE, 0, coef, coef.new_zeros(channels, 0))]

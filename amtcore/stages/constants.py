@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -52,28 +52,9 @@ _LEAST_DAMPING, _MOST_LOG = 1e-6, 4.0
 _HELD = 1e-14
 
 
-class Limit(Protocol):
-    """Bounds of one constant; all tensors are float64."""
-
-    def check(self, name: str, value: Tensor) -> None:
-        """Raise if a value is out of bounds."""
-
-    def raw(self, value: Tensor) -> Tensor:
-        """Return the unbounded parameter of a value."""
-
-    def value(self, raw: Tensor) -> Tensor:
-        """Return the value of a parameter, within the bounds for any finite `raw`."""
-
-    def within(self, value: Tensor) -> Tensor:
-        """Return a value that rounding may have put out of bounds to the bounds."""
-
-    def gradient(self, raw: Tensor, of_raw: Tensor) -> Tensor:
-        """Convert a gradient with respect to `raw` to the value; 0 if a bound holds the value."""
-
-
 @dataclass(frozen=True)
 class Range:
-    """Each value lies between two bounds.
+    """Each value of a constant lies between two bounds; all tensors are float64.
 
     Args:
         lowest: Lower bound.
@@ -91,6 +72,7 @@ class Range:
         return 1.0 if self.unit is None else 4.0 * self.unit / (self.highest - self.lowest)
 
     def check(self, name: str, value: Tensor) -> None:
+        """Raise if a value is out of bounds."""
         low, high = (end * _BOUND_ROUNDING for end in (abs(self.lowest), abs(self.highest)))
         good = (value >= self.lowest - low) & (value <= self.highest + high)
         if not bool(good.all()):
@@ -100,18 +82,22 @@ class Range:
             )
 
     def raw(self, value: Tensor) -> Tensor:
+        """Return the unbounded parameter of a value."""
         share = (value - self.lowest) / (self.highest - self.lowest)
         return torch.logit(share.clamp(0.0, 1.0)).clamp(-_AT_BOUND, _AT_BOUND) / self._rate
 
     def value(self, raw: Tensor) -> Tensor:
+        """Return the value of a parameter, within the bounds for any finite `raw`."""
         turned = raw * self._rate
         inside = self.lowest + (self.highest - self.lowest) * torch.sigmoid(turned)
         return torch.where(turned > -_SATURATED, inside, self.lowest)
 
     def within(self, value: Tensor) -> Tensor:
+        """Return a value that rounding may have put out of bounds to the bounds."""
         return value.clamp(self.lowest, self.highest)
 
     def gradient(self, raw: Tensor, of_raw: Tensor) -> Tensor:
+        """Convert a gradient with respect to `raw` to the value; 0 if a bound holds the value."""
         share = torch.sigmoid(raw * self._rate)
         slope = self._rate * (self.highest - self.lowest) * share * (1.0 - share)
         return torch.where(raw.abs() * self._rate < _SATURATED, of_raw / slope, 0.0)
@@ -119,7 +105,11 @@ class Range:
 
 @dataclass(frozen=True)
 class StableDenominator:
-    """Denominators a0 + a1 / z (+ a2 / z^2) whose roots lie inside the unit circle."""
+    """Denominators a0 + a1 / z (+ a2 / z^2) whose roots lie inside the unit circle.
+
+    The methods are those of `Range`. The raw values are the logarithm of the first coefficient and
+    the reflection coefficients, unbounded.
+    """
 
     def _reflections(self, value: Tensor) -> tuple[Tensor, ...]:
         a = value / value[0]
@@ -135,7 +125,6 @@ class StableDenominator:
             )
 
     def raw(self, value: Tensor) -> Tensor:
-        """The logarithm of the first coefficient and the reflection coefficients, unbounded."""
         most = 1.0 - _LEAST_DAMPING
         shares = (k / most for k in self._reflections(value))
         edge = 1.0 - 1e-9
@@ -170,6 +159,7 @@ def _unless_held(of_raw: Tensor, slope: Tensor) -> Tensor:
     return torch.where(slope > _HELD, of_raw / slope, 0.0)
 
 
+Limit = Range | StableDenominator
 #: Time constants in s.
 SECONDS = Range(1e-6, 1e3)
 #: Levels and gains in dB; a step of 1e-3 of the optimiser is 0.01 dB.
@@ -186,26 +176,14 @@ def bandwidths(fs: float) -> Range:
     return Range(LEAST_CYCLES * fs, 2.0 * fs)
 
 
-def around(value: float, factor: float = 1e3) -> Range:
-    """Return the range of positive values up to `factor` times larger or smaller."""
-    return Range(value / factor, value * factor)
+def around(value: float) -> Range:
+    """Return the range of positive values up to 1000 times larger or smaller."""
+    return Range(value / 1e3, value * 1e3)
 
 
-#: Types that everything here works in.
 WORKING_TYPES = (torch.float32, torch.float64)
 Value = Tensor | Sequence[float] | float
 _RAW, _ROUNDING = "_raw", "_rounding"
-
-
-def check_conversion(fn: Callable[[Tensor], Tensor]) -> None:
-    """Raise if `fn` converts a module to a type that it cannot work in."""
-    kind = fn(torch.zeros(1, device="cpu")).dtype
-    if kind not in WORKING_TYPES:
-        raise ParameterError(
-            f"models and stages work in float32 or float64, got {kind}: filters of a few Hz and "
-            "the states of recurrences need more digits than it has; leave the module as it is, "
-            "or use torch.autocast for what is around it"
-        )
 
 
 def outside_inference() -> AbstractContextManager[Any]:
@@ -230,8 +208,8 @@ def refuse_torchscript(kind: type) -> NoReturn:
 def _settling(constructor: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that makes the attributes it has set read-only.
 
-    Constructors of derived classes of this package may still change them. Constructors of
-    other packages add attributes of their own, which stay assignable.
+    Only the constructor of the most derived class of this package does so. Constructors of other
+    packages add attributes of their own, which stay assignable.
     """
 
     @functools.wraps(constructor)
@@ -245,8 +223,10 @@ def _settling(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 class BuiltOnCpu(type):
-    """Metaclass of modules whose filters are designed on the CPU, then moved to torch's default
-    device: so `with torch.device("meta")` builds them too."""
+    """Metaclass that builds a module on the CPU, then moves it to torch's default device.
+
+    Filters are designed in float64 on the CPU, so `with torch.device("meta")` builds them too.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # In torch 2.6 `torch.get_default_device` passes over `with torch.device(...)`.
@@ -280,14 +260,13 @@ class Converted(Module, metaclass=BuiltOnCpu):
 
     #: Names of attributes that every call reads anew.
     assignable: ClassVar[frozenset[str]] = frozenset(("training", "backend", "return_stages"))
-    #: Format of `extra_repr`; field 0 is the module.
+    #: Names of the attributes that `repr` shows.
     shown = ""
     #: Names of the attributes that the constructors of this package have set.
     _settings: frozenset[str] = frozenset()
     _loading = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Make what the constructor of a class of this package sets read-only."""
         super().__init_subclass__(**kwargs)
         if _is_own(cls) and "__init__" in vars(cls):
             cls.__init__ = _settling(vars(cls)["__init__"])  # type: ignore[method-assign]
@@ -311,22 +290,28 @@ class Converted(Module, metaclass=BuiltOnCpu):
             return False
         if isinstance(value, nn.Module) and vars(self).get(name, value) is None:
             return False  # a stage that the model was built without
-        return (
-            name in self._settings
-            or name in getattr(self, BUFFERS)
-            or _is_class_data(type(self), name)
-        )
+        if name in self._settings or name in getattr(self, BUFFERS):
+            return True
+        classes = (vars(kind) for kind in type(self).__mro__ if _is_own(kind))
+        return any(name in data and not inspect.isroutine(data[name]) for data in classes)
 
     def extra_repr(self) -> str:
-        """Return the settings and constants that `repr` shows."""
-        return self.shown.format(self)
+        """Return the settings and constants in `shown`; a replaced stage may lack some."""
+        values = ((name, getattr(self, name, None)) for name in self.shown.split())
+        return ", ".join(f"{name}={_in_short(v)}" for name, v in values if v is not None)
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuse `torch.jit.script`, which calls this method of every module that it meets."""
         refuse_torchscript(type(self))
 
     def convert(self, fn: Any, recurse: bool) -> Any:
-        check_conversion(fn)  # before any tensor is converted
+        kind = fn(torch.zeros(1, device="cpu")).dtype  # checked before any tensor is converted
+        if kind not in WORKING_TYPES:
+            raise ParameterError(
+                f"models and stages work in float32 or float64, got {kind}: filters of a few Hz "
+                "and the states of recurrences need more digits than it has; leave the module as "
+                "it is, or use torch.autocast for what is around it"
+            )
         with outside_inference():
             return super().convert(fn, recurse)
 
@@ -335,18 +320,16 @@ def _is_own(kind: type) -> bool:
     return kind.__module__.startswith("amtcore.")
 
 
-def _is_class_data(kind: type, name: str) -> bool:
-    """Return True if a class of this package has a property or a value of this name."""
-    found = (vars(each)[name] for each in kind.__mro__ if name in vars(each) and _is_own(each))
-    return any(not inspect.isroutine(value) for value in found)
+def _in_short(value: Any) -> str:
+    """Return a value as `repr` shows it: five digits, and of several numbers the ends."""
+    if isinstance(value, Tensor) and not value.is_meta:
+        numbers = value.detach().flatten().tolist()
+        return "..".join(f"{number:.5g}" for number in dict.fromkeys((numbers[0], numbers[-1])))
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 class HasConstants(Converted):
-    """A module of constants.
-
-    Args:
-        learnable: Whether they are parameters.
-        dtype: Their type.
+    """A module of constants, which are parameters if `learnable`.
 
     Invariants:
         For any finite values of the parameters the constants lie within their bounds.
@@ -393,17 +376,14 @@ class HasConstants(Converted):
         self.register_buffer(name + _ROUNDING, rounding, persistent=False)
         self._learnt |= {name}
 
-    def __getattr__(self, name: str) -> Tensor | nn.Module:
-        if name in self._learnt:
-            # `torch.func.functional_call` puts a value here for the time of a call.
-            given = getattr(self, BUFFERS)[name]
-            if given is not None:
-                return given
-            return self._value(name)
-        return super().__getattr__(name)
-
-    def _value(self, name: str) -> Tensor:
-        """Return a learnt constant, with the parameter's gradient in the unit of the constant."""
+    def __getattr__(self, name: str) -> Tensor:
+        """Return a constant or a table; a learnt constant has its gradient in its own unit."""
+        if name not in self._learnt:
+            return super().__getattr__(name)  # type: ignore[return-value]
+        # `torch.func.functional_call` puts a value here for the time of a call.
+        given = getattr(self, BUFFERS)[name]
+        if given is not None:
+            return given
         raw = self._source(name)
         value = self._exact(name).to(raw.dtype)
         if not torch.compiler.is_compiling() and raw.is_leaf and raw.grad is not None:
@@ -438,10 +418,10 @@ class HasConstants(Converted):
         return limit.within(limit.value(self._source(name).double()) + rounding)
 
     def set_constant(self, name: str, value: Value, shape: torch.Size | None = None) -> None:
-        """Set a constant in its unit, in place, so that an optimizer keeps hold of it.
+        """Set a bounded constant in its unit, in place, so that an optimizer keeps hold of it.
 
         Args:
-            name: Of a constant with bounds.
+            name: Name of the constant.
             value: One number, or one for each element.
             shape: New shape of the constant; None keeps the shape.
         """
@@ -470,11 +450,11 @@ class HasConstants(Converted):
     # --- tables ---
 
     def tables(self) -> dict[str, Tensor]:
-        """Return tables that depend on settings alone; kept as buffers and not saved."""
+        """Return tables of settings and fixed constants; kept as buffers and not saved."""
         return {}
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """Return functions that compute tables from constants, with gradients; kept likewise."""
+        """Return functions of tables that depend on learnable constants, with their gradients."""
         return {}
 
     def refresh(self) -> None:
@@ -486,12 +466,16 @@ class HasConstants(Converted):
         if any(kept.is_meta for kept in sources.values()):
             return
         device = next((kept.device for kept in sources.values()), None)
+
+        def keep(name: str, table: Tensor) -> None:
+            getattr(self, BUFFERS).pop(name, None)
+            self.register_buffer(name, table.to(device), persistent=False)
+
         with outside_inference(), torch.no_grad():
             for name, table in self.tables().items():
-                self._keep_table(name, table.to(device))
-            # Functions of `derive` may read tables of settings.
-            for name, make in self.derive().items():
-                self._keep_table(name, make().to(device))
+                keep(name, table)
+            for name, make in self.derive().items():  # may read the tables above
+                keep(name, make())
         # `torch.export` looks a buffer up by its index, counted without buffers that are None. So
         # the empty buffers of learnt constants must come last.
         for name in self._learnt:
@@ -505,27 +489,19 @@ class HasConstants(Converted):
             **{key: (kept, version_of(kept)) for key, kept in sources.items()},
         }
 
-    def _keep_table(self, name: str, table: Tensor) -> None:
-        getattr(self, BUFFERS).pop(name, None)
-        self.register_buffer(name, table, persistent=False)
-
-    def derived(self, name: str, *of: str) -> Tensor:
-        """Return a table of `derive`, computed again if constants have changed or need gradients.
-
-        Args:
-            name: Name of the table.
-            of: Constants and buffers that the table depends on; all of the module if empty.
-        """
-        if not torch.compiler.is_compiling() and self._nothing_changed():
+    def derived(self, name: str) -> Tensor:
+        """Return a table, computed again if constants have changed or need gradients."""
+        compiling = torch.compiler.is_compiling()
+        if not compiling and self._nothing_changed():
             return getattr(self, BUFFERS)[name]
-        sources = self._sources()
-        keys = [key if key in sources else key + _RAW for key in of] or list(sources)
-        if any(sources[key].requires_grad for key in keys):
-            return self.derive()[name]()
-        if torch.compiler.is_compiling() or all(self._is_as_made(k, sources[k]) for k in keys):
+        sources, make = self._sources(), self.derive().get(name)
+        if make is not None and any(kept.requires_grad for kept in sources.values()):
+            return make()
+        fixed = ((key, kept) for key, kept in sources.items() if not kept.requires_grad)
+        if compiling or all(self._is_as_made(*each) for each in fixed):
             return self.get_buffer(name)
-        if is_transformed(*(t for t in sources.values() if t is not None)):
-            return self.derive()[name]()
+        if is_transformed(*sources.values()):
+            return self.tables()[name] if make is None else make()
         self.refresh()
         return self.get_buffer(name)
 
@@ -553,16 +529,10 @@ class HasConstants(Converted):
 
     def _sources(self) -> dict[str, Tensor]:
         """Return the tensors of a state dict, or the tensors that `functional_call` put there."""
-        own, made = (
-            {**getattr(self, PARAMETERS), **getattr(self, BUFFERS)},
-            getattr(self, UNSAVED_BUFFERS),
-        )
-        given = [name + _RAW for name in self._learnt if getattr(self, BUFFERS)[name] is not None]
-        return {
-            key: kept
-            for key, kept in own.items()
-            if kept is not None and key not in made and key not in given
-        }
+        own = {**getattr(self, PARAMETERS), **getattr(self, BUFFERS)}
+        given = {name + _RAW for name in self._learnt if own[name] is not None}
+        left_out = given | getattr(self, UNSAVED_BUFFERS)
+        return {key: kept for key, kept in own.items() if kept is not None and key not in left_out}
 
     # --- saving, loading, moving ---
 
@@ -631,37 +601,27 @@ class HasConstants(Converted):
 
     def convert(self, fn: Any, recurse: bool) -> Any:
         with outside_inference():
-            return self._converted(fn, recurse)
-
-    def _converted(self, fn: Any, recurse: bool) -> Any:
-        before = {name: self._exact(name).detach() for name in self._learnt}
-        sources = self._sources()
-        true = all(self._is_as_made(key, kept) for key, kept in sources.items())
-        kinds = {key: (kept.dtype, kept.device) for key, kept in sources.items()}
-        super().convert(fn, recurse)
-        for name, exact in before.items():
-            raw = self._source(name).detach()
-            if not exact.is_meta:
-                left = exact.to(raw.device) - self._limits[name].value(raw.double())
-                getattr(self, BUFFERS)[name + _ROUNDING] = left
-        self._follow_dtype()
-        if true:
-            self._follow_device(kinds)
+            before = {name: self._exact(name).detach() for name in self._learnt}
+            sources = self._sources()
+            true = all(self._is_as_made(key, kept) for key, kept in sources.items())
+            kinds = {key: (kept.dtype, kept.device) for key, kept in sources.items()}
+            super().convert(fn, recurse)
+            for name, exact in before.items():
+                raw = self._source(name).detach()
+                if not exact.is_meta:
+                    left = exact.to(raw.device) - self._limits[name].value(raw.double())
+                    getattr(self, BUFFERS)[name + _ROUNDING] = left
+            self._follow_dtype()
+            # Tables that moved to another device with their sources keep the digits of the design
+            # on the CPU, and no call computes them again.
+            sources = self._sources()
+            if true and all(
+                kept.dtype == kinds[key][0] and kept.device != kinds[key][1]
+                and "meta" not in (kept.device.type, kinds[key][1].type)
+                for key, kept in sources.items()
+            ):  # fmt: skip
+                self._note_made(sources)
         return self
-
-    def _follow_device(self, kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
-        """Keep tables that moved to another device together with their sources.
-
-        They keep the digits of the design on the CPU, and no call computes them anew.
-        """
-        sources = self._sources()
-        moved = all(
-            kept.dtype == kinds[key][0] and kept.device != kinds[key][1]
-            and "meta" not in (kept.device.type, kinds[key][1].type)
-            for key, kept in sources.items()
-        )  # fmt: skip
-        if moved:
-            self._note_made(sources)
 
     def _follow_dtype(self) -> None:
         first = next((t for t in (*self.parameters(), *self.buffers())), None)

@@ -50,21 +50,12 @@ _LEAST_GAIN, _LARGEST_GAIN = 1e-6, 1e3
 _PEAK_POINTS = 8192
 
 
-def _as_delay(phase_type: str, order: int, compensate_delay: bool) -> int:
-    """Return the samples of delay that are taken out."""
-    if phase_type == "minimum" or not compensate_delay:
-        return 0
-    return order // 2 if phase_type == "zero" else math.ceil((order + 1) / 2)
-
-
 class _TableFilter(FirStage):
     """A filter designed from gains at frequencies; `f_hz` spans 0 < f <= fs/2."""
 
-    frequencies_hz: Tensor
-    gains: Tensor
     #: Values of `phase_type` with a minimum-phase filter.
     minimum_phase_types: tuple[str, ...] = ("minimum",)
-    shown = "fs={0.fs:g}, order={0.order}, phase_type={0.phase_type}, learnable={0.learnable}"
+    shown = "fs order phase_type learnable"
 
     def __init__(
         self,
@@ -77,7 +68,8 @@ class _TableFilter(FirStage):
         backend: str | None,
     ) -> None:
         super().__init__(fs, order, learnable, dtype, backend)
-        self.advance = _as_delay(phase_type, order, compensate_delay)
+        if compensate_delay and phase_type != "minimum":
+            self.advance = order // 2 if phase_type == "zero" else math.ceil((order + 1) / 2)
         if order % 2 and phase_type in (*self.minimum_phase_types, "zero"):
             raise ParameterError(
                 f"phase_type {phase_type!r} needs an even order, got {order}: an odd one has its "
@@ -109,10 +101,7 @@ class _TableFilter(FirStage):
     def get_parameters(self) -> dict[str, Any]:
         """Return the settings and the extent of the table."""
         return {
-            "fs": self.fs,
-            "order": self.order,
-            "phase_type": self.phase_type,
-            "learnable": self.learnable,
+            **{name: getattr(self, name) for name in ("fs", "order", "phase_type", "learnable")},
             "num_frequency_points": len(self.frequencies_hz),
             "frequency_range": [float(self.frequencies_hz[0]), float(self.frequencies_hz[-1])],
             "compensate_delay": self.compensate_delay,
@@ -223,12 +212,8 @@ class MiddleEarFilter(_TableFilter):
     True
     """
 
-    gain_normalization: Tensor
     minimum_phase_types = ("minimum", "amt")
-    shown = (
-        "fs={0.fs:g}, filter_type={0.filter_type}, order={0.order}, phase_type={0.phase_type}, "
-        "learnable={0.learnable}"
-    )
+    shown = "fs filter_type order phase_type learnable"
 
     @checked_arguments(phase_type=Text(PHASE_TYPES), filter_type=Text(MIDDLE_EAR_TYPES))
     def __init__(
@@ -247,7 +232,8 @@ class MiddleEarFilter(_TableFilter):
         self.filter_type, self.normalize_gain = filter_type, normalize_gain
         velocity = _goode_velocity if filter_type == "lopezpoveda2001" else _jepsen_velocity
         self.set_gains(*velocity(self.fs))
-        own_db = -self._peak_db() if normalize_gain else 0.0
+        response = torch.fft.rfft(self.design().detach(), 2 * _PEAK_POINTS)[:_PEAK_POINTS]
+        own_db = -20.0 * math.log10(float(response.abs().max())) if normalize_gain else 0.0
         self.constant("gain_normalization", own_db, DECIBELS, learnable and normalize_gain)
 
     def design(self) -> Tensor:
@@ -260,15 +246,9 @@ class MiddleEarFilter(_TableFilter):
             taps = taps * (peak / torch.fft.fft(taps).abs().max())
         return minimum_phase(taps) if self.phase_type in self.minimum_phase_types else taps
 
-    def _peak_db(self) -> float:
-        """Largest gain of the response."""
-        magnitude = torch.fft.rfft(self.design().detach(), 2 * _PEAK_POINTS)[:_PEAK_POINTS].abs()
-        return 20.0 * math.log10(float(magnitude.max()))
-
     def derive(self) -> dict[str, Callable[[], Tensor]]:
         def applied() -> Tensor:
-            gain = 10.0 ** (self.gain_normalization / 20.0)
-            return self.design().to(self.dtype) * gain
+            return self.design().to(self.dtype) * 10.0 ** (self.gain_normalization / 20.0)
 
         return super().derive() | {"applied": applied}
 
@@ -285,8 +265,6 @@ MIDDLE_EARS = {
     "tfOuterMiddle1997": "middle_ear_moore_1997",
     "tfOuterMiddle2007": "middle_ear_ansi_s3_4_2007",
 }
-#: Column of the outer-ear table; at the eardrum there is no outer ear in front.
-FIELDS = {"free": "free_field_db", "diffuse": "diffuse_field_db", "eardrum": None}
 FIELD_TYPES = ("free", "diffuse")
 
 
@@ -296,8 +274,7 @@ def transfer_db(
     """Gain of outer plus middle ear in dB, piecewise cubic (PCHIP) between the tables' rows."""
     from scipy.interpolate import PchipInterpolator  # half a second, which few processes need
 
-    outer = load_table("outer_ear_ansi_s3_4_2007")
-    middle = load_table(MIDDLE_EARS[compensation_type])
+    middle, outer = map(load_table, (MIDDLE_EARS[compensation_type], "outer_ear_ansi_s3_4_2007"))
     outer_db = PchipInterpolator(outer["frequency_hz"], outer[f"{field_type}_field_db"])
     middle_db = PchipInterpolator(middle["frequency_hz"], middle["gain_db"])
     return np.asarray(outer_db(f_hz) + middle_db(f_hz))
@@ -328,12 +305,7 @@ class OuterMiddleEarFilter(FirStage):
     (torch.Size([2, 320]), torch.Size([15981]))
     """
 
-    tf_gains: Tensor
-    fvec: Tensor
-    shown = (
-        "fs={0.fs:g}, type={0.compensation_type!r}, field={0.field_type!r}, order={0.order}, "
-        "learnable={0.learnable}"
-    )
+    shown = "fs compensation_type field_type order learnable"
 
     @checked_arguments(compensation_type=Text(MIDDLE_EARS), field_type=Text(FIELD_TYPES))
     def __init__(
@@ -391,15 +363,10 @@ def ear_gain_db(
 
     Beyond the end of a table its last value holds.
     """
-    middle, outer = (
-        load_table(MIDDLE_EARS[compensation_type]),
-        load_table("outer_ear_ansi_s3_4_2007"),
-    )
-    f_hz = middle["frequency_hz"]
-    gain_db = middle["gain_db"].copy()
-    column = FIELDS[field_type]
-    if column is not None:
-        gain_db += np.interp(f_hz, outer["frequency_hz"], outer[column])
+    middle, outer = map(load_table, (MIDDLE_EARS[compensation_type], "outer_ear_ansi_s3_4_2007"))
+    f_hz, gain_db = middle["frequency_hz"], middle["gain_db"]
+    if field_type in FIELD_TYPES:  # at the eardrum there is no outer ear in front
+        gain_db = gain_db + np.interp(f_hz, outer["frequency_hz"], outer[f"{field_type}_field_db"])
     inside = f_hz < highest_hz
     return (
         np.append(f_hz[inside], highest_hz),
@@ -442,14 +409,11 @@ class LoudnessEar(Stage):
     torch.Size([2, 100])
     """
 
-    gain_db: Tensor
-    f_hz: Tensor
-    shown = (
-        "type={0.compensation_type}, field={0.field_type}, order={0.order}, fs={0.fs:g}, "
-        "learnable={0.learnable}"
-    )
+    shown = "compensation_type field_type order fs learnable"
 
-    @checked_arguments(compensation_type=Text(MIDDLE_EARS), field_type=Text(FIELDS))
+    @checked_arguments(
+        compensation_type=Text(MIDDLE_EARS), field_type=Text((*FIELD_TYPES, "eardrum"))
+    )
     def __init__(
         self,
         fs: float,
@@ -463,18 +427,17 @@ class LoudnessEar(Stage):
         if order % 2:
             raise ParameterError(f"order must be an even number of 2 or more, got {order!r}")
         self.compensation_type, self.field_type, self.order = compensation_type, field_type, order
-        f_hz, gain_db = ear_gain_db(compensation_type, field_type, self.fs / 2)
+        self._f_hz, gain_db = ear_gain_db(compensation_type, field_type, self.fs / 2)
         self.constant("gain_db", torch.from_numpy(gain_db), DECIBELS)
-        self._f_hz = f_hz
 
     def tables(self) -> dict[str, Tensor]:
         return {"f_hz": torch.from_numpy(self._f_hz)}
 
     def taps(self) -> Tensor:
         """The FIR, (order + 1,), float64 and symmetric about its middle."""
-        gain = torch.nn.functional.pad(10.0 ** (self.gain_db.double() / 20.0), (1, 0))
-        f_hz = torch.nn.functional.pad(self.f_hz.double(), (1, 0))
-        return fir2(self.order, f_hz, gain, self.fs)
+        gains = 10.0 ** (self.gain_db.double() / 20.0)
+        f_hz, gains = (torch.nn.functional.pad(v, (1, 0)) for v in (self.f_hz.double(), gains))
+        return fir2(self.order, f_hz, gains, self.fs)
 
     def filter_valid(self, x: Tensor, taps: Tensor) -> Tensor:
         """(.., time) -> (.., time - order): outputs that need no samples outside of x."""

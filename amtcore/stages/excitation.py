@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from amtcore.arguments import RATE, Number, Numbers, checked_arguments, plain_number
@@ -89,12 +89,8 @@ def check_lower_slope(base: float, per_db: float) -> None:
 SLOPE_BASE = 4.0
 #: Change of p(1 kHz) of the lower slope per dB.
 LOWER_SLOPE_PER_DB = -0.35
-#: Largest relative distance above its frequency at which a filter has weight.
-FARTHEST_G = 4.0
 #: Smaller weights are 0: they are 200 dB down, and denormal weights make products slow.
 LEAST_WEIGHT = 1e-20
-#: Bounds of the slopes.
-_BASES, _CHANGES = Range(1e-3, 10.0), Range(-10.0, 0.0)
 
 _lower_skirt, _pattern = operator(LOWER_SKIRT), operator(excitation.EXCITATION_PATTERN)
 
@@ -103,7 +99,7 @@ def roex(p: Tensor, g: Tensor) -> Tensor:
     """Return the weight of a filter of slope p at the relative distance g; 0 beyond g = 4."""
     x = p * g.abs()
     weight = (1.0 + x) * torch.exp(-x)
-    return torch.where((g <= FARTHEST_G) & (weight >= LEAST_WEIGHT), weight, 0.0)
+    return torch.where((g <= 4.0) & (weight >= LEAST_WEIGHT), weight, 0.0)
 
 
 def _bandwidth(f_hz: Tensor) -> Tensor:
@@ -129,10 +125,7 @@ class RoexFilters(ComponentStage):
     """Rounded-exponential filters: intensity and level of components to excitation of channels."""
 
     centres = "fc"
-    fc: Tensor
-    upper_slope_base: Tensor
-    lower_slope_base: Tensor
-    lower_slope_per_db: Tensor
+    shown = "num_channels fc upper_slope_base lower_slope_base learnable"
 
     def __init__(
         self,
@@ -148,38 +141,35 @@ class RoexFilters(ComponentStage):
     ) -> None:
         super().__init__(fs, frequencies, learnable, dtype, backend)
         check_lower_slope(lower_slope_base, lower_slope_per_db)
-        self.constant("upper_slope_base", upper_slope_base, _BASES)
-        self.constant("lower_slope_base", lower_slope_base, _BASES)
-        self.constant("lower_slope_per_db", lower_slope_per_db, _CHANGES)
+        self.constant("upper_slope_base", upper_slope_base, Range(1e-3, 10.0))
+        self.constant("lower_slope_base", lower_slope_base, Range(1e-3, 10.0))
+        self.constant("lower_slope_per_db", lower_slope_per_db, Range(-10.0, 0.0))
         self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(dtype))
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        return {
-            **super().derive(),
-            "upper": self._upper,
-            "upper_blocks": lambda: self.blocks_of(self._upper()),
-            "rate": self._rate,
-            "away": self._away,
-            "relative": self._relative,
-        }
+        def upper() -> Tensor:
+            weights = upper_weights(self.nodes_hz, self.fc, self.upper_slope_base)
+            return weights.to(self.dtype)
 
-    def _rate(self) -> Tensor:
-        """Return the slope below each channel's centre per Hz, (channel,)."""
-        return (self.lower_slope_base.double() / _bandwidth(self.fc.double())).to(self.dtype)
+        def rate() -> Tensor:
+            """Return the slope below each channel's centre per Hz, (channel,)."""
+            return (self.lower_slope_base.double() / _bandwidth(self.fc.double())).to(self.dtype)
 
-    def _away(self) -> Tensor:
-        """Return every node's distance below a centre times the slope, (channel, node)."""
-        distance = self.fc.double()[:, None] - self.nodes_hz.double()
-        return (self._rate().double()[:, None] * distance).to(self.dtype)
+        def away() -> Tensor:
+            """Return every node's distance below a centre times the slope, (channel, node)."""
+            distance = self.fc.double()[:, None] - self.nodes_hz.double()
+            return (rate().double()[:, None] * distance).to(self.dtype)
 
-    def _relative(self) -> Tensor:
-        """Return `relative_slope` as a line, (2,): change per dB, and value at 0 dB."""
-        change = (self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)).double()
-        return torch.stack((change, 1.0 - change * REFERENCE_LEVEL_DB)).to(self.dtype)
+        def relative() -> Tensor:
+            """Return `relative_slope` as a line, (2,): change per dB, and value at 0 dB."""
+            change = (self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)).double()
+            return torch.stack((change, 1.0 - change * REFERENCE_LEVEL_DB)).to(self.dtype)
 
-    def _upper(self) -> Tensor:
-        weights = upper_weights(self.nodes_hz, self.fc, self.upper_slope_base)
-        return weights.to(self.dtype)
+        def upper_blocks() -> Tensor:
+            return self.blocks_of(upper())
+
+        made = (upper, upper_blocks, rate, away, relative)
+        return {function.__name__: function for function in made}
 
     @property
     def num_channels(self) -> int:
@@ -205,41 +195,23 @@ class RoexFilters(ComponentStage):
 
     def filters(self) -> excitation.Tables:
         """Return the constants of the kernel for the whole pattern."""
-        return excitation.Tables(
-            self.derived("away", "lower_slope_base", "fc"),
-            self.derived("relative", "lower_slope_base", "lower_slope_per_db"),
-            *self.between(),
-            self.derived("upper", "upper_slope_base", "fc"),
-            self.derived("upper_blocks", "upper_slope_base", "fc"),
-        )
+        away, line, upper, blocks = map(self.derived, ("away", "relative", "upper", "upper_blocks"))
+        return excitation.Tables(away, line, *self.between(), upper, blocks)
 
     def pattern(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
         """Intensity (.., frame, node) and level per ERB -> (.., frame, channel) in dB."""
-        upper = self.derived("upper", "upper_slope_base", "fc")
-        line = self.derived("relative", "lower_slope_base", "lower_slope_per_db")
-        if self.by_kernel(intensity, levels_db, upper, line):
+        upper = self.derived("upper")
+        if self.by_kernel(intensity, levels_db, upper, self.derived("relative")):
             return _pattern(intensity, levels_db, list(self.filters()))
+        relative = self.relative_slope(self.levels_at_nodes(levels_db))
         below = _lower_skirt(
-            rows_of(intensity),
-            rows_of(self.relative_slope(self.levels_at_nodes(levels_db))),
-            self.derived("rate", "lower_slope_base", "fc"),
-            self.fc,
-            self.nodes_hz,
+            rows_of(intensity), rows_of(relative), self.derived("rate"), self.fc, self.nodes_hz,
             backend=self.backend,
-        )
+        )  # fmt: skip
         return level_db(
             below.view(*intensity.shape[:-1], self.num_channels) + product(intensity, upper)
         )
 
-    def extra_repr(self) -> str:
-        return (
-            f"num_channels={self.num_channels}, fc={self.fc[0]:.1f}..{self.fc[-1]:.1f} Hz, "
-            f"slope_base={self.upper_slope_base:g} up, {self.lower_slope_base:g} down, "
-            f"learnable={self.learnable}"
-        )
-
-
-Array = NDArray[np.float64]
 
 #: Channels: 150 of them, a quarter of a Cam apart.
 LOWER_CAM, UPPER_CAM, STEP_CAM = 1.75, 39.0, 0.25
@@ -298,11 +270,12 @@ class Moore2016ExcitationPattern(RoexFilters):
         )  # fmt: skip
         self.erb_step = erb_step
 
-    def derive(self) -> dict[str, Callable[[], Tensor]]:
-        return {**super().derive(), **self.weighting("between_nodes", self._between_nodes)}
-
-    def _between_nodes(self) -> Tensor:
-        return level_weights(self.nodes_hz, self.nodes_hz, SLOPE_BASE).to(self.dtype)
+    def tables(self) -> dict[str, Tensor]:
+        tables = super().tables()
+        nodes_hz = tables["nodes_hz"]
+        weights = level_weights(nodes_hz, nodes_hz, SLOPE_BASE).to(self.dtype)
+        made = {"between_nodes": weights, "between_nodes_blocks": self.blocks_of(weights)}
+        return {**tables, **made}
 
     def forward(self, intensity: Tensor) -> Tensor:
         """Excitation of the channels."""
@@ -312,7 +285,7 @@ class Moore2016ExcitationPattern(RoexFilters):
         """Like `forward`, of the components above the least, (.., frame, 1)."""
         intensity = self.as_input(intensity, (2, 3, 4), _COMPONENTS)
         nodes = self.at_nodes(intensity, least)
-        return self.pattern(nodes, self.levels_db(nodes, "between_nodes", "fc"))
+        return self.pattern(nodes, self.levels_db(nodes, "between_nodes"))
 
 
 class ERBIntegration(ComponentStage):
@@ -341,8 +314,7 @@ class ERBIntegration(ComponentStage):
     """
 
     centres = "fc_erb"
-    fc_erb: Tensor
-    bandwidth_scale: Tensor
+    shown = "n_erb_bands fc_erb learnable"
 
     @checked_arguments()
     def __init__(
@@ -369,11 +341,11 @@ class ERBIntegration(ComponentStage):
         self.register_buffer("fc_erb", fc_hz.to(dtype))
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        return {**super().derive(), **self.weighting("bands", self._bands)}
+        def bands() -> Tensor:
+            base = SLOPE_BASE / self.bandwidth_scale.double()
+            return level_weights(self.nodes_hz, self.fc_erb, base).to(self.dtype)
 
-    def _bands(self) -> Tensor:
-        base = SLOPE_BASE / self.bandwidth_scale.double()
-        return level_weights(self.nodes_hz, self.fc_erb, base).to(self.dtype)
+        return {"bands": bands, "bands_blocks": lambda: self.blocks_of(bands())}
 
     @property
     def n_erb_bands(self) -> int:
@@ -386,13 +358,7 @@ class ERBIntegration(ComponentStage):
 
     def of_nodes(self, nodes: Tensor) -> Tensor:
         """Like `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
-        return self.levels_db(nodes, "bands", "bandwidth_scale", "fc_erb")
-
-    def extra_repr(self) -> str:
-        return (
-            f"n_erb_bands={self.n_erb_bands}, fc={self.fc_erb[0]:.1f}..{self.fc_erb[-1]:.1f} Hz, "
-            f"learnable={self.learnable}"
-        )
+        return self.levels_db(nodes, "bands")
 
 
 class ExcitationPattern(RoexFilters):
@@ -423,9 +389,6 @@ class ExcitationPattern(RoexFilters):
     >>> stage(torch.full((1, 1), 1e4), torch.full((1, 2), 51.0))[0, 0].round()
     tensor(40.)
     """
-
-    before: Tensor
-    share: Tensor
 
     @checked_arguments(
         **_SLOPES,
@@ -459,39 +422,28 @@ class ExcitationPattern(RoexFilters):
                 f"expected 2 channels or more to interpolate in, got {self.num_channels}"
             )
 
-    def derive(self) -> dict[str, Callable[[], Tensor]]:
-        own = {"before": lambda: self._places()[0], "share": lambda: self._places()[1]}
-        return {**super().derive(), **own}
+    def tables(self) -> dict[str, Tensor]:
+        """Return also the index below and the weight of the next channel, to interpolate levels.
 
-    def _places(self) -> tuple[Tensor, Tensor]:
-        at_hz = self.nodes_hz.detach().cpu().double()
-        below, share = _between(cam_number(at_hz), cam_number(self.fc.cpu()))
-        return torch.from_numpy(below), torch.from_numpy(share).to(self.dtype)
+        Below the first and above the last channel the nearest value holds.
+        """
+        tables = super().tables()
+        at, grid = cam_number(tables["nodes_hz"].double()), cam_number(self.fc.cpu())
+        below = np.clip(np.searchsorted(grid, at, "right") - 1, 0, len(grid) - 2)
+        share = np.clip((at - grid[below]) / (grid[below + 1] - grid[below]), 0.0, 1.0)
+        made = {"before": torch.from_numpy(below), "share": torch.from_numpy(share).to(self.dtype)}
+        return {**tables, **made}
 
     def forward(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
         """Excitation of the channels."""
         intensity = self.as_input(intensity, (2, 3), _COMPONENTS)
         levels_db = self.as_input(levels_db, (2, 3), "(.., frame, channel)")
-        return self.of_nodes(self.at_nodes(intensity), levels_db)
-
-    def of_nodes(self, nodes: Tensor, levels_db: Tensor) -> Tensor:
-        """Like `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
-        return self.pattern(nodes, levels_db)
+        return self.pattern(self.at_nodes(intensity), levels_db)
 
     def between(self) -> tuple[Tensor, Tensor]:
-        return self.derived("before", "fc"), self.derived("share", "fc")
+        return self.derived("before"), self.derived("share")
 
     def levels_at_nodes(self, levels_db: Tensor) -> Tensor:
         before, share = self.between()
         low = levels_db.index_select(-1, before)
         return torch.lerp(low, levels_db.index_select(-1, before + 1), share)
-
-
-def _between(at: Array, grid: Array) -> tuple[NDArray[np.int64], Array]:
-    """Return the index below and the weight of the next point, to interpolate on a rising `grid`.
-
-    Outside of the grid the nearest value holds.
-    """
-    below = np.clip(np.searchsorted(grid, at, "right") - 1, 0, len(grid) - 2)
-    share = np.clip((at - grid[below]) / (grid[below + 1] - grid[below]), 0.0, 1.0)
-    return below, share

@@ -35,21 +35,13 @@ _fir = operator(FIR)
 
 
 class FirStage(Stage):
-    """A stage that filters every row of its input with one response.
+    """A stage that filters every row of its input with one response of `order` + 1 taps.
 
-    Subclasses give `design`.
-
-    Args:
-        fs: Sampling rate in Hz.
-        order: Number of taps less one, 1 or more.
-        learnable: Whether the gains are parameters; the taps then follow them at every call.
-        dtype: torch.float32 or torch.float64.
-        backend: Kernel choice; None picks.
+    Subclasses give `design`. The taps of a learnable stage follow its gains at every call.
     """
 
     state_form = (Tensor, int)
 
-    taps: Tensor
     looks_ahead = True
     _once_saved = ("taps",)
     #: Samples of delay that are taken out: how far the stage looks ahead.
@@ -140,10 +132,6 @@ class FirStage(Stage):
         return (cycles * self.fs).to(self.dtype), response * turn.to(response.dtype)
 
 
-#: Numerator and denominator of a ratio of rates stay below this.
-_LARGEST = 4096
-#: Numbers of dimensions that the input may have.
-_NDIMS = (1, 2, 3, 4)
 ResampleState = tuple[Tensor, int, int]
 
 
@@ -169,10 +157,9 @@ class Resampler(BlockStage):
 
     state_form = (Tensor, int, int)
 
-    phases: Tensor
     looks_ahead = True
     _once_saved = ("phases",)
-    shown = "fs={0.fs:g}, fs_out={0.fs_out:g}, up={0.up}, down={0.down}"
+    shown = "fs fs_out up down"
 
     @checked_arguments()
     def __init__(
@@ -186,7 +173,7 @@ class Resampler(BlockStage):
         self.fs_out = check_fs(fs_out)
         ratio = Fraction(str(self.fs_out)) / Fraction(str(self.fs))
         self.up, self.down = ratio.numerator, ratio.denominator
-        if max(self.up, self.down) >= _LARGEST:
+        if max(self.up, self.down) >= 4096:
             raise ParameterError(
                 f"{self.fs_out:g} Hz from {self.fs:g} Hz is no ratio of small integers; "
                 "use a rounder rate"
@@ -198,19 +185,15 @@ class Resampler(BlockStage):
         return 2 * self.reach / self.up / self.fs
 
     def tables(self) -> dict[str, Tensor]:
-        return {"phases": self._phases().to(self.dtype)}
-
-    def _phases(self) -> Tensor:
-        """Return (up, window), the taps for each phase of the output.
+        """Return the taps for each phase of the output, (up, window).
 
         Output m sums taps[reach + m down - i up] x[i] over i. Its first input is i_m. With
         j = i - i_m and s = i_m up - (m down - reach), the taps are taps[2 reach - s - j up].
         """
         taps, window = resample_taps(self.up, self.down), 2 * self.reach // self.up + 1
         steps = torch.arange(self.up).unsqueeze(1) + self.up * torch.arange(window)
-        return torch.where(
-            steps <= 2 * self.reach, taps[(2 * self.reach - steps).clamp(min=0)], 0.0
-        )
+        at = 2 * self.reach - steps
+        return {"phases": torch.where(at >= 0, taps[at.clamp(min=0)], 0.0).to(self.dtype)}
 
     def _first(self, m: int) -> int:
         """Index of the first input that output m needs."""
@@ -229,7 +212,7 @@ class Resampler(BlockStage):
         Returns:
             The outputs that are ready, and the state to pass with the next chunk.
         """
-        x = self.as_input(x, _NDIMS, "(.., time)")
+        x = self.as_input(x, (1, 2, 3, 4), "(.., time)")
         waiting, samples, done = state or (x.new_zeros(*x.shape[:-1], -self._first(0)), 0, 0)
         check_kept(waiting.shape[:-1], x.shape[:-1])
         samples, window = samples + x.shape[-1], self.phases.shape[1]
@@ -263,7 +246,7 @@ class Resampler(BlockStage):
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""
-        x = self.as_input(x, _NDIMS, "(.., time)")
+        x = self.as_input(x, (1, 2, 3, 4), "(.., time)")
         return self._outputs(x, 0, 0, x.shape[-1] * self.up // self.down)
 
     def block_ops(self, channels: int) -> list[ChainStep]:

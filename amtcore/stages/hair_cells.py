@@ -30,7 +30,6 @@ from amtcore.stages.constants import Range, StableDenominator, around
 from amtcore.stages.stage import ChannelStage, check_below_nyquist, lowpass_memory_s
 
 _NEURAL_COMPRESSION = 0.23  # Bernstein et al. (1999): envelope to this power
-_LARGEST_NUMERATOR = 10.0
 
 
 @dataclass(frozen=True)
@@ -92,14 +91,7 @@ class IHCEnvelope(ChannelStage):
     4
     """
 
-    state_form = Tensor
-
-    b: Tensor
-    a: Tensor
-    shown = (
-        "method={0.method}, cutoff={0.cutoff}, order={0.order}, iterations={0.iterations}, "
-        "fs={0.fs:g}, learnable={0.learnable}"
-    )
+    shown = "method cutoff order iterations fs learnable"
 
     @checked_arguments(order=whole(1, 2), method=Text(PRESETS))
     def __init__(
@@ -125,8 +117,7 @@ class IHCEnvelope(ChannelStage):
             b, a = butter(self.cutoff, self.fs)
         else:
             b, a = [1.0, 0.0], [1.0, 0.0]
-        most = _LARGEST_NUMERATOR
-        self.constant("b", b, Range(-most, most, max(b)))
+        self.constant("b", b, Range(-10.0, 10.0, max(b)))
         self.constant("a", a, StableDenominator())
 
     @property
@@ -170,6 +161,7 @@ class IHCEnvelope(ChannelStage):
         return super().stream(x, state)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The whole signal at once."""
         return super().stream(x)[0]
 
     def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -196,8 +188,6 @@ CONSTANTS = {
     "V_rest": -57.03e-3,
     "G_precharge": 3.3514e-9,
 }
-_PRECHARGE_S = 0.05
-_MOST_V = 0.3
 
 
 class IHCPaulick2024(ChannelStage):
@@ -220,20 +210,7 @@ class IHCPaulick2024(ChannelStage):
     13
     """
 
-    scaling_factor: Tensor
-    Gmet_max: Tensor
-    x0: Tensor
-    s0: Tensor
-    s1: Tensor
-    EP: Tensor
-    Cm: Tensor
-    Gkf: Tensor
-    Gks: Tensor
-    Ekf: Tensor
-    Eks: Tensor
-    V_rest: Tensor
-    G_precharge: Tensor
-    shown = "fs={0.fs:g}, learnable={0.learnable}"
+    shown = "fs learnable"
 
     @checked_arguments()
     def __init__(
@@ -244,10 +221,10 @@ class IHCPaulick2024(ChannelStage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        self.precharge_duration = _PRECHARGE_S
+        self.precharge_duration = 0.05
+        above, below = Range(0.0, 0.3), Range(-0.3, 0.0)  # V
+        potential = {"EP": above, "Ekf": below, "Eks": below, "V_rest": below}
         for name, value in CONSTANTS.items():
-            above, below = Range(0.0, _MOST_V), Range(-_MOST_V, 0.0)
-            potential = {"EP": above, "Ekf": below, "Eks": below, "V_rest": below}
             self.constant(name, value, potential.get(name, around(value)))
         open_s = sum(CONSTANTS[name] for name in ("Gmet_max", "Gkf", "Gks"))
         slowest_hz = open_s / CONSTANTS["Cm"]
@@ -295,6 +272,5 @@ class IHCPaulick2024(ChannelStage):
         return [ChainStep(HAIR_CELL, 0, coef, coef.new_zeros(channels, 1))]
 
     def forward(self, vel: Tensor) -> Tensor:
-        """The whole signal at once: basilar-membrane velocity in m/s, (batch, channel, time) or
-        (channel, time), to potential in V, same shape."""
+        """The whole signal at once, of basilar-membrane velocity in m/s."""
         return super().forward(vel)

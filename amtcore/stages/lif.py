@@ -3,36 +3,84 @@
 One step is a synaptic decay, a membrane decay, any number of threshold crossings, and a reset by
 subtraction (equations in `kernels.operations.lif`). The gradient of the spike count is a surrogate:
 v / threshold within a window below the threshold, and everywhere above it.
+
+Constants, states and settings are found by name and by family, named as in Rockpool: "weights"
+(there are none), "taus", "decays", "bitshifts", "bias" and "thresholds".
+
+A layer is saved as JSON, and exported to the Neuromorphic Intermediate Representation. NIR states
+neurons as differential equations: tau_mem dv/dt = v_leak - v + R I and tau_syn dI/dt = -I + w_in S.
+With an input held over a step their solution is
+
+    v' = alpha v + (1 - alpha) (v_leak + R I),   I' = beta I + (1 - beta) w_in S.
+
+Our layer follows with R = 1 / (1 - alpha), v_leak = bias R, w_in = beta / (1 - beta). NIR resets to
+a potential and our layer subtracts the threshold; the metadata of the graph say so.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
-from collections.abc import Callable
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from amtcore.arguments import checked_arguments
-from amtcore.errors import ParameterError, ShapeError
+from amtcore.errors import BackendError, ParameterError, ShapeError
 from amtcore.kernels.operations.lif import LIF, spike_count
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import is_exporting, is_transformed
 from amtcore.stages.constants import Range, outside_inference
-from amtcore.stages.lif_attributes import STATES, Leak, check_max_spikes, check_shape, checked
-from amtcore.stages.lif_files import HasFiles
+from amtcore.stages.lif_leak import (
+    LEAK_MODES,
+    Leak,
+    check_max_spikes,
+    check_shape,
+    checked,
+    from_factor,
+    to_factor,
+)
 from amtcore.stages.stage import Stage
 
 #: Default time step in s.
 DEFAULT_DT_S = 1e-3
-_THRESHOLDS = Range(1e-9, 1e9)
+STATES = ("vmem", "isyn", "spikes")
+SETTINGS = (
+    "dt", "leak_mode", "learning_window", "max_spikes_per_dt", "n_synapses", "noise_std",
+    "spike_generation_fn",
+)  # fmt: skip
+#: Settings that may be set after construction.
+_OPTIONS = ("learning_window", "max_spikes_per_dt")
+_LEAK_NAMES = tuple(name for names in LEAK_MODES.values() for name in names)
+#: Assigning to one of these checks the value, and keeps the parameter of a constant.
+_CHECKED = frozenset((*_LEAK_NAMES, "bias", "threshold", *_OPTIONS))
+#: Names in one request: one, or several of them.
+Names = str | tuple[str, ...] | list[str]
 
 _lif = operator(LIF)
 
 
-class LIFExodus(HasFiles, Stage):
+def _chosen(kind: str, asked: Names | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the requested names, all for None; raise for an unknown name."""
+    names = known if asked is None else (asked,) if isinstance(asked, str) else tuple(asked)
+    for name in names:
+        if name not in known:
+            raise ParameterError(f"{kind} must be of {', '.join(known)}, got {name!r}")
+    return names
+
+
+def _leak_constant(name: str, doc: str) -> Any:
+    return property(lambda layer: layer.leak.value(name, layer.dt), doc=doc)
+
+
+class LIFExodus(Stage):
     """A layer of leaky integrate-and-fire neurons, several synapses each, no recurrence.
 
     Args:
@@ -89,22 +137,22 @@ class LIFExodus(HasFiles, Stage):
     """
 
     state_form = Tensor
-
-    bias: Tensor
-    threshold: Tensor
-    vmem: Tensor
-    isyn: Tensor
-    spikes: Tensor
+    assignable = Stage.assignable | _CHECKED | {"name", *STATES}
+    #: Name of the layer in a network, free to set.
+    name = ""
     #: The layer takes spikes and sends spikes.
     spiking_input = spiking_output = True
     #: No recurrent weights and no noise, ever.
     w_rec: None = None
     noise_std = 0.0
-    shown = (
-        "shape={0.shape}, n_synapses={0.n_synapses}, leak_mode={0.leak_mode}, dt={0.dt:g} s, "
-        "learning_window={0.learning_window:g}, max_spikes_per_dt={0.max_spikes_per_dt:g}, "
-        "learnable={0.learnable}"
-    )
+    shown = "shape n_synapses leak_mode dt learning_window max_spikes_per_dt learnable"
+
+    tau_mem = _leak_constant("tau_mem", "Membrane time constants in s.")
+    tau_syn = _leak_constant("tau_syn", "Synaptic time constants in s.")
+    alpha = _leak_constant("alpha", "Membrane decay factors.")
+    beta = _leak_constant("beta", "Synaptic decay factors.")
+    dash_mem = _leak_constant("dash_mem", "Membrane leak in bits.")
+    dash_syn = _leak_constant("dash_syn", "Synaptic leak in bits.")
 
     @checked_arguments()
     def __init__(
@@ -147,13 +195,22 @@ class LIFExodus(HasFiles, Stage):
                      "dash_mem": dash_mem, "dash_syn": dash_syn}  # fmt: skip
         self.leak = Leak(leak_mode, constants, dt_s, self.shape, learnable, dtype)
         self.constant("bias", self.check_constant("bias", bias))
-        self.constant("threshold", self.check_constant("threshold", threshold), _THRESHOLDS)
+        threshold = self.check_constant("threshold", threshold)
+        self.constant("threshold", threshold, Range(1e-9, 1e9))
         self.learning_window = float(checked("learning_window", learning_window, above=0.0))
         self.max_spikes_per_dt = check_max_spikes(max_spikes_per_dt)
         for name in STATES:
             self.register_buffer(name, torch.zeros(0, dtype=dtype), persistent=False)
         self.reset_state()
-        self.remember_constants()
+        #: The constants for `reset_parameters`.
+        self._start = {
+            name: getattr(self, name).detach().double().clone() for name in self.constants
+        }
+
+    @property
+    def leak_mode(self) -> str:
+        """Form in which the leak is stated and learned."""
+        return self.leak.mode
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -291,3 +348,232 @@ class LIFExodus(HasFiles, Stage):
     def load_own(self, *args: Any) -> None:
         super().load_own(*args)
         self.reset_state()  # states belong to a run and are not saved
+
+    # --- constants, states and settings by name ---
+
+    @property
+    def class_name(self) -> str:
+        """Name of the class."""
+        return type(self).__name__
+
+    @property
+    def full_name(self) -> str:
+        """Class and name of the layer."""
+        return f"{self.class_name} {self.name!r}"
+
+    @property
+    def size(self) -> int:
+        """Outputs, as `size_out`."""
+        return self.size_out
+
+    def _families(self) -> dict[str, tuple[str, ...]]:
+        """Names of the constants by family."""
+        leaks = {mode: self.leak.names if mode == self.leak_mode else () for mode in LEAK_MODES}
+        return {"weights": (), **leaks, "bias": ("bias",), "thresholds": ("threshold",)}
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Names of the constants that are kept, in the present leak mode."""
+        return tuple(name for names in self._families().values() for name in names)
+
+    def parameters(  # type: ignore[override]
+        self, family: Names | bool | None = None, recurse: bool = True
+    ) -> Iterator[nn.Parameter] | dict[str, Tensor]:
+        """Return constants of families by name; without a family iterate like torch.
+
+        Args:
+            family: One or several of "weights", "taus", "decays", "bitshifts" (only the family of
+                the leak mode has constants), "bias" (or "biases") and "thresholds". None, or
+                torch's own flag, iterates.
+            recurse: Passed to torch.
+        """
+        if family is None or isinstance(family, bool):
+            return super().parameters(recurse if family is None else family)
+        families = self._families()
+        families["biases"] = families["bias"]
+        asked = _chosen("a family of parameters", family, tuple(families))
+        return {name: getattr(self, name) for each in asked for name in families[each]}
+
+    def state(self, family: Names | None = None) -> dict[str, Tensor]:
+        """Return the kept vmem, isyn and spikes, or the ones asked for."""
+        return {n: getattr(self, n) for n in _chosen("a family of states", family, STATES)}
+
+    def simulation_parameters(self, family: Names | None = None) -> dict[str, Any]:
+        """Return the settings, which are neither constants nor states, or the ones asked for."""
+        asked = _chosen("a family of simulation parameters", family, SETTINGS)
+        return {name: getattr(self, name) for name in asked}
+
+    def attributes_named(self, name: Names) -> dict[str, Any]:
+        """Return the attributes among the given names that are a constant, state or setting."""
+        names = (name,) if isinstance(name, str) else tuple(name)
+        every = (*self.constants, *STATES, *SETTINGS)
+        return {each: getattr(self, each) for each in names if each in every}
+
+    def reset_parameters(self) -> Self:
+        """Give every constant the value it was built with. Returns the layer."""
+        return self.set_attributes(self._start)
+
+    def set_attributes(self, new_attributes: Mapping[str, Any]) -> Self:
+        """Set constants, options and states by name; nothing is set when one of them is wrong.
+
+        Args:
+            new_attributes: Any of bias, threshold, the constants of the leak in any mode,
+                learning_window, max_spikes_per_dt, and vmem, isyn, spikes.
+        Returns:
+            The layer.
+        """
+        ready: dict[str, Any] = {}
+        for name, value in new_attributes.items():
+            if name in (*self.constants, *_LEAK_NAMES):
+                name, tensor = self._in_own_mode(name, self.check_constant(name, value))
+                ready[name] = tensor.to(getattr(self, name))
+            elif name in STATES:
+                ready[name] = self._check_state(name, value)
+            elif name == "learning_window":
+                ready[name] = float(checked(name, value, above=0.0))
+            elif name == "max_spikes_per_dt":
+                ready[name] = check_max_spikes(value)
+            else:
+                allowed = (*self.constants, *STATES, *_OPTIONS)
+                raise ParameterError(
+                    f"there is no attribute {name!r} to set: allowed are {', '.join(allowed)}"
+                )
+        for name, value in ready.items():
+            owner = self.leak if name in self.leak.names else self
+            if name in owner.bounded:
+                owner.set_constant(name, value, value.shape)
+            elif name in self.constants:
+                getattr(self, name).data = value  # in place: an optimizer keeps the parameter
+            else:
+                super().__setattr__(name, value)
+        return self
+
+    def _in_own_mode(self, name: str, value: Tensor) -> tuple[str, Tensor]:
+        """Convert a constant of the leak to the present mode; return its name and value there."""
+        if name in self.constants:
+            return name, value
+        (mode,) = (mode for mode, names in LEAK_MODES.items() if name in names)
+        own = self.leak.names[LEAK_MODES[mode].index(name)]
+        stated = from_factor(self.leak_mode, to_factor(mode, value, self.dt), self.dt)
+        if not bool((torch.isfinite(stated) & (stated > 0)).all()):
+            raise ParameterError(
+                f"{name} has no finite {own}, which leak_mode {self.leak_mode!r} keeps, got "
+                f"{value.tolist()}"
+            )
+        return own, stated
+
+    def _check_state(self, name: str, value: Any) -> Tensor:
+        tensor = torch.as_tensor(value).detach().to(self.vmem)
+        sizes = (self.size_out, self.n_synapses) if name == "isyn" else (self.size_out,)
+        if tensor.ndim not in (len(sizes), len(sizes) + 1) or tensor.shape[-len(sizes) :] != sizes:
+            raise ShapeError(f"{name} must have shape {sizes} or (batch, ..), got {tensor.shape}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ParameterError(f"{name} must be finite, got {value!r}")
+        return tensor
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """`layer.tau_mem = 0.03` is `set_attributes({"tau_mem": 0.03})`."""
+        if name in _CHECKED and "_start" in self.__dict__ and not self._loading:
+            LIFExodus.set_attributes(self, {name: value})
+        else:
+            super().__setattr__(name, value)
+
+    def to_torch(self, use_torch_call: bool = True) -> Self:
+        """Return the layer, which is a torch module already."""
+        if not use_torch_call:
+            raise ParameterError(
+                "a call of the layer is torch's: use_torch_call must be True, got "
+                f"{use_torch_call!r}; use evolve() for output, state and records"
+            )
+        return self
+
+    # --- files ---
+
+    def to_json(self) -> str:
+        """Return options and constants as JSON, without states."""
+        unlimited = self.max_spikes_per_dt == math.inf
+        options: dict[str, Any] = {
+            "class": "LIFExodus",
+            "shape": list(self.shape),
+            "dt": self.dt,
+            "leak_mode": self.leak_mode,
+            "learning_window": self.learning_window,
+            "max_spikes_per_dt": None if unlimited else self.max_spikes_per_dt,
+            "learnable": self.learnable,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "constants": {name: getattr(self, name).tolist() for name in self.constants},
+        }
+        return json.dumps(options)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the layer that `to_json` wrote, at rest."""
+        try:
+            options = json.loads(text)
+            if options.pop("class") != "LIFExodus":
+                raise ParameterError("expected JSON of a LIFExodus")
+            most, dtype = options.pop("max_spikes_per_dt"), getattr(torch, options.pop("dtype"))
+            shape, constants = tuple(options.pop("shape")), options.pop("constants")
+        except (KeyError, AttributeError, TypeError, json.JSONDecodeError) as error:
+            raise ParameterError(f"expected what to_json wrote, got {text[:80]!r}") from error
+        most = math.inf if most is None else most
+        build: Any = cls
+        layer: Self = build(shape, **options, **constants, dtype=dtype, max_spikes_per_dt=most)
+        return layer
+
+    def save(self, filename: str | os.PathLike[str]) -> None:
+        """Write `to_json` to a file."""
+        Path(filename).write_text(self.to_json(), encoding="utf-8")
+
+    def load(self, filename: str | os.PathLike[str]) -> Self:
+        """Take constants and options from a file that `save` wrote; states stay. Returns the layer.
+
+        Shape, time step and leak mode must agree; `from_json` builds a new layer.
+        """
+        stored = type(self).from_json(Path(filename).read_text(encoding="utf-8"))
+        for name in ("shape", "dt", "leak_mode"):
+            mine, other = getattr(self, name), getattr(stored, name)
+            if mine != other:
+                raise ParameterError(
+                    f"expected a layer with {name} {mine!r}, got {other!r} in {filename}; build "
+                    "one from it with from_json()"
+                )
+        self.set_attributes({name: getattr(stored, name) for name in (*self.constants, *_OPTIONS)})
+        return self
+
+    def to_nir(self) -> Any:
+        """Return a graph input -> CubaLIF -> output of the `nir` package.
+
+        The layer must have one synapse a neuron. Its other settings are metadata of the graph.
+        """
+        if self.n_synapses != 1:
+            raise ParameterError(
+                f"NIR neurons have one synapse, this layer's have {self.n_synapses}; "
+                "split it into layers of one synapse"
+            )
+
+        def per_neuron(values: Tensor) -> NDArray[np.float64]:
+            flat = values.detach().double().flatten().expand(self.size_out)
+            return flat.cpu().numpy().copy()
+
+        alpha, beta = map(per_neuron, self.leak.factors(self.dt))
+        if max(alpha.max(), beta.max()) >= 1.0:
+            raise ParameterError("NIR needs a leak: every alpha and beta must lie below 1, got 1")
+        try:
+            nir = importlib.import_module("nir")
+        except ImportError as error:
+            raise BackendError(
+                "NIR export needs the package 'nir', which is not installed: pip install nir"
+            ) from error
+        metadata = {name: getattr(self, name) for name in ("dt", *_OPTIONS)}
+        neurons = nir.CubaLIF(
+            tau_mem=-self.dt / np.log(alpha),
+            tau_syn=-self.dt / np.log(beta),
+            r=1.0 / (1.0 - alpha),
+            v_leak=per_neuron(self.bias) / (1.0 - alpha),
+            v_threshold=per_neuron(self.threshold),
+            v_reset=np.zeros_like(alpha),
+            w_in=beta / (1.0 - beta),
+            metadata={**metadata, "reset": "subtract"},
+        )
+        return nir.NIRGraph.from_list(neurons)

@@ -20,7 +20,6 @@ from amtcore.stages.excitation import STEP_CAM
 from amtcore.stages.spectrum import default_hop
 from amtcore.stages.stage import Stage
 
-_RATES = Range(1e-7, 1.0 - 1e-6)
 #: The frame distance that published rates belong to.
 FRAME_S = 1e-3
 #: Published rates per ms: short-term and long-term, attack and release.
@@ -61,12 +60,7 @@ class Moore2016AGC(Stage):
 
     state_form = Tensor
 
-    attack_alpha: Tensor
-    release_alpha: Tensor
-    shown = (
-        "attack_alpha={0.attack_alpha:g}, release_alpha={0.release_alpha:g}, "
-        "hop_length={0.hop_length}, learnable={0.learnable}"
-    )
+    shown = "attack_alpha release_alpha hop_length learnable"
 
     @checked_arguments()
     def __init__(
@@ -80,9 +74,9 @@ class Moore2016AGC(Stage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        self.hop_length = default_hop(self.fs) if hop_length is None else hop_length
-        self.constant("attack_alpha", attack_alpha, _RATES)
-        self.constant("release_alpha", release_alpha, _RATES)
+        self.hop_length = hop_length or default_hop(self.fs)
+        self.constant("attack_alpha", attack_alpha, Range(1e-7, 1.0 - 1e-6))
+        self.constant("release_alpha", release_alpha, Range(1e-7, 1.0 - 1e-6))
 
     @property
     def memory_s(self) -> float:
@@ -182,15 +176,7 @@ class LoudnessIntegration(Stage):
 
     state_form = (Tensor, Tensor)
 
-    tau_attack: Tensor
-    tau_release: Tensor
-    ltl_tau_attack: Tensor
-    ltl_tau_release: Tensor
-    shown = (
-        "tau_attack={0.tau_attack:.4g} s, tau_release={0.tau_release:.4g} s, "
-        "ltl_tau_attack={0.ltl_tau_attack:.4g} s, ltl_tau_release={0.ltl_tau_release:.4g} s, "
-        "learnable={0.learnable}"
-    )
+    shown = "tau_attack tau_release ltl_tau_attack ltl_tau_release learnable"
 
     @checked_arguments()
     def __init__(
@@ -207,16 +193,11 @@ class LoudnessIntegration(Stage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        self.hop_length = default_hop(self.fs) if hop_length is None else hop_length
-        self.erb_step = erb_step
-        taus = {
-            "tau_attack": tau_attack,
-            "tau_release": tau_release,
-            "ltl_tau_attack": ltl_tau_attack,
-            "ltl_tau_release": ltl_tau_release,
-        }
-        for name, tau in taus.items():
-            self.constant(name, tau, SECONDS)
+        self.hop_length, self.erb_step = hop_length or default_hop(self.fs), erb_step
+        self.constant("tau_attack", tau_attack, SECONDS)
+        self.constant("tau_release", tau_release, SECONDS)
+        self.constant("ltl_tau_attack", ltl_tau_attack, SECONDS)
+        self.constant("ltl_tau_release", ltl_tau_release, SECONDS)
 
     @property
     def memories_s(self) -> tuple[float, float]:
@@ -229,11 +210,6 @@ class LoudnessIntegration(Stage):
         """(.., frame, channel) in sone per Cam -> (.., frame) in sone."""
         return 2.0 * self.erb_step * specific.sum(-1)
 
-    def _rates(self, attack_s: Tensor, release_s: Tensor) -> Tensor:
-        hop_s = self.hop_length / self.fs
-        rates = -torch.expm1(-hop_s / torch.stack((attack_s, release_s)).double())
-        return rates.to(self.dtype).unsqueeze(0)
-
     def stream(
         self, specific: Tensor, state: tuple[Tensor, Tensor] | None = None
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -244,22 +220,27 @@ class LoudnessIntegration(Stage):
             state: State after the previous chunk; None at the start.
         """
         specific = self.as_input(specific, (3,), "(batch, frame, channel)")
-        before = (None, None) if state is None else state
-        short, short_state = self.short_term(self.instantaneous(specific), before[0])
-        long, long_state = self.long_term(short, before[1])
-        return (short, long), (short_state, long_state)
+        before_short, before_long = state or (None, None)
+        short, after_short = self.short_term(self.instantaneous(specific), before_short)
+        long, after_long = self.long_term(short, before_long)
+        return (short, long), (after_short, after_long)
 
     def short_term(self, now: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Instantaneous to short-term loudness, (batch, frame), and the state after it."""
-        return self._smoothed(now, self._rates(self.tau_attack, self.tau_release), state)
+        return self._smoothed(now, self.tau_attack, self.tau_release, state)
 
     def long_term(self, short: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Short-term to long-term loudness, (batch, frame), and the state after it."""
-        return self._smoothed(short, self._rates(self.ltl_tau_attack, self.ltl_tau_release), state)
+        return self._smoothed(short, self.ltl_tau_attack, self.ltl_tau_release, state)
 
-    def _smoothed(self, x: Tensor, rates: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _smoothed(
+        self, x: Tensor, attack_s: Tensor, release_s: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        hop_s = self.hop_length / self.fs
+        rates = -torch.expm1(-hop_s / torch.stack((attack_s, release_s)).double())
+        coef = rates.to(self.dtype).unsqueeze(0)
         before = x.new_zeros(x.shape[0], 1) if state is None else state
-        y, after = _attack_release(x.unsqueeze(-1), rates, before, backend=self.backend)
+        y, after = _attack_release(x.unsqueeze(-1), coef, before, backend=self.backend)
         return y.squeeze(-1), after
 
     def forward(self, specific: Tensor) -> tuple[Tensor, Tensor]:

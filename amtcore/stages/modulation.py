@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -78,21 +77,13 @@ _PHASE_LIMIT_HZ = 10.0  # up to here the modulation phase is kept
 _LEAST_BAND = 1e-3  # of the highest edge, for bands that learning moved to fs/2
 
 
-@dataclass(frozen=True)
-class _Preset:
-    """Envelope gain, whether the range ends at fc/4, and the low-pass in front (0: none)."""
-
-    att_factor: float
-    use_upper_limit: bool
-    lowpass_cutoff: float
-    lp_cutoff: float = 2.5
-    max_mfc: float = 150.0
-
-
-PRESETS = {
-    "dau1997": _Preset(1.0, False, 0.0),
-    "jepsen2008": _Preset(1.0 / math.sqrt(2.0), True, 150.0),
-    "paulick2024": _Preset(1.0 / math.sqrt(2.0), True, 150.0),
+#: Arguments of all presets, and of each preset.
+_COMMON: dict[str, float] = {"lp_cutoff": 2.5, "max_mfc": 150.0}
+_LATER = {"att_factor": 1.0 / math.sqrt(2.0), "use_upper_limit": True, "lowpass_cutoff": 150.0}
+PRESETS: dict[str, dict[str, float]] = {
+    "dau1997": {"att_factor": 1.0, "use_upper_limit": False, "lowpass_cutoff": 0.0},
+    "jepsen2008": _LATER,
+    "paulick2024": _LATER,
 }
 
 
@@ -142,14 +133,8 @@ class ModulationFilterbank(BlockStage):
     """
 
     state_form = (Tensor, Tensor)
-
     returns_list = True
-    fc: Tensor
-    mfc_hz: Tensor
-    bandwidth_hz: Tensor
-    lp_cutoff: Tensor
-    is_low: Tensor
-    output_gain: Tensor
+    shown = "preset num_channels max_mfc Q filter_type fs learnable"
 
     @checked_arguments(
         preset=Text(PRESETS, optional=True), filter_type=Text(("efilt", "butterworth"))
@@ -171,45 +156,36 @@ class ModulationFilterbank(BlockStage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        preset = "dau1997" if preset is None else preset
-        values = PRESETS[preset]
-        self.preset, self.filter_type, self.Q = preset, filter_type, float(Q)
-        self.max_mfc = values.max_mfc if max_mfc is None else float(max_mfc)
-        self.att_factor = values.att_factor if att_factor is None else float(att_factor)
-        self.use_upper_limit = (
-            values.use_upper_limit if use_upper_limit is None else bool(use_upper_limit)
-        )
-        if max_mfc is not None:
-            check_below_nyquist("max_mfc", self.max_mfc, self.fs)
-        in_front_hz = values.lowpass_cutoff if lowpass_cutoff is None else lowpass_cutoff
-        check_below_nyquist("lowpass_cutoff", in_front_hz, self.fs)
-        self.lowpass_cutoff = float(in_front_hz)
+        self.preset, self.filter_type, self.Q = preset or "dau1997", filter_type, float(Q)
+        given = {"max_mfc": max_mfc, "lp_cutoff": lp_cutoff, "att_factor": att_factor,
+                 "use_upper_limit": use_upper_limit, "lowpass_cutoff": lowpass_cutoff}  # fmt: skip
+        values = {**_COMMON, **PRESETS[self.preset]}
+        values |= {name: value for name, value in given.items() if value is not None}
+        self.max_mfc, self.att_factor = float(values["max_mfc"]), float(values["att_factor"])
+        self.use_upper_limit = bool(values["use_upper_limit"])
+        self.lowpass_cutoff = float(values["lowpass_cutoff"])
+        for name in ("lowpass_cutoff", "lp_cutoff", *(["max_mfc"] if max_mfc is not None else [])):
+            check_below_nyquist(name, values[name], self.fs)
         fc_hz = [float(f) for f in fc]
-        self._set_filters(fc_hz)
-        low_hz = values.lp_cutoff if lp_cutoff is None else float(lp_cutoff)
-        check_below_nyquist("lp_cutoff", low_hz, self.fs)
-        self.constant("lp_cutoff", low_hz, frequencies(self.fs))
         self.register_buffer("fc", torch.tensor(fc_hz, dtype=dtype))
-
-    def _set_filters(self, fc_hz: list[float]) -> None:
-        """Set centres and bandwidths of all filters, and the kind of a channel's m-th filter."""
         limits = [min(f / 4, self.max_mfc) if self.use_upper_limit else self.max_mfc for f in fc_hz]
         centres = [modulation_centres(limit, self.Q) for limit in limits]
         self._counts = list(map(len, centres))
         self.offsets = [0, *accumulate(self._counts)]
-        longest = max(centres, key=len)
-        edge = 1.0 + 0.5 / self.Q if self.filter_type == "butterworth" else 1.0
+        longest, butterworth = max(centres, key=len), filter_type == "butterworth"
+        edge = 1.0 + 0.5 / self.Q if butterworth else 1.0
         check_below_nyquist("the highest modulation frequency", longest[-1] * edge, self.fs)
         flat = [mfc for of_channel in centres for mfc in of_channel]
         widths = [_FIRST_BANDWIDTH_HZ if f < _PHASE_LIMIT_HZ else f / self.Q for f in flat]
         self.constant("mfc_hz", flat, Range(0.0, MOST_CYCLES * self.fs))  # 0: the low-pass
         self.constant("bandwidth_hz", widths, bandwidths(self.fs))
-        self.kinds = [self._kind(mfc) for mfc in longest]
-
-    def _kind(self, mfc_hz: float) -> int:
-        if mfc_hz == 0 or self.filter_type == "butterworth":
-            return BANK_STATE_VARIABLE
-        return BANK_REAL if mfc_hz <= _PHASE_LIMIT_HZ else BANK_MODULUS
+        self.constant("lp_cutoff", values["lp_cutoff"], frequencies(self.fs))
+        #: Kind of a channel's m-th filter.
+        self.kinds = [
+            BANK_STATE_VARIABLE if mfc == 0 or butterworth
+            else BANK_REAL if mfc <= _PHASE_LIMIT_HZ else BANK_MODULUS
+            for mfc in longest
+        ]  # fmt: skip
 
     @property
     def num_channels(self) -> int:
@@ -247,27 +223,21 @@ class ModulationFilterbank(BlockStage):
                 low_hz, (centre + width / 2).clamp(2 * least, most), self.fs
             )
         else:
-            rows = self._complex_rows(mfc, width)
+            # Pole r exp(i w) with r = exp(-pi width / fs), input gain 2 (1 - r), output gain.
+            angle, r = 2 * math.pi * mfc / self.fs, torch.exp(-math.pi * width / self.fs)
+            scale, zero = self.output_gain.to(mfc), torch.zeros_like(mfc)
+            pole = (r * torch.cos(angle), r * torch.sin(angle))
+            rows = torch.stack((*pole, 2 * (1 - r), scale, zero, zero), -1)
         return torch.where(self.is_low.unsqueeze(1), low, rows).to(self.dtype)
-
-    def _complex_rows(self, mfc: Tensor, width: Tensor) -> Tensor:
-        """Pole r exp(i w), input gain 2 (1 - r), output gain; r = exp(-pi width / fs)."""
-        angle, r = 2 * math.pi * mfc / self.fs, torch.exp(-math.pi * width / self.fs)
-        scale, zero = self.output_gain.to(mfc), torch.zeros_like(mfc)
-        rows = (r * torch.cos(angle), r * torch.sin(angle), 2 * (1 - r), scale, zero, zero)
-        return torch.stack(rows, -1)
-
-    def _prefilter_rows(self, channels: int) -> Tensor:
-        (b0, b1), (_, a1) = design.butter1(self.lowpass_cutoff, self.fs)
-        rows = torch.stack([self.fc.new_full((), value) for value in (b0, b1, a1)])
-        return rows.expand(channels, -1)
 
     def block_ops(self, channels: int) -> list[ChainStep]:
         """Return the low-pass in front of the bank, as operations of the fused kernel."""
         check_channels(self.num_channels, channels)
         if not self.lowpass_cutoff:
             return []
-        coef = self._prefilter_rows(channels)
+        (b0, b1), (_, a1) = design.butter1(self.lowpass_cutoff, self.fs)
+        rows = torch.stack([self.fc.new_full((), value) for value in (b0, b1, a1)])
+        coef = rows.expand(channels, -1)
         return [ChainStep(FIRST_ORDER, 0, coef, coef.new_zeros(channels, 1))]
 
     def bank(self, channels: int) -> FilterBank:
@@ -284,19 +254,12 @@ class ModulationFilterbank(BlockStage):
             state: State after the previous chunk: prefilter (batch, channel, 1) and filters
                 (batch, filter, 2); None at the start.
         """
-        x = self.as_input(x, (2, 3), "(batch, channel, time) or (channel, time)")
+        x = self.as_input(x, self.axes, self.axis_names)
         batched = x if x.ndim == 3 else x.unsqueeze(0)
-        if batched.shape[1] != self.num_channels:
-            raise ParameterError(
-                f"expected {self.num_channels} channels, got {batched.shape[1]} in {tuple(x.shape)}"
-            )
-        batch = batched.shape[0]
-        if state is None:
-            state = (
-                x.new_zeros(batch, self.num_channels, 1),
-                x.new_zeros(batch, self.offsets[-1], 2),
-            )
-        before, filters = state
+        batch, channels = batched.shape[:2]
+        check_channels(self.num_channels, channels)
+        rest = x.new_zeros(batch, channels, 1), x.new_zeros(batch, self.offsets[-1], 2)
+        before, filters = rest if state is None else state
         check_kept(before.shape[:2], batched.shape[:2])
         if filters.shape[1] != self.offsets[-1]:
             raise StateError(
@@ -338,13 +301,6 @@ class ModulationFilterbank(BlockStage):
         """The whole signal at once: list over channels of (batch, M_i, time)."""
         return self.stream(x)[0]
 
-    def extra_repr(self) -> str:
-        return (
-            f"preset={self.preset}, num_channels={self.num_channels}, filters={self.offsets[-1]}, "
-            f"max_mfc={self.max_mfc:g} Hz, Q={self.Q:g}, filter_type={self.filter_type}, "
-            f"fs={self.fs:g}, learnable={self.learnable}"
-        )
-
 
 class FastModulationFilterbank(ModulationFilterbank):
     """`ModulationFilterbank` under the name of a grouped approximation; nothing is approximated.
@@ -364,8 +320,6 @@ class FastModulationFilterbank(ModulationFilterbank):
 
 
 PHASE_INSENSITIVITY = ("hilbert", "none")
-_STATES = 4  # of one filter
-_FACTORS = Range(1e-3, 1e4)
 
 _hilbert_envelope = operator(HILBERT_ENVELOPE)
 
@@ -410,10 +364,7 @@ class King2019ModulationFilterbank(BlockStage):
     [2.0, 5.24, 13.71, 35.89, 93.96]
     """
 
-    state_form = Tensor
-
-    mfc: Tensor
-    qfactor: Tensor
+    shown = "mfc qfactor phase_insens fs learnable"
 
     @checked_arguments(phase_insens=Text(PHASE_INSENSITIVITY))
     def __init__(
@@ -435,7 +386,7 @@ class King2019ModulationFilterbank(BlockStage):
         self.phase_insens = phase_insens
         centres = king_centres(mflow, mfhigh, qfactor, nmod)
         self.constant("mfc", centres, frequencies(self.fs))
-        self.constant("qfactor", float(qfactor), _FACTORS)
+        self.constant("qfactor", float(qfactor), Range(1e-3, 1e4))
         highest = float(self.edges()[1].detach().max())
         check_below_nyquist("the upper edge of the highest modulation filter", highest, self.fs)
         drops = phase_insens == "hilbert"
@@ -494,20 +445,18 @@ class King2019ModulationFilterbank(BlockStage):
             samples: Length of each signal.
         """
         for m, rows in enumerate(self.coefficients()):
-            y, _ = self._filter(x, rows.unsqueeze(0), self._rest(x, 1))
+            y, _ = self._filter(x, rows.unsqueeze(0), None)
             band = y.squeeze(2)
             # A copy: the rounding of a transform then does not depend on other signals.
             whole = (band[i : i + 1, :, :count].contiguous() for i, count in enumerate(samples))
             yield [self._finished(each, m) for each in whole]
 
-    def _rest(self, x: Tensor, filters: int) -> Tensor:
-        return x.new_zeros(x.shape[0], x.shape[1] * filters, _STATES)
-
-    def _filter(self, x: Tensor, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def _filter(self, x: Tensor, rows: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Band signals (batch, channel, modulation, time) of the filters in `rows`."""
-        channels, count = x.shape[1], len(rows)
+        (batch, channels), count = x.shape[:2], len(rows)
         kinds, offsets = [BANK_TWO_SECTIONS] * count, [count * i for i in range(channels + 1)]
         coef = rows.repeat(channels, 1)
+        state = x.new_zeros(batch, channels * count, 4) if state is None else state
         y, state = modulation_bank(x, coef, state, kinds, offsets, self.backend)
         return y.unflatten(1, (channels, count)), state
 
@@ -522,36 +471,18 @@ class King2019ModulationFilterbank(BlockStage):
             )
 
     def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Process the next chunk.
-
-        Args:
-            x: (batch, channel, time) or (channel, time).
-            state: State after the previous chunk, (batch, channel * modulation, 4); None at the
-                start.
-        """
         self._check_streamable()
-        return self._run(x, state)
+        return super().stream(x, state)
 
     def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        x = self.as_input(x, (2, 3), "(batch, channel, time) or (channel, time)")
-        batched = x if x.ndim == 3 else x.unsqueeze(0)
-        if state is None:
-            state = self._rest(batched, self.num_filters)
-        y, state = self._filter(batched, self.coefficients(), state)
-        return (y if x.ndim == 3 else y.squeeze(0)), state
+        return self._filter(x, self.coefficients(), state)
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""
-        y = self._run(x, None)[0]
+        y = super().stream(x)[0]
         if self.can_stream:
             return y
         return torch.stack([self._finished(band, m) for m, band in enumerate(y.unbind(-2))], -2)
-
-    def extra_repr(self) -> str:
-        return (
-            f"mfc={[round(f, 2) for f in self.mfc.tolist()]} Hz, qfactor={self.qfactor.item():g}, "
-            f"phase_insens={self.phase_insens}, fs={self.fs:g}, learnable={self.learnable}"
-        )
 
 
 class FastKing2019ModulationFilterbank(King2019ModulationFilterbank):
@@ -567,5 +498,4 @@ class FastKing2019ModulationFilterbank(King2019ModulationFilterbank):
         super().__init__(*args, **kwargs)
         self.ir_length_ratio = ir_length_ratio
 
-    def distribute_gradients(self) -> None:
-        """Does nothing: no filters share coefficients, so every gradient is already in place."""
+    distribute_gradients: Any = FastModulationFilterbank.distribute_gradients

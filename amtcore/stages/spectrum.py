@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -65,13 +65,6 @@ def _few(unit: Array) -> Array:
     return every[: int((left > LEFT_OUT**2).sum())]
 
 
-def _basis(cosines: Array, sines: Array, hop: int) -> tuple[Array, Array]:
-    """Return even and odd functions of a block, (function, sample)."""
-    both = np.concatenate((cosines, sines))
-    blocks = (both / np.linalg.norm(both, axis=1)[:, None]).reshape(len(both), -1, hop)
-    return _few((blocks + blocks[..., ::-1]) / 2), _few((blocks - blocks[..., ::-1]) / 2)
-
-
 def _side_by_side(p: Array, q: Array) -> Array:
     """Convert two matrices (row, column) to the flat layout of `Factors`."""
     missing = -len(p) % SIDE
@@ -102,7 +95,9 @@ def factors_of(transforms: Sequence[tuple[Array, Array]], hop: int) -> Factors:
     for cosines, sines in transforms:
         if not len(cosines):
             continue
-        even, odd = _basis(cosines, sines, hop)
+        both = np.concatenate((cosines, sines))
+        blocks = (both / np.linalg.norm(both, axis=1)[:, None]).reshape(len(both), -1, hop)
+        even, odd = (_few((blocks + sign * blocks[..., ::-1]) / 2) for sign in (1.0, -1.0))
         basis = np.concatenate((even, odd))
         reach, size = cosines.shape[1] // hop, cosines.shape[1] // hop * len(basis)
         p, q = ((m.reshape(-1, hop) @ basis.T).reshape(-1, size) for m in (cosines, sines))
@@ -122,7 +117,6 @@ def factors_of(transforms: Sequence[tuple[Array, Array]], hop: int) -> Factors:
 
 #: Edges in Hz of the ranges served by windows of 64, 32, 16, 8, 4 and 2 ms.
 WINDOW_LIMITS_HZ = (20.0, 80.0, 500.0, 1250.0, 2540.0, 4050.0, 15000.0)
-LONGEST_WINDOW_S = 0.064
 #: Level of a sine of 1 Pa peak relative to its bin's |2 Y / N|^2 in Pa^2.
 PEAK_PA_DB = 10.0 * math.log10(0.5 / REFERENCE_PA**2)
 #: Gain that compensates for the windows. The value of Moore2016 is published. With the value of
@@ -150,7 +144,7 @@ def default_hop(fs: float) -> int:
 
 def window_samples(fs: float, count: int) -> list[int]:
     """Lengths of the windows, each half as long as the one before, all even."""
-    longest = 2 * round(LONGEST_WINDOW_S * fs / 2)
+    longest = 2 * round(0.064 * fs / 2)
     return [max(2, 2 * round(longest / 2 ** (i + 1))) for i in range(count)]
 
 
@@ -160,8 +154,7 @@ def level_db(intensity: Tensor) -> Tensor:
 
 
 def inaudible(intensity: Tensor) -> Tensor:
-    """Return the threshold at `NOTHING_DB`: weaker powers would be denormal after weighting,
-    hence slow. One number."""
+    """Return the threshold at `NOTHING_DB`, (1,): weaker powers become denormal, hence slow."""
     return intensity.new_full((1,), INAUDIBLE[1])
 
 
@@ -180,21 +173,21 @@ def faintest(intensity: Tensor) -> Tensor:
 class WindowedSpectrum(Stage):
     """Intensities of the components of every frame; has no constants to learn.
 
+    Component k lies at `frequencies[k]`, a whole multiple of fs / windows[0].
+
     Args:
         fs: Sampling rate in Hz.
         hop_length: Samples between frames; None is 1 ms.
         windows: Lengths of the Hann windows in samples, longest first, at most six.
         window_log10: Gain that makes up for the windows, as a power of ten.
+        learnable: Accepted for uniformity.
         dtype: torch.float32 or torch.float64.
-
-    Shape:
-        Component k lies at `frequencies[k]`, a whole multiple of fs / windows[0].
 
     Invariants:
         Frame i depends on samples i hop - windows[0]/2 up to i hop + windows[0]/2 - 1 only.
     """
 
-    frequencies: Tensor
+    shown = "fs hop_length windows learnable"
 
     def __init__(
         self,
@@ -206,18 +199,29 @@ class WindowedSpectrum(Stage):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(fs, learnable, dtype)
-        hop = default_hop(self.fs) if hop_length is None else hop_length
-        self.hop_length, self.windows = hop, _checked_windows(windows)
+        self.windows, most = tuple(windows), len(WINDOW_LIMITS_HZ) - 1
+        fine = all(isinstance(n, int) and n >= 2 and n % 2 == 0 for n in self.windows)
+        count = len(self.windows)
+        if not (1 <= count <= most and fine and self.windows[0] == max(self.windows)):
+            raise ParameterError(
+                f"expected 1 to {most} even window lengths in samples, longest first, got "
+                f"{self.windows}"
+            )
+        self.hop_length = hop_length or default_hop(self.fs)
         self.bin_hz, self._window_log10 = self.fs / self.windows[0], window_log10
-        self._bins = self._ranges()
+        limits_hz = (*WINDOW_LIMITS_HZ[:count], WINDOW_LIMITS_HZ[-1])
+        edges = [min(math.floor(f / self.bin_hz) + 1, self.windows[0] // 2) for f in limits_hz]
+        if edges[0] == edges[-1]:
+            raise ParameterError(f"fs {self.fs:g} Hz leaves no frequency above 20 Hz to analyse")
+        self._bins = tuple(pairwise(edges))
 
     def tables(self) -> dict[str, Tensor]:
         tables, gain = {}, 10.0 ** (self._window_log10 / 2)
-        for i, (cosines, sines) in enumerate(_transforms(self.windows, tuple(self._bins))):
+        for i, (cosines, sines) in enumerate(_transforms(self.windows, self._bins)):
             tables[f"cosines_{i}"] = (gain * cosines).to(self.dtype)
             tables[f"sines_{i}"] = (gain * sines).to(self.dtype)
         if self.has_factors():
-            made = _factors(self.windows, tuple(self._bins), self.hop_length)
+            made = _factors(self.windows, self._bins, self.hop_length)
             tables |= {
                 "factor_basis": (gain * made.basis).float(),
                 "factor_values": made.values.float(),
@@ -226,22 +230,13 @@ class WindowedSpectrum(Stage):
         every = torch.cat([torch.arange(first, last) for first, last in self._bins])
         return {**tables, "frequencies": (every * self.bin_hz).to(self.dtype)}
 
-    def _ranges(self) -> list[tuple[int, int]]:
-        """First bin, and the one after the last, of every window."""
-        limits = (*WINDOW_LIMITS_HZ[: len(self.windows)], WINDOW_LIMITS_HZ[-1])
-        edges = [min(math.floor(f / self.bin_hz) + 1, self.windows[0] // 2) for f in limits]
-        if edges[0] == edges[-1]:
-            raise ParameterError(f"fs {self.fs:g} Hz leaves no frequency above 20 Hz to analyse")
-        return list(pairwise(edges))
-
     @property
     def n_windows(self) -> int:
         """Number of windows."""
         return len(self.windows)
 
     def n_frames(self, samples: int) -> int:
-        """Frames of a signal: one centred on sample 0 and on every hop up to its end; none of
-        nothing."""
+        """Frames of a signal that is not empty: one centred on sample 0 and on every hop."""
         return samples // self.hop_length + 1 if samples else 0
 
     def intensities(self, x: Tensor) -> Tensor:
@@ -255,8 +250,10 @@ class WindowedSpectrum(Stage):
         if self.has_factors() and x.numel() and can_compute(x):
             count = (x.shape[-1] - self.windows[0]) // self.hop_length + 1
             return _running_powers(x, list(self.factors()), len(self.frequencies), count)
-        even, odd = self._folded(x)
-        frames = even.shape[:-1]
+        half = self.windows[0] // 2
+        after = x[..., half:].unfold(-1, half, self.hop_length)
+        before = x[..., : x.shape[-1] - half].unfold(-1, half, self.hop_length).flip(-1)
+        even, odd, frames = after + before, after - before, after.shape[:-1]
         # (frame, sample) of all signals; a component's frames lie together, as products are best.
         even, odd = rows_of(even).mT, rows_of(odd).mT
         parts = []
@@ -274,13 +271,6 @@ class WindowedSpectrum(Stage):
         """Factors of these sums."""
         return Factors(*(self.get_buffer(f"factor_{name}") for name in Factors._fields))
 
-    def _folded(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(.., time) -> sums and differences (.., frame, sample) about each frame's instant."""
-        half = self.windows[0] // 2
-        after = x[..., half:].unfold(-1, half, self.hop_length)
-        before = x[..., : x.shape[-1] - half].unfold(-1, half, self.hop_length).flip(-1)
-        return after + before, after - before
-
     def spectra(self, x: Tensor) -> Tensor:
         """(batch, .., time) of whole signals -> (batch, .., frame, component)."""
         made = by_item(self.intensities, self.padded(x))
@@ -291,48 +281,29 @@ class WindowedSpectrum(Stage):
         half = self.windows[0] // 2
         return torch.nn.functional.pad(x, (half, half))
 
-    def extra_repr(self) -> str:
-        return (
-            f"fs={self.fs:g}, hop_length={self.hop_length}, windows={self.windows}, "
-            f"components={len(self.frequencies)}"
-        )
+
+#: First bin, and the bin after the last, of every window.
+_Bins = tuple[tuple[int, int], ...]
 
 
-def _checked_windows(windows: Sequence[int]) -> tuple[int, ...]:
-    lengths = tuple(windows)
-    most = len(WINDOW_LIMITS_HZ) - 1
-    fine = all(isinstance(n, int) and n >= 2 and n % 2 == 0 for n in lengths)
-    if not (1 <= len(lengths) <= most and fine and lengths[0] == max(lengths)):
-        raise ParameterError(
-            f"expected 1 to {most} even window lengths in samples, longest first, got {lengths}"
-        )
-    return lengths
+def _transforms(windows: tuple[int, ...], ranges: _Bins) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield for every window (bin, half a window): cosines and sines times the Hann window.
 
-
-def _bases(windows: tuple[int, ...], i: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-    """Return (bin, half a window): cosines and sines times the Hann window, scaled to intensity.
-
-    In a window 2^i times shorter, a tone has 2^-2i of the power in each of 2^i times as many bins.
-    The factor 2^i makes the sums equal.
+    They are scaled to intensity. In a window 2^i times shorter, a tone has 2^-2i of the power in
+    each of 2^i times as many bins. The factor 2^i makes the sums equal.
     """
-    longest, length = windows[0], windows[i]
-    place = torch.arange(length // 2, dtype=torch.float64) + 0.5
-    hann = 0.5 + 0.5 * torch.cos(2.0 * math.pi * place / (length - 1))
-    bins = torch.arange(first, last, dtype=torch.float64)
-    angle = torch.outer(bins, place) * (2 * math.pi / longest)
-    peak = 2.0 / longest * 10.0 ** (PEAK_PA_DB / 20.0) * math.sqrt(longest / length)
-    return angle.cos() * hann * peak, angle.sin() * hann * peak
-
-
-def _transforms(
-    windows: tuple[int, ...], bins: tuple[tuple[int, int], ...]
-) -> list[tuple[Tensor, Tensor]]:
-    """`_bases` of every window."""
-    return [_bases(windows, i, first, last) for i, (first, last) in enumerate(bins)]
+    longest = windows[0]
+    for length, (first, last) in zip(windows, ranges, strict=True):
+        place = torch.arange(length // 2, dtype=torch.float64) + 0.5
+        hann = 0.5 + 0.5 * torch.cos(2.0 * math.pi * place / (length - 1))
+        bins = torch.arange(first, last, dtype=torch.float64)
+        angle = torch.outer(bins, place) * (2 * math.pi / longest)
+        peak = 2.0 / longest * 10.0 ** (PEAK_PA_DB / 20.0) * math.sqrt(longest / length)
+        yield angle.cos() * hann * peak, angle.sin() * hann * peak
 
 
 @functools.cache
-def _factors(windows: tuple[int, ...], bins: tuple[tuple[int, int], ...], hop: int) -> Factors:
+def _factors(windows: tuple[int, ...], bins: _Bins, hop: int) -> Factors:
     """Return the factors for the kernel; cached, as they take as long as the rest of a model."""
     pairs = [(cosines.numpy(), sines.numpy()) for cosines, sines in _transforms(windows, bins)]
     return factors_of(pairs, hop)

@@ -31,34 +31,17 @@ from amtcore.torch_internals import (
 Form = type | tuple[type, ...]
 
 
-def _fits(state: Any, form: Form) -> bool:
-    if not isinstance(form, tuple):
-        return isinstance(state, form)
-    if not isinstance(state, tuple) or len(state) != len(form):
-        return False
-    return all(isinstance(part, kind) for part, kind in zip(state, form, strict=True))
-
-
 def check_state(owner: Any, state: Any, form: Form) -> None:
     """Raise if a state is not of the kind that its owner returns."""
-    if _fits(state, form):
-        return
     kinds = form if isinstance(form, tuple) else (form,)
+    parts = state if isinstance(form, tuple) and isinstance(state, tuple) else (state,)
+    if len(parts) == len(kinds) and all(map(isinstance, parts, kinds)):
+        return
     names = " and ".join(kind.__name__ for kind in kinds)
     raise StateError(
         f"{type(owner).__name__}: expected the state that its stream returned with the previous "
         f"chunk ({names}), or None at the start, got {type(state).__name__}"
     )
-
-
-def check_state_device(owner: Any, state: Any, x: Tensor) -> None:
-    """Raise if a state lies on another device than the chunk."""
-    for part in state if isinstance(state, tuple) else (state,):
-        if isinstance(part, Tensor) and part.device != x.device:
-            raise WrongDeviceError(
-                f"{type(owner).__name__}: expected a state on {str(x.device)!r}, as the chunk, got "
-                f"one on {str(part.device)!r}; move the state, or start with None"
-            )
 
 
 def check_kept(kept: tuple[int, ...], chunk: tuple[int, ...]) -> None:
@@ -71,14 +54,19 @@ def check_kept(kept: tuple[int, ...], chunk: tuple[int, ...]) -> None:
 
 
 def checks_state(stream: Callable[..., Any], form: Form) -> Callable[..., Any]:
-    """Wrap `stream` to check its state before any work."""
+    """Wrap `stream` to check kind and device of its state before any work."""
 
     @functools.wraps(stream)
     def call(self: Any, x: Tensor, state: Any = None, *args: Any, **kwargs: Any) -> Any:
         if state is not None:
             check_state(self, state, form)
-            if isinstance(x, Tensor):
-                check_state_device(self, state, x)
+            for part in state if isinstance(state, tuple) else (state,):
+                if isinstance(part, Tensor) and isinstance(x, Tensor) and part.device != x.device:
+                    raise WrongDeviceError(
+                        f"{type(self).__name__}: expected a state on {str(x.device)!r}, as the "
+                        f"chunk, got one on {str(part.device)!r}; move the state, or start with "
+                        "None"
+                    )
         return stream(self, x, state, *args, **kwargs)
 
     return call
@@ -183,7 +171,6 @@ class Stage(HasConstants):
     state_form: Form | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let calls of the stage take chunks (see `StreamChunk`), and check their states."""
         super().__init_subclass__(**kwargs)
         own = vars(cls)
         if "stream" in own and own.get("state_form") is not None:
@@ -215,7 +202,7 @@ class Stage(HasConstants):
         return None
 
     def as_input(self, x: Tensor, axes: tuple[int, ...], names: str) -> Tensor:
-        """Return `x` in the working type; raise if it is no float tensor with a number of `axes`.
+        """Return `x` in the working type; raise unless it is a float tensor on the stage's device.
 
         Every call of a model comes through here, so `torch.jit.trace` is refused here.
         """
@@ -231,11 +218,6 @@ class Stage(HasConstants):
                 f"expected float32 or float64, got {x.dtype}, which has lost the digits of soft "
                 "sounds already: convert the input with .float(), or call inside torch.autocast"
             )
-        self._check_device(x)
-        return x.to(self.dtype)
-
-    def _check_device(self, x: Tensor) -> None:
-        """Raise if x lies on another device than the constants; copies are left to the caller."""
         kept = (*getattr(self, PARAMETERS).values(), *getattr(self, BUFFERS).values())
         own = next((constant.device for constant in kept if constant is not None), x.device)
         if own != x.device:
@@ -244,10 +226,15 @@ class Stage(HasConstants):
                 f"got one on {str(x.device)!r}; move the tensor with .to({str(own)!r}), or the "
                 f"model with .to({str(x.device)!r})"
             )
+        return x.to(self.dtype)
 
 
 class BlockStage(Stage):
     """A stage of chain operations; signals, chunks and gradients all go through `run_ops`."""
+
+    state_form: Form | None = Tensor
+    #: Axes of an input without and with a batch, and their names.
+    axes, axis_names = (2, 3), "(batch, channel, time) or (channel, time)"
 
     def block_ops(self, channels: int) -> list[ChainStep]:
         """Return the stage as steps of a chain; raise if it needs more than steps."""
@@ -257,41 +244,47 @@ class BlockStage(Stage):
         """Return the filters after the steps; by default one identity filter a channel."""
         return identity_bank(channels, torch.zeros(1, dtype=self.dtype))
 
+    def _run(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return the output for a chunk with a batch, and the next state."""
+        raise NotImplementedError
+
+    def stream(self, x: Tensor, state: Any = None) -> tuple[Any, Any]:
+        """Process the next chunk.
+
+        Args:
+            x: As for `forward`.
+            state: State after the previous chunk, (batch, channel, values); None at the start.
+        Returns:
+            The output of `forward` for this chunk, and the state to pass with the next chunk.
+        """
+        x = self.as_input(x, self.axes, self.axis_names)
+        batched = x.ndim == self.axes[1]
+        y, state = self._run(x if batched else x.unsqueeze(0), state)
+        return (y if batched else y.squeeze(0)), state
+
+    def forward(self, x: Tensor) -> Any:
+        """The whole signal at once."""
+        return self.stream(x)[0]
+
 
 class FilterbankStage(BlockStage):
     """A stage that splits a waveform into channels: (batch, time) -> (batch, channel, time)."""
 
-    state_form: Form | None = Tensor
+    axes, axis_names = (1, 2), "(batch, time) or (time,)"
 
     @property
     def num_channels(self) -> int:
         """Number of channels."""
         raise NotImplementedError
 
-    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Process the next chunk.
-
-        Args:
-            x: (batch, time) or (time,).
-            state: State after the previous chunk, (batch, channel, values); None at the start.
-        """
-        x = self.as_input(x, (1, 2), "(batch, time) or (time,)")
-        batched = x if x.ndim == 2 else x.unsqueeze(0)
+    def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         ops = self.block_ops(self.num_channels)
-        if state is None:
-            state = rest_state(ops, batched.shape[0])
-        y, state = run_ops(batched.unsqueeze(1), ops, state, self.backend)
-        return (y if x.ndim == 2 else y.squeeze(0)), state
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The whole signal at once."""
-        return self.stream(x)[0]
+        state = rest_state(ops, x.shape[0]) if state is None else state
+        return run_ops(x.unsqueeze(1), ops, state, self.backend)
 
 
 class ChannelStage(BlockStage):
     """A stage that maps (batch, channel, time) to the same shape, channel by channel."""
-
-    state_form: Form | None = Tensor
 
     def recurrences(self, channels: int) -> list[ChainStep]:
         """Return the operations of the stage, in their order."""
@@ -306,24 +299,5 @@ class ChannelStage(BlockStage):
 
     def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         ops = self.recurrences(x.shape[1])
-        if state is None:
-            state = rest_state(ops, x.shape[0])
+        state = rest_state(ops, x.shape[0]) if state is None else state
         return run_ops(x, ops, state, self.backend)
-
-    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Process the next chunk.
-
-        Args:
-            x: (batch, channel, time) or (channel, time).
-            state: State after the previous chunk; None at the start.
-        Returns:
-            Output of the same shape as x, and the state to pass with the next chunk.
-        """
-        x = self.as_input(x, (2, 3), "(batch, channel, time) or (channel, time)")
-        batched = x if x.ndim == 3 else x.unsqueeze(0)
-        y, state = self._run(batched, state)
-        return (y if x.ndim == 3 else y.squeeze(0)), state
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The whole signal at once: (batch, channel, time) or (channel, time), same shape out."""
-        return self.stream(x)[0]

@@ -47,7 +47,7 @@ def _nodes(sound: str, frames: int, sources: int) -> Tensor:
 
 
 def _tables(stage: Any) -> Tables:
-    stage.derived("nodes_hz", "fc")
+    stage.derived("nodes_hz")
     names = ("away", "relative", "upper", "upper_blocks")
     away, line, upper, blocks = (stage.derived(name) for name in names)
     before, share = stage.between()
