@@ -3,8 +3,8 @@
 Streams, blocks and fused kernels use methods of our stages instead of calling them. Only a call
 runs hooks or a replaced stage, so these paths check for both first.
 
-`load_state_dict(.., assign=True)` takes over the given tensors and their dtype. `share_type` then
-converts stages without constants, such as a resampler.
+`load_state_dict(.., assign=True)` takes over the given tensors and their dtype. A `Model` then
+converts its stages without constants, such as a resampler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import nn
 
 from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError
-from amtcore.stages.stage import Stage
+from amtcore.stages.constants import Converted
+from amtcore.stages.stage import Stage, check_fs
 from amtcore.torch_internals import has_hooks
 
 
@@ -47,7 +48,7 @@ def stage_arguments(
     return {**(defaults or {}), **given, **models}
 
 
-def share_type(model: nn.Module, _: Any = None) -> None:
+def _share_type(model: nn.Module, _: Any) -> None:
     """Convert the stages of a model to the widest type that a stage has loaded."""
     stages = [stage for stage in model.modules() if isinstance(stage, Stage)]
     loaded = [stage.dtype for stage in stages if stage.state_dict()]
@@ -57,7 +58,27 @@ def share_type(model: nn.Module, _: Any = None) -> None:
             stage.to(wanted)
 
 
-_OWN = "amtcore."
+class Model(Converted):
+    """A model of stages.
+
+    Args:
+        fs: Sampling rate in Hz.
+        learnable: Whether the constants of all stages are parameters.
+        return_stages: Whether outputs come with a dict of the stages' outputs.
+    """
+
+    def __init__(self, fs: float, learnable: bool, return_stages: bool) -> None:
+        super().__init__()
+        self.fs, self.learnable, self.return_stages = check_fs(fs), learnable, return_stages
+        self.register_load_state_dict_post_hook(_share_type)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Working type."""
+        stages = (stage for stage in self.children() if isinstance(stage, Stage))
+        return next((stage.dtype for stage in stages), torch.get_default_dtype())
+
+
 _WHOLE = "call the model itself with the whole signal, which calls every stage as a module"
 
 
@@ -67,7 +88,7 @@ def defines(stage: nn.Module, changed: Iterable[str], unless: Iterable[str] = ()
     A class that also has one of the methods `unless` does not count.
     """
     for kind in type(stage).__mro__:
-        if kind.__module__.startswith(_OWN) or any(name in vars(kind) for name in unless):
+        if kind.__module__.startswith("amtcore.") or any(name in vars(kind) for name in unless):
             return False
         if any(name in vars(kind) for name in changed):
             return True
@@ -93,13 +114,13 @@ def require_fusable(
 ) -> None:
     """Raise if kernels would skip hooks or replaced stages."""
     for name, stage in stages:
-        what = ""
         if has_hooks(stage):
             what = "has hooks, which kernels do not run"
         elif defines(stage, ("forward", "stream", "_run"), unless):
             what = f"is a {type(stage).__name__}, which has no kernel"
-        if what:
-            raise ParameterError(
-                f"features are made by kernels and blocks, not by calls of stages: "
-                f"{type(model).__name__}.{name} {what}; {_WHOLE}"
-            )
+        else:
+            continue
+        raise ParameterError(
+            f"features are made by kernels and blocks, not by calls of stages: "
+            f"{type(model).__name__}.{name} {what}; {_WHOLE}"
+        )

@@ -86,12 +86,3 @@ class Dau1997(TimeDomainModel):
         self.modulation = ModulationFilterbank(
             fc=fc_hz, **own("modulation_kwargs", modulation_kwargs, defaults=preset)
         )
-
-    def extra_repr(self) -> str:
-        channels = ""
-        if isinstance(self.filterbank, GammatoneFilterbank):
-            channels = f"num_channels={self.num_channels}, "
-        return (
-            f"fs={self.fs:g}, flow={self.flow:g}, fhigh={self.fhigh:g}, {channels}"
-            f"learnable={self.learnable}, dtype={self.dtype}"
-        )

@@ -1,9 +1,8 @@
 """Decision stage of Paulick et al. (2024): from internal representations to answers.
 
 A representation is a list over auditory channels of (batch, M_i, time) or (M_i, time), with a
-different number M_i of modulation filters per channel. Every function states the statistic that it
-computes: sums over time, filters and channels, through which gradients flow. `DecisionMethods`
-offers the functions as methods of a model.
+different number M_i of modulation filters per channel. Every method states the statistic that it
+computes: sums over time, filters and channels, through which gradients flow.
 """
 
 from __future__ import annotations
@@ -23,32 +22,6 @@ METRICS = ("rms", "mean", "max", "l2")
 CRITERIA = ("greater", "less")
 #: How an interval is chosen, and the comparison of the first with the second that it means.
 RULES = {"max": "greater", "min": "less", "greater": "greater", "less": "less"}
-
-
-def roi_selection(
-    internal_repr: Representation,
-    fs_hz: float,
-    time_window: tuple[float, float] | None = None,
-    channel_range: tuple[int, int] | None = None,
-    modulation_range: tuple[int, int] | None = None,
-) -> list[Tensor]:
-    """Return a region of a representation.
-
-    Args:
-        internal_repr: List over channels of (.., M_i, time).
-        fs_hz: Its sampling rate.
-        time_window: (start, end) in s: samples floor(start fs) up to, not including, floor(end fs).
-        channel_range: (start, end) channels, the end left out.
-        modulation_range: (start, end) modulation filters of every channel, the end left out; a
-            channel with fewer keeps what it has of them.
-    """
-    _check_channels(internal_repr)
-    channels = _span("channel_range", channel_range, len(internal_repr))
-    chosen = list(internal_repr)[channels]
-    time = _time_span(time_window, internal_repr[0].shape[-1], fs_hz)
-    filters = _span("modulation_range", modulation_range, max(y.shape[-2] for y in chosen))
-    # Copies: a region that is kept must not keep the whole representation alive.
-    return [y[..., filters, time].clone() for y in chosen]
 
 
 def _check_channels(representation: Representation) -> None:
@@ -93,89 +66,8 @@ def _time_span(window: tuple[float, float] | None, samples: int, fs_hz: float) -
     return slice(start, end)
 
 
-def template_correlation(
-    internal_repr: Representation, template: Representation, normalize: bool = True
-) -> Tensor:
-    """Return the correlation with a template, over all channels, filters and samples.
-
-    Normalised: Pearson's r, sum of (x - mean x)(t - mean t) over the root of the product of the two
-    sums of squares, 0 where either is constant. Otherwise: the inner product, sum of x t.
-
-    Args:
-        internal_repr: List over channels of (batch, M_i, time) or (M_i, time).
-        template: Like `internal_repr`, with the same batch or a batch of 1.
-        normalize: Whether to return Pearson's r.
-    Returns:
-        (batch,), or a scalar without a batch.
-    """
-    shapes = [[tuple(y.shape[-2:]) for y in each] for each in (internal_repr, template)]
-    if shapes[0] != shapes[1]:
-        raise ShapeError("the template must have the channels, filters and samples of the test")
-    x, t = _flat(internal_repr), _flat(template)
-    if normalize:
-        x, t = (values - values.mean(-1, keepdim=True) for values in (x, t))
-    product = (x * t).sum(-1)
-    if not normalize:
-        return product
-    size = (x.square().sum(-1) * t.square().sum(-1)).clamp(min=torch.finfo(x.dtype).tiny).sqrt()
-    return product / size
-
-
-def difference(test: Representation, noise: Representation) -> list[Tensor]:
-    """Return the difference of test and noise, channel by channel.
-
-    Args:
-        test: List over channels of (batch, M_i, time) or (M_i, time).
-        noise: The same, with the same batch or a batch of 1.
-    """
-    batches = ((), (1,), tuple(test[0].shape[:-2]))
-    same = [y.shape[-2:] for y in test] == [y.shape[-2:] for y in noise]
-    if not same or tuple(noise[0].shape[:-2]) not in batches:
-        raise ShapeError(
-            "expected a noise as long as the signal, of the same batch or a batch of 1, got "
-            f"representations {tuple(noise[0].shape)} and {tuple(test[0].shape)} in channel 0"
-        )
-    return [y - n for y, n in zip(test, noise, strict=True)]
-
-
 def _flat(representation: Representation) -> Tensor:
     return torch.cat([y.flatten(-2) for y in representation], -1)
-
-
-def decision_variable(
-    internal_repr: Representation,
-    metric: str = "rms",
-    channel_weights: Tensor | None = None,
-    modulation_weights: Tensor | None = None,
-) -> Tensor:
-    """Return one number for a representation.
-
-    Each filter output y of n samples has the weight w = w_channel w_modulation, by default 1:
-
-        rms   sqrt( sum of w mean(y^2) / sum of w )
-        mean  sum of w mean(y) / sum of w
-        max   largest w y
-        l2    sqrt( sum of w sum(y^2) )
-
-    Args:
-        internal_repr: List over channels of (batch, M_i, time) or (M_i, time).
-        metric: "rms", "mean", "max" or "l2".
-        channel_weights: (channel,), 0 or more, which is checked on the CPU.
-        modulation_weights: (filter,), likewise, at least as many as the longest channel has.
-    Returns:
-        (batch,), or a scalar without a batch.
-    """
-    _check_channels(internal_repr)
-    Text(METRICS)("metric", metric)
-    y = torch.cat(list(internal_repr), -2)  # (.., filter of any channel, time)
-    weights = _weights(internal_repr, channel_weights, modulation_weights).to(y)
-    if metric == "max":
-        return (weights.unsqueeze(-1) * y).amax((-2, -1))
-    if metric == "mean":
-        return (weights * y.mean(-1)).sum(-1) / weights.sum()
-    if metric == "l2":
-        return (weights * y.square().sum(-1)).sum(-1).sqrt()
-    return ((weights * y.square().mean(-1)).sum(-1) / weights.sum()).sqrt()
 
 
 def _weights(
@@ -203,17 +95,15 @@ def _weights(
     return weights
 
 
-def comparison_of(rule: str) -> str:
-    """Return the comparison, "greater" or "less", of a rule of discrimination."""
-    return RULES[Text(RULES)("decision_rule", rule)]
-
-
-def make_decision(
-    decision_var: Tensor, threshold: float = 0.0, criterion: str = "greater"
-) -> Tensor:
-    """Return True if the decision variable is above ("greater") or below ("less") the threshold."""
-    Text(CRITERIA)("criterion", criterion)
-    return decision_var > threshold if criterion == "greater" else decision_var < threshold
+def _difference(test: Representation, noise: Representation) -> list[Tensor]:
+    batches = ((), (1,), tuple(test[0].shape[:-2]))
+    same = [y.shape[-2:] for y in test] == [y.shape[-2:] for y in noise]
+    if not same or tuple(noise[0].shape[:-2]) not in batches:
+        raise ShapeError(
+            "expected a noise as long as the signal, of the same batch or a batch of 1, got "
+            f"representations {tuple(noise[0].shape)} and {tuple(test[0].shape)} in channel 0"
+        )
+    return [y - n for y, n in zip(test, noise, strict=True)]
 
 
 class DecisionMethods:
@@ -233,16 +123,52 @@ class DecisionMethods:
         channel_range: tuple[int, int] | None = None,
         modulation_range: tuple[int, int] | None = None,
     ) -> list[Tensor]:
-        """Return a region in time (s), channels and filters; see `decisions.roi_selection`."""
-        return roi_selection(
-            internal_repr, self.fs_resampled, time_window, channel_range, modulation_range
-        )
+        """Return a region of a representation.
+
+        Args:
+            internal_repr: List over channels of (.., M_i, time).
+            time_window: (start, end) in s: samples floor(start fs) up to floor(end fs) - 1.
+            channel_range: (start, end) channels, the end left out.
+            modulation_range: (start, end) modulation filters of every channel, the end left out; a
+                channel with fewer keeps what it has of them.
+        """
+        _check_channels(internal_repr)
+        channels = _span("channel_range", channel_range, len(internal_repr))
+        chosen = list(internal_repr)[channels]
+        time = _time_span(time_window, internal_repr[0].shape[-1], self.fs_resampled)
+        filters = _span("modulation_range", modulation_range, max(y.shape[-2] for y in chosen))
+        # Copies: a region that is kept must not keep the whole representation alive.
+        return [y[..., filters, time].clone() for y in chosen]
 
     def template_correlation(
-        self, internal_repr: Representation, template: Representation, normalize: bool = True
+        self,
+        internal_repr: Representation,
+        template: Representation,
+        normalize: bool = True,
     ) -> Tensor:
-        """Return Pearson's r, or the inner product; see `decisions.template_correlation`."""
-        return template_correlation(internal_repr, template, normalize)
+        """Return the correlation with a template, over all channels, filters and samples.
+
+        Normalised: Pearson's r, sum of (x - mean x)(t - mean t) over the root of the product of the
+        two sums of squares, 0 where either is constant. Otherwise: the inner product, sum of x t.
+
+        Args:
+            internal_repr: List over channels of (batch, M_i, time) or (M_i, time).
+            template: Like `internal_repr`, with the same batch or a batch of 1.
+            normalize: Whether to return Pearson's r.
+        Returns:
+            (batch,), or a scalar without a batch.
+        """
+        shapes = [[tuple(y.shape[-2:]) for y in each] for each in (internal_repr, template)]
+        if shapes[0] != shapes[1]:
+            raise ShapeError("the template must have the channels, filters and samples of the test")
+        x, t = _flat(internal_repr), _flat(template)
+        if normalize:
+            x, t = (values - values.mean(-1, keepdim=True) for values in (x, t))
+        product = (x * t).sum(-1)
+        if not normalize:
+            return product
+        size = (x.square().sum(-1) * t.square().sum(-1)).clamp(min=torch.finfo(x.dtype).tiny).sqrt()
+        return product / size
 
     def compute_decision_variable(
         self,
@@ -251,14 +177,41 @@ class DecisionMethods:
         channel_weights: Tensor | None = None,
         modulation_weights: Tensor | None = None,
     ) -> Tensor:
-        """Return the weighted rms, mean, max or l2; see `decisions.decision_variable`."""
-        return decision_variable(internal_repr, metric, channel_weights, modulation_weights)
+        """Return one number for a representation.
+
+        Each filter output y of n samples has the weight w = w_channel w_modulation, by default 1:
+
+            rms   sqrt( sum of w mean(y^2) / sum of w )
+            mean  sum of w mean(y) / sum of w
+            max   largest w y
+            l2    sqrt( sum of w sum(y^2) )
+
+        Args:
+            internal_repr: List over channels of (batch, M_i, time) or (M_i, time).
+            metric: "rms", "mean", "max" or "l2".
+            channel_weights: (channel,), 0 or more, which is checked on the CPU.
+            modulation_weights: (filter,), likewise, at least as many as the longest channel has.
+        Returns:
+            (batch,), or a scalar without a batch.
+        """
+        _check_channels(internal_repr)
+        Text(METRICS)("metric", metric)
+        y = torch.cat(list(internal_repr), -2)  # (.., filter of any channel, time)
+        weights = _weights(internal_repr, channel_weights, modulation_weights).to(y)
+        if metric == "max":
+            return (weights.unsqueeze(-1) * y).amax((-2, -1))
+        if metric == "mean":
+            return (weights * y.mean(-1)).sum(-1) / weights.sum()
+        if metric == "l2":
+            return (weights * y.square().sum(-1)).sum(-1).sqrt()
+        return ((weights * y.square().mean(-1)).sum(-1) / weights.sum()).sqrt()
 
     def make_decision(
         self, decision_var: Tensor, threshold: float = 0.0, criterion: str = "greater"
     ) -> Tensor:
-        """Return True if the variable is above or below the threshold; see `make_decision`."""
-        return make_decision(decision_var, threshold, criterion)
+        """Return True if the variable is above ("greater") or below ("less") the threshold."""
+        Text(CRITERIA)("criterion", criterion)
+        return decision_var > threshold if criterion == "greater" else decision_var < threshold
 
     def detection_task(
         self,
@@ -280,11 +233,11 @@ class DecisionMethods:
         """
         test = self._represent(signal_audio)
         if noise_audio is not None:
-            test = difference(test, self._represent(noise_audio))
-        variable = decision_variable(test, metric)
+            test = _difference(test, self._represent(noise_audio))
+        variable = self.compute_decision_variable(test, metric)
         if threshold is None:
             return variable
-        answer = make_decision(variable, threshold)
+        answer = self.make_decision(variable, threshold)
         return (answer, variable) if return_decision_var else answer
 
     def discrimination_task(
@@ -308,16 +261,16 @@ class DecisionMethods:
             criterion: Another name of the metric, from the page's example. The answer is then the
                 number of the chosen interval, 0 or 1 (int64, 0 for equal variables), not a bool.
         """
-        rule = comparison_of(decision_rule)
+        rule = RULES[Text(RULES)("decision_rule", decision_rule)]
         first, second = (
-            decision_variable(self._represent(sound), criterion or metric)
+            self.compute_decision_variable(self._represent(sound), criterion or metric)
             for sound in (stimulus1, stimulus2)
         )
         variable = first - second
-        answer = make_decision(variable, 0.0, rule)
+        answer = self.make_decision(variable, 0.0, rule)
         if criterion is not None:
             opposite = "less" if rule == "greater" else "greater"
-            answer = make_decision(variable, 0.0, opposite).to(torch.int64)
+            answer = self.make_decision(variable, 0.0, opposite).to(torch.int64)
         return (answer, variable) if return_decision_var else answer
 
     def _represent(self, audio: Tensor) -> Representation:

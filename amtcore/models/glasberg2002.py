@@ -25,7 +25,7 @@ from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
 from amtcore.stages.loudness_integration import LoudnessIntegration
 from amtcore.stages.specific_loudness import SpecificLoudness
 from amtcore.stages.spectrum import INAUDIBLE, MultiResolutionFFT, inaudible
-from amtcore.stages.stage import Stage, check_fs
+from amtcore.stages.stage import Stage
 from amtcore.units import REFERENCE_PA
 
 
@@ -74,8 +74,7 @@ class Glasberg2002(LoudnessModel):
         dtype: torch.dtype = torch.float32,
         outer_middle_ear_kwargs: Kwargs = None,
     ) -> None:
-        super().__init__()
-        self.fs, self.learnable, self.return_stages = check_fs(fs), learnable, return_stages
+        super().__init__(fs, learnable, return_stages)
         common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
         own = partial(stage_arguments, models=common)
         ear = {"compensation_type": "tfOuterMiddle1997"}

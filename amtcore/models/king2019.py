@@ -106,6 +106,7 @@ class King2019(TimeDomainModel):
     )
     input_unit = "rms1=100dB"
     output_unit = "input unit"
+    shown = f"{TimeDomainModel.shown} compression_type"
     streaming_advice = "set phase_insens to none and leave subfs out"
 
     @checked_arguments(compression_type=Text(COMPRESSIONS))
@@ -196,6 +197,3 @@ class King2019(TimeDomainModel):
 
     def mfc_by_column(self) -> Tensor:
         return self.mfc.repeat(self.num_channels)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, compression_type={self.compression_type}"

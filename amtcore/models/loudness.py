@@ -3,7 +3,7 @@
 A frame needs half a window and half a filter of samples after its instant. So a stream holds the
 last 0.1 s back until the signal ends. The method `forward` is the stream of one chunk.
 
-Without gradients and `return_stages`, `rows_of_blocks` computes specific loudness by one kernel:
+Without gradients and `return_stages`, one kernel computes specific loudness:
 
     rows    | left ear's channels | right ear's channels | zeros |      one row a frame
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,9 +25,8 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.operations.loudness_frames import LoudnessKernel
 from amtcore.kernels.torch_state import can_compute, is_exporting, is_transformed, wants_derivative
 from amtcore.kernels.vector.simd import LANES
-from amtcore.models.composition import is_replaced, require_fusable, share_type
+from amtcore.models.composition import Model, is_replaced, require_fusable
 from amtcore.models.frame_blocks import (
-    BLOCK_FRAMES,
     FrameBlocks,
     FrameState,
     Segment,
@@ -38,7 +36,6 @@ from amtcore.models.frame_blocks import (
 )
 from amtcore.scales import PhonTable, phon_by, tones
 from amtcore.stages.component_nodes import ComponentStage
-from amtcore.stages.constants import Converted
 from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import RoexFilters
 from amtcore.stages.specific_loudness import CompressiveLaw
@@ -90,42 +87,6 @@ def loudness_kernel(
     )  # fmt: skip
 
 
-def rows_of_blocks(
-    together: Sequence[Sequence[Segment | None]],
-    heard: Callable[[Sequence[Segment | None]], Sequence[Tensor]],
-    specific: Callable[[Tensor], Tensor],
-    kernel: LoudnessKernel,
-) -> Rows:
-    """Compute all blocks of some signals, side by side on the kernels' threads.
-
-    Args:
-        together: Groups of blocks that go through the ear at once, in order; None is silence.
-        heard: Filters a group by the ear, (batch, ear, sample) for each block.
-        specific: Computes (ear, frame, channel) by the stages, for a non-finite signal.
-        kernel: Kernel for finite signals.
-    """
-    segments = [s for some in together for s in some if s is not None]
-    batch, ears = segments[0].x.shape[:2]
-    used = ears * kernel.channels
-    *begins, count = accumulate((segment.frames for segment in segments), initial=0)
-    places = {s.first: slice(at, at + s.frames) for s, at in zip(segments, begins, strict=True)}
-    values = segments[0].x.new_empty(batch, count, used + -used % LANES)
-    rows = Rows(values, ears, kernel.channels)
-
-    def make(some: Sequence[Segment | None]) -> None:
-        for segment, signals in zip(some, heard(some), strict=True):
-            if segment is None:
-                continue
-            part = places[segment.first]
-            values[:, part, used:] = 0.0
-            for b, signal in enumerate(signals):
-                if not kernel.specific(signal, values[b, part]):
-                    rows.specific[b, :, part] = specific(signal)[:, : segment.frames]
-
-    map_blocks(make, together, values)
-    return rows
-
-
 #: Largest sample that counts as 0 (-306 dB SPL): its power would be denormal, hence slow.
 SILENT_PA = 1e-20
 
@@ -148,12 +109,9 @@ class OverTime:
 
 @dataclass(frozen=True)
 class LoudnessState:
-    """State between two chunks.
+    """State between two chunks: of the blocks, and of the gain controls.
 
-    Args:
-        blocks: Progress of the blocks.
-        integration: States of the gain controls.
-        batched: Whether the caller's tensors have a batch axis.
+    `batched` is True if the caller's tensors have a batch axis.
     """
 
     blocks: FrameState
@@ -180,11 +138,7 @@ class Loudness:
     state: dict[str, Tensor]
 
 
-def _of_items(segments: Sequence[Segment | None], items: slice) -> list[Segment | None]:
-    return [each and replace(each, x=each.x[items]) for each in segments]
-
-
-class LoudnessModel(Converted):
+class LoudnessModel(Model):
     """A model of loudness from spectra.
 
     A model names its ear filter and its spectrum, analyses filtered samples into stages up to
@@ -199,16 +153,9 @@ class LoudnessModel(Converted):
     output_unit = "sone"
     #: Ears that an input may have.
     input_channels: tuple[int, ...] = (1,)
-    fs: float
-    learnable: bool
-    return_stages: bool
-    _hop_length: int
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_load_state_dict_post_hook(share_type)
-
+    shown = "fs hop_length learnable return_stages dtype"
     outer_middle_ear: LoudnessEar
+    _hop_length: int
 
     @property
     def ear(self) -> LoudnessEar:
@@ -252,11 +199,6 @@ class LoudnessModel(Converted):
     def _result(self, loudness: Loudness, batched: bool) -> Any:
         """Return the output for the caller."""
         raise NotImplementedError
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Working type."""
-        return self._stage().dtype
 
     @property
     def hop_length(self) -> int:
@@ -324,8 +266,7 @@ class LoudnessModel(Converted):
         if state is not None:
             check_state(self, state, LoudnessState)
         signal, batched = self._as_batch(x)
-        signal = torch.nn.functional.hardshrink(signal, SILENT_PA)
-        grid = self.grid()
+        signal, grid = torch.nn.functional.hardshrink(signal, SILENT_PA), self.grid()
         before = grid.start(signal) if state is None else state.blocks
         if before.tail.shape[:-1] != signal.shape[:-1]:
             raise ShapeError(
@@ -347,44 +288,53 @@ class LoudnessModel(Converted):
         self, segments: list[Segment], blocks: FrameState, state: dict[str, Tensor] | None
     ) -> Loudness:
         """Return the loudness of blocks."""
+        over_time = OverTime(state or {})
         shown = segments or [self._nothing(blocks.tail)]
         response = self.ear.response(self.ear.taps(), shown[0].x.shape[-1])
+        heard = partial(self._heard, response=response, samples=blocks.samples)
         kernel = self._kernel() if self._wants_numbers(blocks.tail) else None
-        batch, ears = blocks.tail.shape[:2]
-        alone = batch == 1 or (batch > 1 and self._takes_items_alone(blocks.tail))
-        if can_share(blocks.tail) and ears == 1 and alone:
-            together = self._pairs(shown)
-        else:
-            together = [[segment] for segment in shown]
         if kernel is not None and segments:
-            heard = partial(self._heard, response=response, samples=blocks.samples)
-            rows = rows_of_blocks(together, heard, self._specific, kernel)
-            return self._integrate_rows(rows, OverTime(state or {}))
-        items = [slice(b, b + 1) for b in range(batch)] if alone else [slice(None)]
-        stages = self._stages_of(together, items, response, blocks)
-        return self._integrate(stages, OverTime(state or {}))
-
-    def _stages_of(
-        self,
-        together: Sequence[Sequence[Segment | None]],
-        items: Sequence[slice],
-        response: Tensor,
-        blocks: FrameState,
-    ) -> dict[str, Tensor]:
-        """Return the stages of all blocks, computed for these items of the batch at a time."""
+            return self._integrate_rows(self._rows_of(segments, heard, kernel), over_time)
+        batch, items = len(blocks.tail), [slice(None)]
+        if batch > 1 and self._takes_items_alone(blocks.tail):
+            items = [slice(b, b + 1) for b in range(batch)]
         parts = map_blocks(
-            lambda some: self._blocks(some, response, blocks.samples),
-            [_of_items(some, item) for item in items for some in together],
+            lambda segment: self._stages_of(segment, heard(segment), blocks.samples),
+            [replace(segment, x=segment.x[item]) for item in items for segment in shown],
             blocks.tail,
         )
-        of_item = [
-            [stages for part in parts[at : at + len(together)] for stages in part]
-            for at in range(0, len(parts), len(together))
-        ]
-        return {
-            name: torch.cat([torch.cat([part[name] for part in each], 2) for each in of_item])
-            for name in of_item[0][0]
+        by_item = [parts[at : at + len(shown)] for at in range(0, len(parts), len(shown))]
+        stages = {
+            name: torch.cat([torch.cat([part[name] for part in each], 2) for each in by_item])
+            for name in parts[0]
         }
+        return self._integrate(stages, over_time)
+
+    def _rows_of(
+        self,
+        segments: Sequence[Segment],
+        heard: Callable[[Segment], Tensor],
+        kernel: LoudnessKernel,
+    ) -> Rows:
+        """Compute all blocks of some signals, side by side on the kernels' threads.
+
+        A signal that is not finite goes through the stages.
+        """
+        batch, ears = segments[0].x.shape[:2]
+        used, counts = ears * kernel.channels, [segment.frames for segment in segments]
+        values = segments[0].x.new_empty(batch, sum(counts), used + -used % LANES)
+
+        def fill(place: tuple[Segment, Tensor]) -> None:
+            segment, rows = place
+            rows[..., used:] = 0.0
+            for signal, row in zip(heard(segment), rows.split(1), strict=True):
+                if not kernel.specific(signal, row[0]):
+                    specific = self._analyse(signal.unsqueeze(0))["specific"]
+                    view = Rows(row, ears, kernel.channels).specific
+                    view.copy_(specific[:, :, : segment.frames])
+
+        map_blocks(fill, list(zip(segments, values.split(counts, 1), strict=True)), values)
+        return Rows(values, ears, kernel.channels)
 
     def _takes_items_alone(self, x: Tensor) -> bool:
         """Return True if the items of a batch go through the stages one by one.
@@ -402,21 +352,10 @@ class LoudnessModel(Converted):
         """Return True if only loudness without gradients is needed."""
         return not self.return_stages and can_share(x) and can_compute(x)
 
-    def _heard(
-        self, segments: Sequence[Segment | None], response: Tensor, samples: int
-    ) -> list[Tensor]:
-        """Filter blocks of equal shape by the ear; None is silence."""
-        like, half = next(s.x for s in segments if s is not None), self.ear.order // 2
-        x = [torch.zeros_like(like) if segment is None else segment.x for segment in segments]
-        filtered = self.ear.filter_by(torch.cat(x), response).split(len(like))
-        return [
-            values if segment is None else inside(values, segment.first + half, samples)
-            for values, segment in zip(filtered, segments, strict=True)
-        ]
-
-    def _specific(self, filtered: Tensor) -> Tensor:
-        """Return (ear, frame, channel) of (ear, time), by the stages."""
-        return self._analyse(filtered.unsqueeze(0))["specific"][0]
+    def _heard(self, segment: Segment, response: Tensor, samples: int) -> Tensor:
+        """Filter a block by the ear, (batch, ear, sample)."""
+        filtered = self.ear.filter_by(segment.x, response)
+        return inside(filtered, segment.first + self.ear.order // 2, samples)
 
     def run_blocks(self, x: Tensor, inside: Tensor, taps: Tensor, over_time: OverTime) -> Loudness:
         """Return the loudness of blocks of any signals at once.
@@ -439,37 +378,15 @@ class LoudnessModel(Converted):
         # The empty sum connects the output to the input, so that its gradient is 0, not missing.
         return Segment(silence + tail[..., :0].sum(-1, keepdim=True), 0, 0)
 
-    def _pairs(self, segments: list[Segment]) -> list[list[Segment | None]]:
-        """Group the blocks of one signal in pairs, which makes products faster.
-
-        The number of a block in the signal decides its pair and place. A missing block is silence,
-        so that the products have one shape, and the same bits for any chunks.
-        """
-        pairs: dict[int, list[Segment | None]] = {}
-        for segment in segments:
-            number = (segment.first + self.grid().reach) // (BLOCK_FRAMES * self.hop_length)
-            pairs.setdefault(number // 2, [None, None])[number % 2] = segment
-        return list(pairs.values())
-
-    def _blocks(
-        self, segments: Sequence[Segment | None], response: Tensor, samples: int
-    ) -> list[dict[str, Tensor]]:
-        """Return the stages of blocks of equal shape; None is silence and returns no stages."""
-        half, window = self.ear.order // 2, self.running_spectrum.windows[0]
-        heard = self._heard(segments, response, samples)
-        analysed = self._analyse(torch.cat(heard))
-        made = []
-        for i, segment in enumerate(segments):
-            if segment is None:
-                continue
-            rows = slice(i * len(heard[i]), (i + 1) * len(heard[i]))
-            stages = {name: values[rows, :, : segment.frames] for name, values in analysed.items()}
-            if self.return_stages:
-                core = heard[i][..., window // 2 :][..., : segment.frames * self.hop_length]
-                left = samples - (segment.first + half + window // 2)
-                stages["filtered"] = core[..., : max(left, 0)]
-            made.append(stages)
-        return made
+    def _stages_of(self, segment: Segment, heard: Tensor, samples: int) -> dict[str, Tensor]:
+        """Return the stages of a block that the ear has filtered."""
+        stages = {name: y[:, :, : segment.frames] for name, y in self._analyse(heard).items()}
+        if self.return_stages:
+            half, window = self.ear.order // 2, self.running_spectrum.windows[0]
+            left = samples - (segment.first + half + window // 2)
+            count = min(segment.frames * self.hop_length, max(left, 0))
+            stages["filtered"] = heard[..., window // 2 :][..., :count]
+        return stages
 
     def phon_table(self) -> PhonTable:
         """Return the model's loudness of steady 1 kHz tones at both ears."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.operations.binaural_inhibition import sides_of
+from amtcore.kernels.operations.binaural_inhibition import inhibition_of_rows, sides_of
 from amtcore.kernels.operations.loudness_frames import LoudnessKernel
 from amtcore.kernels.operations.specific_loudness import audible
 from amtcore.models.composition import stage_arguments
@@ -85,10 +85,9 @@ class Moore2016(LoudnessModel):
         binaural_loudness_kwargs: Kwargs = None,
         ltl_agc_kwargs: Kwargs = None,
     ) -> None:
-        super().__init__()
+        super().__init__(fs, learnable, return_stages)
         if fs != FS_HZ:
             raise ParameterError(f"Moore2016 works at 32000 Hz, got {fs}; resample the signal")
-        self.fs, self.learnable, self.return_stages = float(fs), learnable, return_stages
         common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
         own = partial(stage_arguments, models=common)
         self.outer_middle_ear = LoudnessEar(
@@ -186,7 +185,7 @@ class Moore2016(LoudnessModel):
         short = values.new_empty(2, *values.shape[:2])
 
         def inhibited(place: tuple[int, slice]) -> None:
-            ears = binaural.inhibited_rows(values[place], channels, sides)
+            ears = inhibition_of_rows(values[place], channels, sides, binaural.p)
             torch.add(*ears, out=specific[place])
             for ear, of_ear in zip(ears, short, strict=True):
                 of_ear[place] = binaural.total(ear)
@@ -223,7 +222,8 @@ class Moore2016(LoudnessModel):
             list(zip(left, right, strict=True)),
             by_ear[0],
         )
-        return torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 1)
+        left, right = (torch.cat(of_ear, 1) for of_ear in zip(*parts, strict=True))
+        return left, right
 
     def _stages(
         self,

@@ -66,6 +66,7 @@ class Osses2021(TimeDomainModel):
         ChainStage("modulation", stream="modulation"),
     )
     input_unit = "rms1=100dB"
+    shown = f"{TimeDomainModel.shown} phase_type"
 
     @checked_arguments()
     def __init__(
@@ -101,6 +102,3 @@ class Osses2021(TimeDomainModel):
         self.modulation = ModulationFilterbank(
             fc=fc_hz, **own("modulation_kwargs", modulation_kwargs, defaults=bank)
         )
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, phase_type={self.phase_type}"

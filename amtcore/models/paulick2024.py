@@ -119,6 +119,7 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
         ChainStage("modulation", stream="modulation"),
     )
     input_unit = "pa"
+    shown = f"{TimeDomainModel.shown} model use_outerear"
 
     @checked_arguments(model=Text(MODELS))
     def __init__(
@@ -173,6 +174,3 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
     @property
     def auditory_filters(self) -> DRNLFilterbank:
         return self.drnl
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, model={self.model}, use_outerear={self.use_outerear}"

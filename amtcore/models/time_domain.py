@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, StateError, nearest_hint
 from amtcore.kernels.chain import ChainStep, FilterBank, identity_bank
-from amtcore.models.composition import require_fusable, require_streamable, share_type
-from amtcore.stages.constants import Converted
-from amtcore.stages.stage import BlockStage, Stage, StreamChunk, accepts_chunks, check_fs
+from amtcore.models.composition import Model, require_fusable, require_streamable
+from amtcore.stages.stage import Stage, StreamChunk, accepts_chunks
 from amtcore.torch_internals import has_any_hooks
 
 Kwargs = Mapping[str, Any] | None
@@ -99,13 +97,8 @@ class StreamContext:
 
 def _summed_s(stages: Iterable[nn.Module]) -> float | None:
     """Return the sum of the stages' time constants; None if a stage does not state one."""
-    total = 0.0
-    for stage in stages:
-        memory_s: float | None = getattr(stage, "memory_s", None)
-        if memory_s is None:
-            return None
-        total += memory_s
-    return total
+    memories_s: list[Any] = [getattr(stage, "memory_s", None) for stage in stages]
+    return None if None in memories_s else sum(memories_s, 0.0)
 
 
 class StageSequence(nn.Sequential):
@@ -148,16 +141,11 @@ class WholeSignalBands:
     rates: tuple[int, int] = (1, 1)
 
 
-class TimeDomainModel(Converted):
+class TimeDomainModel(Model):
     """A model from a waveform to the outputs of its modulation filters.
 
     Attributes:
         chain_stages: The stages in order. The stages before `auditory_filters` are the front end.
-
-    Args:
-        fs: Sampling rate in Hz.
-        learnable: Whether the constants of all stages are parameters.
-        return_stages: Whether outputs come with a dict of the stages' outputs.
 
     Invariants:
         `model(x)` equals the chunks of `model.stream` over any split of x, one after another.
@@ -170,22 +158,12 @@ class TimeDomainModel(Converted):
     streaming_advice = ""
     filterbank: Any
     modulation: Any
-
-    def __init__(self, fs: float, learnable: bool, return_stages: bool) -> None:
-        super().__init__()
-        self.fs, self.learnable, self.return_stages = check_fs(fs), learnable, return_stages
-        self.register_load_state_dict_post_hook(share_type)
+    shown = "fs flow fhigh num_channels learnable dtype"
 
     @property
     def auditory_filters(self) -> Any:
         """The stage that splits the waveform into channels."""
         return self.filterbank
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Working type."""
-        stages = (stage for stage in self.children() if isinstance(stage, Stage))
-        return next((stage.dtype for stage in stages), torch.get_default_dtype())
 
     @property
     def fc(self) -> Tensor:
@@ -220,8 +198,7 @@ class TimeDomainModel(Converted):
         Args:
             x: (batch, time) or (time,).
             state: State after the previous chunk; None at the start.
-            last: Whether the signal ends here; models that look ahead then return their last
-                outputs.
+            last: Whether the signal ends here; models that look ahead return their last outputs.
         Returns:
             The output of `forward` for this chunk, and the state to pass with the next chunk.
         """
@@ -238,24 +215,23 @@ class TimeDomainModel(Converted):
     @property
     def memory_s(self) -> float | None:
         """Sum of the stages' time constants in s; None if a stage does not state one."""
-        return _summed_s(dict(self._present(self.chain_stages)).values())
+        return _summed_s(self._present(self.chain_stages).values())
 
-    def _present(self, links: Sequence[ChainStage]) -> list[tuple[str, Any]]:
-        """Return names and stages of the links that have a stage."""
-        stages = ((link.name, getattr(self, link.name)) for link in links)
-        return [(name, stage) for name, stage in stages if stage is not None]
+    def _present(self, links: Sequence[ChainStage]) -> dict[str, Any]:
+        """Return the stages of the links by name, without links that have no stage."""
+        stages = {link.name: getattr(self, link.name) for link in links}
+        return {name: stage for name, stage in stages.items() if stage is not None}
 
     def front_end(self) -> list[Stage]:
         """Return the stages before the filterbank: waveform in, waveform out."""
-        ear: list[Any] = []
-        for name, stage in self._present(self.chain_stages):
+        ear: dict[str, Any] = {}
+        for name, stage in self._present(self.chain_stages).items():
             if stage is self.auditory_filters:
                 break
-            parts = stage.named_children() if isinstance(stage, StageSequence) else [(name, stage)]
-            for part_name, part in parts:
-                require_streamable(part_name, part)
-                ear.append(part)
-        return ear
+            ear |= stage.named_children() if isinstance(stage, StageSequence) else {name: stage}
+        for name, stage in ear.items():
+            require_streamable(name, stage)
+        return list(ear.values())
 
     def chain(self, stream: str) -> tuple[list[ChainStep], FilterBank]:
         """Return the steps and the filters of a feature stream, for the fused kernel."""
@@ -265,8 +241,7 @@ class TimeDomainModel(Converted):
             raise ParameterError(
                 f"{type(self).__name__} has no stream {stream!r}{nearest_hint(stream, ends)}"
             )
-        links = self.chain_stages[: ends[stream]]
-        stages: list[BlockStage] = [stage for _, stage in self._present(links)]
+        stages = list(self._present(self.chain_stages[: ends[stream]]).values())
         stages = stages[stages.index(self.auditory_filters) :]
         ops = [op for stage in stages for op in stage.block_ops(self.num_channels)]
         if self.whole_bands(stream) is not None:
@@ -286,10 +261,3 @@ class TimeDomainModel(Converted):
 
     def distribute_gradients(self) -> None:
         """Does nothing: no filters share coefficients, so every gradient is already in place."""
-
-    def extra_repr(self) -> str:
-        channels = ""
-        if isinstance(self.auditory_filters, Stage):
-            ends = f"{self.fc[0].item():.1f}..{self.fc[-1].item():.1f} Hz"
-            channels = f"fc={ends}, num_channels={self.num_channels}, "
-        return f"fs={self.fs:g}, {channels}learnable={self.learnable}, dtype={self.dtype}"

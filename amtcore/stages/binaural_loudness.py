@@ -9,10 +9,7 @@ sound in both is 1.5 times as loud as in one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
@@ -21,7 +18,6 @@ from amtcore.kernels.operations.binaural_inhibition import (
     INHIBITION,
     TINY,
     divisor,
-    inhibition_of_rows,
 )
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import can_compute
@@ -102,12 +98,6 @@ class Moore2016BinauralLoudness(Stage):
             left / divisor(smooth_left, smooth_right, self.p),
             right / divisor(smooth_right, smooth_left, self.p),
         )
-
-    def inhibited_rows(
-        self, rows: Tensor, channels: int, sides: NDArray[Any]
-    ) -> tuple[Tensor, Tensor]:
-        """Inhibit float32 rows without gradients; see `inhibition_of_rows`."""
-        return inhibition_of_rows(rows, channels, sides, self.p)
 
     def diotic(self, one: Tensor) -> Tensor:
         """Return the specific loudness of either ear for equal signals, whose ratio is 1."""

@@ -543,19 +543,14 @@ class HasConstants(Converted):
             del destination[prefix + name + _RAW]
             destination[prefix + name] = value if keep_vars else value.detach()
 
-    def load_own(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def load_own(self, *args: Any) -> None:
+        state_dict, prefix, local_metadata, _, missing_keys, _, error_msgs = args  # as torch's
         own = {k: v for k, v in state_dict.items() if k[len(prefix) :] not in self._once_saved}
         if local_metadata.get("assign_to_params_buffers", False):
-            own = self._assignable(own, prefix)
+            # Tensors of other types, such as half precision, become the module's type.
+            for key in own.keys() & {prefix + name for name in (*self._sources(), *self._limits)}:
+                if own[key].is_floating_point() and own[key].dtype not in WORKING_TYPES:
+                    own[key] = own[key].to(self.dtype)
         roundings: dict[str, Tensor] = {}
         for name, limit in self._limits.items():
             value = own.get(prefix + name)
@@ -578,9 +573,7 @@ class HasConstants(Converted):
         missing: list[str] = []
         self._loading = True
         try:
-            super().load_own(
-                own, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
-            )
+            super().load_own(own, *args[1:4], missing, *args[5:])
         finally:
             self._loading = False
         missing_keys += [key.removesuffix(_RAW) for key in missing]
@@ -588,16 +581,6 @@ class HasConstants(Converted):
             getattr(self, BUFFERS)[name + _ROUNDING] = rounding.to(self._source(name).device)
         self._follow_dtype()
         self.refresh()
-
-    def _assignable(self, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
-        """Convert tensors of other types, such as half precision, to the module's type."""
-        own = {prefix + key for key in (*self._sources(), *self._limits)}
-        return {
-            key: kept.to(self.dtype)
-            if key in own and kept.is_floating_point() and kept.dtype not in WORKING_TYPES
-            else kept
-            for key, kept in state_dict.items()
-        }
 
     def convert(self, fn: Any, recurse: bool) -> Any:
         with outside_inference():

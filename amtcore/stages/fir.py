@@ -91,8 +91,8 @@ class FirStage(Stage):
                 are still ahead of the first sample; None at the start.
             last: Whether the signal ends here; what follows it is 0.
         Returns:
-            The samples that are ready, as many as went in less `advance` in all, or exactly as
-            many with `last`; and the state to pass with the next chunk.
+            The samples that are ready, in all `advance` fewer than went in, or with `last` as many;
+            and the state to pass with the next chunk.
         """
         x = self.as_input(x, (1, 2, 3), _SHAPES)
         history, ahead = state or (x.new_zeros(*x.shape[:-1], self.order), self.advance)
@@ -109,18 +109,16 @@ class FirStage(Stage):
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once: (.., time), same shape out."""
-        x = self.as_input(x, (1, 2, 3), _SHAPES)
-        first = self.advance - self.order
+        x, first = self.as_input(x, (1, 2, 3), _SHAPES), self.advance - self.order
         return _fir(x, self.applied_taps(), 1, first, x.shape[-1], self.backend)
 
     def get_frequency_response(self, nfft: int = 8192) -> tuple[Tensor, Tensor]:
-        """Complex response of the stage, delay taken out where the stage takes it out.
+        """Return frequencies in Hz and complex response, each (nfft // 2 + 1,).
+
+        The delay is taken out where the stage takes it out.
 
         Args:
-            nfft: Points of the transform, 1 or more; fewer than taps are fewer frequencies of the
-                same response.
-        Returns:
-            Frequencies in Hz and response, each (nfft // 2 + 1,).
+            nfft: Points of the transform, 1 or more.
         """
         nfft = whole(1)("nfft", nfft)
         taps = self.applied_taps()
@@ -202,15 +200,9 @@ class Resampler(BlockStage):
     def stream(
         self, x: Tensor, state: ResampleState | None = None, last: bool = False
     ) -> tuple[Tensor, ResampleState]:
-        """Process the next chunk.
+        """Process the next chunk, (.., time), see `FirStage.stream`.
 
-        Args:
-            x: (.., time).
-            state: State after the previous chunk: the inputs still needed, and how many have
-                come in and gone out; None at the start.
-            last: Whether the signal ends here; what follows it is 0.
-        Returns:
-            The outputs that are ready, and the state to pass with the next chunk.
+        The state is the inputs that are still needed, and how many came in and went out.
         """
         x = self.as_input(x, (1, 2, 3, 4), "(.., time)")
         waiting, samples, done = state or (x.new_zeros(*x.shape[:-1], -self._first(0)), 0, 0)

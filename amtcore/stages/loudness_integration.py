@@ -91,12 +91,7 @@ class Moore2016AGC(Stage):
         return per_frame.to(self.dtype).expand(channels, 2)
 
     def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Process the next frames.
-
-        Args:
-            x: (batch, frame) or (batch, frame, channel).
-            state: State after the previous chunk, (batch, channel); None at the start.
-        """
+        """Process the next frames from a state (batch, channel) on; None is the start."""
         x = self.as_input(x, (2, 3), "(batch, frame) or (batch, frame, channel)")
         rows = x if x.ndim == 3 else x.unsqueeze(-1)
         if state is None:
@@ -213,12 +208,7 @@ class LoudnessIntegration(Stage):
     def stream(
         self, specific: Tensor, state: tuple[Tensor, Tensor] | None = None
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Process the next frames.
-
-        Args:
-            specific: (batch, frame, channel).
-            state: State after the previous chunk; None at the start.
-        """
+        """Process the next frames from a state on; None is the start."""
         specific = self.as_input(specific, (3,), "(batch, frame, channel)")
         before_short, before_long = state or (None, None)
         short, after_short = self.short_term(self.instantaneous(specific), before_short)

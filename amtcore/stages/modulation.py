@@ -1,10 +1,9 @@
 """Modulation filterbanks: the envelope of each channel split by modulation rate.
 
 `ModulationFilterbank`: Dau, Kollmeier and Kohlrausch (1997, section II), Jepsen et al. (2008),
-Paulick et al. (2024). Filters of type `efilt` are frequency-shifted first-order low-passes. Up to
-10 Hz the output is the real part, above 10 Hz the modulus. Filters of type `butterworth` are real
-band-passes with these centres and bandwidths. The output is the band signal, neither rectified nor
-attenuated.
+Paulick et al. (2024). Filters of type `efilt` are frequency-shifted first-order low-passes: the
+real part up to 10 Hz, the modulus above. Filters of type `butterworth` are real band-passes with
+these centres and bandwidths; their output is the band signal, neither rectified nor attenuated.
 
 `King2019ModulationFilterbank`: King, Varnet and Lorenzi (2019), constant Q from 2 to 150 Hz. Each
 filter has two second-order Butterworth sections; the fourth-order polynomial form is up to 4 %
@@ -199,10 +198,10 @@ class ModulationFilterbank(BlockStage):
 
     @property
     def memory_s(self) -> float:
-        widths_hz = self.bandwidth_hz.detach()[~self.is_low.bool()]
-        bands = [1.0 / (math.pi * float(widths_hz.min()))] if len(widths_hz) else []
-        lows_hz = [(float(self.lp_cutoff.detach()), 2), (self.lowpass_cutoff, 1)]
-        return max([*bands, *(lowpass_memory_s(hz, order) for hz, order in lows_hz if hz)])
+        widths_hz = self.bandwidth_hz.detach()[~self.is_low.bool()].tolist()
+        memories_s = [1.0 / (math.pi * min(widths_hz))] if widths_hz else []
+        memories_s.append(lowpass_memory_s(float(self.lp_cutoff.detach()), 2))
+        return max(memories_s + [lowpass_memory_s(f) for f in (self.lowpass_cutoff,) if f])
 
     def tables(self) -> dict[str, Tensor]:
         m = torch.cat([torch.arange(count) for count in self._counts])
@@ -214,14 +213,13 @@ class ModulationFilterbank(BlockStage):
         mfc, width = self.mfc_hz.double(), self.bandwidth_hz.double()
         low = design.lowpass2_rows(self.lp_cutoff, self.fs).expand(len(mfc), 6)
         if self.filter_type == "butterworth":
-            # The low-pass rows have no band edges: give them harmless ones. Others keep theirs
+            # The low-pass rows have no band edges and get harmless ones. Edges of bands stay
             # between 0 and fs/2 wherever learning moves them.
             centre = torch.where(mfc > 0, mfc, 2 * width)
             least, most = LEAST_CYCLES * self.fs, MOST_CYCLES * self.fs
             low_hz = (centre - width / 2).clamp(least, (1.0 - _LEAST_BAND) * most)
-            rows = design.bandpass1_rows(
-                low_hz, (centre + width / 2).clamp(2 * least, most), self.fs
-            )
+            high_hz = (centre + width / 2).clamp(2 * least, most)
+            rows = design.bandpass1_rows(low_hz, high_hz, self.fs)
         else:
             # Pole r exp(i w) with r = exp(-pi width / fs), input gain 2 (1 - r), output gain.
             angle, r = 2 * math.pi * mfc / self.fs, torch.exp(-math.pi * width / self.fs)
@@ -247,12 +245,9 @@ class ModulationFilterbank(BlockStage):
     def stream(
         self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
     ) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
-        """Process the next chunk.
+        """Process the next chunk, see `BlockStage.stream`.
 
-        Args:
-            x: (batch, channel, time) or (channel, time).
-            state: State after the previous chunk: prefilter (batch, channel, 1) and filters
-                (batch, filter, 2); None at the start.
+        The state is of the prefilter, (batch, channel, 1), and of the filters, (batch, filter, 2).
         """
         x = self.as_input(x, self.axes, self.axis_names)
         batched = x if x.ndim == 3 else x.unsqueeze(0)

@@ -386,7 +386,8 @@ def test_parameters_and_representation() -> None:
     assert repr(MiddleEarFilter(16000)).startswith(
         "MiddleEarFilter(fs=16000, filter_type=lopezpoveda2001, order=512, "
     )
-    assert "type='tfOuterMiddle1997', field='free'" in repr(OuterMiddleEarFilter(16000, order=64))
+    text = repr(OuterMiddleEarFilter(16000, order=64))
+    assert "compensation_type=tfOuterMiddle1997, field_type=free" in text
 
 
 @pytest.mark.parametrize(
