@@ -26,7 +26,7 @@ def stage_arguments(
     name: str,
     given: Mapping[str, Any] | None,
     models: Mapping[str, Any],
-    defaults: Mapping[str, Any] | None = None,
+    **defaults: Any,
 ) -> dict[str, Any]:
     """Return all arguments of a stage.
 
@@ -45,7 +45,7 @@ def stage_arguments(
                 f"{name}: {key} is the model's, {models[key]!r}, and cannot be {given[key]!r} for "
                 f"one stage; set {key} where the model is built, or leave it out"
             )
-    return {**(defaults or {}), **given, **models}
+    return {**defaults, **given, **models}
 
 
 def _share_type(model: nn.Module, _: Any) -> None:

@@ -80,9 +80,8 @@ class Dau1997(TimeDomainModel):
         fc_hz = erb_space_bw(flow, fhigh, 1.0, basef).tolist()
         own = partial(stage_arguments, models=common)
         self.filterbank = GammatoneFilterbank(fc_hz, **own("filterbank_kwargs", filterbank_kwargs))
-        hair_cell, preset = {"method": "dau1996"}, {"preset": "dau1997"}
-        self.ihc = IHCEnvelope(**own("ihc_kwargs", ihc_kwargs, defaults=hair_cell))
-        self.adaptation = AdaptLoop(**own("adaptation_kwargs", adaptation_kwargs, defaults=preset))
-        self.modulation = ModulationFilterbank(
-            fc=fc_hz, **own("modulation_kwargs", modulation_kwargs, defaults=preset)
-        )
+        self.ihc = IHCEnvelope(**own("ihc_kwargs", ihc_kwargs, method="dau1996"))
+        loops = own("adaptation_kwargs", adaptation_kwargs, preset="dau1997")
+        self.adaptation = AdaptLoop(**loops)
+        bank = own("modulation_kwargs", modulation_kwargs, preset="dau1997")
+        self.modulation = ModulationFilterbank(fc=fc_hz, **bank)

@@ -77,26 +77,21 @@ class Glasberg2002(LoudnessModel):
         super().__init__(fs, learnable, return_stages)
         common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
         own = partial(stage_arguments, models=common)
-        ear = {"compensation_type": "tfOuterMiddle1997"}
-        self.outer_middle_ear = LoudnessEar(
-            **own("outer_middle_ear_kwargs", outer_middle_ear_kwargs, defaults=ear)
-        )
+        ear = own("outer_middle_ear_kwargs", outer_middle_ear_kwargs)
+        self.outer_middle_ear = LoudnessEar(**{"compensation_type": "tfOuterMiddle1997", **ear})
         self.multi_fft = MultiResolutionFFT(**own("multi_fft_kwargs", multi_fft_kwargs))
         components_hz = self.multi_fft.frequencies.double()
         self.erb_integration = ERBIntegration(components_hz, **own("erb_kwargs", erb_kwargs))
         fc_hz = self.erb_integration.fc_erb.double()
-        self.excitation_pattern = ExcitationPattern(
-            components_hz, fc_hz, **own("excitation_kwargs", excitation_kwargs)
-        )
-        self.specific_loudness = SpecificLoudness(
-            fc_hz, **own("specific_loudness_kwargs", specific_loudness_kwargs)
-        )
+        pattern = own("excitation_kwargs", excitation_kwargs)
+        self.excitation_pattern = ExcitationPattern(components_hz, fc_hz, **pattern)
+        law = own("specific_loudness_kwargs", specific_loudness_kwargs)
+        self.specific_loudness = SpecificLoudness(fc_hz, **law)
         self._hop_length, self._bin_hz = self.multi_fft.hop_length, self.multi_fft.bin_hz
         self._erb_step = self.erb_integration.erb_step
         timed = {**common, "hop_length": self._hop_length, "erb_step": self._erb_step}
-        self.loudness_integration = LoudnessIntegration(
-            **stage_arguments("loudness_integration_kwargs", loudness_integration_kwargs, timed)
-        )
+        timed = stage_arguments("loudness_integration_kwargs", loudness_integration_kwargs, timed)
+        self.loudness_integration = LoudnessIntegration(**timed)
 
     @property
     def memories_s(self) -> tuple[float, float]:
@@ -184,12 +179,8 @@ class Glasberg2002(LoudnessModel):
         """
         if not self.learnable:
             return {}
-        groups: dict[str, dict[str, Any]] = {
-            "multi_fft": {
-                "hop_length": self.multi_fft.hop_length,
-                "n_ffts": list(self.multi_fft.windows),
-            }
-        }
+        hop, windows = self.multi_fft.hop_length, list(self.multi_fft.windows)
+        groups: dict[str, dict[str, Any]] = {"multi_fft": {"hop_length": hop, "n_ffts": windows}}
         for name in (
             "outer_middle_ear", "erb_integration", "excitation_pattern", "specific_loudness",
             "loudness_integration",

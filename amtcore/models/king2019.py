@@ -34,7 +34,6 @@ from amtcore.stages.modulation import King2019ModulationFilterbank
 
 COMPRESSIONS = {"brokenstick": BrokenStickCompression, "power": PowerCompression}
 _ERB_AROUND_BASE = 2
-_LOW_PASS_HZ = 150.0
 
 
 def _centre_frequencies(flow_hz: float, fhigh_hz: float, basef_hz: float | None) -> list[float]:
@@ -148,23 +147,22 @@ class King2019(TimeDomainModel):
         fc_hz = _centre_frequencies(flow, fhigh, basef)
         self.flow, self.fhigh = (flow, fhigh) if basef is None else (fc_hz[0], fc_hz[-1])
         self.filterbank = GammatoneFilterbank(fc_hz, **own("filterbank_kwargs", filterbank_kwargs))
-        stick = {"knee_db": compression_knee_db, "n": compression_n, "dboffset": dboffset}
-        compression = COMPRESSIONS[compression_type]
-        self.compression = compression(
-            **stage_arguments("compression_kwargs", compression_kwargs, common, stick)
+        stick = stage_arguments(
+            "compression_kwargs", compression_kwargs, common, knee_db=compression_knee_db,
+            n=compression_n, dboffset=dboffset,
+        )  # fmt: skip
+        self.compression = COMPRESSIONS[compression_type](**stick)
+        self.ihc = IHCEnvelope(**own("ihc_kwargs", ihc_kwargs, method="king2019"))
+        high = own(
+            "adaptation_kwargs", adaptation_kwargs, fc=adt_hp_fc, order=adt_hp_order, btype="high"
         )
-        hair_cell = {"method": "king2019"}
-        self.ihc = IHCEnvelope(**own("ihc_kwargs", ihc_kwargs, defaults=hair_cell))
-        high = {"fc": adt_hp_fc, "order": adt_hp_order, "btype": "high"}
-        self.adaptation_filter = ButterworthFilter(
-            **own("adaptation_kwargs", adaptation_kwargs, defaults=high)
-        )
-        self.lp150_filter = ButterworthFilter(fs, _LOW_PASS_HZ, **common) if lp_150hz else None
-        bank = {"mflow": mflow, "mfhigh": mfhigh, "qfactor": modbank_qfactor, "nmod": modbank_nmod,
-                "phase_insens": phase_insens}  # fmt: skip
-        self.modulation_filterbank = King2019ModulationFilterbank(
-            **own("modulation_kwargs", modulation_kwargs, defaults=bank)
-        )
+        self.adaptation_filter = ButterworthFilter(**high)
+        self.lp150_filter = ButterworthFilter(fs, 150.0, **common) if lp_150hz else None
+        bank = own(
+            "modulation_kwargs", modulation_kwargs, mflow=mflow, mfhigh=mfhigh, nmod=modbank_nmod,
+            qfactor=modbank_qfactor, phase_insens=phase_insens,
+        )  # fmt: skip
+        self.modulation_filterbank = King2019ModulationFilterbank(**bank)
         self.resampler = None if subfs is None else Resampler(fs, subfs, dtype)
 
     @property
@@ -176,24 +174,20 @@ class King2019(TimeDomainModel):
         """(.., channel, modulation, time) -> (.., time, channel, modulation)."""
         return out.movedim(-1, -3)
 
-    @property
-    def _needs_whole(self) -> bool:
-        return self.resampler is not None or not self.modulation_filterbank.can_stream
-
     def whole_bands(self, stream: str) -> WholeSignalBands | None:
         """The modulation stream of whole signals, with the Hilbert envelope or resampled."""
-        if stream != "modulation" or not self._needs_whole:
+        bank, resampler = self.modulation_filterbank, self.resampler
+        if stream != "modulation" or (resampler is None and bank.can_stream):
             return None
-        count = self.modulation_filterbank.num_filters
-        if self.resampler is None:
-            return WholeSignalBands(self.modulation_filterbank.bands, count, self.fs)
-        rates = (self.resampler.up, self.resampler.down)
-        return WholeSignalBands(self._resampled_bands, count, self.resampler.fs_out, rates)
+        if resampler is None:
+            return WholeSignalBands(bank.bands, bank.num_filters, self.fs)
 
-    def _resampled_bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
-        assert self.resampler is not None
-        for band in self.modulation_filterbank.bands(x, samples):
-            yield [self.resampler(of_signal) for of_signal in band]
+        def resampled(x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
+            for band in bank.bands(x, samples):
+                yield [resampler(of_signal) for of_signal in band]
+
+        rates = (resampler.up, resampler.down)
+        return WholeSignalBands(resampled, bank.num_filters, resampler.fs_out, rates)
 
     def mfc_by_column(self) -> Tensor:
         return self.mfc.repeat(self.num_channels)

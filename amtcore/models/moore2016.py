@@ -90,26 +90,22 @@ class Moore2016(LoudnessModel):
             raise ParameterError(f"Moore2016 works at 32000 Hz, got {fs}; resample the signal")
         common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
         own = partial(stage_arguments, models=common)
-        self.outer_middle_ear = LoudnessEar(
-            **own("outer_middle_ear_kwargs", outer_middle_ear_kwargs)
-        )
+        ear = own("outer_middle_ear_kwargs", outer_middle_ear_kwargs)
+        self.outer_middle_ear = LoudnessEar(**ear)
         self.spectrum = Moore2016Spectrum(**own("spectrum_kwargs", spectrum_kwargs))
-        self.excitation = Moore2016ExcitationPattern(
-            self.spectrum.frequencies.double(), **own("excitation_kwargs", excitation_kwargs)
-        )
-        self.specific_loudness = Moore2016SpecificLoudness(
-            self.excitation.fc.double(),
-            **own("specific_loudness_kwargs", specific_loudness_kwargs),
-        )
+        components_hz = self.spectrum.frequencies.double()
+        pattern = own("excitation_kwargs", excitation_kwargs)
+        self.excitation = Moore2016ExcitationPattern(components_hz, **pattern)
+        law = own("specific_loudness_kwargs", specific_loudness_kwargs)
+        self.specific_loudness = Moore2016SpecificLoudness(self.excitation.fc.double(), **law)
         self._hop_length = self.spectrum.hop_length
         timed = {**common, "hop_length": self._hop_length}
         self.temporal_integration = Moore2016TemporalIntegration(
             **stage_arguments("temporal_integration_kwargs", temporal_integration_kwargs, timed)
         )
         spaced = {**common, "erb_step": self.excitation.erb_step}
-        self.binaural_loudness = Moore2016BinauralLoudness(
-            **stage_arguments("binaural_loudness_kwargs", binaural_loudness_kwargs, spaced)
-        )
+        spaced = stage_arguments("binaural_loudness_kwargs", binaural_loudness_kwargs, spaced)
+        self.binaural_loudness = Moore2016BinauralLoudness(**spaced)
         agc = stage_arguments("ltl_agc_kwargs", ltl_agc_kwargs, timed)
         self.ltl_agc_left, self.ltl_agc_right = Moore2016AGC(**agc), Moore2016AGC(**agc)
 

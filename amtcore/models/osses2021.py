@@ -89,16 +89,15 @@ class Osses2021(TimeDomainModel):
         self.flow, self.fhigh, self.phase_type = flow, fhigh, phase_type
         check_range(fs, flow, fhigh)
         common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
-        own, ear = partial(stage_arguments, models=common), {"phase_type": phase_type}
-        self.headphone = HeadphoneFilter(**own("headphone_kwargs", headphone_kwargs, defaults=ear))
-        self.middleear = MiddleEarFilter(**own("middleear_kwargs", middleear_kwargs, defaults=ear))
+        own = partial(stage_arguments, models=common)
+        headphone = own("headphone_kwargs", headphone_kwargs, phase_type=phase_type)
+        self.headphone = HeadphoneFilter(**headphone)
+        middleear = own("middleear_kwargs", middleear_kwargs, phase_type=phase_type)
+        self.middleear = MiddleEarFilter(**middleear)
         fc_hz = erb_space_bw(flow, fhigh).tolist()
         self.filterbank = GammatoneFilterbank(fc_hz, **own("filterbank_kwargs", filterbank_kwargs))
-        hair_cell, loops, bank = (
-            {"method": "breebaart2001"}, {"preset": "osses2021"}, {"preset": "jepsen2008"}
-        )  # fmt: skip
-        self.ihc = IHCEnvelope(**own("ihc_kwargs", ihc_kwargs, defaults=hair_cell))
-        self.adaptation = AdaptLoop(**own("adaptation_kwargs", adaptation_kwargs, defaults=loops))
-        self.modulation = ModulationFilterbank(
-            fc=fc_hz, **own("modulation_kwargs", modulation_kwargs, defaults=bank)
-        )
+        self.ihc = IHCEnvelope(**own("ihc_kwargs", ihc_kwargs, method="breebaart2001"))
+        loops = own("adaptation_kwargs", adaptation_kwargs, preset="osses2021")
+        self.adaptation = AdaptLoop(**loops)
+        bank = own("modulation_kwargs", modulation_kwargs, preset="jepsen2008")
+        self.modulation = ModulationFilterbank(fc=fc_hz, **bank)

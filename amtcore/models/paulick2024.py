@@ -37,16 +37,12 @@ from amtcore.stages.modulation import ModulationFilterbank
 from amtcore.tables import load_table
 
 MODELS = ("paulick2024", "jepsen2008")
-_RESAMPLE_FACTOR = 4
-_THRESHOLD_RANGE_HZ = (250.0, 8000.0)  # of the table of minimum levels
-_JEPSEN_GAIN_DB = 50.0
-_JEPSEN_MIN_LEVEL = 1e-5
 
 
 def adaptation_min_level(fc_hz: list[float]) -> Tensor:
     """Return the lowest input of the adaptation loops in V, at the table's nearest frequency."""
     levels = torch.tensor(load_table("paulick2024_adaptation_min_level")["min_level_uv"]) * 1e-6
-    listed_hz = torch.from_numpy(erb_space(*_THRESHOLD_RANGE_HZ, len(levels)))
+    listed_hz = torch.from_numpy(erb_space(250.0, 8000.0, len(levels)))
     distance = (torch.tensor(fc_hz, dtype=torch.float64).unsqueeze(1) - listed_hz).abs()
     return levels[distance.argmin(1)]
 
@@ -59,16 +55,6 @@ def _ear(kwargs: dict[str, Any]) -> StageSequence:
     headphone = HeadphoneFilter(**{**phase, **kwargs})
     middleear = MiddleEarFilter(**{**phase, **of_middle_ear, **kwargs})
     return StageSequence(OrderedDict(headphone=headphone, middleear=middleear))
-
-
-def _hair_cell(
-    model: str, kwargs: dict[str, Any], common: dict[str, Any]
-) -> tuple[IHCPaulick2024 | IHCEnvelope, SquaringExpansion | None]:
-    """Return the hair cell of a model and the expansion after it, if any."""
-    if model == "paulick2024":
-        return IHCPaulick2024(**kwargs), None
-    envelope = IHCEnvelope(**{"method": "relanoiborra2019", **kwargs})
-    return envelope, SquaringExpansion(_JEPSEN_GAIN_DB, **common)
 
 
 class Paulick2024(DecisionMethods, TimeDomainModel):
@@ -150,21 +136,25 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
         self.outer_middle_ear = None
         if use_outerear:
             self.outer_middle_ear = _ear(own("outerear_kwargs", outerear_kwargs))
-        cochlea = {"model": model}
-        self.drnl = DRNLFilterbank(fc_hz, **own("drnl_kwargs", drnl_kwargs, defaults=cochlea))
-        self.ihc, self.expansion = _hair_cell(model, own("ihc_kwargs", ihc_kwargs), common)
-        loops: dict[str, Any] = {"preset": "paulick2024"}
-        loops["min_level"] = adaptation_min_level(fc_hz)
+        self.drnl = DRNLFilterbank(fc_hz, **own("drnl_kwargs", drnl_kwargs, model=model))
+        self.expansion: SquaringExpansion | None = None
         if model == "jepsen2008":
-            loops = {"preset": "dau1997", "min_level": _JEPSEN_MIN_LEVEL}
-        self.adaptation = AdaptLoop(**own("adaptation_kwargs", adaptation_kwargs, defaults=loops))
-        self.resample_factor = _RESAMPLE_FACTOR
+            envelope = own("ihc_kwargs", ihc_kwargs, method="relanoiborra2019")
+            self.ihc: IHCEnvelope | IHCPaulick2024 = IHCEnvelope(**envelope)
+            self.expansion = SquaringExpansion(50.0, **common)
+            loops: dict[str, Any] = {"preset": "dau1997", "min_level": 1e-5}
+        else:
+            self.ihc = IHCPaulick2024(**own("ihc_kwargs", ihc_kwargs))
+            loops = {"preset": "paulick2024", "min_level": adaptation_min_level(fc_hz)}
+        loops = own("adaptation_kwargs", adaptation_kwargs, **loops)
+        self.adaptation = AdaptLoop(**loops)
+        self.resample_factor = 4
         self.resampler = Resampler(fs, self.fs / self.resample_factor, dtype)
-        bank = {"preset": model, "filter_type": filter_type}
         slow = {"fs": self.fs_resampled, **common}
-        self.modulation = ModulationFilterbank(
-            fc=fc_hz, **stage_arguments("modulation_kwargs", modulation_kwargs, slow, bank)
+        bank = stage_arguments(
+            "modulation_kwargs", modulation_kwargs, slow, preset=model, filter_type=filter_type
         )
+        self.modulation = ModulationFilterbank(fc=fc_hz, **bank)
 
     @property
     def fs_resampled(self) -> float:

@@ -28,7 +28,7 @@ from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE, POLE_ZERO_CASC
 from amtcore.kernels.operations.parallel_paths import ADD, SAVE, SWAP
 from amtcore.kernels.operations.sections import STATE_VARIABLE
 from amtcore.scales import ERB_FLOOR_HZ, ERB_Q
-from amtcore.stages.constants import Limit, Range, bandwidths, frequencies
+from amtcore.stages.constants import Range, bandwidths, frequencies
 from amtcore.stages.stage import (
     FilterbankStage,
     check_below_nyquist,
@@ -93,10 +93,6 @@ class GammatoneFilterbank(FilterbankStage):
         self.constant("bandwidth", width_hz, bandwidths(self.fs))
 
     @property
-    def num_channels(self) -> int:
-        return int(self.fc.shape[0])
-
-    @property
     def memory_s(self) -> float:
         return 1.0 / (2.0 * math.pi * float(self.bandwidth.detach().min()))
 
@@ -122,22 +118,6 @@ SUBJECTS = ("NH", "HIx")
 _LINEAR_LOW_PASSES = 4
 _CORNER_HZ = 1000.0  # above it a and b have their values at _SHARED_HZ
 _SHARED_HZ = 1500.0
-
-
-def _limits(fs: float) -> dict[str, Limit]:
-    """Return the bounds of the constants; an `a` of 0 stays 0."""
-    hz, width_hz = frequencies(fs), bandwidths(fs)
-    return {
-        "lin_gain": Range(1e-3, 1e7),
-        "lin_fc": hz,
-        "lin_bw": width_hz,
-        "lin_cutoff": hz,
-        "nlin_fc": hz,
-        "nlin_bw": width_hz,
-        "a": Range(0.0, 1e7),
-        "b": Range(1e-9, 1e3),
-        "c": Range(1e-3, 0.999),
-    }
 
 
 def drnl_parameters(fc_hz: Tensor, subject: str) -> dict[str, Tensor]:
@@ -210,12 +190,11 @@ class DRNLFilterbank(FilterbankStage):
         self.model, self.subject = model, subject
         self.order, self.low_passes = MODELS[model]
         self.register_buffer("fc", fc_hz.to(dtype))
+        hz, width_hz = frequencies(self.fs), bandwidths(self.fs)
+        limits = {"lin_gain": Range(1e-3, 1e7), "lin_bw": width_hz, "nlin_bw": width_hz,
+                  "a": Range(0.0, 1e7), "b": Range(1e-9, 1e3), "c": Range(1e-3, 0.999)}  # fmt: skip
         for name, value in constants.items():
-            self.constant(name, value, _limits(self.fs)[name])
-
-    @property
-    def num_channels(self) -> int:
-        return int(self.fc.shape[0])
+            self.constant(name, value, limits.get(name, hz))  # an `a` of 0 stays 0
 
     @property
     def memory_s(self) -> float:

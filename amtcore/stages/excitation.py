@@ -26,7 +26,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from amtcore.arguments import RATE, Number, Numbers, checked_arguments, plain_number
+from amtcore.arguments import RATE, Number, Numbers, Rule, checked_arguments, plain_number
 from amtcore.errors import ParameterError
 from amtcore.kernels.operations import excitation
 from amtcore.kernels.operations.lower_skirt import LOWER_SKIRT
@@ -60,15 +60,10 @@ def slope_base(name: str, value: Any) -> float:
     return float(number)
 
 
-def slope_per_db(name: str, value: Any) -> float:
-    """Check c, measured as -0.35 to -0.38; filters widen with the level."""
-    number = plain_number(value)
-    if number is None or not -10.0 <= number <= 0.0:
-        raise ParameterError(
-            f"{name} must be a finite number at most 0 (the published change of p(1 kHz) per dB is "
-            f"-0.35), got {value!r}"
-        )
-    return float(number)
+#: Rule for c, measured as -0.35 to -0.38; filters widen with the level.
+_PER_DB = Number(
+    least=-10.0, most=0.0, hint="the published change of p(1 kHz) per dB is -0.35, filters widen"
+)
 
 
 def check_lower_slope(base: float, per_db: float) -> None:
@@ -113,14 +108,6 @@ def level_weights(from_hz: Tensor, to_hz: Tensor, base: Tensor | float) -> Tenso
     return roex(base * source / _bandwidth(source), g)
 
 
-def upper_weights(f_hz: Tensor, fc_hz: Tensor, base: Tensor) -> Tensor:
-    """Return (component, channel), the weight of each component at or above a channel's centre."""
-    centre = fc_hz.double()
-    g = (f_hz.double()[:, None] - centre) / centre
-    weight = roex(base.double() * centre / _bandwidth(centre), g)
-    return torch.where(f_hz[:, None] >= fc_hz, weight, 0.0)
-
-
 class RoexFilters(ComponentStage):
     """Rounded-exponential filters: intensity and level of components to excitation of channels."""
 
@@ -148,8 +135,11 @@ class RoexFilters(ComponentStage):
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
         def upper() -> Tensor:
-            weights = upper_weights(self.nodes_hz, self.fc, self.upper_slope_base)
-            return weights.to(self.dtype)
+            """Return the weight of each node at or above a channel's centre, (node, channel)."""
+            f_hz, centre = self.nodes_hz[:, None], self.fc.double()
+            g = (f_hz.double() - centre) / centre
+            weight = roex(self.upper_slope_base.double() * centre / _bandwidth(centre), g)
+            return torch.where(f_hz >= self.fc, weight, 0.0).to(self.dtype)
 
         def rate() -> Tensor:
             """Return the slope below each channel's centre per Hz, (channel,)."""
@@ -216,8 +206,8 @@ class RoexFilters(ComponentStage):
 #: Channels: 150 of them, a quarter of a Cam apart.
 LOWER_CAM, UPPER_CAM, STEP_CAM = 1.75, 39.0, 0.25
 _COMPONENTS = "(.., frame, component)"
-_SLOPES = {"upper_slope_base": slope_base, "lower_slope_base": slope_base,
-           "lower_slope_per_db": slope_per_db}  # fmt: skip
+_SLOPES: dict[str, Rule] = {"upper_slope_base": slope_base, "lower_slope_base": slope_base,
+           "lower_slope_per_db": _PER_DB}  # fmt: skip
 
 
 class Moore2016ExcitationPattern(RoexFilters):
@@ -370,14 +360,8 @@ class ExcitationPattern(RoexFilters):
     Args:
         frequencies: Of the components in Hz, ascending.
         fc_hz: Of the channels in Hz, ascending.
-        fs: Sampling rate in Hz.
-        upper_slope_base: p(f) ERB(f) / f at and above the centre.
-        lower_slope_base: The same below the centre, at a level of 51 dB per ERB.
         upper_slope_per_db: Must be 0.
-        lower_slope_per_db: Change of p(1 kHz) below the centre per dB.
-        learnable: Make the three slopes parameters.
-        dtype: torch.float32 or torch.float64.
-        backend: Kernel choice; None picks.
+        Others as for `Moore2016ExcitationPattern`.
 
     Shape:
         (.., frame, component) and (.., frame, channel) in dB SPL -> (.., frame, channel) in dB SPL.

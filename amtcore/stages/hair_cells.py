@@ -144,20 +144,19 @@ class IHCEnvelope(ChannelStage):
             ChainStep(code, int(half_wave and i == 0), coef, rest) for i in range(self.iterations)
         ]
 
-    def block_ops(self, channels: int) -> list[ChainStep]:
+    def _check_streamable(self) -> None:
         if not self.can_stream:
             raise ParameterError(
-                f"hair-cell method {self.method!r} needs the whole signal and cannot run block "
-                "by block; use a half-wave method such as 'dau1996'"
+                f"hair-cell method {self.method!r} needs the whole signal, so it cannot stream nor "
+                "run block by block; use forward(), or a half-wave method such as 'dau1996'"
             )
+
+    def block_ops(self, channels: int) -> list[ChainStep]:
+        self._check_streamable()
         return self.recurrences(channels)
 
     def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if not self.can_stream:
-            raise ParameterError(
-                f"method {self.method!r} needs the whole signal and cannot stream; "
-                "use forward(), or a half-wave method such as 'dau1996'"
-            )
+        self._check_streamable()
         return super().stream(x, state)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ from amtcore.stages.lif_leak import (
     check_shape,
     checked,
     from_factor,
+    place_of,
     to_factor,
 )
 from amtcore.stages.stage import Stage
@@ -77,7 +78,7 @@ def _chosen(kind: str, asked: Names | None, known: tuple[str, ...]) -> tuple[str
 
 
 def _leak_constant(name: str, doc: str) -> Any:
-    return property(lambda layer: layer.leak.value(name, layer.dt), doc=doc)
+    return property(lambda layer: layer.leak.value(name), doc=doc)
 
 
 class LIFExodus(Stage):
@@ -236,7 +237,7 @@ class LIFExodus(Stage):
 
     def coefficients(self) -> Tensor:
         """Return (neuron, 4 + synapse), the rows of the recurrence."""
-        alpha, beta = self.leak.factors(self.dt)
+        alpha, beta = self.leak.factors()
         if beta.ndim:
             beta = beta.reshape(self.size_out, -1)
         window = torch.full_like(alpha, self.learning_window)
@@ -246,19 +247,14 @@ class LIFExodus(Stage):
         return torch.cat((rows, beta), -1).to(self.dtype)
 
     def rest_state(self, batch: int) -> Tensor:
-        """Return the state before the first step: zeros, (batch, neuron, 1 + synapse)."""
+        """Return zeros, the state before the first step, (batch, neuron, 1 + synapse)."""
         return self.bias.new_zeros(batch, self.size_out, 1 + self.n_synapses)
 
     def _run(self, data: Tensor, state: Tensor | None, record: bool) -> tuple[Tensor, ...]:
         """Return spikes, vmem and isyn of a batched signal, and the state after it."""
-        return _lif(
-            data,
-            self.coefficients(),
-            self.rest_state(data.shape[0]) if state is None else state,
-            self.max_spikes_per_dt,
-            record,
-            self.backend,
-        )
+        before = self.rest_state(data.shape[0]) if state is None else state
+        most = self.max_spikes_per_dt
+        return _lif(data, self.coefficients(), before, most, record, self.backend)
 
     def _as_batch(self, data: Tensor) -> Tensor:
         if isinstance(data, Tensor) and not (data.is_complex() or data.is_floating_point()):
@@ -366,15 +362,10 @@ class LIFExodus(Stage):
         """Outputs, as `size_out`."""
         return self.size_out
 
-    def _families(self) -> dict[str, tuple[str, ...]]:
-        """Names of the constants by family."""
-        leaks = {mode: self.leak.names if mode == self.leak_mode else () for mode in LEAK_MODES}
-        return {"weights": (), **leaks, "bias": ("bias",), "thresholds": ("threshold",)}
-
     @property
     def constants(self) -> tuple[str, ...]:
         """Names of the constants that are kept, in the present leak mode."""
-        return tuple(name for names in self._families().values() for name in names)
+        return (*self.leak.names, "bias", "threshold")
 
     def parameters(  # type: ignore[override]
         self, family: Names | bool | None = None, recurse: bool = True
@@ -389,8 +380,9 @@ class LIFExodus(Stage):
         """
         if family is None or isinstance(family, bool):
             return super().parameters(recurse if family is None else family)
-        families = self._families()
-        families["biases"] = families["bias"]
+        families: dict[str, tuple[str, ...]] = dict.fromkeys(("weights", *LEAK_MODES), ())
+        families |= {self.leak_mode: self.leak.names, "bias": ("bias",), "biases": ("bias",)}
+        families["thresholds"] = ("threshold",)
         asked = _chosen("a family of parameters", family, tuple(families))
         return {name: getattr(self, name) for each in asked for name in families[each]}
 
@@ -452,8 +444,8 @@ class LIFExodus(Stage):
         """Convert a constant of the leak to the present mode; return its name and value there."""
         if name in self.constants:
             return name, value
-        (mode,) = (mode for mode, names in LEAK_MODES.items() if name in names)
-        own = self.leak.names[LEAK_MODES[mode].index(name)]
+        mode, place = place_of(name)
+        own = self.leak.names[place]
         stated = from_factor(self.leak_mode, to_factor(mode, value, self.dt), self.dt)
         if not bool((torch.isfinite(stated) & (stated > 0)).all()):
             raise ParameterError(
@@ -491,19 +483,13 @@ class LIFExodus(Stage):
 
     def to_json(self) -> str:
         """Return options and constants as JSON, without states."""
-        unlimited = self.max_spikes_per_dt == math.inf
-        options: dict[str, Any] = {
-            "class": "LIFExodus",
-            "shape": list(self.shape),
-            "dt": self.dt,
-            "leak_mode": self.leak_mode,
-            "learning_window": self.learning_window,
-            "max_spikes_per_dt": None if unlimited else self.max_spikes_per_dt,
-            "learnable": self.learnable,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "constants": {name: getattr(self, name).tolist() for name in self.constants},
-        }
-        return json.dumps(options)
+        names = ("shape", "dt", "leak_mode", "learning_window", "max_spikes_per_dt", "learnable")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.max_spikes_per_dt == math.inf:
+            options["max_spikes_per_dt"] = None
+        options["dtype"] = str(self.dtype).removeprefix("torch.")
+        options["constants"] = {name: getattr(self, name).tolist() for name in self.constants}
+        return json.dumps({"class": "LIFExodus", **options})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -517,9 +503,7 @@ class LIFExodus(Stage):
         except (KeyError, AttributeError, TypeError, json.JSONDecodeError) as error:
             raise ParameterError(f"expected what to_json wrote, got {text[:80]!r}") from error
         most = math.inf if most is None else most
-        build: Any = cls
-        layer: Self = build(shape, **options, **constants, dtype=dtype, max_spikes_per_dt=most)
-        return layer
+        return cls(shape, **options, **constants, dtype=dtype, max_spikes_per_dt=most)
 
     def save(self, filename: str | os.PathLike[str]) -> None:
         """Write `to_json` to a file."""
@@ -556,7 +540,7 @@ class LIFExodus(Stage):
             flat = values.detach().double().flatten().expand(self.size_out)
             return flat.cpu().numpy().copy()
 
-        alpha, beta = map(per_neuron, self.leak.factors(self.dt))
+        alpha, beta = map(per_neuron, self.leak.factors())
         if max(alpha.max(), beta.max()) >= 1.0:
             raise ParameterError("NIR needs a leak: every alpha and beta must lie below 1, got 1")
         try:

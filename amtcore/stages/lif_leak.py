@@ -94,14 +94,11 @@ LEAK_MODES = {
     "decays": ("alpha", "beta"),
     "bitshifts": ("dash_mem", "dash_syn"),
 }
-_MOST_ALLOWED = {"taus": math.inf, "decays": 1.0, "bitshifts": math.inf}
 
 
-def _limit(mode: str, dt_s: float) -> Range:
-    """Return bounds for which the factor of a step lies above 0 and not above 1."""
-    if mode == "taus":
-        return Range(1e-6 * dt_s, 1e13 * dt_s)
-    return Range(1e-9, 1.0) if mode == "decays" else Range(1e-6, 64.0)
+def place_of(name: str) -> tuple[str, int]:
+    """Return the mode of a constant, and 0 for the membrane's or 1 for the synapses' constant."""
+    return next((mode, names.index(name)) for mode, names in LEAK_MODES.items() if name in names)
 
 
 def to_factor(mode: str, constant: Tensor, dt_s: float) -> Tensor:
@@ -130,12 +127,9 @@ class Leak(HasConstants):
         learnable: Whether the constants are parameters (else buffers).
         dtype: torch.float32 or torch.float64.
 
-    Invariants:
-        All three modes give the same factors for constants that follow from each other.
-
     >>> given = {"tau_mem": 0.02, "tau_syn": 0.05, "alpha": 0.5}
     >>> leak = Leak("decays", given, 1e-3, (2, 2), False, torch.float64)
-    >>> [round(float(factor), 4) for factor in leak.factors(1e-3)]
+    >>> [round(float(factor), 4) for factor in leak.factors()]
     [0.5, 0.9802]
     """
 
@@ -151,45 +145,39 @@ class Leak(HasConstants):
         super().__init__(learnable, dtype)
         if mode not in LEAK_MODES:
             raise ParameterError(f"leak_mode must be one of {', '.join(LEAK_MODES)}, got {mode!r}")
-        self.mode, self._shape = mode, shape
+        self.mode, self.names, self._dt_s, self._shape = mode, LEAK_MODES[mode], dt_s, shape
+        bounds = {"taus": (1e-6 * dt_s, 1e13 * dt_s), "decays": (1e-9, 1.0)}
+        limit = Range(*bounds.get(mode, (1e-6, 64.0)))  # a factor lies above 0 and not above 1
         for name, value in constants.items():
-            if value is not None and name not in (*LEAK_MODES[mode], *LEAK_MODES["taus"]):
+            if value is not None and name not in (*self.names, *LEAK_MODES["taus"]):
                 raise ParameterError(
                     f"{name} does not go with leak_mode {mode!r}, got {value!r}; "
-                    f"give {' and '.join(LEAK_MODES[mode])}, or choose the mode it belongs to"
+                    f"give {' and '.join(self.names)}, or choose the mode it belongs to"
                 )
-        for name, tau_name in zip(LEAK_MODES[mode], LEAK_MODES["taus"], strict=True):
+        for name, tau_name in zip(self.names, LEAK_MODES["taus"], strict=True):
             tensor = self.check(tau_name, constants[tau_name])
             if constants.get(name) is not None:
                 tensor = self.check(name, constants[name])
             elif name != tau_name:
                 tensor = from_factor(mode, to_factor("taus", tensor, dt_s), dt_s)
-            self.constant(name, tensor, _limit(mode, dt_s))
+            self.constant(name, tensor, limit)
 
     def check(self, name: str, value: Any) -> Tensor:
         """Return a value for one of the six constants in float64, or raise."""
-        (mode,) = (mode for mode, names in LEAK_MODES.items() if name in names)
         inputs, neurons = self._shape
         per_synapse = ((inputs,), (neurons, inputs // neurons))
-        shapes = ((neurons,),) if name == LEAK_MODES[mode][0] else per_synapse
-        return checked(name, value, shapes, above=0.0, most=_MOST_ALLOWED[mode])
+        mode, place = place_of(name)
+        most = 1.0 if mode == "decays" else math.inf
+        return checked(name, value, per_synapse if place else ((neurons,),), above=0.0, most=most)
 
-    @property
-    def names(self) -> tuple[str, str]:
-        """Names of the membrane's and the synapses' constant."""
-        return LEAK_MODES[self.mode]
-
-    def factors(self, dt_s: float) -> tuple[Tensor, Tensor]:
+    def factors(self) -> tuple[Tensor, Tensor]:
         """Return membrane and synapse factors per step, float64."""
         mem, syn = (getattr(self, name).double() for name in self.names)
-        return to_factor(self.mode, mem, dt_s), to_factor(self.mode, syn, dt_s)
+        return to_factor(self.mode, mem, self._dt_s), to_factor(self.mode, syn, self._dt_s)
 
-    def value(self, name: str, dt_s: float) -> Tensor:
+    def value(self, name: str) -> Tensor:
         """Return one of the six constants, converted from the leak's mode."""
-        if name in self.names:
+        mode, place = place_of(name)
+        if mode == self.mode:
             return getattr(self, name)
-        for mode, names in LEAK_MODES.items():
-            if name in names:
-                factor = self.factors(dt_s)[names.index(name)]
-                return from_factor(mode, factor, dt_s).to(getattr(self, self.names[0]).dtype)
-        raise ParameterError(f"there is no leak constant {name!r}")
+        return from_factor(mode, self.factors()[place], self._dt_s).to(self.dtype)

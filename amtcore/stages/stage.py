@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -114,6 +115,7 @@ def check_channels(expected: int, got: int) -> None:
         raise ParameterError(f"expected {expected} channels, got {got}")
 
 
+@dataclass
 class StreamChunk:
     """The state that a call of a stage takes and updates, so that hooks run on chunks too.
 
@@ -122,8 +124,8 @@ class StreamChunk:
         ending: {"last": ..} for stages that look ahead, else empty.
     """
 
-    def __init__(self, state: Any, ending: dict[str, bool]) -> None:
-        self.state, self.ending = state, ending
+    state: Any
+    ending: dict[str, bool]
 
 
 def accepts_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -275,7 +277,7 @@ class FilterbankStage(BlockStage):
     @property
     def num_channels(self) -> int:
         """Number of channels."""
-        raise NotImplementedError
+        return len(self.fc)
 
     def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         ops = self.block_ops(self.num_channels)
