@@ -26,7 +26,7 @@ from amtcore.features.pooled_streams import FusedFeatures
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.kernels.backend import Samples
 from amtcore.stages import LIFExodus
-from amtcore.stages.lif_leak import checked
+from amtcore.stages.lif import checked
 
 Numbers = float | tuple[float, ...]
 

@@ -29,40 +29,23 @@ def _check_channels(representation: Representation) -> None:
         raise ShapeError("expected a representation of one channel or more, got an empty list")
 
 
-def _pair(name: str, kind: str, bounds: Sequence[float]) -> tuple[float, float]:
-    """A pair of finite numbers."""
-    given = list(bounds) if isinstance(bounds, (tuple, list)) else []
-    numbers = [plain_number(value) for value in given]
-    if len(numbers) == 2 and all(n is not None and math.isfinite(n) for n in numbers):
-        return numbers[0], numbers[1]  # type: ignore[return-value]
-    raise ParameterError(f"{name} must be a pair (start, end) of {kind}, got {bounds!r}")
-
-
-def _span(name: str, bounds: tuple[int, int] | None, size: int) -> slice:
+def _span(name: str, bounds: Sequence[float] | None, size: int, fs_hz: float = 0.0) -> slice:
+    """Return the slice from start to end: whole numbers, or seconds where there is a rate."""
     if bounds is None:
         return slice(0, size)
-    start, end = _pair(name, "whole numbers", bounds)
-    if start % 1 or end % 1:
-        raise ParameterError(f"{name} must be a pair (start, end) of whole numbers, got {bounds!r}")
-    if not 0 <= start < end <= size:
-        raise ParameterError(
-            f"{name} must be a range inside 0..{size}, its end left out, got {start}..{end}"
-        )
-    return slice(int(start), int(end))
-
-
-def _time_span(window: tuple[float, float] | None, samples: int, fs_hz: float) -> slice:
-    """Samples of a window in seconds."""
-    if window is None:
-        return slice(0, samples)
-    seconds = _pair("time_window", "seconds", window)
+    given = list(bounds) if isinstance(bounds, (tuple, list)) else []
+    numbers = [n for n in map(plain_number, given) if n is not None and math.isfinite(n)]
+    if len(given) != 2 or len(numbers) != 2 or not (fs_hz or all(n % 1 == 0 for n in numbers)):
+        kind = "seconds" if fs_hz else "whole numbers"
+        raise ParameterError(f"{name} must be a pair (start, end) of {kind}, got {bounds!r}")
     # 1.001 s at 4 kHz is sample 4004, though 1.001 * 4000 is a little less.
-    start, end = (math.floor(round(t * fs_hz, 6)) for t in seconds)
-    if not 0 <= start < end <= samples:
-        raise ParameterError(
-            f"time_window must be a range inside 0..{samples / fs_hz:g} s, one sample "
-            f"({1 / fs_hz:g} s) or longer, got {seconds[0]:g}..{seconds[1]:g} s"
-        )
+    start, end = (math.floor(round(n * (fs_hz or 1.0), 6)) for n in numbers)
+    if not 0 <= start < end <= size:
+        wanted = f"0..{size}, its end left out"
+        if fs_hz:
+            wanted = f"0..{size / fs_hz:g} s, one sample ({1 / fs_hz:g} s) or longer"
+        got = f"{numbers[0]:g}..{numbers[1]:g}" + (" s" if fs_hz else "")
+        raise ParameterError(f"{name} must be a range inside {wanted}, got {got}")
     return slice(start, end)
 
 
@@ -135,7 +118,7 @@ class DecisionMethods:
         _check_channels(internal_repr)
         channels = _span("channel_range", channel_range, len(internal_repr))
         chosen = list(internal_repr)[channels]
-        time = _time_span(time_window, internal_repr[0].shape[-1], self.fs_resampled)
+        time = _span("time_window", time_window, internal_repr[0].shape[-1], self.fs_resampled)
         filters = _span("modulation_range", modulation_range, max(y.shape[-2] for y in chosen))
         # Copies: a region that is kept must not keep the whole representation alive.
         return [y[..., filters, time].clone() for y in chosen]

@@ -39,12 +39,9 @@ class FrameState:
 
 @dataclass(frozen=True)
 class Segment:
-    """The samples of one block.
+    """The samples (.., samples) of one block: zeros outside of the signal.
 
-    Args:
-        x: (.., samples); zeros outside of the signal.
-        first: Index of the first sample in the signal.
-        frames: Frames of the signal in this block.
+    `first` is the index of the first sample in the signal, and `frames` counts its frames.
     """
 
     x: Tensor
@@ -83,9 +80,9 @@ class FrameBlocks:
         wanted = self.segment_samples + (blocks - 1) * BLOCK_FRAMES * self.hop
         fill = wanted - state.tail.shape[-1]
         segments, _ = self.split(state.tail.new_zeros(*state.tail.shape[:-1], fill), state)
-        counts = (min(BLOCK_FRAMES, left - b * BLOCK_FRAMES) for b in range(blocks))
         return [
-            replace(segment, frames=count) for segment, count in zip(segments, counts, strict=True)
+            replace(segment, frames=min(BLOCK_FRAMES, left - b * BLOCK_FRAMES))
+            for b, segment in enumerate(segments)
         ]
 
     def complete(self, samples: int) -> int:

@@ -22,8 +22,7 @@ from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, loudness_
 from amtcore.models.time_domain import Kwargs
 from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
-from amtcore.stages.loudness_integration import LoudnessIntegration
-from amtcore.stages.specific_loudness import SpecificLoudness
+from amtcore.stages.loudness import LoudnessIntegration, SpecificLoudness
 from amtcore.stages.spectrum import INAUDIBLE, MultiResolutionFFT, inaudible
 from amtcore.stages.stage import Stage
 from amtcore.units import REFERENCE_PA

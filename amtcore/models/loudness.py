@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,10 +34,9 @@ from amtcore.models.frame_blocks import (
     map_blocks,
 )
 from amtcore.scales import PhonTable, phon_by, tones
-from amtcore.stages.component_nodes import ComponentStage
 from amtcore.stages.ears import LoudnessEar
-from amtcore.stages.excitation import RoexFilters
-from amtcore.stages.specific_loudness import CompressiveLaw
+from amtcore.stages.excitation import ComponentStage, RoexFilters
+from amtcore.stages.loudness import CompressiveLaw
 from amtcore.stages.spectrum import WindowedSpectrum
 from amtcore.stages.stage import Stage, check_state
 from amtcore.torch_internals import has_any_hooks
@@ -70,12 +68,9 @@ def loudness_kernel(
     """Return the kernel for specific loudness, or None if the stages cannot use it.
 
     Args:
-        spectrum: Stage of the spectra.
         limits: `FAINTEST` or `INAUDIBLE`, the threshold of components.
-        levels: Stage with the nodes and the weights of the levels per ERB.
-        level_weights: Name of the weights of the levels, a table of `levels`.
-        filters: Stage of the excitation pattern.
-        law: Stage of specific loudness.
+        level_weights: Name of the weights of the levels per ERB, a table of `levels`.
+        The others are the stages.
     """
     if not spectrum.has_factors() or filters.backend is not None or len(filters.fc) < LANES:
         return None
@@ -241,15 +236,12 @@ class LoudnessModel(Model):
         If a stage has hooks or was replaced, every stage is called once with the whole signal, as
         in `torch.export`. Otherwise blocks go through the stages one by one, in less memory.
         """
-        if not (is_exporting() or self._needs_calls()):
+        needs_calls = any(has_any_hooks(stage) or is_replaced(stage) for stage in self.children())
+        if not (is_exporting() or needs_calls):
             return self.stream(audio, None, True)[0]
         signal, batched = self._as_batch(audio)
         signal = torch.nn.functional.hardshrink(signal, SILENT_PA)
         return self._result(self._by_modules(signal), batched)
-
-    def _needs_calls(self) -> bool:
-        """Return True if blocks would skip a hook or a replaced stage."""
-        return any(has_any_hooks(stage) or is_replaced(stage) for stage in self.children())
 
     def _stage(self) -> Stage:
         """Return any stage of this package; all have the same working type."""
@@ -289,15 +281,25 @@ class LoudnessModel(Model):
     ) -> Loudness:
         """Return the loudness of blocks."""
         over_time = OverTime(state or {})
-        shown = segments or [self._nothing(blocks.tail)]
+        shown, tail = segments, blocks.tail
+        if not segments:
+            # A block without frames. The empty sum connects the output to the input, so that its
+            # gradient is 0, not missing.
+            silence = tail.new_zeros(*tail.shape[:-1], 2 * self.grid().reach)
+            shown = [Segment(silence + tail[..., :0].sum(-1, keepdim=True), 0, 0)]
         response = self.ear.response(self.ear.taps(), shown[0].x.shape[-1])
-        heard = partial(self._heard, response=response, samples=blocks.samples)
-        kernel = self._kernel() if self._wants_numbers(blocks.tail) else None
+
+        def heard(segment: Segment) -> Tensor:
+            filtered = self.ear.filter_by(segment.x, response)
+            return inside(filtered, segment.first + self.ear.order // 2, blocks.samples)
+
+        numbers_alone = not self.return_stages and can_share(tail) and can_compute(tail)
+        kernel = self._kernel() if numbers_alone else None
         if kernel is not None and segments:
             return self._integrate_rows(self._rows_of(segments, heard, kernel), over_time)
-        batch, items = len(blocks.tail), [slice(None)]
-        if batch > 1 and self._takes_items_alone(blocks.tail):
-            items = [slice(b, b + 1) for b in range(batch)]
+        items = [slice(None)]
+        if len(tail) > 1 and self._takes_items_alone(tail):
+            items = [slice(b, b + 1) for b in range(len(tail))]
         parts = map_blocks(
             lambda segment: self._stages_of(segment, heard(segment), blocks.samples),
             [replace(segment, x=segment.x[item]) for item in items for segment in shown],
@@ -348,15 +350,6 @@ class LoudnessModel(Model):
         by_kernels = can_compute(x) and self.running_spectrum.has_factors()
         return not (by_kernels or wants_derivative(*self.parameters()))
 
-    def _wants_numbers(self, x: Tensor) -> bool:
-        """Return True if only loudness without gradients is needed."""
-        return not self.return_stages and can_share(x) and can_compute(x)
-
-    def _heard(self, segment: Segment, response: Tensor, samples: int) -> Tensor:
-        """Filter a block by the ear, (batch, ear, sample)."""
-        filtered = self.ear.filter_by(segment.x, response)
-        return inside(filtered, segment.first + self.ear.order // 2, samples)
-
     def run_blocks(self, x: Tensor, inside: Tensor, taps: Tensor, over_time: OverTime) -> Loudness:
         """Return the loudness of blocks of any signals at once.
 
@@ -371,12 +364,6 @@ class LoudnessModel(Model):
         filtered = self.ear.filter_valid(silenced, taps)
         heard = torch.where(inside[..., half : half + filtered.shape[-1]], filtered, 0.0)
         return self._integrate(self._analyse(heard), over_time)
-
-    def _nothing(self, tail: Tensor) -> Segment:
-        """Return a block without frames, for chunks that complete none."""
-        silence = tail.new_zeros(*tail.shape[:-1], 2 * self.grid().reach)
-        # The empty sum connects the output to the input, so that its gradient is 0, not missing.
-        return Segment(silence + tail[..., :0].sum(-1, keepdim=True), 0, 0)
 
     def _stages_of(self, segment: Segment, heard: Tensor, samples: int) -> dict[str, Tensor]:
         """Return the stages of a block that the ear has filtered."""

@@ -24,11 +24,14 @@ from amtcore.models.composition import stage_arguments
 from amtcore.models.frame_blocks import BLOCK_FRAMES, map_blocks
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Rows, loudness_kernel
 from amtcore.models.time_domain import Kwargs
-from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
 from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import Moore2016ExcitationPattern
-from amtcore.stages.loudness_integration import Moore2016AGC, Moore2016TemporalIntegration
-from amtcore.stages.specific_loudness import Moore2016SpecificLoudness
+from amtcore.stages.loudness import (
+    Moore2016AGC,
+    Moore2016BinauralLoudness,
+    Moore2016SpecificLoudness,
+    Moore2016TemporalIntegration,
+)
 from amtcore.stages.spectrum import FAINTEST, Moore2016Spectrum, faintest, level_db
 
 FS_HZ = 32000.0
@@ -136,7 +139,7 @@ class Moore2016(LoudnessModel):
     def _analyse(self, filtered: Tensor) -> dict[str, Tensor]:
         intensity = self.spectrum.intensities(filtered)
         least = faintest(intensity)
-        excitation = self.excitation.of_audible(intensity, least)
+        excitation = self.excitation.forward(intensity, least)
         stages = {"specific": self.specific_loudness(excitation)}
         if self.return_stages:
             stages |= {"components": audible(intensity, least), "excitation": excitation}
@@ -156,12 +159,9 @@ class Moore2016(LoudnessModel):
         self, short: Sequence[Tensor], over_time: OverTime
     ) -> tuple[list[Tensor], Tensor]:
         """Return long-term loudness of each ear, and of both together."""
-        agcs = self.ltl_agc_left, self.ltl_agc_right
-        long = [
-            over_time(name, agc.stream, loudness)
-            for name, agc, loudness in zip(EARS, agcs, short, strict=True)
-        ]
-        return long, over_time("loudest", _loudest, long[0] + long[1])
+        left = over_time("left", self.ltl_agc_left.stream, short[0])
+        right = over_time("right", self.ltl_agc_right.stream, short[1])
+        return [left, right], over_time("loudest", _loudest, left + right)
 
     def _kernel(self) -> LoudnessKernel | None:
         return loudness_kernel(
@@ -193,19 +193,16 @@ class Moore2016(LoudnessModel):
         return Loudness(short[0] + short[1], total, specific, {}, over_time.after)
 
     def _by_modules(self, signal: Tensor) -> Loudness:
-        filtered = self.outer_middle_ear(signal)
-        components = self.spectrum(filtered)
-        excitation = self.excitation(components)
-        specific = self.specific_loudness(excitation)
+        analysed = {"filtered": self.outer_middle_ear(signal)}
+        analysed["components"] = self.spectrum(analysed["filtered"])
+        analysed["excitation"] = self.excitation(analysed["components"])
+        analysed["specific"] = specific = self.specific_loudness(analysed["excitation"])
         by_ear = _ears(self.temporal_integration(_rows(specific)), specific)
         short = list(self.binaural_loudness(by_ear[0], by_ear[-1]))
         long = [self.ltl_agc_left(short[0]), self.ltl_agc_right(short[1])]
-        total = long[0] + long[1]
-        after = {"loudest": _loudest(total, None)[1]}
-        analysed = {"filtered": filtered, "components": components, "excitation": excitation,
-                    "specific": specific}  # fmt: skip
+        total, loudest = _loudest(long[0] + long[1], None)
         stages = self._stages(analysed, by_ear, short, long) if self.return_stages else {}
-        return Loudness(short[0] + short[1], total, specific.sum(1), stages, after)
+        return Loudness(short[0] + short[1], total, specific.sum(1), stages, {"loudest": loudest})
 
     def _inhibited(self, by_ear: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         if len(by_ear) == 1:

@@ -77,10 +77,8 @@ class StreamContext:
         require_streamable(name, stage)
         if self._before is not None and name not in self._before:
             raise StateError(f"{_STATES}, got one without the stage {name!r}")
-        chunk = StreamChunk(
-            None if self._before is None else self._before[name],
-            {"last": self._last} if getattr(stage, "looks_ahead", False) else {},
-        )
+        ending = {"last": self._last} if getattr(stage, "looks_ahead", False) else {}
+        chunk = StreamChunk((self._before or {}).get(name), ending)
         if has_any_hooks(stage):
             y = stage(x, chunk=chunk)
         else:
@@ -90,8 +88,7 @@ class StreamContext:
 
     def check_left(self) -> None:
         """Raise if the state has stages that this pass did not call."""
-        left = sorted(set(self._before or ()) - set(self.state))
-        if left:
+        if left := sorted(set(self._before or ()) - set(self.state)):
             raise StateError(f"{_STATES}, got one with the stages {', '.join(left)} of another")
 
 

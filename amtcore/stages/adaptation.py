@@ -21,9 +21,7 @@ from amtcore.stages.stage import ChannelStage
 
 _DAU_TAU_S = (0.005, 0.050, 0.129, 0.253, 0.500)
 _EVEN_TAU_S = tuple(0.005 + i * (0.500 - 0.005) / 4 for i in range(5))
-#: Bounds of the overshoot limit and of the minimum level; where a learnt limit would leave a level
-#: no overshoot, this much is left.
-_LIMITS, _LEVELS = Range(1.0, 1e6), Range(1e-15, 0.999)
+#: Overshoot where a learnt limit would leave a level none.
 _LEAST_OVERSHOOT = 1e-6
 
 #: Time constants in s and overshoot limit (0: none) of each preset.
@@ -89,16 +87,16 @@ class AdaptLoop(ChannelStage):
         levels = torch.as_tensor(level, dtype=torch.float64)
         # Faster than a sample, a loop would swing about its steady state for ever.
         self.constant("tau", tau_s, Range(1.0 / self.fs, SECONDS.highest))
-        bounds = _LIMITS if self.limited else Range(0.0, 1.0)
+        bounds = Range(1.0, 1e6) if self.limited else Range(0.0, 1.0)
         self.constant("limit", chosen, bounds, learnable and self.limited)
-        self.constant("min_level", levels, _LEVELS)
+        self.constant("min_level", levels, Range(1e-15, 0.999))
         if self.limited and not bool((self._overshoot(levels.reshape(-1, 1)) > 0).all()):
             raise ParameterError(f"limit {chosen:g} is too close to 1 for this minimum level")
 
     @property
     def num_loops(self) -> int:
         """Number of feedback loops."""
-        return int(self.tau.shape[0])
+        return len(self.tau)
 
     @property
     def memory_s(self) -> float:

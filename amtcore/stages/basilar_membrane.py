@@ -218,13 +218,6 @@ class DRNLFilterbank(FilterbankStage):
         rows = (-zero, -decay * torch.sin(theta), a0 * gain.double() ** (1.0 / self.order))
         return torch.stack(rows, -1)
 
-    def _stick(self) -> Tensor:
-        """Return (channel, 4), the rows of the broken stick; for a = 0 the knee is infinite."""
-        a, b, c = self.a.double(), self.b.double(), self.c.double()
-        with torch.no_grad():
-            knee = torch.exp(torch.log(b / a) / (1.0 - c))
-        return torch.stack((a, b, c, knee), -1)
-
     def block_ops(self, channels: int) -> list[ChainStep]:
         check_channels(self.num_channels, channels)
         one = torch.ones_like(self.lin_gain)
@@ -232,6 +225,10 @@ class DRNLFilterbank(FilterbankStage):
         nonlinear = self._gammatone(self.nlin_fc, self.nlin_bw, one)
         low = design.lowpass2_rows(self.lin_cutoff, self.fs)
         nlin_low = design.lowpass2_rows(self.nlin_fc, self.fs)
+        a, b, c = self.a.double(), self.b.double(), self.c.double()
+        with torch.no_grad():
+            knee = torch.exp(torch.log(b / a) / (1.0 - c))  # infinite for a = 0
+        stick = torch.stack((a, b, c, knee), -1)
         none = self.fc.new_zeros(channels, 0)
         return [
             self._op(SAVE, none),
@@ -239,7 +236,7 @@ class DRNLFilterbank(FilterbankStage):
             *(self._op(STATE_VARIABLE, low) for _ in range(_LINEAR_LOW_PASSES)),
             self._op(SWAP, none),
             self._op(POLE_ZERO_CASCADE, nonlinear, self.order),
-            self._op(BROKEN_STICK, self._stick()),
+            self._op(BROKEN_STICK, stick),
             self._op(POLE_ZERO_CASCADE, nonlinear, self.order),
             *(self._op(STATE_VARIABLE, nlin_low) for _ in range(self.low_passes)),
             self._op(ADD, none),

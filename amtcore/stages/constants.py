@@ -484,37 +484,20 @@ class HasConstants(Converted):
 
     def _note_made(self, sources: Mapping[str, Tensor]) -> None:
         """Record the sources and versions that the tables were computed from."""
-        self._made_from = {
-            **dict.fromkeys(self._learnt, (None, 0)),
-            **{key: (kept, version_of(kept)) for key, kept in sources.items()},
-        }
+        self._made_from = {key: (kept, version_of(kept)) for key, kept in sources.items()}
 
     def derived(self, name: str) -> Tensor:
         """Return a table, computed again if constants have changed or need gradients."""
-        compiling = torch.compiler.is_compiling()
-        if not compiling and self._nothing_changed():
-            return getattr(self, BUFFERS)[name]
         sources, make = self._sources(), self.derive().get(name)
         if make is not None and any(kept.requires_grad for kept in sources.values()):
             return make()
         fixed = ((key, kept) for key, kept in sources.items() if not kept.requires_grad)
-        if compiling or all(self._is_as_made(*each) for each in fixed):
+        if torch.compiler.is_compiling() or all(self._is_as_made(*each) for each in fixed):
             return self.get_buffer(name)
         if is_transformed(*sources.values()):
             return self.tables()[name] if make is None else make()
         self.refresh()
         return self.get_buffer(name)
-
-    def _nothing_changed(self) -> bool:
-        """Return True if nothing has changed since the tables were made, without gradients."""
-        buffers, parameters = getattr(self, BUFFERS), getattr(self, PARAMETERS)
-        for key, (before, version) in self._made_from.items():
-            kept = buffers[key] if key in buffers else parameters[key]
-            if kept is not before:
-                return False
-            if kept is not None and (kept.requires_grad or version_of(kept) != version):
-                return False
-        return bool(self._made_from)
 
     def _is_as_made(self, key: str, kept: Tensor) -> bool:
         before, version = self._made_from.get(key, (None, 0))

@@ -18,7 +18,6 @@ Baer 1997): PCHIP in dB on a 1 Hz grid, within 0.1 dB from 80 Hz to 15 kHz. Prog
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -145,7 +144,7 @@ class HeadphoneFilter(_TableFilter):
     ) -> None:
         super().__init__(fs, order, phase_type, learnable, compensate_delay, dtype, backend)
         table = load_table("headphone_pralong_carlile_1996")
-        f_hz, gain = (torch.tensor(table[key]) for key in ("frequency_hz", "amplitude_gain"))
+        f_hz, gain = map(torch.tensor, (table["frequency_hz"], table["amplitude_gain"]))
         inside = f_hz < self.fs / 2
         self.set_gains(f_hz[inside], gain[inside])
 
@@ -174,14 +173,6 @@ def _goode_velocity(fs_hz: float) -> tuple[Tensor, Tensor]:
         rows.append((fs_hz / 2, last / (1 + (fs_hz / 2 - last_hz) * _FALL_PER_HZ)))
     f_all, velocity = torch.tensor(rows, dtype=torch.float64).unbind(1)
     return f_all, velocity
-
-
-def _jepsen_velocity(fs_hz: float) -> tuple[Tensor, Tensor]:
-    """Return frequencies below fs/2 in Hz, and relative stapes velocity."""
-    table = load_table("middle_ear_jepsen_2008")
-    f_hz, impedance = (torch.tensor(table[key]) for key in ("frequency_hz", "stapes_impedance"))
-    inside = f_hz < fs_hz / 2
-    return f_hz[inside], 1.0 / impedance[inside]
 
 
 class MiddleEarFilter(_TableFilter):
@@ -230,8 +221,13 @@ class MiddleEarFilter(_TableFilter):
     ) -> None:
         super().__init__(fs, order, phase_type, learnable, compensate_delay, dtype, backend)
         self.filter_type, self.normalize_gain = filter_type, normalize_gain
-        velocity = _goode_velocity if filter_type == "lopezpoveda2001" else _jepsen_velocity
-        self.set_gains(*velocity(self.fs))
+        if filter_type == "lopezpoveda2001":
+            self.set_gains(*_goode_velocity(self.fs))
+        else:
+            table = load_table("middle_ear_jepsen_2008")
+            f_hz, impedance = map(torch.tensor, (table["frequency_hz"], table["stapes_impedance"]))
+            inside = f_hz < self.fs / 2
+            self.set_gains(f_hz[inside], 1.0 / impedance[inside])
         response = torch.fft.rfft(self.design().detach(), 2 * _PEAK_POINTS)[:_PEAK_POINTS]
         own_db = -20.0 * math.log10(float(response.abs().max())) if normalize_gain else 0.0
         self.constant("gain_normalization", own_db, DECIBELS, learnable and normalize_gain)
@@ -246,14 +242,8 @@ class MiddleEarFilter(_TableFilter):
             taps = taps * (peak / torch.fft.fft(taps).abs().max())
         return minimum_phase(taps) if self.phase_type in self.minimum_phase_types else taps
 
-    def derive(self) -> dict[str, Callable[[], Tensor]]:
-        def applied() -> Tensor:
-            return self.design().to(self.dtype) * 10.0 ** (self.gain_normalization / 20.0)
-
-        return super().derive() | {"applied": applied}
-
     def applied_taps(self) -> Tensor:
-        return self.derived("applied")
+        return self.fir_coeffs * 10.0 ** (self.gain_normalization / 20.0)
 
     def get_parameters(self) -> dict[str, Any]:
         own = {"filter_type": self.filter_type, "normalize_gain": self.normalize_gain}
@@ -331,8 +321,7 @@ class OuterMiddleEarFilter(FirStage):
         self.compensation_type, self.field_type = compensation_type, field_type
         self.flow, self.fhigh = float(flow), float(fhigh)
         self.advance = order // 2
-        steps = math.floor(min(self.fhigh, self.fs / 2) - self.flow)
-        f_hz = self.flow + np.arange(steps + 1.0)
+        f_hz = self.flow + np.arange(math.floor(min(self.fhigh, self.fs / 2) - self.flow) + 1.0)
         self.register_buffer("fvec", torch.from_numpy(f_hz).to(dtype))
         gain_db = transfer_db(f_hz, compensation_type, field_type)
         self.constant("tf_gains", torch.from_numpy(gain_db), DECIBELS)

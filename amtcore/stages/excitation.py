@@ -7,36 +7,192 @@
 (Glasberg and Moore 1990; ANSI S3.4-2007.) The weights of levels and upper slopes are constant, so
 both are matrix products. The lower slopes are a kernel; in float32 without gradients one kernel
 computes the whole pattern. In float32 the components between two channels are weighted at a few
-nodes, see `component_nodes`; in float64 every component is weighted. Moore2016 takes the level at
-every component, Glasberg2002 at the channels.
+nodes; in float64 every component is weighted. Moore2016 takes the level at every component,
+Glasberg2002 at the channels.
 
 Slopes in dB per ERB: with b = p ERB / f, W = (1 + b d) exp(-b d) at d ERB from the centre. Far from
 the centre this is 4.34 b dB per ERB. Below the centre b becomes b + c (X - 51) / 7.54, c the change
 of p(1 kHz) per dB. Interfaces that state b and c in dB per ERB have numbers outside these ranges.
+
+Nodes are a few frequencies that stand for the components between two channels. Weights of the ear's
+filters are smooth in frequency between the centres of neighbouring channels. Above 1.5 kHz many
+components f_i lie there. They are replaced by their Gauss nodes x_q, with the Lagrange polynomials
+l_q of the nodes:
+
+    sum_i I_i w(f_i) = sum_q J_q w(x_q),   J_q = sum_i I_i l_q(f_i).
+
+This holds for every polynomial w of degree q - 1, and up to 2 q - 1 if all I_i are equal. At low
+frequencies components are their own nodes. Some J_q may be negative, as weights of a quadrature.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from amtcore.arguments import RATE, Number, Numbers, Rule, checked_arguments, plain_number
 from amtcore.errors import ParameterError
 from amtcore.kernels.operations import excitation
 from amtcore.kernels.operations.lower_skirt import LOWER_SKIRT
+from amtcore.kernels.operations.specific_loudness import NODES, NODES_OF_AUDIBLE, audible
 from amtcore.kernels.operators import operator
-from amtcore.kernels.torch_state import rows_of
+from amtcore.kernels.torch_state import can_compute, rows_of
 from amtcore.scales import CAM_FLOOR_HZ, CAM_SLOPE, cam_bandwidth, cam_number, cam_space
-from amtcore.stages.component_nodes import ComponentStage
 from amtcore.stages.constants import Range
 from amtcore.stages.spectrum import level_db
-from amtcore.stages.stage import product
+from amtcore.stages.stage import Stage, product
+
+Array = NDArray[np.float64]
+
+#: Components that are weighted together: the fastest size of matrices.
+_PART_COMPONENTS = 120
+
+#: First component, end, and weights (component, node); None if components are their own nodes.
+Part = tuple[int, int, Array | None]
+
+_nodes_of_audible = operator(NODES_OF_AUDIBLE)
+_erb_levels = operator(excitation.ERB_LEVELS)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of components.
+
+    Args:
+        f_hz: Frequencies of the nodes, ascending.
+        starts: First component of every group, and the end of the last group.
+        weights: (component, nodes of a group); unused for components that are their own nodes.
+    """
+
+    f_hz: Array
+    starts: NDArray[np.int64]
+    weights: Array
+
+    def parts(self) -> list[Part]:
+        """Return the weights as matrices of a few groups; the first groups have no weights."""
+        sizes, most = np.diff(self.starts), self.weights.shape[1]
+        many = np.flatnonzero(sizes > most)
+        alone = int(many[0]) if len(many) else len(sizes)
+        parts: list[Part] = [(0, int(self.starts[alone]), None)]
+        while alone < len(sizes):
+            first = self.starts[alone]
+            end = int(np.searchsorted(self.starts, first + _PART_COMPONENTS, "right")) - 1
+            end = max(end, alone + 1)
+            blocks = [
+                np.eye(b - a) if b - a <= most else self.weights[a:b]
+                for a, b in pairwise(self.starts[alone : end + 1])
+            ]
+            whole = torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
+            parts.append((int(first), int(self.starts[end]), whole))
+            alone = end
+        return parts
+
+
+def nodes_of(f_hz: Array, fc_hz: Array, most: int = NODES) -> Nodes:
+    """Return the nodes of components between channels.
+
+    Args:
+        f_hz: Frequencies of the components, ascending.
+        fc_hz: Frequencies of the channels; a component at a channel belongs to the group above.
+        most: Most nodes between two channels.
+    """
+    starts = np.unique(np.concatenate(([0], np.searchsorted(f_hz, fc_hz), [len(f_hz)])))
+    nodes_hz, weights = [f_hz[:0]], np.zeros((len(f_hz), most))
+    for first, last in pairwise(starts):
+        own = f_hz[first:last]
+        if last - first > most:
+            own, weights[first:last] = _gauss(own, most)
+        nodes_hz.append(own)
+    return Nodes(np.concatenate(nodes_hz), starts.astype(np.int64), weights)
+
+
+def _gauss(f_hz: Array, nodes: int) -> tuple[Array, Array]:
+    """Return Gauss nodes of more components than nodes, and the weights (component, node)."""
+    middle, half = (f_hz[0] + f_hz[-1]) / 2, (f_hz[-1] - f_hz[0]) / 2
+    places = (f_hz - middle) / half
+    basis, _ = np.linalg.qr(np.vander(places, nodes, increasing=True))
+    at = np.linalg.eigvalsh(basis.T @ (places[:, None] * basis))
+    others = at - at[:, None] + np.eye(nodes)
+    weights = np.ones((len(f_hz), nodes))
+    for q in range(nodes):
+        for r in range(nodes):
+            if r != q:
+                weights[:, q] *= (places - at[r]) / others[r, q]
+    return middle + half * at, weights
+
+
+class ComponentStage(Stage):
+    """A stage that weights components by filters: in float32 at their nodes, in float64 every one.
+
+    The components lie at `frequencies` in Hz, ascending.
+    """
+
+    #: The buffer of the channels' centre frequencies.
+    centres = ""
+    _parts: list[Part]
+
+    _components_hz: Tensor
+
+    def tables(self) -> dict[str, Tensor]:
+        f_hz = self._components_hz.double().numpy()
+        if self.dtype == torch.float64:
+            nodes = Nodes(f_hz, np.arange(len(f_hz) + 1), np.zeros((len(f_hz), 1)))
+        else:
+            fc_hz = self.get_buffer(self.centres).detach().cpu().double().numpy()
+            nodes = nodes_of(f_hz, fc_hz)
+        self._parts = nodes.parts()
+        made = {"nodes_hz": nodes.f_hz, "group_weights": nodes.weights}
+        made |= {f"to_nodes_{i}": w for i, (_, _, w) in enumerate(self._parts) if w is not None}
+        tables = {name: torch.from_numpy(table).to(self.dtype) for name, table in made.items()}
+        tables["group_starts"] = torch.from_numpy(nodes.starts)
+        return {**tables, "frequencies": self._components_hz.to(self.dtype)}
+
+    def at_nodes(self, intensity: Tensor, least: Tensor | None = None) -> Tensor:
+        """Return (.., component) at the nodes, (.., node).
+
+        Components must be above `least` (.., 1) to count; None counts all.
+        """
+        nodes_hz = self.derived("nodes_hz")  # renews all tables of the nodes
+        if can_compute(intensity):
+            limits = intensity.new_full((1,), -math.inf) if least is None else least
+            return _nodes_of_audible(intensity, limits, *self.groups(), len(nodes_hz))
+        heard = intensity if least is None else audible(intensity, least)
+        parts = [
+            heard[..., first:last]
+            if weights is None
+            else product(heard[..., first:last], self.get_buffer(f"to_nodes_{i}"))
+            for i, (first, last, weights) in enumerate(self._parts)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def groups(self) -> tuple[Tensor, Tensor]:
+        """Return `Nodes.starts` and `Nodes.weights` as tensors."""
+        return self.derived("group_starts"), self.derived("group_weights")
+
+    def by_kernel(self, *tensors: Tensor) -> bool:
+        """Return True if the kernel without gradients may take these tensors and tables."""
+        return self.backend is None and can_compute(*tensors)
+
+    def blocks_of(self, weights: Tensor) -> Tensor:
+        """Convert (node, place) to the kernel's layout; empty in float64, which has no kernel."""
+        single = self.dtype == torch.float32
+        return excitation.blocks_of(weights) if single else weights.new_empty(0)
+
+    def levels_db(self, nodes: Tensor, name: str) -> Tensor:
+        """Return the levels by the weights (node, place) of the tables `name` and `name`_blocks."""
+        weights = self.derived(name)
+        if self.by_kernel(nodes, weights):
+            return _erb_levels(nodes, weights, self.derived(f"{name}_blocks"))
+        return level_db(product(nodes, weights))
+
 
 #: Frequency over bandwidth at 1 kHz.
 KHZ_PER_ERB = 1000.0 / float(cam_bandwidth(1000.0))
@@ -58,26 +214,6 @@ def slope_base(name: str, value: Any) -> float:
             hint += f"; a slope of {number:g} dB per ERB is {number / DB_PER_ERB:.3g} here"
         raise ParameterError(f"{name} must be {_BASE.wanted()}, got {value!r}; {hint}")
     return float(number)
-
-
-#: Rule for c, measured as -0.35 to -0.38; filters widen with the level.
-_PER_DB = Number(
-    least=-10.0, most=0.0, hint="the published change of p(1 kHz) per dB is -0.35, filters widen"
-)
-
-
-def check_lower_slope(base: float, per_db: float) -> None:
-    """Raise if the lower slope vanishes below `LOUDEST_DB`."""
-    least = -base * KHZ_PER_ERB / (LOUDEST_DB - REFERENCE_LEVEL_DB)
-    if per_db < least:
-        vanishes_db = REFERENCE_LEVEL_DB - base * KHZ_PER_ERB / per_db
-        here = per_db * KHZ_PER_ERB / DB_PER_ERB
-        raise ParameterError(
-            f"lower_slope_per_db must be {least:.3g} or above with lower_slope_base {base:g}, so "
-            f"that there is a lower slope up to {LOUDEST_DB:g} dB, got {per_db:g}, where it ends "
-            f"at {vanishes_db:.0f} dB; it is the change of p(1 kHz) per dB, -0.35 as published: a "
-            f"change of {per_db:g} dB per ERB is {here:.3g} here"
-        )
 
 
 #: p(f) = SLOPE_BASE f / ERB(f) at the reference level.
@@ -114,24 +250,25 @@ class RoexFilters(ComponentStage):
     centres = "fc"
     shown = "num_channels fc upper_slope_base lower_slope_base learnable"
 
-    def __init__(
-        self,
-        fs: float,
-        frequencies: Tensor,
-        fc_hz: ArrayLike,
-        upper_slope_base: float,
-        lower_slope_base: float,
-        lower_slope_per_db: float,
-        learnable: bool,
-        dtype: torch.dtype,
-        backend: str | None,
+    def set_filters(
+        self, frequencies: Tensor, fc_hz: ArrayLike, upper: float, lower: float, per_db: float
     ) -> None:
-        super().__init__(fs, frequencies, learnable, dtype, backend)
-        check_lower_slope(lower_slope_base, lower_slope_per_db)
-        self.constant("upper_slope_base", upper_slope_base, Range(1e-3, 10.0))
-        self.constant("lower_slope_base", lower_slope_base, Range(1e-3, 10.0))
-        self.constant("lower_slope_per_db", lower_slope_per_db, Range(-10.0, 0.0))
-        self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(dtype))
+        """Set components and channels in Hz, and the slopes, as the constructors name them."""
+        self._components_hz = frequencies.detach().cpu().clone()
+        least = -lower * KHZ_PER_ERB / (LOUDEST_DB - REFERENCE_LEVEL_DB)
+        if per_db < least:
+            vanishes_db = REFERENCE_LEVEL_DB - lower * KHZ_PER_ERB / per_db
+            here = per_db * KHZ_PER_ERB / DB_PER_ERB
+            raise ParameterError(
+                f"lower_slope_per_db must be {least:.3g} or above with lower_slope_base {lower:g}, "
+                f"so that there is a lower slope up to {LOUDEST_DB:g} dB, got {per_db:g}, where it "
+                f"ends at {vanishes_db:.0f} dB; it is the change of p(1 kHz) per dB, -0.35 as "
+                f"published: a change of {per_db:g} dB per ERB is {here:.3g} here"
+            )
+        self.constant("upper_slope_base", upper, Range(1e-3, 10.0))
+        self.constant("lower_slope_base", lower, Range(1e-3, 10.0))
+        self.constant("lower_slope_per_db", per_db, Range(-10.0, 0.0))
+        self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(self.dtype))
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
         def upper() -> Tensor:
@@ -206,8 +343,9 @@ class RoexFilters(ComponentStage):
 #: Channels: 150 of them, a quarter of a Cam apart.
 LOWER_CAM, UPPER_CAM, STEP_CAM = 1.75, 39.0, 0.25
 _COMPONENTS = "(.., frame, component)"
+_PUBLISHED = "the published change of p(1 kHz) per dB is -0.35; filters widen with the level"
 _SLOPES: dict[str, Rule] = {"upper_slope_base": slope_base, "lower_slope_base": slope_base,
-           "lower_slope_per_db": _PER_DB}  # fmt: skip
+           "lower_slope_per_db": Number(least=-10.0, most=0.0, hint=_PUBLISHED)}  # fmt: skip
 
 
 class Moore2016ExcitationPattern(RoexFilters):
@@ -253,11 +391,9 @@ class Moore2016ExcitationPattern(RoexFilters):
         dtype: torch.dtype = torch.float32,
         backend: str | None = None,
     ) -> None:
-        fc_hz = cam_space(erb_lower, erb_upper, erb_step)
-        super().__init__(
-            fs, frequencies, fc_hz, upper_slope_base, lower_slope_base, lower_slope_per_db,
-            learnable, dtype, backend,
-        )  # fmt: skip
+        super().__init__(fs, learnable, dtype, backend)
+        slopes = upper_slope_base, lower_slope_base, lower_slope_per_db
+        self.set_filters(frequencies, cam_space(erb_lower, erb_upper, erb_step), *slopes)
         self.erb_step = erb_step
 
     def tables(self) -> dict[str, Tensor]:
@@ -267,12 +403,8 @@ class Moore2016ExcitationPattern(RoexFilters):
         made = {"between_nodes": weights, "between_nodes_blocks": self.blocks_of(weights)}
         return {**tables, **made}
 
-    def forward(self, intensity: Tensor) -> Tensor:
-        """Excitation of the channels."""
-        return self.of_audible(intensity, None)
-
-    def of_audible(self, intensity: Tensor, least: Tensor | None) -> Tensor:
-        """Like `forward`, of the components above the least, (.., frame, 1)."""
+    def forward(self, intensity: Tensor, least: Tensor | None = None) -> Tensor:
+        """Excitation of the channels, of the components above the least, (.., frame, 1)."""
         intensity = self.as_input(intensity, (2, 3, 4), _COMPONENTS)
         nodes = self.at_nodes(intensity, least)
         return self.pattern(nodes, self.levels_db(nodes, "between_nodes"))
@@ -318,7 +450,8 @@ class ERBIntegration(ComponentStage):
         learnable: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(fs, frequencies, learnable, dtype)
+        super().__init__(fs, learnable, dtype)
+        self._components_hz = frequencies.detach().cpu().clone()
         if f_max is not None and not f_max <= self.fs / 2:
             raise ParameterError(
                 f"f_max must be at most half the sampling rate ({self.fs / 2:g} Hz), got {f_max:g}"
@@ -392,10 +525,9 @@ class ExcitationPattern(RoexFilters):
         dtype: torch.dtype = torch.float32,
         backend: str | None = None,
     ) -> None:
-        super().__init__(
-            fs, frequencies, fc_hz, upper_slope_base, lower_slope_base, lower_slope_per_db,
-            learnable, dtype, backend,
-        )  # fmt: skip
+        super().__init__(fs, learnable, dtype, backend)
+        slopes = upper_slope_base, lower_slope_base, lower_slope_per_db
+        self.set_filters(frequencies, fc_hz, *slopes)
         if upper_slope_per_db != 0:
             raise ParameterError(
                 "the slope above the centre does not depend on level in this model: "

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,11 +61,8 @@ class SeparateOutputs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        memory, at, parts = y.detach().numpy(), 0, []
-        for count in rows:
-            parts.append(torch.from_numpy(memory[at : at + count]))
-            at += count
-        return tuple(parts)
+        parts = np.split(y.detach().numpy(), np.cumsum(rows)[:-1])
+        return tuple(map(torch.from_numpy, parts))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -65,13 +65,6 @@ def _few(unit: Array) -> Array:
     return every[: int((left > LEFT_OUT**2).sum())]
 
 
-def _side_by_side(p: Array, q: Array) -> Array:
-    """Convert two matrices (row, column) to the flat layout of `Factors`."""
-    missing = -len(p) % SIDE
-    both = np.pad(np.stack((p, q)), ((0, 0), (0, missing), (0, 0)))
-    return both.reshape(2, -1, SIDE, p.shape[1]).transpose(1, 3, 0, 2).ravel()
-
-
 def _reduced(p: Array, q: Array) -> tuple[int, list[Array]]:
     """Return the rank and the matrices V, W, P, Q; rank 0 with P and Q if factors do not pay."""
     v, w = (_few((m / np.linalg.norm(m, axis=1)[:, None])[:, None]) for m in (p, q))
@@ -104,8 +97,11 @@ def factors_of(transforms: Sequence[tuple[Array, Array]], hop: int) -> Factors:
         for group in np.array_split(np.arange(len(p)), -(-len(p) // _TOGETHER)):
             rank, parts = _reduced(p[group], q[group])
             plan.append((reach, first, len(even), len(odd), rank, at, component, len(group)))
-            made = [_side_by_side(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-            values, at = [*values, *made], at + sum(map(len, made))
+            for pair in zip(parts[::2], parts[1::2], strict=True):
+                # The flat layout of `Factors`: side by side, in groups of SIDE rows.
+                both = np.pad(np.stack(pair), ((0, 0), (0, -len(pair[0]) % SIDE), (0, 0)))
+                flat = both.reshape(2, -1, SIDE, both.shape[2]).transpose(1, 3, 0, 2).ravel()
+                values, at = [*values, flat], at + len(flat)
             component += len(group)
         functions, first = [*functions, basis], first + len(basis)
     every = np.concatenate(functions)
@@ -159,12 +155,9 @@ def inaudible(intensity: Tensor) -> Tensor:
 
 
 def faintest(intensity: Tensor) -> Tensor:
-    """Return the threshold of components in Moore2016, relative to the strongest.
+    """Return the threshold of components in Moore2016, relative to the strongest of both ears.
 
-    Args:
-        intensity: (batch, ear, frame, component); the strongest is that of both ears together.
-    Returns:
-        (batch, 1, frame, 1).
+    Intensities (batch, ear, frame, component) give (batch, 1, frame, 1).
     """
     strongest = intensity.detach().amax(3, keepdim=True).amax(1, keepdim=True)
     return strongest.clamp(min=FAINTEST[1]) * FAINTEST[2]
@@ -305,8 +298,7 @@ def _transforms(windows: tuple[int, ...], ranges: _Bins) -> Iterator[tuple[Tenso
 @functools.cache
 def _factors(windows: tuple[int, ...], bins: _Bins, hop: int) -> Factors:
     """Return the factors for the kernel; cached, as they take as long as the rest of a model."""
-    pairs = [(cosines.numpy(), sines.numpy()) for cosines, sines in _transforms(windows, bins)]
-    return factors_of(pairs, hop)
+    return factors_of([(c.numpy(), s.numpy()) for c, s in _transforms(windows, bins)], hop)
 
 
 class Moore2016Spectrum(WindowedSpectrum):

@@ -10,8 +10,14 @@ import torch
 
 from amtcore import Glasberg2002, Moore2016
 from amtcore.scales import cam_space
-from amtcore.stages.component_nodes import NODES, Array, Nodes, nodes_of
-from amtcore.stages.excitation import ERBIntegration, Moore2016ExcitationPattern
+from amtcore.stages.excitation import (
+    NODES,
+    Array,
+    ERBIntegration,
+    Moore2016ExcitationPattern,
+    Nodes,
+    nodes_of,
+)
 from benchmarks.loudness import signal_of
 
 from ..compare import Tolerance, assert_close

@@ -11,7 +11,7 @@ import torch
 
 from amtcore import LIFExodus
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.stages.lif_leak import LEAK_MODES
+from amtcore.stages.lif import LEAK_MODES
 
 from ..compare import FLOAT32, assert_close
 

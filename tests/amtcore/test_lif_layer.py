@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from amtcore import LIFExodus
 from amtcore.errors import BackendError, ParameterError, ShapeError
-from amtcore.stages.lif_leak import LEAK_MODES
+from amtcore.stages.lif import LEAK_MODES
 from tests.short import drawn
 
 from ..compare import FLOAT32, FLOAT64, assert_close

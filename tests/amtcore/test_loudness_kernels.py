@@ -11,7 +11,7 @@ from amtcore.kernels.torch_state import can_compute
 from amtcore.kernels.vector.frames import new_rows, rows_of
 from amtcore.kernels.vector.simd import LANES
 from amtcore.stages.excitation import Moore2016ExcitationPattern
-from amtcore.stages.specific_loudness import Moore2016SpecificLoudness, SpecificLoudness
+from amtcore.stages.loudness import Moore2016SpecificLoudness, SpecificLoudness
 
 from ..compare import Tolerance, assert_close
 

@@ -1,4 +1,4 @@
-"""Binaural inhibition (Moore, Glasberg and Schlittenlacher 2016), see `stages.binaural_loudness`.
+"""Binaural inhibition (Moore, Glasberg and Schlittenlacher 2016), see `stages.loudness`.
 
 The kernel computes float32 on the CPU without gradients. The plain form has gradients and runs
 everywhere else.

@@ -1,6 +1,6 @@
 """Components to nodes, and excitation to specific loudness.
 
-For the model see `amtcore.stages.component_nodes` and `amtcore.stages.specific_loudness`.
+For the model see `amtcore.stages.excitation` and `amtcore.stages.loudness`.
 
 The kernels take LANES frames or channels at a time, which do not affect each other. They compute
 float32 on the CPU without gradients. The plain form has gradients and runs everywhere else.
