@@ -59,13 +59,7 @@ def _share_type(model: nn.Module, _: Any) -> None:
 
 
 class Model(Converted):
-    """A model of stages.
-
-    Args:
-        fs: Sampling rate in Hz.
-        learnable: Whether the constants of all stages are parameters.
-        return_stages: Whether outputs come with a dict of the stages' outputs.
-    """
+    """A model of stages; with `return_stages` outputs come with a dict of the stages' outputs."""
 
     def __init__(self, fs: float, learnable: bool, return_stages: bool) -> None:
         super().__init__()
@@ -82,6 +76,10 @@ class Model(Converted):
 _WHOLE = "call the model itself with the whole signal, which calls every stage as a module"
 
 
+#: Methods of a stage that compute; a stage whose class overrides one of them must be called.
+COMPUTING = ("forward", "stream", "_run")
+
+
 def defines(stage: nn.Module, changed: Iterable[str], unless: Iterable[str] = ()) -> bool:
     """Return True if a class of another package overrides one of the methods `changed`.
 
@@ -93,11 +91,6 @@ def defines(stage: nn.Module, changed: Iterable[str], unless: Iterable[str] = ()
         if any(name in vars(kind) for name in changed):
             return True
     return True
-
-
-def is_replaced(stage: nn.Module) -> bool:
-    """Return True if the stage must be called, since its class is not ours."""
-    return defines(stage, ("forward", "stream", "_run"))
 
 
 def require_streamable(name: str, stage: nn.Module) -> None:
@@ -116,7 +109,7 @@ def require_fusable(
     for name, stage in stages:
         if has_hooks(stage):
             what = "has hooks, which kernels do not run"
-        elif defines(stage, ("forward", "stream", "_run"), unless):
+        elif defines(stage, COMPUTING, unless):
             what = f"is a {type(stage).__name__}, which has no kernel"
         else:
             continue

@@ -92,8 +92,7 @@ def _difference(test: Representation, noise: Representation) -> list[Tensor]:
 class DecisionMethods:
     """Six methods from a representation, or from sounds, to an answer.
 
-    A model that has them gives `fs_resampled`, the sampling rate of its representation, and
-    `return_stages`; a representation is what it returns, without the stages.
+    A representation is what the model returns without stages, sampled at `fs_resampled`.
     """
 
     fs_resampled: Any

@@ -56,10 +56,6 @@ class FrameBlocks:
     hop: int
     reach: int
 
-    def start(self, like: Tensor) -> FrameState:
-        """Return the state before the first sample, with zeros before the signal."""
-        return FrameState(like.new_zeros(*like.shape[:-1], self.reach), 0, 0)
-
     def split(self, x: Tensor, state: FrameState) -> tuple[list[Segment], FrameState]:
         """Return the blocks that a chunk (.., time) completes, and the new state."""
         signal = torch.cat((state.tail, x), -1)

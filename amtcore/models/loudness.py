@@ -24,7 +24,7 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.operations.loudness_frames import LoudnessKernel
 from amtcore.kernels.torch_state import can_compute, is_exporting, is_transformed, wants_derivative
 from amtcore.kernels.vector.simd import LANES
-from amtcore.models.composition import Model, is_replaced, require_fusable
+from amtcore.models.composition import COMPUTING, Model, defines, require_fusable
 from amtcore.models.frame_blocks import (
     FrameBlocks,
     FrameState,
@@ -116,14 +116,10 @@ class LoudnessState:
 
 @dataclass(frozen=True)
 class Loudness:
-    """Loudness of some frames.
+    """Short- and long-term loudness of some frames in sone, (batch, frame).
 
-    Args:
-        short: Short-term loudness in sone, (batch, frame).
-        long: Long-term loudness in sone, (batch, frame).
-        specific: Specific loudness of both ears in sone per Cam, (batch, frame, channel).
-        stages: Tensors of `return_stages`, by name.
-        state: States of the gain controls after the last frame.
+    `specific` is of both ears in sone per Cam, (batch, frame, channel). `state` has the states of
+    the gain controls after the last frame.
     """
 
     short: Tensor
@@ -236,8 +232,8 @@ class LoudnessModel(Model):
         If a stage has hooks or was replaced, every stage is called once with the whole signal, as
         in `torch.export`. Otherwise blocks go through the stages one by one, in less memory.
         """
-        needs_calls = any(has_any_hooks(stage) or is_replaced(stage) for stage in self.children())
-        if not (is_exporting() or needs_calls):
+        called = any(has_any_hooks(each) or defines(each, COMPUTING) for each in self.children())
+        if not (is_exporting() or called):
             return self.stream(audio, None, True)[0]
         signal, batched = self._as_batch(audio)
         signal = torch.nn.functional.hardshrink(signal, SILENT_PA)
@@ -259,7 +255,8 @@ class LoudnessModel(Model):
             check_state(self, state, LoudnessState)
         signal, batched = self._as_batch(x)
         signal, grid = torch.nn.functional.hardshrink(signal, SILENT_PA), self.grid()
-        before = grid.start(signal) if state is None else state.blocks
+        silence = signal.new_zeros(*signal.shape[:-1], grid.reach)  # before the first sample
+        before = FrameState(silence, 0, 0) if state is None else state.blocks
         if before.tail.shape[:-1] != signal.shape[:-1]:
             raise ShapeError(
                 f"expected a chunk of batch and ears {tuple(before.tail.shape[:-1])} as before, "
@@ -341,9 +338,8 @@ class LoudnessModel(Model):
     def _takes_items_alone(self, x: Tensor) -> bool:
         """Return True if the items of a batch go through the stages one by one.
 
-        The rounding of a matrix product depends on its shape, so separate items have the same bits
-        in any batch. Kernels take frames separately and need no such care. Learning takes a whole
-        batch, because each pass computes the tables again.
+        Products of separate items have one shape, hence the same bits in any batch. Kernels take
+        frames separately anyway. Learning takes a whole batch, as each pass computes the tables.
         """
         if torch.compiler.is_compiling() or is_transformed(x) or x.device.type != "cpu":
             return False

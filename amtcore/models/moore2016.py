@@ -17,6 +17,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.operations.attack_release import smooth_rows
 from amtcore.kernels.operations.binaural_inhibition import inhibition_of_rows, sides_of
 from amtcore.kernels.operations.loudness_frames import LoudnessKernel
 from amtcore.kernels.operations.specific_loudness import audible
@@ -174,7 +175,12 @@ class Moore2016(LoudnessModel):
         if rows.ears == 1 or self.temporal_integration.backend is not None:
             return super()._integrate_rows(rows, over_time)
         channels, binaural = rows.channels, self.binaural_loudness
-        smoothed = partial(self.temporal_integration.stream_rows, channels=2 * channels)
+
+        def smoothed(rows: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+            state = rows.new_zeros(len(rows), 2 * channels) if state is None else state
+            coef = self.temporal_integration.coefficients(2 * channels)
+            return rows, smooth_rows(rows, coef, state)
+
         values = over_time("short", smoothed, rows.values)
         sides = sides_of(binaural.smoothing(channels))
         specific = values.new_empty(*values.shape[:2], channels)

@@ -57,10 +57,7 @@ class ChainStage:
 class StreamContext:
     """One pass of a chunk through a model: gives each stage its state and collects new states.
 
-    Args:
-        state: States after the previous chunk; None at the start.
-        last: Whether the signal ends with this chunk.
-        whole: Whether the chunk is the whole signal; then every stage is called as a module.
+    A signal ends with the chunk that is `last`. A `whole` signal calls every stage as a module.
     """
 
     def __init__(self, state: State | None, last: bool, whole: bool = False) -> None:
@@ -122,14 +119,10 @@ class StageSequence(nn.Sequential):
 
 @dataclass(frozen=True)
 class WholeSignalBands:
-    """Modulation bands that need the whole signal.
+    """Modulation bands that need the whole signal: `count` bands at the rate `fs_hz`.
 
-    Args:
-        bands: (batch, channel, time) and the length of each signal -> for each band a list of
-            (1, channel, time'), one for each signal.
-        count: Number of bands.
-        fs_hz: Sampling rate of the bands.
-        rates: (up, down) from the model's rate to the bands' rate.
+    `bands` takes (batch, channel, time) and the length of each signal. For each band it returns a
+    list of (1, channel, time'), one for each signal. `rates` is (up, down) from the model's rate.
     """
 
     bands: Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]

@@ -37,11 +37,6 @@ from amtcore.stages.stage import (
 )
 
 
-def default_betamul(n: int) -> float:
-    """Bandwidth of the n-th order filter over its ERB (Patterson et al. 1987); 1.0186 for n = 4."""
-    return math.factorial(n - 1) ** 2 / (math.pi * math.factorial(2 * n - 2) * 2.0 ** -(2 * n - 2))
-
-
 class GammatoneFilterbank(FilterbankStage):
     """Complex all-pole gammatone filters, real output.
 
@@ -85,7 +80,10 @@ class GammatoneFilterbank(FilterbankStage):
         fc_hz = torch.as_tensor(fc, dtype=torch.float64)
         check_below_nyquist("the highest centre frequency", float(fc_hz.max()), self.fs)
         self.n = n
-        self.betamul = default_betamul(n) if betamul is None else float(betamul)
+        if betamul is None:  # bandwidth over ERB (Patterson et al. 1987): 1.0186 for n = 4
+            m = 2 * n - 2
+            betamul = math.factorial(n - 1) ** 2 / (math.pi * math.factorial(m) * 2.0**-m)
+        self.betamul = float(betamul)
         self.erb_scale = float(erb_scale)
         erb = ERB_FLOOR_HZ + fc_hz / ERB_Q
         self.constant("fc", fc_hz, frequencies(self.fs))

@@ -107,8 +107,8 @@ class Range:
 class StableDenominator:
     """Denominators a0 + a1 / z (+ a2 / z^2) whose roots lie inside the unit circle.
 
-    The methods are those of `Range`. The raw values are the logarithm of the first coefficient and
-    the reflection coefficients, unbounded.
+    Methods mean the same as in `Range`. The raw values are the logarithm of the first coefficient
+    and the reflection coefficients, unbounded.
     """
 
     def _reflections(self, value: Tensor) -> tuple[Tensor, ...]:
@@ -420,10 +420,7 @@ class HasConstants(Converted):
     def set_constant(self, name: str, value: Value, shape: torch.Size | None = None) -> None:
         """Set a bounded constant in its unit, in place, so that an optimizer keeps hold of it.
 
-        Args:
-            name: Name of the constant.
-            value: One number, or one for each element.
-            shape: New shape of the constant; None keeps the shape.
+        The value is one number, or one for each element; `shape` changes the constant's shape.
         """
         kept = self._source(name)
         tensor = torch.as_tensor(value, dtype=torch.float64, device=kept.device).detach()

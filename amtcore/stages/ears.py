@@ -38,15 +38,8 @@ from amtcore.units import REFERENCE_PA
 PHASE_TYPES = ("amt", "minimum", "zero")
 MIDDLE_EAR_TYPES = ("lopezpoveda2001", "jepsen2008")
 
-#: Highest sampling rate at which the tables are cut at fs/2; above it they are extrapolated.
-_LOW_RATE_HZ = 20000.0
-_STEP_HZ, _FALL_PER_STEP, _FALL_PER_HZ = 1000.0, 1.1, 1e-4
 #: Level of Goode et al. (1994), and the largest gain of the jepsen2008 filter at this level.
 _MEASURED_DB, _JEPSEN_PEAK = 104.0, 1e-8
-#: Bounds of the gains, relative to their largest.
-_LEAST_GAIN, _LARGEST_GAIN = 1e-6, 1e3
-#: Points from 0 to fs/2 at which the largest gain is searched.
-_PEAK_POINTS = 8192
 
 
 class _TableFilter(FirStage):
@@ -80,7 +73,7 @@ class _TableFilter(FirStage):
         """Register the table: gains, which may be learnable, at fixed frequencies."""
         self.register_buffer("frequencies_hz", f_hz.to(self.dtype))
         peak = float(gains.max())
-        self.constant("gains", gains, Range(_LEAST_GAIN * peak, _LARGEST_GAIN * peak))
+        self.constant("gains", gains, Range(1e-6 * peak, 1e3 * peak))
         self.ends_at_nyquist = float(f_hz[-1]) >= self.fs / 2
 
     @property
@@ -163,14 +156,14 @@ def _goode_velocity(fs_hz: float) -> tuple[Tensor, Tensor]:
     beyond = load_table("middle_ear_lopezpoveda_meddis_2001")
     further = list(zip(*(column.tolist() for column in beyond.values()), strict=True))
     rows = [r for r in further if r[0] < f_hz[0]] + rows + [r for r in further if r[0] > f_hz[-1]]
-    if fs_hz > _LOW_RATE_HZ:
-        while rows[-1][0] + _STEP_HZ <= fs_hz / 2:
-            rows.append((rows[-1][0] + _STEP_HZ, rows[-1][1] / _FALL_PER_STEP))
+    if fs_hz > 20000.0:  # extrapolated; at lower rates the tables are cut at fs/2
+        while rows[-1][0] + 1000.0 <= fs_hz / 2:
+            rows.append((rows[-1][0] + 1000.0, rows[-1][1] / 1.1))
     else:
         rows = [row for row in rows if row[0] < fs_hz / 2]
     last_hz, last = rows[-1]
     if last_hz != fs_hz / 2:
-        rows.append((fs_hz / 2, last / (1 + (fs_hz / 2 - last_hz) * _FALL_PER_HZ)))
+        rows.append((fs_hz / 2, last / (1 + (fs_hz / 2 - last_hz) * 1e-4)))
     f_all, velocity = torch.tensor(rows, dtype=torch.float64).unbind(1)
     return f_all, velocity
 
@@ -228,7 +221,7 @@ class MiddleEarFilter(_TableFilter):
             f_hz, impedance = map(torch.tensor, (table["frequency_hz"], table["stapes_impedance"]))
             inside = f_hz < self.fs / 2
             self.set_gains(f_hz[inside], 1.0 / impedance[inside])
-        response = torch.fft.rfft(self.design().detach(), 2 * _PEAK_POINTS)[:_PEAK_POINTS]
+        response = torch.fft.rfft(self.design().detach(), 2 * 8192)[:8192]
         own_db = -20.0 * math.log10(float(response.abs().max())) if normalize_gain else 0.0
         self.constant("gain_normalization", own_db, DECIBELS, learnable and normalize_gain)
 

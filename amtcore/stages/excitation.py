@@ -97,12 +97,9 @@ class Nodes:
 
 
 def nodes_of(f_hz: Array, fc_hz: Array, most: int = NODES) -> Nodes:
-    """Return the nodes of components between channels.
+    """Return the nodes of ascending components between channels, and at most `most` for two.
 
-    Args:
-        f_hz: Frequencies of the components, ascending.
-        fc_hz: Frequencies of the channels; a component at a channel belongs to the group above.
-        most: Most nodes between two channels.
+    A component at a channel belongs to the group above.
     """
     starts = np.unique(np.concatenate(([0], np.searchsorted(f_hz, fc_hz), [len(f_hz)])))
     nodes_hz, weights = [f_hz[:0]], np.zeros((len(f_hz), most))
@@ -311,19 +308,22 @@ class RoexFilters(ComponentStage):
         change = self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)
         return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
 
-    def between(self) -> tuple[Tensor, Tensor]:
-        """Return the channel below every node and the share of the channel above; empty if levels
-        are given at the nodes."""
-        return self.fc.new_empty(0, dtype=torch.int64), self.fc.new_empty(0)
-
     def levels_at_nodes(self, levels_db: Tensor) -> Tensor:
-        """Levels per ERB as the stage gets them -> (.., node)."""
-        return levels_db
+        """Levels per ERB as the stage gets them -> (.., node).
+
+        The tables are the channel below every node and the share of the channel above; they are
+        empty if levels are given at the nodes.
+        """
+        before, share = self.derived("before"), self.derived("share")
+        if len(before) == 0:
+            return levels_db
+        low = levels_db.index_select(-1, before)
+        return torch.lerp(low, levels_db.index_select(-1, before + 1), share)
 
     def filters(self) -> excitation.Tables:
         """Return the constants of the kernel for the whole pattern."""
-        away, line, upper, blocks = map(self.derived, ("away", "relative", "upper", "upper_blocks"))
-        return excitation.Tables(away, line, *self.between(), upper, blocks)
+        names = ("away", "relative", "before", "share", "upper", "upper_blocks")
+        return excitation.Tables(*map(self.derived, names))
 
     def pattern(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
         """Intensity (.., frame, node) and level per ERB -> (.., frame, channel) in dB."""
@@ -401,7 +401,8 @@ class Moore2016ExcitationPattern(RoexFilters):
         nodes_hz = tables["nodes_hz"]
         weights = level_weights(nodes_hz, nodes_hz, SLOPE_BASE).to(self.dtype)
         made = {"between_nodes": weights, "between_nodes_blocks": self.blocks_of(weights)}
-        return {**tables, **made}
+        none = {"before": torch.zeros(0, dtype=torch.int64), "share": weights.new_zeros(0)}
+        return {**tables, **made, **none}
 
     def forward(self, intensity: Tensor, least: Tensor | None = None) -> Tensor:
         """Excitation of the channels, of the components above the least, (.., frame, 1)."""
@@ -555,11 +556,3 @@ class ExcitationPattern(RoexFilters):
         intensity = self.as_input(intensity, (2, 3), _COMPONENTS)
         levels_db = self.as_input(levels_db, (2, 3), "(.., frame, channel)")
         return self.pattern(self.at_nodes(intensity), levels_db)
-
-    def between(self) -> tuple[Tensor, Tensor]:
-        return self.derived("before"), self.derived("share")
-
-    def levels_at_nodes(self, levels_db: Tensor) -> Tensor:
-        before, share = self.between()
-        low = levels_db.index_select(-1, before)
-        return torch.lerp(low, levels_db.index_select(-1, before + 1), share)

@@ -29,8 +29,6 @@ from amtcore.kernels.torch_state import by_item
 from amtcore.stages.constants import Range, StableDenominator, around
 from amtcore.stages.stage import ChannelStage, check_below_nyquist, lowpass_memory_s
 
-_NEURAL_COMPRESSION = 0.23  # Bernstein et al. (1999): envelope to this power
-
 
 @dataclass(frozen=True)
 class _Preset:
@@ -63,12 +61,6 @@ def analytic_magnitude(x: Tensor) -> Tensor:
     twice = 2 * torch.arange(n, device=x.device)
     weights = 1.0 + torch.sign(n - twice).to(x.dtype) - (twice == 0).to(x.dtype)
     return torch.fft.ifft(torch.fft.fft(x) * weights).abs()
-
-
-def _envelope_to_a_power(x: Tensor) -> Tensor:
-    """Return the input of the low-pass of bernstein1999."""
-    weight = analytic_magnitude(x).clamp(min=torch.finfo(x.dtype).tiny)
-    return (weight ** (_NEURAL_COMPRESSION - 1.0) * x).clamp(min=0).square()
 
 
 class IHCEnvelope(ChannelStage):
@@ -167,7 +159,13 @@ class IHCEnvelope(ChannelStage):
         if self._nonlinearity == "hilbert":
             return by_item(analytic_magnitude, x), self.rest_state(*x.shape[:2])
         if self._nonlinearity == "bernstein":
-            x = by_item(_envelope_to_a_power, x)
+
+            def with_power(item: Tensor) -> Tensor:
+                """Take the envelope to the power 0.23 (Bernstein et al. 1999)."""
+                weight = analytic_magnitude(item).clamp(min=torch.finfo(x.dtype).tiny)
+                return (weight ** (0.23 - 1.0) * item).clamp(min=0).square()
+
+            x = by_item(with_power, x)
         return super()._run(x, state)
 
 

@@ -150,8 +150,6 @@ class Leak(HasConstants):
             the time constants.
         dt_s: Length of a step in s.
         shape: (inputs, neurons).
-        learnable: Whether the constants are parameters (else buffers).
-        dtype: torch.float32 or torch.float64.
 
     >>> given = {"tau_mem": 0.02, "tau_syn": 0.05, "alpha": 0.5}
     >>> leak = Leak("decays", given, 1e-3, (2, 2), False, torch.float64)
@@ -277,21 +275,10 @@ class LIFExodus(Stage):
     hides them in **kwargs; states before the first call have no batch axis, as listed there, but
     `isyn` is (neurons, synapses) and `spikes` (neurons,), which is what they are.
 
-    Instantiate 2 neurons with 2 synapses each (4 input channels):
+    Two neurons with 2 synapses each (4 input channels), on the device of their data:
 
-    >>> mod = LIFExodus((4, 2))
-
-    Specify the membrane and synapse time constants, as well as the time step:
-
-    >>> mod = LIFExodus((4, 2), tau_mem=30e-3, tau_syn=10e-3, dt=10e-3)
-
-    Model and data go to one device, any:
-
-    >>> data = torch.ones((1, 10, 4))
-    >>> device = "cpu"
-    >>> mod = mod.to(device)
-    >>> data = data.to(device)
-    >>> output = mod(data)
+    >>> mod = LIFExodus((4, 2), tau_mem=30e-3, tau_syn=10e-3, dt=10e-3).to("cpu")
+    >>> output = mod(torch.ones((1, 10, 4)))
     >>> output[0, :, 0].int().tolist()
     [0, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
@@ -428,10 +415,8 @@ class LIFExodus(Stage):
     def stream(self, data: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Process the next chunk with explicit state; the layer's own state is not used.
 
-        Args:
-            data: (batch, time, inputs) or (time, inputs).
-            state: State after the previous chunk, (batch, neuron, 1 + synapse) with vmem first;
-                None at the start. Gradients flow through it.
+        The state is (batch, neuron, 1 + synapse) with vmem first, None at the start. Gradients
+        flow through the state.
         """
         spikes, _, _, state = self._run(self._as_batch(data), state, False)
         return (spikes if data.ndim == 3 else spikes.squeeze(0)), state
@@ -565,13 +550,13 @@ class LIFExodus(Stage):
         return self.set_attributes(self._start)
 
     def set_attributes(self, new_attributes: Mapping[str, Any]) -> Self:
-        """Set constants, options and states by name; nothing is set when one of them is wrong.
+        """Set constants, options and states by name, and return the layer.
+
+        Nothing is set when one of them is wrong.
 
         Args:
             new_attributes: Any of bias, threshold, the constants of the leak in any mode,
                 learning_window, max_spikes_per_dt, and vmem, isyn, spikes.
-        Returns:
-            The layer.
         """
         ready: dict[str, Any] = {}
         for name, value in new_attributes.items():

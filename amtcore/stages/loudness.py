@@ -35,7 +35,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ShapeError
-from amtcore.kernels.operations.attack_release import ATTACK_RELEASE, smooth_rows
+from amtcore.kernels.operations.attack_release import ATTACK_RELEASE
 from amtcore.kernels.operations.binaural_inhibition import (
     INHIBITION,
     TINY,
@@ -336,17 +336,6 @@ class Moore2016AGC(Stage):
         coef = self.coefficients(rows.shape[-1])
         y, state = _attack_release(rows, coef, state, backend=self.backend)
         return (y if x.ndim == 3 else y.squeeze(-1)), state
-
-    def stream_rows(
-        self, rows: Tensor, state: Tensor | None, channels: int
-    ) -> tuple[Tensor, Tensor]:
-        """Process float32 rows in place, without gradients; `channels` counts without padding.
-
-        Rows (batch, frame, channel) are padded with zeros to whole vectors of channels.
-        """
-        if state is None:
-            state = rows.new_zeros(rows.shape[0], channels)
-        return rows, smooth_rows(rows, self.coefficients(channels), state)
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""

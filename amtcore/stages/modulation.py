@@ -433,9 +433,7 @@ class King2019ModulationFilterbank(BlockStage):
     def bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
         """Yield for each filter the bands of all whole signals, (1, channel, its time) each.
 
-        Args:
-            x: (batch, channel, time) with any padding.
-            samples: Length of each signal.
+        The signals are (batch, channel, time), padded in any way after their `samples`.
         """
         for m, rows in enumerate(self.coefficients()):
             y, _ = self._filter(x, rows.unsqueeze(0), None)

@@ -120,14 +120,11 @@ PEAK_PA_DB = 10.0 * math.log10(0.5 / REFERENCE_PA**2)
 #: of the reference program. The power of a windowed tone alone would give 0.426.
 MOORE2016_WINDOW_LOG10 = 0.332
 GLASBERG2002_WINDOW_LOG10 = 0.364
-#: Components this far below the strongest (or below a strongest of `LOUDEST_AT_LEAST_DB`) count as
-#: not there.
-DYNAMIC_RANGE_DB = 60.0
-LOUDEST_AT_LEAST_DB = 30.0
 #: Level in dB SPL that stands for "not there".
 NOTHING_DB = -100.0
-#: `faintest` and `inaudible` as kernels take them: (strongest a, at least b) c.
-FAINTEST = (1.0, 10.0 ** (LOUDEST_AT_LEAST_DB / 10.0), 10.0 ** (-DYNAMIC_RANGE_DB / 10.0))
+#: `faintest` and `inaudible` as kernels take them: (strongest a, at least b) c. In Moore2016 the
+#: components 60 dB below the strongest, or below a strongest of 30 dB, count as not there.
+FAINTEST = (1.0, 10.0 ** (30.0 / 10.0), 10.0 ** (-60.0 / 10.0))
 INAUDIBLE = (0.0, 10.0 ** (NOTHING_DB / 10.0), 1.0)
 
 _running_powers = operator(RUNNING_POWERS)
@@ -166,18 +163,13 @@ def faintest(intensity: Tensor) -> Tensor:
 class WindowedSpectrum(Stage):
     """Intensities of the components of every frame; has no constants to learn.
 
-    Component k lies at `frequencies[k]`, a whole multiple of fs / windows[0].
+    Component k lies at `frequencies[k]`, a whole multiple of fs / windows[0]. Frame i depends on
+    samples i hop - windows[0]/2 up to i hop + windows[0]/2 - 1 only.
 
     Args:
-        fs: Sampling rate in Hz.
-        hop_length: Samples between frames; None is 1 ms.
         windows: Lengths of the Hann windows in samples, longest first, at most six.
         window_log10: Gain that makes up for the windows, as a power of ten.
-        learnable: Accepted for uniformity.
-        dtype: torch.float32 or torch.float64.
-
-    Invariants:
-        Frame i depends on samples i hop - windows[0]/2 up to i hop + windows[0]/2 - 1 only.
+        Others as for `Moore2016Spectrum`.
     """
 
     shown = "fs hop_length windows learnable"

@@ -119,9 +119,7 @@ def check_channels(expected: int, got: int) -> None:
 class StreamChunk:
     """The state that a call of a stage takes and updates, so that hooks run on chunks too.
 
-    Args:
-        state: State after the previous chunk; after the call, state after this chunk.
-        ending: {"last": ..} for stages that look ahead, else empty.
+    `ending` is {"last": ..} for stages that look ahead, else empty.
     """
 
     state: Any

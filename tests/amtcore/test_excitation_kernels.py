@@ -50,7 +50,7 @@ def _tables(stage: Any) -> Tables:
     stage.derived("nodes_hz")
     names = ("away", "relative", "upper", "upper_blocks")
     away, line, upper, blocks = (stage.derived(name) for name in names)
-    before, share = stage.between()
+    before, share = stage.derived("before"), stage.derived("share")
     return Tables(away, line, before, share, upper, blocks)
 
 
