@@ -13,7 +13,7 @@ values of the stages bit by bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -310,10 +310,7 @@ class LoudnessModel(Model):
         return self._integrate(stages, over_time)
 
     def _rows_of(
-        self,
-        segments: Sequence[Segment],
-        heard: Callable[[Segment], Tensor],
-        kernel: LoudnessKernel,
+        self, segments: list[Segment], heard: Callable[[Segment], Tensor], kernel: LoudnessKernel
     ) -> Rows:
         """Compute all blocks of some signals, side by side on the kernels' threads.
 

@@ -135,7 +135,6 @@ class ComponentStage(Stage):
     #: The buffer of the channels' centre frequencies.
     centres = ""
     _parts: list[Part]
-
     _components_hz: Tensor
 
     def tables(self) -> dict[str, Tensor]:

@@ -36,11 +36,7 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ShapeError
 from amtcore.kernels.operations.attack_release import ATTACK_RELEASE
-from amtcore.kernels.operations.binaural_inhibition import (
-    INHIBITION,
-    TINY,
-    divisor,
-)
+from amtcore.kernels.operations.binaural_inhibition import INHIBITION, TINY, divisor
 from amtcore.kernels.operations.specific_loudness import SPECIFIC_LOUDNESS, law_rows
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import can_compute
@@ -49,9 +45,6 @@ from amtcore.stages.excitation import STEP_CAM
 from amtcore.stages.spectrum import default_hop
 from amtcore.stages.stage import Stage, product
 from amtcore.tables import load_table
-
-#: Below this frequency the threshold rises.
-_FLAT_FROM_HZ = 500.0
 
 _specific_loudness = operator(SPECIFIC_LOUDNESS)
 
@@ -75,7 +68,7 @@ class CompressiveLaw(Stage):
             load_table(f"{self.tables_of}_{name}")
             for name in ("excitation_threshold", "alpha_of_gain", "A_of_gain")
         )
-        at_hz = np.append(np.asarray(fc_hz), _FLAT_FROM_HZ)
+        at_hz = np.append(np.asarray(fc_hz), 500.0)  # below 500 Hz the threshold rises
         *threshold_db, self.flat_db = np.interp(
             at_hz, threshold["frequency_hz"], threshold["threshold_db"]
         ).tolist()

@@ -73,7 +73,6 @@ _FIRST_BANDWIDTH_HZ = 5.0
 _PHASE_LIMIT_HZ = 10.0  # up to here the modulation phase is kept
 _LEAST_BAND = 1e-3  # of the highest edge, for bands that learning moved to fs/2
 
-
 #: Arguments of all presets, and of each preset.
 _COMMON: dict[str, float] = {"lp_cutoff": 2.5, "max_mfc": 150.0}
 _LATER = {"att_factor": 1.0 / math.sqrt(2.0), "use_upper_limit": True, "lowpass_cutoff": 150.0}
@@ -161,8 +160,10 @@ class ModulationFilterbank(BlockStage):
         self.max_mfc, self.att_factor = float(values["max_mfc"]), float(values["att_factor"])
         self.use_upper_limit = bool(values["use_upper_limit"])
         self.lowpass_cutoff = float(values["lowpass_cutoff"])
-        for name in ("lowpass_cutoff", "lp_cutoff", *(["max_mfc"] if max_mfc is not None else [])):
+        for name in ("lowpass_cutoff", "lp_cutoff"):
             check_below_nyquist(name, values[name], self.fs)
+        if max_mfc is not None:
+            check_below_nyquist("max_mfc", max_mfc, self.fs)
         fc_hz = [float(f) for f in fc]
         self.register_buffer("fc", torch.tensor(fc_hz, dtype=dtype))
         limits = [min(f / 4, self.max_mfc) if self.use_upper_limit else self.max_mfc for f in fc_hz]
