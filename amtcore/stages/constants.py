@@ -321,11 +321,11 @@ def _is_own(kind: type) -> bool:
 
 
 def _in_short(value: Any) -> str:
-    """Return a value as `repr` shows it: five digits, and of several numbers the ends."""
+    """Return a value as `repr` shows it: six digits, and of several numbers the ends."""
     if isinstance(value, Tensor) and not value.is_meta:
         numbers = value.detach().flatten().tolist()
-        return "..".join(f"{number:.5g}" for number in dict.fromkeys((numbers[0], numbers[-1])))
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+        return "..".join(f"{number:g}" for number in dict.fromkeys((numbers[0], numbers[-1])))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class HasConstants(Converted):

@@ -158,7 +158,7 @@ CHAINS = (
 
 def exported() -> set[str]:
     """Names of all module classes that the package or its stages export."""
-    homes = ((amtcore, amtcore.__all__), (stages, stages.__all__))
+    homes = ((amtcore, amtcore.__all__), (stages, vars(stages)))
     every = {name: getattr(home, name) for home, names in homes for name in names}
     return {
         n for n, kind in every.items() if isinstance(kind, type) and issubclass(kind, nn.Module)
