@@ -18,6 +18,7 @@ Baer 1997): PCHIP in dB on a 1 Hz grid, within 0.1 dB from 80 Hz to 15 kHz. Prog
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -235,8 +236,14 @@ class MiddleEarFilter(_TableFilter):
             taps = taps * (peak / torch.fft.fft(taps).abs().max())
         return minimum_phase(taps) if self.phase_type in self.minimum_phase_types else taps
 
+    def derive(self) -> dict[str, Callable[[], Tensor]]:
+        def applied() -> Tensor:
+            return self.design().to(self.dtype) * 10.0 ** (self.gain_normalization / 20.0)
+
+        return super().derive() | {"applied": applied}
+
     def applied_taps(self) -> Tensor:
-        return self.fir_coeffs * 10.0 ** (self.gain_normalization / 20.0)
+        return self.derived("applied")
 
     def get_parameters(self) -> dict[str, Any]:
         own = {"filter_type": self.filter_type, "normalize_gain": self.normalize_gain}
