@@ -18,8 +18,7 @@ import functools
 import importlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numba
 from llvmlite import ir
@@ -304,27 +303,10 @@ class Part(_ForAnyConstant, _PartDispatcher):
     """
 
 
-class KernelStore(Protocol):
-    """The place where the machine code of one kernel is kept."""
-
-    @property
-    def cache_path(self) -> str:
-        """The folder, for numba's statistics."""
-
-    def read(self, signature: str, machine: tuple[str, ...]) -> bytes | None:
-        """Return the code for these types of arguments and this machine, or None."""
-
-    def write(self, signature: str, machine: tuple[str, ...], code: bytes) -> None:
-        """Keep the code for these types of arguments and this machine."""
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Keep other processes from compiling this kernel meanwhile."""
-
-
 class _Cache(_NullCache):
-    """A `KernelStore` as numba uses a cache."""
+    """A `KernelFiles` as numba uses a cache."""
 
-    def __init__(self, store: KernelStore) -> None:
+    def __init__(self, store: Any) -> None:
         self._store = store
 
     @property
@@ -352,10 +334,10 @@ class Kernel(_CPUDispatcher):
 
     Args:
         function: The function.
-        store: The place where its machine code is kept.
+        store: The `kernel_cache.KernelFiles` in which its machine code is kept.
     """
 
-    def __init__(self, function: Callable[..., Any], store: KernelStore) -> None:
+    def __init__(self, function: Callable[..., Any], store: Any) -> None:
         super().__init__(function, targetoptions=_KERNEL_OPTIONS, pipeline_class=_KernelCompiler)
         self._store, self._cache = store, _Cache(store)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.vector.source_digest import sources_digest
+from amtcore.kernels.vector.kernel_cache import sources_digest
 
 Size = Callable[[int], int]
 #: Parameters of the compiled functions of a chain's operation; `c` and `s` are its first rows.

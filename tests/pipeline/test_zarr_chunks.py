@@ -15,7 +15,7 @@ import pytest
 import zarr
 from numcodecs import Blosc, VLenUTF8, Zstd
 
-from amtcore.kernels.vector.half import BLOCK, widen
+from earmill.pipeline.formats.half import BLOCK, widen
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import join_frames

@@ -21,7 +21,7 @@ from typing import Any
 
 from numba import njit
 
-from amtcore.kernels.chain import Steps
+from amtcore.kernels.chain import Steps, scratch_rows
 from amtcore.kernels.gpu.device_code import (
     compile_text,
     integers_at,
@@ -79,6 +79,11 @@ class ChainKernelSpec:
     double: bool
     coefs: int
     states: int
+
+    @property
+    def scratch_rows(self) -> int:
+        """Scratch rows of an adjoint's block."""
+        return scratch_rows(self.steps, [kind for kind, *_ in self.filters])
 
     def block_rows(self, gradient: str = "") -> list[str]:
         """Return the last arguments of every operation's part, from `argument` on."""
@@ -186,8 +191,7 @@ def _frame(spec: ChainKernelSpec) -> Any:
 def kernel_of(spec: ChainKernelSpec) -> Callable[..., None]:
     """Return the forward kernel, a function of addresses and sizes.
 
-    `order` to `starts` are the rows of `backend.Clips`; `width` is the number of columns of a
-    frame. The other arguments are as in `cpu.chain_loop`.
+    The other arguments are as in `backend.GpuBackend.run_clips` and `cpu.chain_loop`.
     """
     numbers, integers = numbers_of(spec.double), integers_at
     coefs, states, filters = spec.coefs, spec.states, len(spec.filters)
@@ -256,17 +260,10 @@ def kernel_of(spec: ChainKernelSpec) -> Callable[..., None]:
 _ROW = ADJOINT_BLOCK * LANES
 
 
-def taped_rows(spec: ChainKernelSpec) -> int:
-    """Return the scratch rows of a block, with a row for the state before its first sample."""
-    taped = [operation.taped(argument) for operation, argument in spec.steps]
-    taped += [get_filter(kind).taped for kind, *_ in spec.filters]
-    return max(taped, default=0) * (ADJOINT_BLOCK + 1)
-
-
 def work_size(spec: ChainKernelSpec, samples: int) -> int:
     """Return the size of a warp's scratch memory, in numbers."""
     blocks = -(-samples // ADJOINT_BLOCK)
-    return (4 * ADJOINT_BLOCK + taped_rows(spec) + blocks * spec.states) * LANES
+    return (4 * ADJOINT_BLOCK + spec.scratch_rows + blocks * spec.states) * LANES
 
 
 @njit
@@ -322,7 +319,7 @@ def adjoint_of(spec: ChainKernelSpec) -> Callable[..., None]:
     """
     numbers = numbers_of(spec.double)
     coefs, states, filters = spec.coefs, spec.states, len(spec.filters)
-    again, backwards, taped = _again(spec), _backwards(spec), taped_rows(spec)
+    again, backwards, taped = _again(spec), _backwards(spec), spec.scratch_rows
     shared = spec.shared
 
     def kernel(

@@ -22,7 +22,7 @@ import llvmlite.binding as llvm
 from numba import types
 
 from amtcore.kernels.gpu.launcher import THREADS, Kernel
-from amtcore.kernels.gpu.ptx_cache import cached_ptx
+from amtcore.kernels.vector.kernel_cache import cached_ptx
 from amtcore.numba_internals import lower_to_text
 
 TRIPLE = "nvptx64-nvidia-cuda"
@@ -128,7 +128,7 @@ def compiled(
         make: Returns the Python function to compile.
         warps: Warps of a multiprocessor that the registers must leave room for.
     """
-    text = f"{what} {key!r} {warps} {ARCHITECTURE}"
+    text = f"{what} {key!r} {warps} {THREADS} {ARCHITECTURE}"
     with _lock:
         if text not in _kernels:
             name = f"{what}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -139,5 +139,5 @@ def compiled(
                 module, inner = lower_to_text(function, [types.int64] * parameters, types.void)
                 return assemble(module, inner, name, parameters, warps)
 
-            _kernels[text] = Kernel(name, cached_ptx(text, compile_now))
+            _kernels[text] = Kernel(name, cached_ptx(what, text, compile_now))
         return _kernels[text]

@@ -17,7 +17,7 @@ from torch import Tensor
 from amtcore.kernels.gpu.device_code import compile_text, integers_at, numbers_of, take, warp_id
 from amtcore.kernels.gpu.launcher import FEW_WARPS, MANY_WARPS, Kernel
 from amtcore.kernels.gpu.ptx import compiled
-from amtcore.kernels.vector.source_digest import sources_digest
+from amtcore.kernels.vector.kernel_cache import sources_digest
 
 
 def row_kernel(body: Any, arguments: Sequence[Tensor | int], double: bool, room: bool) -> Kernel:
