@@ -25,7 +25,7 @@ from amtcore.kernels.chain import (
     unpad_filters,
 )
 from amtcore.kernels.operation import RowOperation
-from amtcore.kernels.vector.lanes import pack_tensor, unpack_tensor
+from amtcore.kernels.vector.arrays import pack_tensor, unpack_tensor
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 Samples = NDArray[np.floating[Any]]

@@ -26,7 +26,7 @@ from amtcore.kernels.operations.modulation_filters import (
 )
 from amtcore.kernels.pooling import ADJOINT_BLOCK, POOLS
 from amtcore.kernels.registry import get_operation
-from amtcore.kernels.vector.lanes import groups_of, pack
+from amtcore.kernels.vector.arrays import groups_of, pack
 from amtcore.kernels.vector.simd import LANES
 
 #: Operations of a chain in order, each with its argument.

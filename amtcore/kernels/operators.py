@@ -46,7 +46,7 @@ from amtcore.kernels.torch_state import (
     use_reference,
     wants_derivative,
 )
-from amtcore.kernels.vector.result_pool import training
+from amtcore.kernels.vector.arrays import training
 from amtcore.torch_internals import COMPILER
 
 Call = Callable[..., Any]
@@ -257,11 +257,9 @@ _lock = threading.RLock()
 
 
 def _call_of(operation: RowOperation) -> Call:
-    only_cpu = operation.gpu is None and (operation.numbers_only or operation.reference is None)
-
     def compute(*args: Any) -> Any:
         # The backend "interpreted" takes tensors of the CPU, where a kernel for the CPU alone runs.
-        on_cpu = only_cpu and args[0].device.type == "cpu"
+        on_cpu = operation.only_cpu and args[0].device.type == "cpu"
         backend = get_backend("cpu") if on_cpu else backend_of(args[0])
         return backend.run_rows(operation, *args)
 

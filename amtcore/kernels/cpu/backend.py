@@ -20,9 +20,9 @@ from amtcore.kernels.chain import ChainPlan, ChainTables, scratch_rows
 from amtcore.kernels.cpu.chain_loop import loop_of
 from amtcore.kernels.operation import RowOperation
 from amtcore.kernels.pooling import POOL_BANK, STORE, STORE_BANK
-from amtcore.kernels.vector.result_pool import empty, training
+from amtcore.kernels.vector.arrays import empty, training
 from amtcore.kernels.vector.simd import LANES
-from amtcore.kernels.vector.threads import parallel_for
+from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 
 Array = NDArray[Any]
 #: Arrays of clips: a list, or one array with a first axis for them.
@@ -104,11 +104,20 @@ class CpuBackend(Backend):
         return gx, gcoef
 
     def run_rows(self, operation: RowOperation, *args: Any) -> Any:
-        return operation.cpu(self, *args)
+        return operation.run(self, *args)
+
+    @property
+    def workers(self) -> int:
+        return get_num_threads()
 
     def run_items(self, body: Any, items: int, *arguments: Tensor | int, room: int = 0) -> None:
         flat = [a.reshape(-1).numpy() if isinstance(a, Tensor) else a for a in arguments]
-        parallel_for(lambda item: body(item, *flat), items)
+        like = next(a for a in arguments if isinstance(a, Tensor) and a.is_floating_point())
+
+        def one(item: int) -> None:
+            body(item, *flat, *([empty((room,), like).numpy()] if room else []))
+
+        parallel_for(one, items)
 
 
 def _run_pooled(

@@ -39,9 +39,8 @@ from amtcore.kernels.pooling import (
 )
 from amtcore.kernels.registry import BUILT_IN, others
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned, cut, cut_copy
+from amtcore.kernels.vector.memory import aligned, copy_row, cut, cut_copy, transpose
 from amtcore.kernels.vector.simd import LANES, vload, vsplat, vsqrt, vstore
-from amtcore.kernels.vector.transpose import copy_row, transpose
 
 #: Samples per block: two buffers of 128 x 32 float32 are 32 kB, inside a 48 kB first-level cache.
 BLOCK = ADJOINT_BLOCK

@@ -95,6 +95,8 @@ def gathered(clips: Sequence[Samples | Tensor], device: torch.device) -> Tensor:
 
 #: Device memory that the warps of an adjoint may use for their tapes.
 _WORK_BYTES = 2**31
+#: More items than any GPU runs warps at once.
+_MOST_ITEMS = 2**16
 
 
 class GpuBackend(Backend):
@@ -210,16 +212,19 @@ class GpuBackend(Backend):
 
         The interpreter's tensors lie in host memory, so CPU kernels can run on them.
         """
-        if operation.gpu is not None:
-            return operation.gpu(self, *args)
-        of_processor = operation.numbers_only or operation.reference is None
-        if of_processor and self.device.type == "cpu":
-            return operation.cpu(self, *args)
+        if operation.on_gpu:
+            return operation.run(self, *args)
+        if operation.only_cpu and self.device.type == "cpu":
+            return operation.run(self, *args)
         if operation.reference is None:
             raise BackendError(
                 f"{operation.name} runs on the CPU only, got tensors on {self.device}"
             )
         return operation.reference(*args)
+
+    @property
+    def workers(self) -> int:
+        return _MOST_ITEMS
 
     def run_items(self, body: Any, items: int, *arguments: Tensor | int, room: int = 0) -> None:
         if items == 0:

@@ -42,8 +42,16 @@ from amtcore.kernels.pooling import (
     frame_bounds,
     pool_samples,
 )
-from amtcore.kernels.vector.simd import LANES, own_number, vload, vsplat, vsqrt, vstore
-from amtcore.kernels.vector.warp_lowering import lane_id, private_rows
+from amtcore.kernels.vector.simd import (
+    LANES,
+    lane_id,
+    own_number,
+    private_rows,
+    vload,
+    vsplat,
+    vsqrt,
+    vstore,
+)
 
 #: Samples of a block in shared memory.
 SHARED_BLOCK = 32

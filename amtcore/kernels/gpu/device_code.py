@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from amtcore.kernels.vector.warp_lowering import call_intrinsic, exchange, lane_number
+from amtcore.kernels.vector.simd import call_intrinsic, exchange, lane_number
 from amtcore.numba_internals import flat_array
 
 _WORD, _LONG = ir.IntType(32), ir.IntType(64)

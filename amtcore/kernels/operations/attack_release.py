@@ -17,8 +17,8 @@ from torch import Tensor
 
 from amtcore.errors import ShapeError
 from amtcore.kernels.operation import Device, RowOperation, check_tensors
+from amtcore.kernels.vector.arrays import groups_of
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.lanes import groups_of
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore, where_greater
 from amtcore.kernels.vector.threads import parallel_for
 
@@ -204,15 +204,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 ATTACK_RELEASE_ADJOINT = RowOperation(
     name="attack_release_adjoint",
-    cpu=_compute_adjoint,
-    gpu=_compute_adjoint,
+    run=_compute_adjoint,
     fake=_fake_adjoint,
     batched=None,
 )
 ATTACK_RELEASE = RowOperation(
     name="attack_release",
-    cpu=_compute,
-    gpu=_compute,
+    run=_compute,
     fake=_fake,
     reference=reference,
     check=_check,

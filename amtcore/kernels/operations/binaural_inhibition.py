@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.vector.arrays import over_frames
 from amtcore.kernels.vector.elementary import vexp, vlog
-from amtcore.kernels.vector.frames import over_frames
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.memory import aligned, store_samples, transpose
 from amtcore.kernels.vector.simd import (
     LANES,
     fma,
@@ -29,7 +29,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.transpose import store_samples, transpose
 
 Array = NDArray[Any]
 
@@ -177,4 +176,4 @@ def _fake(left: Tensor, right: Tensor, smoothing: Tensor, p: Tensor) -> tuple[Te
 
 
 #: (.., frame, channel) of both ears, weights (channel, channel) and the exponent.
-INHIBITION = RowOperation(name="inhibition", cpu=_cpu, fake=_fake)
+INHIBITION = RowOperation(name="inhibition", run=_cpu, on_gpu=False, fake=_fake)

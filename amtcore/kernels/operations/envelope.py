@@ -26,9 +26,9 @@ from amtcore.kernels.torch_state import (
     use_reference,
     wants_derivative,
 )
+from amtcore.kernels.vector.arrays import empty
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
-from amtcore.kernels.vector.result_pool import empty
 from amtcore.kernels.vector.simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
 from amtcore.kernels.vector.threads import parallel_for
 
@@ -245,5 +245,5 @@ def _by_rows(function: Callable[[Tensor], Tensor], items: Tensor) -> Tensor:
 
 #: The kernel has no gradient: `_call` runs the plain form if a derivative may be requested.
 HILBERT_ENVELOPE = RowOperation(
-    name="hilbert_envelope", cpu=_cpu, fake=_fake, reference=reference, call=_call
+    name="hilbert_envelope", run=_cpu, on_gpu=False, fake=_fake, reference=reference, call=_call
 )

@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.vector.arrays import new_rows, over_frames
+from amtcore.kernels.vector.arrays import rows_of as frame_rows_of
 from amtcore.kernels.vector.elementary import LOG2_E, vdecay, vlog
-from amtcore.kernels.vector.frames import new_rows, over_frames
-from amtcore.kernels.vector.frames import rows_of as frame_rows_of
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.memory import aligned, store_samples
 from amtcore.kernels.vector.simd import (
     LANES,
     any_greater,
@@ -46,7 +46,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.transpose import store_samples
 
 Array = NDArray[Any]
 
@@ -386,6 +385,8 @@ def _fake_pattern(intensity: Tensor, levels_db: Tensor, tables: list[Tensor]) ->
 
 
 #: (.., source), weights (source, place) and `blocks_of(weights)` -> (.., place) in dB.
-ERB_LEVELS = RowOperation(name="erb_levels", cpu=_cpu_levels, fake=_fake_levels)
+ERB_LEVELS = RowOperation(name="erb_levels", run=_cpu_levels, on_gpu=False, fake=_fake_levels)
 #: (.., source), (.., level) and `Tables` as a list -> (.., channel) in dB.
-EXCITATION_PATTERN = RowOperation(name="excitation_pattern", cpu=_cpu_pattern, fake=_fake_pattern)
+EXCITATION_PATTERN = RowOperation(
+    name="excitation_pattern", run=_cpu_pattern, on_gpu=False, fake=_fake_pattern
+)

@@ -37,7 +37,7 @@ from amtcore.kernels.operations.running_spectrum import (
 )
 from amtcore.kernels.operations.specific_loudness import nodes, specific
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.memory import aligned, store_samples
 from amtcore.kernels.vector.simd import (
     LANES,
     any_greater_or_nan,
@@ -47,7 +47,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.transpose import store_samples
 
 #: Limit of sums of intensities. Near float32's largest number, a source that is left out could hide
 #: an overflow.

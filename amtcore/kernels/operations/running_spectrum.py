@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
-from amtcore.kernels.vector.frames import ITEM_FRAMES, new_rows
+from amtcore.kernels.vector.arrays import ITEM_FRAMES, new_rows
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.memory import aligned, transpose
 from amtcore.kernels.vector.simd import (
     LANES,
     fma,
@@ -32,7 +32,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
 )
 from amtcore.kernels.vector.threads import parallel_for
-from amtcore.kernels.vector.transpose import transpose
 
 #: Columns of a plan, which has a row for every group of components. They are: blocks of half a
 #: window, first basis function, even functions, odd functions, rows of V and W (or 0), start of the
@@ -284,4 +283,4 @@ def _fake(x: Tensor, tables: list[Tensor], components: int, frames: int) -> Tens
 
 #: (.., time), `Factors` as a list, components, frames that lie wholly in the signal -> (.., frame,
 #: component).
-RUNNING_POWERS = RowOperation(name="running_powers", cpu=_cpu, fake=_fake)
+RUNNING_POWERS = RowOperation(name="running_powers", run=_cpu, on_gpu=False, fake=_fake)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.vector.arrays import ITEM_FRAMES, new_rows, over_frames
+from amtcore.kernels.vector.arrays import rows_of as frame_rows_of
 from amtcore.kernels.vector.elementary import vexp, vlog
-from amtcore.kernels.vector.frames import ITEM_FRAMES, new_rows, over_frames
-from amtcore.kernels.vector.frames import rows_of as frame_rows_of
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.simd import (
     LANES,
@@ -253,8 +253,15 @@ def _fake_law(level_db: Tensor, rows: Tensor, high_divisor: float, high_exponent
 
 
 #: Components above the least of their frame, at the nodes of their groups; see `_cpu_nodes`.
-NODES_OF_AUDIBLE = RowOperation(name="loudness_nodes", cpu=_cpu_nodes, fake=_fake_nodes)
+NODES_OF_AUDIBLE = RowOperation(
+    name="loudness_nodes", run=_cpu_nodes, on_gpu=False, fake=_fake_nodes
+)
 #: Excitation to specific loudness; see `reference`.
 SPECIFIC_LOUDNESS = RowOperation(
-    name="specific_loudness", cpu=_cpu_law, fake=_fake_law, reference=reference, numbers_only=True
+    name="specific_loudness",
+    run=_cpu_law,
+    on_gpu=False,
+    fake=_fake_law,
+    reference=reference,
+    numbers_only=True,
 )

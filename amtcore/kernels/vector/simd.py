@@ -1,13 +1,13 @@
 """A vector of LANES numbers as a numba value: load, store, arithmetic.
 
 Recurrences cannot be vectorised over time, so a kernel works on LANES channels at once and keeps
-its state in vector registers. LLVM maps `<LANES x float>` onto whatever the machine has.
-Numbers are the same for every lane position, so neighbours never change a channel's result.
-What is not a number stays so through every function here, as it does in the plain loops.
+its state in vector registers. LLVM maps `<LANES x float>` onto the machine's registers. All lanes
+compute alike, so neighbours never change a channel's result. NaN stays NaN through every function
+here, as it does in the plain loops.
 
-Every function has two lowerings. For a processor a vector is LANES numbers; for a GPU it is one
-number in each thread of a warp, and what crosses lanes is a vote or a shuffle (`warp_lowering`).
-Both round alike.
+Every function has two lowerings. For a processor a vector is LANES numbers. For a GPU it is one
+number in each thread of a warp, and a vote or a shuffle exchanges numbers between lanes; that code
+runs if the context has `lanes_are_threads`. Both round alike.
 """
 
 from __future__ import annotations
@@ -22,21 +22,125 @@ from numba import types
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
 from amtcore.kernels.vector.jit import part
-from amtcore.kernels.vector.warp_lowering import (
-    PrivateRows,
-    any_thread,
-    is_warp,
-    lane_id,
-    lane_number,
-    warp_sum,
-)
 from amtcore.numba_internals import array_data, set_thread_model
 
-#: Channels per vector: two AVX-512 registers of float32, which hides the latency of a recurrence.
+#: Channels per vector, and threads of a warp: two AVX-512 registers of float32, which hides
+#: the latency of a recurrence.
 LANES = 32
 #: Channels per narrow vector, for kernels with many sums side by side. Measured: with 16 registers
 #: of AVX2 two for each sum are better than one, and than four; AVX-512 has room for a whole vector.
 NARROW = LANES if get_host_cpu_features().get("avx512f") else 16
+_WORD = ir.IntType(32)
+_EVERY_THREAD = ir.Constant(_WORD, -1)
+
+
+def is_warp(context: Any) -> bool:
+    """Return True if a vector is one number in each thread of a warp."""
+    return getattr(context, "lanes_are_threads", False)
+
+
+def call_intrinsic(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
+    """Call the LLVM intrinsic `name`."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(builder.module.declare_intrinsic(name, fnty=kind), args)
+
+
+def lane_number(builder: Any) -> Any:
+    """Return this thread's index in its warp, 32 bits."""
+    return call_intrinsic(builder, "llvm.nvvm.read.ptx.sreg.laneid", _WORD, [])
+
+
+def any_thread(builder: Any, condition: Any) -> Any:
+    """Return True if the condition holds in any thread of the warp."""
+    name = "llvm.nvvm.vote.any.sync"
+    return call_intrinsic(builder, name, ir.IntType(1), [_EVERY_THREAD, condition])
+
+
+def shuffle(builder: Any, kind: str, word: Any, lane: int) -> Any:
+    """Return a 32-bit word of thread `own ^ lane` ("bfly") or of thread `lane` ("idx")."""
+    args = [_EVERY_THREAD, word, ir.Constant(_WORD, lane), ir.Constant(_WORD, LANES - 1)]
+    return call_intrinsic(builder, f"llvm.nvvm.shfl.sync.{kind}.i32", _WORD, args)
+
+
+def exchange(builder: Any, kind: str, value: Any, lane: int) -> Any:
+    """Shuffle a number of 32 or 64 bits."""
+    single = isinstance(value.type, ir.FloatType) or value.type == _WORD
+    if single:
+        word = shuffle(builder, kind, builder.bitcast(value, _WORD), lane)
+        return builder.bitcast(word, value.type)
+    pair = ir.VectorType(_WORD, 2)
+    halves = builder.bitcast(value, pair)
+    for i in range(2):
+        at = ir.Constant(_WORD, i)
+        moved = shuffle(builder, kind, builder.extract_element(halves, at), lane)
+        halves = builder.insert_element(halves, moved, at)
+    return builder.bitcast(halves, value.type)
+
+
+def warp_sum(builder: Any, value: Any) -> Any:
+    """Return the sum over the warp in every thread.
+
+    Additions have the order of a processor's `vsum`: lanes i and i + 16, then i + 8, and so on.
+    """
+    distance = LANES // 2
+    while distance:
+        value = builder.fadd(value, exchange(builder, "bfly", value, distance))
+        distance //= 2
+    return value
+
+
+class PrivateRows(types.Type):
+    """The numba type of rows of vectors, of which every thread holds its lane.
+
+    Rows with constant indices are kept in registers.
+    """
+
+    def __init__(self, dtype: types.Type) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"PrivateRows({dtype})")
+
+
+@register_model(PrivateRows)
+class _PrivateRowsModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, rows: PrivateRows) -> None:
+        element = manager.lookup(rows.dtype).get_value_type()
+        super().__init__(manager, rows, element.as_pointer())
+
+
+@intrinsic(prefer_literal=True)
+def private_rows(typing: Any, like: Any, rows: Any) -> Any:
+    """Allocate a literal number of uninitialised rows with the dtype of `like`; on a GPU only."""
+    count = max(rows.literal_value, 1)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = context.get_value_type(sig.return_type)
+        with builder.goto_entry_block():
+            room = builder.alloca(ir.ArrayType(pointer.pointee, count))
+        return builder.bitcast(room, pointer)
+
+    return PrivateRows(like.dtype)(like, rows), codegen
+
+
+@intrinsic
+def lanes_are_threads(typing: Any) -> Any:
+    """Return True in code for a GPU, as a constant, so that the compiler drops the other branch."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(is_warp(context)))
+
+    return types.boolean(), codegen
+
+
+@intrinsic
+def lane_id(typing: Any) -> Any:
+    """Return this thread's index in its warp; 0 for a processor, which has all lanes."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if not is_warp(context):
+            return context.get_constant(types.int64, 0)
+        return builder.zext(lane_number(builder), ir.IntType(64))
+
+    return types.int64(), codegen
 
 
 class VecType(types.Type):
@@ -64,7 +168,7 @@ class _OneNumber(models.PrimitiveModel):
 set_thread_model(VecType, _OneNumber)
 
 
-def _pointer(
+def pointer_to(
     context: Any, builder: Any, array_type: Any, array: Any, index: Any, lanes: int = LANES
 ) -> Any:
     """Address of `array[index]` as a pointer to a whole vector, or to this thread's part of it."""
@@ -88,7 +192,7 @@ def vload(typing: Any, array: Any, index: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at = context.cast(builder, args[1], sig.args[1], types.intp)
-        value = builder.load(_pointer(context, builder, sig.args[0], args[0], at))
+        value = builder.load(pointer_to(context, builder, sig.args[0], args[0], at))
         value.align = _align(sig.args[0])
         return value
 
@@ -111,7 +215,7 @@ def vload_narrow(typing: Any, array: Any, index: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at = context.cast(builder, args[1], sig.args[1], types.intp)
-        value = builder.load(_pointer(context, builder, sig.args[0], args[0], at, NARROW))
+        value = builder.load(pointer_to(context, builder, sig.args[0], args[0], at, NARROW))
         value.align = _align(sig.args[0])
         return value
 
@@ -126,7 +230,7 @@ def vstore(typing: Any, array: Any, index: Any, vec: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at = context.cast(builder, args[1], sig.args[1], types.intp)
         store = builder.store(
-            args[2], _pointer(context, builder, sig.args[0], args[0], at, sig.args[2].lanes)
+            args[2], pointer_to(context, builder, sig.args[0], args[0], at, sig.args[2].lanes)
         )
         store.align = _align(sig.args[0])
         return context.get_dummy_value()
