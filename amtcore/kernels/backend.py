@@ -15,17 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.kernels.chain import (
-    ChainPlan,
-    ChainTables,
-    Steps,
-    pad_filters,
-    tables_of_bank,
-    tables_of_steps,
-    unpad_filters,
-)
+from amtcore.kernels.chain import ChainPlan, ChainTables
 from amtcore.kernels.operation import RowOperation
-from amtcore.kernels.vector.arrays import pack_tensor, unpack_tensor
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 Samples = NDArray[np.floating[Any]]
@@ -108,59 +99,34 @@ class Backend(ABC):
         gradient of the first state.
         """
 
-    def run_steps(
-        self, steps: Steps, x: Tensor, coef: Tensor, state: Tensor
+    def run_chain(
+        self, tables: ChainTables, x: Tensor, coef: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run operations that keep the rate; coefficients and states lie side by side.
+        """Run operations that keep the rate, or a bank of filters, at full rate.
 
-        x (batch, channel or 1, time) becomes (batch, channel, time) and the final states.
+        Args:
+            tables: From `tables_of_steps` or `tables_of_bank`.
+            x: (batch, channel or 1, time).
+            coef: (channel, coefficient), of all operations side by side; or (filter, coefficient).
+            state: (batch, channel, value) or (batch, filter, value).
+        Returns:
+            Outputs (batch, channel or filter, time) and the state after them.
         """
-        channels, packed = coef.shape[0], pack_tensor(state)
-        tables = tables_of_steps(steps, channels)
-        y = self.run_full_rate(tables, x.detach().contiguous(), pack_tensor(coef), packed)
-        return y, unpack_tensor(packed, channels)
+        states = tables.pack(state)
+        y = self.run_full_rate(tables, x.detach().contiguous(), tables.pack(coef), states)
+        return y, tables.unpack(states)
 
-    def run_bank(
-        self, x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Run a filter bank at full rate: (batch, channel, time) -> (batch, filter, time)."""
-        tables = tables_of_bank(tuple(kinds), tuple(offsets), coef.shape[1])
-        coefs, states = (pack_tensor(pad_filters(t, offsets, len(kinds))) for t in (coef, state))
-        y = self.run_full_rate(tables, x.detach().contiguous(), coefs, states)
-        return y, unpad_filters(unpack_tensor(states, tables.channels), offsets, len(kinds))
-
-    def run_step_adjoint(
-        self, steps: Steps, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
-    ) -> Gradients:
-        """Return the gradients of one operation with respect to x, coef and state."""
-        channels, coefs, states, gstates = coef.shape[0], *map(pack_tensor, (coef, state, gstate))
-        tables, given = (
-            tables_of_steps(steps, channels),
-            (x.detach().contiguous(), gy.detach().contiguous()),
-        )
-        gx, gcoef = self.run_adjoint(tables, *given, coefs, states, gstates)
-        if x.shape[1] != channels:
-            gx = gx.sum(1, keepdim=True)
-        return gx, unpack_tensor(gcoef, channels).sum(0), unpack_tensor(gstates, channels)
-
-    def run_bank_adjoint(
-        self, x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int],
-        offsets: Sequence[int], gy: Tensor, gstate: Tensor,
+    def run_chain_adjoint(
+        self, tables: ChainTables, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor,
+        gstate: Tensor,
     ) -> Gradients:  # fmt: skip
-        """Return the gradients of a bank with respect to x, coef and state."""
-        most, tables = len(kinds), tables_of_bank(tuple(kinds), tuple(offsets), coef.shape[1])
-        packed = [pack_tensor(pad_filters(t, offsets, most)) for t in (coef, state, gstate)]
-        gx, gcoefs = self.run_adjoint(
-            tables, x.detach().contiguous(), gy.detach().contiguous(), *packed
-        )
-        gcoef, gstates = (
-            unpad_filters(wide, offsets, most)
-            for wide in (
-                unpack_tensor(gcoefs, tables.channels).sum(0),
-                unpack_tensor(packed[2], tables.channels),
-            )
-        )
-        return gx, gcoef, gstates
+        """Return the gradients of an operation, or of a bank, with respect to x, coef, state."""
+        coefs, states, gstates = map(tables.pack, (coef, state, gstate))
+        signals = x.detach().contiguous(), gy.detach().contiguous()
+        gx, gcoefs = self.run_adjoint(tables, *signals, coefs, states, gstates)
+        if x.shape[1] != tables.channels:
+            gx = gx.sum(1, keepdim=True)
+        return gx, tables.unpack(gcoefs).sum(0), tables.unpack(gstates)
 
     @abstractmethod
     def run_rows(self, operation: RowOperation, *args: Any) -> Any:

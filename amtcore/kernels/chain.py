@@ -26,7 +26,7 @@ from amtcore.kernels.operations.modulation_filters import (
 )
 from amtcore.kernels.pooling import ADJOINT_BLOCK, POOLS
 from amtcore.kernels.registry import get_operation
-from amtcore.kernels.vector.arrays import groups_of, pack
+from amtcore.kernels.vector.arrays import groups_of, pack, pack_tensor, unpack_tensor
 from amtcore.kernels.vector.simd import LANES
 
 #: Operations of a chain in order, each with its argument.
@@ -159,12 +159,6 @@ def pad_filters(values: Tensor, offsets: Sequence[int], most: int) -> Tensor:
     return wide.unflatten(-2, (channels, most)).flatten(-2)
 
 
-def unpad_filters(wide: Tensor, offsets: Sequence[int], most: int) -> Tensor:
-    """The inverse of `pad_filters`."""
-    places = _places(tuple(offsets), most, wide.device)
-    return wide.unflatten(-1, (most, -1)).flatten(-3, -2)[..., places, :]
-
-
 @dataclass(frozen=True, eq=False)
 class ChainTables:
     """The layout of a chain: steps, filters, and frames.
@@ -172,7 +166,7 @@ class ChainTables:
     Frames are cut from the outputs of the steps. Output m is complete once sample
     m * samples_per_output + lookahead has arrived. `rows` holds the first coefficient row and the
     first state row of each step. Without a `pool` the outputs, or those of the filters, are kept at
-    full rate.
+    full rate. A bank alone has the `offsets` of its filters.
     """
 
     steps: Steps
@@ -185,6 +179,22 @@ class ChainTables:
     samples_per_frame: tuple[int, int] = (1, 1)
     samples_per_output: int = 1
     lookahead: int = 0
+    offsets: tuple[int, ...] = ()
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Pack coefficients or states in lanes: (.., channel, value), or (.., filter, value)."""
+        if self.offsets:
+            values = pad_filters(values, self.offsets, len(self.filters))
+        return pack_tensor(values)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return packed values as `pack` takes them."""
+        values = unpack_tensor(packed, self.channels)
+        if not self.offsets:
+            return values
+        most = len(self.filters)
+        places = _places(self.offsets, most, values.device)
+        return values.unflatten(-1, (most, -1)).flatten(-3, -2)[..., places, :]
 
     def frames_before(self, sample: int) -> int:
         """Return the number of frames that `sample` samples complete."""
@@ -221,7 +231,7 @@ def tables_of_bank(kinds: tuple[int, ...], offsets: tuple[int, ...], coefs: int)
         ParameterError: There is no such kind of filter.
     """
     filters, columns = _filter_rows(kinds, coefs, 0, 0), _columns(offsets, len(kinds))
-    return ChainTables((), (), filters, columns, len(offsets) - 1, offsets[-1])
+    return ChainTables((), (), filters, columns, len(offsets) - 1, offsets[-1], offsets=offsets)
 
 
 @dataclass(frozen=True)

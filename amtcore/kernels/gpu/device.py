@@ -105,8 +105,6 @@ def _complaint_of_torch() -> str:
 
 #: CUdevice_attribute, in kHz.
 _CLOCK_RATE = 13
-#: Warp instructions that a multiprocessor of sm_80 and newer can start in a cycle.
-_SCHEDULERS = 4
 
 
 @dataclass(frozen=True)
@@ -128,11 +126,6 @@ class DeviceFacts:
     multiprocessors: int
     clock_hz: float
     driver_cuda: tuple[int, int]
-
-    @property
-    def warp_instructions_per_s(self) -> float:
-        """Upper bound of the instruction rate, with every scheduler busy in every cycle."""
-        return self.clock_hz * self.multiprocessors * _SCHEDULERS
 
     def __str__(self) -> str:
         return (

@@ -186,17 +186,23 @@ def _align(array_type: Any) -> int:
     return array_type.dtype.bitwidth // 8
 
 
-@intrinsic
-def vload(typing: Any, array: Any, index: Any) -> Any:
-    """LANES numbers of the flat, contiguous `array` from `index` on. Bounds are not checked."""
+def _load(lanes: int) -> Any:
+    @intrinsic
+    def function(typing: Any, array: Any, index: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            at = context.cast(builder, args[1], sig.args[1], types.intp)
+            value = builder.load(pointer_to(context, builder, sig.args[0], args[0], at, lanes))
+            value.align = _align(sig.args[0])
+            return value
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = context.cast(builder, args[1], sig.args[1], types.intp)
-        value = builder.load(pointer_to(context, builder, sig.args[0], args[0], at))
-        value.align = _align(sig.args[0])
-        return value
+        return VecType(array.dtype, lanes)(array, index), codegen
 
-    return VecType(array.dtype)(array, index), codegen
+    return function
+
+
+#: Load LANES numbers, or `narrow_lanes`, of a flat, contiguous array from an index on. Bounds are
+#: not checked.
+vload, vload_narrow = _load(LANES), _load(NARROW)
 
 
 @intrinsic
@@ -210,22 +216,8 @@ def narrow_lanes(typing: Any) -> Any:
 
 
 @intrinsic
-def vload_narrow(typing: Any, array: Any, index: Any) -> Any:
-    """`narrow_lanes` numbers of the flat, contiguous `array` from `index` on, as `vload` does."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = context.cast(builder, args[1], sig.args[1], types.intp)
-        value = builder.load(pointer_to(context, builder, sig.args[0], args[0], at, NARROW))
-        value.align = _align(sig.args[0])
-        return value
-
-    return VecType(array.dtype, NARROW)(array, index), codegen
-
-
-@intrinsic
 def vstore(typing: Any, array: Any, index: Any, vec: Any) -> Any:
-    """Write a vector, narrow or not, into the flat, contiguous `array` from `index` on. Bounds are
-    not checked."""
+    """Store a vector, narrow or not, to a flat, contiguous array; bounds are not checked."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at = context.cast(builder, args[1], sig.args[1], types.intp)
@@ -275,13 +267,10 @@ def _define_operator(python_operator: Callable[..., Any], instruction: str) -> N
         return getattr(builder, instruction)(*args)
 
 
-for _operator, _instruction in (
-    (operator.add, "fadd"),
-    (operator.sub, "fsub"),
-    (operator.mul, "fmul"),
-    (operator.truediv, "fdiv"),
-):
-    _define_operator(_operator, _instruction)
+_define_operator(operator.add, "fadd")
+_define_operator(operator.sub, "fsub")
+_define_operator(operator.mul, "fmul")
+_define_operator(operator.truediv, "fdiv")
 
 
 def llvm_intrinsic(builder: Any, name: str, value: Any, arguments: int) -> Any:
