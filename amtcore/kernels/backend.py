@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,28 +22,39 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 Samples = NDArray[np.floating[Any]]
 
 
-class Chain(Protocol):
-    """A pooled chain where its backend computes."""
+class Chain(ABC):
+    """A pooled chain where its backend computes.
 
-    @property
-    def tables(self) -> ChainTables:
-        """The steps, the filters, and the frame rate."""
+    Attributes:
+        tables: The steps, the filters, and the frame rate.
+        tail: The steps from the first look-ahead on; None if no step looks ahead.
+    """
 
-    @property
-    def tail(self) -> ChainTables | None:
-        """The steps from the first look-ahead on; None if no step looks ahead."""
+    def __init__(self, plan: ChainPlan) -> None:
+        self.tables, self.tail, self.plan = plan.tables, plan.tail, plan
 
     def n_frames(self, n_samples: int) -> int:
         """Return the number of whole frames in `n_samples` samples."""
+        return self.plan.n_frames(n_samples)
 
+    @abstractmethod
     def fresh(self, clips: int) -> Any:
         """Return the states of `clips` signals before their first sample."""
 
     def push(self, clips: Sequence[Any], states: Any, start: int) -> list[Any]:
         """Return the frames that these samples complete, (frames, width) a clip; update states."""
+        return self.run(self.tables, clips, states, [start] * len(clips))
 
     def finish(self, states: Any, samples: Sequence[int]) -> list[Any]:
         """Return the last frames of signals that ended after `samples` samples each."""
+        zeros = [np.zeros(self.plan.zeros_after(count), self.plan.coef.dtype) for count in samples]
+        return self.run(self.tail or self.tables, zeros, states, samples)
+
+    @abstractmethod
+    def run(
+        self, tables: ChainTables, clips: Sequence[Any], states: Any, starts: Sequence[int]
+    ) -> list[Any]:
+        """Return the frames of clips, each after `starts` earlier samples; update states."""
 
 
 class Backend(ABC):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.kernels.backend import Backend, Samples
+from amtcore.kernels.backend import Backend, Chain, Samples
 from amtcore.kernels.chain import ChainPlan, ChainTables, scratch_rows
 from amtcore.kernels.cpu.chain_loop import loop_of
 from amtcore.kernels.operation import RowOperation
@@ -29,25 +29,21 @@ Array = NDArray[Any]
 Arrays = Sequence[Array] | Array
 
 
-class CpuChain:
-    """A pooled chain on this processor; methods as in `backend.Chain`."""
-
-    def __init__(self, chain: ChainPlan) -> None:
-        self.tables, self.tail, self._chain = chain.tables, chain.tail, chain
-        self.n_frames = chain.n_frames
+class CpuChain(Chain):
+    """A pooled chain on this processor."""
 
     def fresh(self, clips: int) -> list[Array]:
-        return [self._chain.rest.copy() for _ in range(clips)]
+        return [self.plan.rest.copy() for _ in range(clips)]
 
-    def push(self, clips: Sequence[Array], states: Sequence[Array], start: int) -> list[Array]:
-        return _run_pooled(self.tables, clips, self._chain.coef, states, start)
-
-    def finish(self, states: Sequence[Array], samples: Sequence[int]) -> list[Array]:
-        frames, coef = [], self._chain.coef
-        for state, count in zip(states, samples, strict=True):
-            silence = np.zeros(self._chain.zeros_after(count), coef.dtype)
-            frames += _run_pooled(self.tail or self.tables, [silence], coef, [state], count)
-        return frames
+    def run(
+        self, tables: ChainTables, clips: Sequence[Array], states: Arrays, starts: Sequence[int]
+    ) -> list[Array]:
+        coef, outs = self.plan.coef, []
+        for clip, start in zip(clips, starts, strict=True):
+            frames = tables.frames_before(start + clip.shape[-1]) - tables.frames_before(start)
+            outs.append(np.empty((frames, tables.width), coef.dtype))
+        _run(tables, [np.atleast_2d(clip) for clip in clips], coef, states, outs, starts)
+        return outs
 
 
 class CpuBackend(Backend):
@@ -77,7 +73,7 @@ class CpuBackend(Backend):
 
     def run_full_rate(self, tables: ChainTables, x: Tensor, coef: Tensor, state: Tensor) -> Tensor:
         out = empty((x.shape[0], tables.width, x.shape[2]), x)
-        _run(tables, x.numpy(), coef.numpy(), state.numpy(), out.numpy())
+        _run(tables, x.numpy(), coef.numpy(), state.numpy(), out.numpy(), [0] * len(x))
         return out
 
     def run_adjoint(
@@ -120,22 +116,10 @@ class CpuBackend(Backend):
         parallel_for(one, items)
 
 
-def _run_pooled(
-    tables: ChainTables, clips: Sequence[Array], coef: Array, states: Sequence[Array], start: int
-) -> list[Array]:
-    """Compute the frames (frames, width) of every clip, (time,) or (channel, time)."""
-    rows, first = [np.atleast_2d(clip) for clip in clips], tables.frames_before(start)
-    outs = [
-        np.empty((tables.frames_before(start + clip.shape[1]) - first, tables.width), coef.dtype)
-        for clip in rows
-    ]
-    _run(tables, rows, coef, states, outs, start)
-    return outs
-
-
 def _run(
-    tables: ChainTables, clips: Arrays, coef: Array, states: Arrays, outs: Arrays, start: int = 0
-) -> None:
+    tables: ChainTables, clips: Arrays, coef: Array, states: Arrays, outs: Arrays,
+    starts: Sequence[int],
+) -> None:  # fmt: skip
     """Run a chain over clips.
 
     Args:
@@ -144,16 +128,17 @@ def _run(
         coef: (group, rows * LANES).
         states: Per clip (group, rows * LANES); updated in place.
         outs: Per clip the frames, (frame, width), or the outputs at full rate, (width, time).
-        start: Index in the signal of the first sample of every clip.
+        starts: Index in its signal of the first sample of every clip.
     """
     loop, ops = loop_of(tables.steps, tables.rows)
     mode = POOL_BANK if tables.pool is not None else STORE_BANK if len(tables.filters) else STORE
-    ratio = *tables.samples_per_frame, start, tables.samples_per_output, tables.lookahead
-    frame = np.array(ratio, np.int64)
+    samples, frames = tables.samples_per_frame
+    output = tables.samples_per_output, tables.lookahead
 
     def one(i: int, g: int, part: slice) -> None:
         shared = len(clips[i]) == 1
         source = np.ascontiguousarray(clips[i] if shared else clips[i][part])
+        frame = np.array([samples, frames, starts[i], *output], np.int64)
         loop.run_chain(
             source, source.shape[1], shared, part.stop - part.start, ops, coef[g], states[i][g],
             mode, tables.filters, tables.columns[g], tables.pool or 0, frame, outs[i],

@@ -27,27 +27,19 @@ from amtcore.kernels.operation import RowOperation
 from amtcore.kernels.vector.simd import LANES
 
 
-class GpuChain:
-    """A chain with its constants on the device; methods as in `backend.Chain`."""
+class GpuChain(Chain):
+    """A chain with its constants on the device."""
 
-    def __init__(self, backend: GpuBackend, chain: ChainPlan) -> None:
-        self.tables, self.tail, self._chain = chain.tables, chain.tail, chain
+    def __init__(self, backend: GpuBackend, plan: ChainPlan) -> None:
+        super().__init__(plan)
         self._backend = backend
-        self._coef = torch.from_numpy(chain.coef).to(backend.device)
-        self._rest = torch.from_numpy(chain.rest).to(backend.device)
-        self.n_frames = chain.n_frames
+        self._coef = torch.from_numpy(plan.coef).to(backend.device)
+        self._rest = torch.from_numpy(plan.rest).to(backend.device)
 
     def fresh(self, clips: int) -> Tensor:
         return self._rest.expand(clips, *self._rest.shape).clone()
 
-    def push(self, clips: Sequence[Samples | Tensor], states: Tensor, start: int) -> list[Tensor]:
-        return self._run(self.tables, clips, states, [start] * len(clips))
-
-    def finish(self, states: Tensor, samples: Sequence[int]) -> list[Tensor]:
-        silences = [self._coef.new_zeros(self._chain.zeros_after(count)) for count in samples]
-        return self._run(self.tail or self.tables, silences, states, samples)
-
-    def _run(
+    def run(
         self,
         tables: ChainTables,
         clips: Sequence[Samples | Tensor],

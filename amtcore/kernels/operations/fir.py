@@ -152,17 +152,17 @@ def _four_windows(x: Any, t: int, stride: int, taps: Any, y: Any) -> None:
 
 
 @part
-def _piece(x: Any, first: int, count: int, room: Any) -> Any:
-    """Return x[first : first + count], a view inside x, else a copy in `room` with zeros around x.
+def _copy_ends(x: Any, first: int, count: int, room: Any) -> bool:
+    """Copy x[first : first + count], with zeros around x, to `room`; return False inside x.
 
-    On a GPU every thread writes the whole copy, so that it sees its own writes.
+    Inside x nothing is copied. On a GPU every thread writes the whole copy: it sees its own writes.
     """
     if first >= 0 and first + count <= x.shape[0]:
-        return x[first : first + count]
+        return False
     for t in range(count):
         at = first + t
         room[t] = x[at] if 0 <= at < x.shape[0] else 0.0
-    return room[:count]
+    return True
 
 
 @part
@@ -177,7 +177,8 @@ def _strided(
             _four_windows(x, at, stride, taps, y[n:])
             n += 4
         else:
-            value = _window_sum(_piece(x, at, window, room), 0, taps)
+            copied = _copy_ends(x, at, window, room)
+            value = _window_sum(room if copied else x[at : at + window], 0, taps)
             if lane_id() == 0:
                 y[n] = value
             n += 1
@@ -200,15 +201,17 @@ def fir_item(
     if stride != 1:
         _strided(x, taps, stride, first, begin, end, y, room)
         return
+    window = TILE + taps.shape[0] - 1
     for n in range(begin, end, TILE):
-        piece = _piece(x, first + n, TILE + taps.shape[0] - 1, room)
+        at = first + n
+        piece = room if _copy_ends(x, at, window, room) else x[at : at + window]
         if n + TILE <= end:
             _tile(piece, 0, taps, y[n:])
             continue
         _tile(piece, 0, taps, last)
-        for at in range(0, end - n, LANES):
-            lanes = min(LANES, end - n - at)
-            store_lanes(y, n + at, 1, lanes, False, room, vload(last, at))
+        for k in range(0, end - n, LANES):
+            lanes = min(LANES, end - n - k)
+            store_lanes(y, n + k, 1, lanes, False, room, vload(last, k))
 
 
 @part
