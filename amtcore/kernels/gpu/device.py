@@ -65,18 +65,14 @@ def why_no_gpu(load: Load = load_library) -> str:
         driver = Driver(load())
     except OSError as error:
         return f"{error}; install the NVIDIA driver, or start the container with GPUs"
-    return _why_driver_finds_none(driver)
-
-
-def _why_driver_finds_none(driver: Driver) -> str:
     if os.environ.get(_VISIBLE, "0").strip() in ("", "-1"):
         return f"{_VISIBLE} is {os.environ[_VISIBLE]!r}, which hides every GPU; unset it"
-    known, needed = driver.version(), _cuda_of_torch()
-    if known[0] < needed[0]:
+    (major, minor), needed = driver.version(), torch.version.cuda or "0.0"
+    if major < int(needed.split(".")[0]):
         return (
-            f"the NVIDIA driver is too old: it knows CUDA {known[0]}.{known[1]}, torch "
-            f"{torch.__version__} needs {needed[0]}.{needed[1]}; update the driver, or install a "
-            "torch for the older CUDA"
+            f"the NVIDIA driver is too old: it knows CUDA {major}.{minor}, torch "
+            f"{torch.__version__} needs {needed}; update the driver, or install a torch for the "
+            "older CUDA"
         )
     if code := driver.code("cuInit", 0):
         return (
@@ -87,20 +83,12 @@ def _why_driver_finds_none(driver: Driver) -> str:
     driver.code("cuDeviceGetCount", byref(count))
     if not count.value:
         return f"the driver finds no device; check nvidia-smi and {_VISIBLE}"
-    return f"the driver finds {count.value}, but torch says: {_complaint_of_torch()}"
-
-
-def _cuda_of_torch() -> tuple[int, int]:
-    major, minor = (torch.version.cuda or "0.0").split(".")[:2]
-    return int(major), int(minor)
-
-
-def _complaint_of_torch() -> str:
+    complaint = "nothing"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        return " ".join(str(error).split())
-    return "nothing"
+        complaint = " ".join(str(error).split())
+    return f"the driver finds {count.value}, but torch says: {complaint}"
 
 
 #: CUdevice_attribute, in kHz.

@@ -43,10 +43,6 @@ def reference(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return (torch.stack(frames, 1) if frames else x.clone()), y.clone()
 
 
-#: Frames that all groups of lanes take before the next ones: 160 kB of 320 channels.
-_BLOCK_FRAMES = 128
-
-
 @part
 def _smooth(x: Any, y: Any, frames: int, row: int, g: int, coef: Any, state: Any) -> None:
     """Smooth lanes g LANES .. of `frames` flat rows of `row` numbers.
@@ -92,15 +88,6 @@ def _smooth_adjoint(
     vstore(gstate, at, later)
     vstore(gcoef, at, g_attack)
     vstore(gcoef, row + at, g_release)
-
-
-@kernel
-def _run_all_lanes(x: Any, frames: int, row: int, coef: Any, state: Any) -> None:
-    """Smooth all groups of lanes in place, a few frames at a time, to read rows in order."""
-    for begin in range(0, frames, _BLOCK_FRAMES):
-        part, count = x[begin * row :], min(_BLOCK_FRAMES, frames - begin)
-        for g in range(row // LANES):
-            _smooth(part, part, count, row, g, coef, state)
 
 
 @kernel
@@ -167,14 +154,10 @@ def smooth_rows(rows: Tensor, coef: Tensor, state: Tensor) -> Tensor:
         state: (batch, channel).
     """
     check_tensors(rows, coef, state, (rows.shape[0], coef.shape[0]))
-    batch, frames, width = rows.shape
-    rates, last = _padded(coef.T).numpy().ravel(), _padded(state)
-    signals, states = rows.numpy().reshape(batch, -1), last.numpy()
-
-    def one(b: int) -> None:
-        _run_all_lanes(signals[b], frames, width, rates, states[b])
-
-    parallel_for(one, batch)
+    (batch, frames, width), last = rows.shape, _padded(state)
+    groups, flat = width // LANES, rows.numpy().reshape(-1)
+    given = groups, frames, flat, flat, _padded(coef.T).numpy().ravel(), last.numpy().ravel()
+    parallel_for(lambda item: attack_release_item(item, *given), batch * groups)
     return last[..., : coef.shape[0]].contiguous()
 
 

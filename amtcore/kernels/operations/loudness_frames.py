@@ -35,7 +35,7 @@ from amtcore.kernels.operations.running_spectrum import (
     powers_of_frames,
     room,
 )
-from amtcore.kernels.operations.specific_loudness import nodes, specific
+from amtcore.kernels.operations.specific_loudness import nodes, store_law
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned, store_samples
 from amtcore.kernels.vector.simd import (
@@ -70,19 +70,6 @@ def _is_too_much(sums: Any) -> bool:
     for at in range(0, len(sums), LANES):
         total = total + vload(sums, at)
     return any_greater_or_nan(total, vsplat(total, LARGEST))
-
-
-@part
-def _store_law(
-    levels: Any, channels: int, frames: int, law: Any, high: Any, out: Any, to: int, pitch: int
-) -> None:
-    """Store specific loudness of flat (frame, channel) in dB, in rows of `pitch` numbers."""
-    for frame in range(frames):
-        for at in range(0, channels, LANES):
-            # The last vector of a row begins earlier, to end with the row.
-            place = min(at, channels - LANES)
-            level = vload(levels, frame * channels + place)
-            vstore(out, to + frame * pitch + place, specific(level, law, channels, place, high))
 
 
 @kernel
@@ -131,7 +118,7 @@ def _run_ears(
             for k in range(channels):
                 vstore(patterns, k * LANES, decibels(vload(patterns, k * LANES)))
             store_samples(patterns, channels, tile, 0)
-            _store_law(
+            store_law(
                 tile, channels, min(LANES, frames - frame), law, high, out,
                 frame * pitch + ear * channels, pitch,
             )  # fmt: skip

@@ -138,19 +138,14 @@ def _expm1(value: Any) -> Any:
     """exp(value) - 1 for values from 0 on."""
     one = vsplat(value, 1.0)
     series = vsplat(value, _EXPM1[-1])
-    series = fma(series, value, vsplat(value, _EXPM1[-2]))
-    series = fma(series, value, vsplat(value, _EXPM1[-3]))
-    series = fma(series, value, vsplat(value, _EXPM1[-4]))
-    series = fma(series, value, vsplat(value, _EXPM1[-5]))
-    series = fma(series, value, vsplat(value, _EXPM1[-6]))
-    series = fma(series, value, vsplat(value, _EXPM1[-7]))
-    series = fma(series, value, vsplat(value, _EXPM1[-8]))
+    for k in range(2, 9):
+        series = fma(series, value, vsplat(value, _EXPM1[-k]))
     series = value * fma(series, value, one)
     return where_greater_or_nan(value, vsplat(value, _SMALL), vexp(value) - one, series)
 
 
 @part
-def specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
+def _specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
     """Return specific loudness of LANES channels from `at` on.
 
     Args:
@@ -182,15 +177,27 @@ def _run_nodes(
         nodes(intensity, pitch, first, least, starts, weights, out, out_pitch)
 
 
-@kernel
-def _run_law(level_db: Any, channels: int, law: Any, high: Any, out: Any) -> None:
-    """Apply the law to flat (frame, channel) of LANES channels or more."""
-    for row in range(0, len(level_db), channels):
+@part
+def store_law(
+    levels: Any, channels: int, frames: int, law: Any, high: Any, out: Any, to: int, pitch: int
+) -> None:
+    """Store specific loudness of flat (frame, channel) in dB, in rows of `pitch` numbers.
+
+    There are LANES channels or more.
+    """
+    for frame in range(frames):
         for at in range(0, channels, LANES):
             # The last vector of a row begins earlier, to end with the row.
             place = min(at, channels - LANES)
-            level = vload(level_db, row + place)
-            vstore(out, row + place, specific(level, law, channels, place, high))
+            level = vload(levels, frame * channels + place)
+            vstore(out, to + frame * pitch + place, _specific(level, law, channels, place, high))
+
+
+@kernel
+def _run_law(level_db: Any, channels: int, law: Any, high: Any, out: Any) -> None:
+    """Apply the law to flat (frame, channel)."""
+    frames = len(level_db) // channels
+    store_law(level_db, channels, frames, law, high, out, 0, channels)
 
 
 def _cpu_nodes(
