@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.kernels.operation import ChainOperation, Example, always, over_time
+from amtcore.kernels.operation import ChainOperation, always, over_time
 from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore
 
@@ -225,14 +225,6 @@ def _twice(argument: int) -> int:
     return 2 * argument
 
 
-def _example(orders: tuple[int, ...]) -> list[Example]:
-    angle = torch.rand(5, dtype=torch.float64)
-    coef = torch.stack((0.9 * angle.cos(), 0.9 * angle.sin(), angle), 1)
-    x = torch.randn(5, 300, dtype=torch.float64)
-    states = [torch.randn(5, 2 * order, dtype=torch.float64) for order in orders]
-    return [Example(order, coef, state, x) for order, state in zip(orders, states, strict=True)]
-
-
 #: Argument: the number of sections.
 ONE_POLE_CASCADE = ChainOperation(
     name="one_pole_cascade",
@@ -242,7 +234,6 @@ ONE_POLE_CASCADE = ChainOperation(
     block=one_pole_cascade_block,
     adjoint=one_pole_cascade_adjoint,
     taped=_twice,
-    example=lambda: _example((4, 3)),
 )
 #: Argument: as above.
 POLE_ZERO_CASCADE = ChainOperation(
@@ -253,5 +244,4 @@ POLE_ZERO_CASCADE = ChainOperation(
     block=pole_zero_cascade_block,
     adjoint=pole_zero_cascade_adjoint,
     taped=_twice,
-    example=lambda: _example((3,)),
 )
