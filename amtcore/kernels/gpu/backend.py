@@ -24,7 +24,8 @@ from amtcore.kernels.gpu.launcher import FEW_WARPS, MANY_WARPS, Kernel, Launcher
 from amtcore.kernels.gpu.ptx import compiled
 from amtcore.kernels.gpu.row_kernel import row_kernel
 from amtcore.kernels.operation import RowOperation
-from amtcore.kernels.vector.simd import LANES
+from amtcore.kernels.vector.jit import kernel
+from amtcore.kernels.vector.simd import LANES, vload, vstore
 
 
 class GpuChain(Chain):
@@ -83,6 +84,15 @@ def gathered(clips: Sequence[Samples | Tensor], device: torch.device) -> Tensor:
     room = torch.empty(sum(map(len, rows)), dtype=dtype, pin_memory=pinned)
     np.concatenate(rows, out=room.numpy())
     return room.to(device, non_blocking=True)
+
+
+#: Vectors that `GpuBackend.check` adds.
+_CHECKED = 32
+
+
+@kernel
+def _add_item(item: int, x: Any, y: Any, out: Any) -> None:
+    vstore(out, item * LANES, vload(x, item * LANES) + vload(y, item * LANES))
 
 
 #: Device memory that the warps of an adjoint may use for their tapes.
@@ -158,11 +168,11 @@ class GpuBackend(Backend):
         if count == 0 or x.numel() == 0:
             return
         spec = _spec(tables, coef, state, shared)
-        kernel = compiled("forward", spec, lambda: kernel_of(spec), spec.warps)
+        made = compiled("forward", spec, lambda: kernel_of(spec), spec.warps)
         order, begins, lengths, places, starts = clips.unbind()
-        warps = min(self.launcher.resident_warps(kernel), count * groups)
+        warps = min(self.launcher.resident_warps(made), count * groups)
         self._start(
-            kernel, warps, order, count, groups, tables.channels, x, begins, lengths, coef, state,
+            made, warps, order, count, groups, tables.channels, x, begins, lengths, coef, state,
             _columns_on(tables, self.device), out, places, starts, tables.width,
             *tables.samples_per_frame, tables.samples_per_output, tables.lookahead,
         )  # fmt: skip
@@ -188,12 +198,12 @@ class GpuBackend(Backend):
         if batch * groups and samples:
             spec = _spec(tables, coef, state, rows == 1)
             most_warps = FEW_WARPS if spec.double else MANY_WARPS
-            kernel = compiled("adjoint", spec, lambda: adjoint_of(spec), most_warps)
+            made = compiled("adjoint", spec, lambda: adjoint_of(spec), most_warps)
             size = work_size(spec, samples)
             fitting = max(_WORK_BYTES // (size * x.element_size()), 1)
-            warps = min(self.launcher.resident_warps(kernel), batch * groups, fitting)
+            warps = min(self.launcher.resident_warps(made), batch * groups, fitting)
             self._start(
-                kernel, warps, batch, groups, tables.channels, samples, gy.shape[1], x, gy, gx,
+                made, warps, batch, groups, tables.channels, samples, gy.shape[1], x, gy, gx,
                 coef, gcoef, state, gstate, _columns_on(tables, self.device),
                 x.new_empty(warps * size), size, rows,
             )  # fmt: skip
@@ -222,10 +232,26 @@ class GpuBackend(Backend):
         if items == 0:
             return
         like = next(a for a in arguments if isinstance(a, Tensor) and a.is_floating_point())
-        kernel = row_kernel(body, arguments, like.dtype == torch.float64, room > 0)
-        warps = min(self.launcher.resident_warps(kernel), items)
+        made = row_kernel(body, arguments, like.dtype == torch.float64, room > 0)
+        warps = min(self.launcher.resident_warps(made), items)
         work = (like.new_empty(warps * room), room) if room else ()
-        self._start(kernel, warps, items, *arguments, *work)
+        self._start(made, warps, items, *arguments, *work)
+
+    def check(self) -> None:
+        """Add two vectors on the device and compare with torch.
+
+        Raises:
+            BackendError: The launch fails, or sums are wrong.
+        """
+        size = _CHECKED * LANES
+        x = torch.arange(size, dtype=torch.float32, device=self.device)
+        y, out = x.flip(0) * 0.3, torch.full((size + LANES,), -1.0, device=self.device)
+        self.run_items(_add_item, _CHECKED, x, y, out)
+        if not torch.equal(out[:size], x + y) or bool((out[size:] != -1.0).any()):
+            raise BackendError(
+                f"the {self.name} launcher adds wrongly: expected {size} sums as torch has them; "
+                "please report it with the versions of driver and torch"
+            )
 
     def _start(self, kernel: Kernel, warps: int, *arguments: Tensor | int) -> None:
         """Launch a kernel whose first parameter is its queue."""
