@@ -209,17 +209,25 @@ def _place(item: int, parts: int, neurons: int) -> Any:
 
 
 @part
-def _whole_groups(single: bool, first: int, last: int) -> int:
+def _whole_groups(known: int, first: int, last: int) -> int:
     """Return how many groups of neurons first..last are loaded as they lie, on a processor.
 
     These are full groups of neurons with one synapse.
     """
-    return (last - first) // LANES if single and not lanes_are_threads() else 0
+    return (last - first) // LANES if known == 1 and not lanes_are_threads() else 0
+
+
+def _known(device: Device, synapses: int) -> int:
+    """Return the number of synapses for which a kernel is compiled; 0 for any number.
+
+    A CPU has kernels for one and for any number.
+    """
+    return synapses if synapses == 1 or device.name != "cpu" else 0
 
 
 @functools.cache
-def _forward_item(single: bool, record: bool) -> Any:
-    """Return the kernel for one or any number of synapses, with or without records.
+def _forward_item(known: int, record: bool) -> Any:
+    """Return the kernel for `known` synapses, or any number for 0, with or without records.
 
     The compiler needs both facts to keep vectors in registers; else the kernel is ten times slower.
     """
@@ -237,7 +245,7 @@ def _forward_item(single: bool, record: bool) -> Any:
         are packed; state is updated. starts (batch, group, block, row, LANES) gets the state before
         each of `blocks` blocks.
         """
-        synapses = 1 if single else count
+        synapses = known if known > 0 else count
         states, groups = (1 + synapses) * LANES, -(-neurons // LANES)
         b, begin, end = _place(item, parts, neurons)
         first, last, own = begin * LANES, min(end * LANES, neurons), b * groups + begin
@@ -246,7 +254,7 @@ def _forward_item(single: bool, record: bool) -> Any:
         vmem, isyn = vmem[kept:], isyn[kept * synapses :]
         coef, state = coef[begin * (BETA + synapses) * LANES :], state[own * states :]
         starts, most = starts[own * blocks * states :], vsplat(coef, limit[0])
-        whole = _whole_groups(single, first, last)
+        whole = _whole_groups(known, first, last)
         for t in range(steps):
             if blocks > 0 and t % BLOCK == 0:
                 for g in range(end - begin):
@@ -359,8 +367,8 @@ def _tile(
 
 
 @functools.cache
-def _adjoint_item(single: bool, recorded: bool) -> Any:
-    """Return the adjoint kernel for one or any number of synapses, with gradients of records."""
+def _adjoint_item(known: int, recorded: bool) -> Any:
+    """Return the adjoint kernel; arguments as above, but `recorded` for gradients of records."""
 
     @kernel
     def lif_adjoint_item(
@@ -373,7 +381,7 @@ def _adjoint_item(single: bool, recorded: bool) -> Any:
         The kernel adds to gcoef (batch, group, row, LANES). In gstate the gradient of the last
         state becomes the gradient of the first.
         """
-        synapses = 1 if single else count
+        synapses = known if known > 0 else count
         rows, states, groups = BETA + synapses, (1 + synapses) * LANES, -(-neurons // LANES)
         b, begin, end = _place(item, parts, neurons)
         first, last, own = begin * LANES, min(end * LANES, neurons), b * groups + begin
@@ -386,7 +394,7 @@ def _adjoint_item(single: bool, recorded: bool) -> Any:
         tape = state[TILE * states :]
         window = tape[BLOCK * TILE * (_DRIVEN + synapses) * LANES :]
         _find_windows(coef, end - begin, rows, window)
-        whole = _whole_groups(single, first, last)
+        whole = _whole_groups(known, first, last)
         for i in range(blocks - 1, -1, -1):
             t0, t1 = i * BLOCK, min((i + 1) * BLOCK, steps)
             for g0 in range(0, whole, TILE):
@@ -435,8 +443,8 @@ def _run(
     starts = empty(starts_shape(batch, steps if keep else 0, neurons, synapses), x)
     packed = pack_tensor(state)
     device.run_items(
-        _forward_item(synapses == 1, record), batch * parts if steps else 0, parts, steps, neurons,
-        synapses, recorded, starts.shape[2], _is_streamed(spikes), x.detach().contiguous(),
+        _forward_item(_known(device, synapses), record), batch * parts if steps else 0, parts,
+        steps, neurons, synapses, recorded, starts.shape[2], _is_streamed(spikes), x.detach().contiguous(),
         pack_tensor(coef), packed, spikes, vmem, isyn, starts, x.new_full((1,), max_spikes),
         room=LANES,
     )  # fmt: skip
@@ -467,9 +475,9 @@ def _run_adjoint(
     rows = 1 + TILE * (1 + synapses) + BLOCK * TILE * (_DRIVEN + synapses)
     windows = 2 * -(-groups_of(neurons) // max(parts, 1))
     device.run_items(
-        _adjoint_item(synapses == 1, record), batch * parts if steps else 0, parts, steps, neurons,
-        synapses, gvmem.shape[1], blocks, _is_streamed(gx), x.detach().contiguous(), packed, gcoef,
-        starts.detach().contiguous(), packed_gstate,
+        _adjoint_item(_known(device, synapses), record), batch * parts if steps else 0, parts,
+        steps, neurons, synapses, gvmem.shape[1], blocks, _is_streamed(gx),
+        x.detach().contiguous(), packed, gcoef, starts.detach().contiguous(), packed_gstate,
         *(g.detach().contiguous() for g in (gspikes, gvmem, gisyn)), gx,
         x.new_full((1,), max_spikes), room=(rows + windows) * LANES,
     )  # fmt: skip

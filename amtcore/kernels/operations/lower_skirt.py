@@ -198,6 +198,19 @@ def lower_skirt_adjoint_item(
             gslope[at + int(where[j])] = gs[j]
 
 
+def _strange(device: Device, intensity: Tensor, slope: Tensor, rate: Tensor) -> Tensor:
+    """Return (frame,), True for frames with non-finite numbers on a CPU.
+
+    The plain form computes these frames: the kernel's exponential ends earlier, so that it has NaN
+    in other places. A GPU does not wait for this question.
+    """
+    none = torch.zeros(len(intensity), dtype=torch.bool, device=intensity.device)
+    if device.name != "cpu" or bool(torch.isfinite(intensity.sum() + slope.sum() + rate.sum())):
+        return none
+    fine = torch.isfinite(intensity).all(1) & torch.isfinite(slope).all(1)
+    return ~(fine & torch.isfinite(rate).all())
+
+
 def _run(
     device: Device, intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor
 ) -> Tensor:
@@ -208,6 +221,9 @@ def _run(
     device.run_items(
         lower_skirt_item, items, frames, components, filters, *given, out, size, room=4 * size
     )
+    strange = _strange(device, *given[:3])
+    if device.name == "cpu" and bool(strange.any()):
+        out[strange] = reference(given[0][strange], given[1][strange], *given[2:])
     return out
 
 
@@ -218,8 +234,19 @@ def _run_adjoint(
     (frames, components), filters = intensity.shape, len(rate)
     g_intensity = torch.zeros_like(intensity, memory_format=torch.contiguous_format)
     g_slope, size = torch.zeros_like(g_intensity), components + 2 * LANES
-    g_rate = rate.new_zeros(-(-frames // ITEM_FRAMES), filters)
     given = [t.detach().contiguous() for t in (intensity, slope, rate, fc_hz, f_hz, gout)]
+    strange = _strange(device, *given[:3])
+    if device.name == "cpu" and bool(strange.any()):
+        leaves = [t.requires_grad_() for t in (given[0][strange], given[1][strange], rate.detach())]
+        with torch.enable_grad():
+            out = reference(*leaves, *given[3:5])
+        plain = torch.autograd.grad(out, leaves, gout[strange])
+        levels, slopes, upstream = (given[k][~strange] for k in (0, 1, 5))
+        made = _run_adjoint(device, levels, slopes, rate, fc_hz, f_hz, upstream)
+        for total, of_strange, of_fine in zip((g_intensity, g_slope), plain, made, strict=False):
+            total[strange], total[~strange] = of_strange, of_fine
+        return g_intensity, g_slope, plain[2] + made[2]
+    g_rate = rate.new_zeros(-(-frames // ITEM_FRAMES), filters)
     device.run_items(
         lower_skirt_adjoint_item, len(g_rate) if filters else 0, frames, components, filters,
         *given, g_intensity, g_slope, g_rate, size, room=6 * size,
