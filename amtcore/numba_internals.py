@@ -237,12 +237,7 @@ class _ForAnyConstant:
 
 
 class Part(_ForAnyConstant, _PartDispatcher):
-    """A part of kernels.
-
-    Args:
-        function: The function.
-        options: Options of `numba.njit`.
-    """
+    """A part of kernels, made of a function and options of `numba.njit`."""
 
 
 class _Cache(_NullCache):
@@ -274,9 +269,7 @@ class _Cache(_NullCache):
 class Kernel(_CPUDispatcher):
     """A function that Python calls; it is compiled on first use, and runs without Python's lock.
 
-    Args:
-        function: The function.
-        store: The `kernel_cache.KernelFiles` in which its machine code is kept.
+    A `kernel_cache.KernelFiles` keeps its machine code.
     """
 
     def __init__(self, function: Callable[..., Any], store: Any) -> None:

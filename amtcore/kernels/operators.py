@@ -317,12 +317,7 @@ def operator(operation: RowOperation) -> Call:
 def check_signals(x: Tensor, coef: Tensor, state: Tensor, rows: int, values: int) -> None:
     """Check shapes and dtypes that every chain relies on; the kernels do not check bounds.
 
-    Args:
-        x: (batch, channel or 1, time).
-        coef: (channel, rows).
-        state: (batch, channel, values).
-        rows: Coefficients a channel must have.
-        values: State values a channel must have.
+    Shapes: x (batch, channel or 1, time), coef (channel, rows) and state (batch, channel, values).
     """
     if x.ndim != 3 or x.shape[1] not in (1, coef.shape[0]):
         raise ShapeError(
@@ -408,13 +403,7 @@ def can_fuse(x: Tensor, ops: Sequence[ChainStep]) -> bool:
 
 
 def run_fused(x: Tensor, ops: Sequence[ChainStep], state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run operations that keep the rate in one pass, all of them in cache; it has no gradient.
-
-    Args:
-        x: (batch, channel or 1, time).
-        ops: The operations in order; their own states are not used.
-        state: (batch, channel, values), the states of all operations side by side.
-    """
+    """Run operations in one pass, all of them in cache, without a gradient; see `run_ops`."""
     check_sizes(ops)
     coef = torch.cat([op.coef for op in ops], 1)
     check_signals(x, coef, state, coef.shape[1], sum(op.state.shape[1] for op in ops))

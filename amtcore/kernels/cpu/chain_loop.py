@@ -186,20 +186,9 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
 
     @kernel(key=key)
     def run_chain(
-        x: Any,
-        length: int,
-        shared: bool,
-        channels: int,
-        ops: Any,
-        coef: Any,
-        state: Any,
-        mode: int,
-        filters: Any,
-        rows: Any,
-        pool: int,
-        frame: Any,
-        out: Any,
-    ) -> None:
+        x: Any, length: int, shared: bool, channels: int, ops: Any, coef: Any, state: Any,
+        mode: int, filters: Any, rows: Any, pool: int, frame: Any, out: Any,
+    ) -> None:  # fmt: skip
         """Run the chain over samples 0..length of one clip for one group of channels.
 
         The input x (rows, time) is contiguous. The flat arrays coef and state have LANES numbers a
@@ -242,20 +231,9 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
 
     @kernel(key=key)
     def run_adjoint(
-        x: Any,
-        gy: Any,
-        gx: Any,
-        shared: bool,
-        channels: int,
-        ops: Any,
-        coef: Any,
-        gcoef: Any,
-        state: Any,
-        gstate: Any,
-        filters: Any,
-        rows: Any,
-        scratch_rows: int,
-    ) -> None:
+        x: Any, gy: Any, gx: Any, shared: bool, channels: int, ops: Any, coef: Any, gcoef: Any,
+        state: Any, gstate: Any, filters: Any, rows: Any, scratch_rows: int,
+    ) -> None:  # fmt: skip
         """Compute the gradients of one operation or one bank, for one clip and group of channels.
 
         Arguments are as in the forward kernel; gx is (channel, time) of this group. The kernel adds

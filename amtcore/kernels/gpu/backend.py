@@ -20,9 +20,9 @@ from amtcore.errors import BackendError
 from amtcore.kernels.backend import Backend, Chain, Samples
 from amtcore.kernels.chain import ChainPlan, ChainTables
 from amtcore.kernels.gpu.chain_kernel import ChainKernelSpec, adjoint_of, kernel_of, work_size
+from amtcore.kernels.gpu.device_code import row_kernel
 from amtcore.kernels.gpu.launcher import FEW_WARPS, MANY_WARPS, Kernel, Launcher
 from amtcore.kernels.gpu.ptx import compiled
-from amtcore.kernels.gpu.row_kernel import row_kernel
 from amtcore.kernels.operation import RowOperation
 from amtcore.kernels.vector.jit import kernel
 from amtcore.kernels.vector.simd import LANES, vload, vstore

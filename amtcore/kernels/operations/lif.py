@@ -444,9 +444,9 @@ def _run(
     packed = pack_tensor(state)
     device.run_items(
         _forward_item(_known(device, synapses), record), batch * parts if steps else 0, parts,
-        steps, neurons, synapses, recorded, starts.shape[2], _is_streamed(spikes), x.detach().contiguous(),
-        pack_tensor(coef), packed, spikes, vmem, isyn, starts, x.new_full((1,), max_spikes),
-        room=LANES,
+        steps, neurons, synapses, recorded, starts.shape[2], _is_streamed(spikes),
+        x.detach().contiguous(), pack_tensor(coef), packed, spikes, vmem, isyn, starts,
+        x.new_full((1,), max_spikes), room=LANES,
     )  # fmt: skip
     last = unpack_tensor(packed, neurons)
     if not x.is_cuda:

@@ -437,6 +437,31 @@ def accumulate(rows: Any, row: int, value: Any) -> None:
     vstore(rows, row * LANES, vload(rows, row * LANES) + value)
 
 
+@part(forceinline=True)
+def four_sums(
+    x: Any, first: int, pitch: int, count: int, weights: Any, at: int, stride: int, step: int,
+    start: float, out: Any, to: int, out_pitch: int,
+) -> None:  # fmt: skip
+    """Compute four weighted sums of `count` rows of LANES numbers side by side.
+
+    out[to + k out_pitch] = start + sum over i of weights[at + i stride + k step] x[first + i pitch]
+    """
+    for lane in range(0, LANES, narrow_lanes()):
+        place, a = at, vsplat(vload_narrow(x, first + lane), start)
+        b, c, d = a, a, a
+        for i in range(count):
+            value = vload_narrow(x, first + i * pitch + lane)
+            a = fma(value, vsplat(value, weights[place]), a)
+            b = fma(value, vsplat(value, weights[place + step]), b)
+            c = fma(value, vsplat(value, weights[place + 2 * step]), c)
+            d = fma(value, vsplat(value, weights[place + 3 * step]), d)
+            place += stride
+        vstore(out, to + lane, a)
+        vstore(out, to + out_pitch + lane, b)
+        vstore(out, to + 2 * out_pitch + lane, c)
+        vstore(out, to + 3 * out_pitch + lane, d)
+
+
 @intrinsic
 def own_number(typing: Any, vector: Any) -> Any:
     """The number of a vector that this thread holds; a processor's first."""
