@@ -43,8 +43,7 @@ NEEDED = {
         "The option `pipeline_class` expects a subclass; the public `CompilerBase` has no passes.",
     "numba.core.compiler:CompileResult":
         "Loaded code becomes an object of this class; publicly only `cache=True` makes one.",
-    "numba.core.compiler:CompileResult._reduce":
-        "No public method turns compiled code into bytes.",
+    "numba.core.compiler:CompileResult._reduce": "No public method turns compiled code into bytes.",
     "numba.core.compiler:CompileResult._rebuild":
         "No public method loads the compiled code that `_reduce` gave.",
     "numba.core.compiler:CompileResult._find_referenced_environments":
@@ -57,15 +56,13 @@ NEEDED = {
         "Without a library of our own every part would be optimised and compiled twice.",
     "numba.core.codegen:CPUCodeLibrary._optimize_final_module":
         "It optimises a function alone; a part is optimised in its kernel, or for a GPU.",
-    "numba.core.codegen:CPUCodeLibrary._finalize_final_module":
-        "This step makes machine code.",
+    "numba.core.codegen:CPUCodeLibrary._finalize_final_module": "This step makes machine code.",
     "numba.core.codegen:CPUCodeLibrary._finalize_dynamic_globals":
         "The replaced step also notes addresses of this process, which must not be kept on disk.",
     # The second target, for threads of a GPU. `numba.extending` cannot define a target.
     "numba.core.target_extension:CPU":
         "A target that derives from it inherits everything that numba has for processors.",
-    "numba.core.target_extension:target_registry":
-        "Targets are found here by name.",
+    "numba.core.target_extension:target_registry": "Targets are found here by name.",
     "numba.core.target_extension:dispatcher_registry":
         "numba finds the dispatcher of a target here.",
     "numba.core.target_extension:jit_registry":
@@ -80,24 +77,20 @@ NEEDED = {
         "It finds the functions that a kernel calls, which are others on another target.",
     "numba.core.cpu:CPUContext":
         "It lowers typed code; for a GPU without reference counts and without calls of C.",
-    "numba.core.cpu:CPUTargetOptions":
-        "A target needs the options that its functions take.",
+    "numba.core.cpu:CPUTargetOptions": "A target needs the options that its functions take.",
     "numba.core.datamodel:default_manager":
         "`register_model` sets a model for all targets; a vector has another model on a GPU.",
     "numba.core.codegen:AOTCPUCodegen":
         "It makes modules of LLVM IR that are not loaded into the process.",
     "numba.core.codegen:AOTCPUCodegen._library_class":
         "Our library replaces the one that optimises for a processor.",
-    "numba.core.codegen:AOTCodeLibrary":
-        "It links a function with all that it calls.",
+    "numba.core.codegen:AOTCodeLibrary": "It links a function with all that it calls.",
     "numba.core.codegen:CPUCodeLibrary._optimize_functions":
         "This step optimises for the processor too.",
     "numba.core.codegen:AOTCodeLibrary._ensure_finalized":
         "The text of a module is complete only after this step.",
-    "numba.core.compiler:compile_extra":
-        "`numba.njit` compiles for the processor only.",
-    "numba.core.compiler:Flags":
-        "`compile_extra` takes its options in one.",
+    "numba.core.compiler:compile_extra": "`numba.njit` compiles for the processor only.",
+    "numba.core.compiler:Flags": "`compile_extra` takes its options in one.",
     "numba.core.compiler_lock:global_compiler_lock":
         "LLVM's own state is shared, so LLVM must not compile in two threads at a time.",
     "numba.core.base:BaseContext.make_array":

@@ -45,8 +45,6 @@ _COMPILER = KERNELS.parent / "numba_internals.py"
 _COMPILED = (
     b"from numba", b"kernels.vector.jit import", b"numba_internals import", b"device_code import"
 )  # fmt: skip
-#: Depth of a cache that numba has filled: a folder for each source folder, with files.
-_LEVELS = 2
 _BESIDE = "__pycache__"
 
 
@@ -248,19 +246,13 @@ def check_private(folder: Path) -> None:
     """Raise if another user can write to a folder or its files, or replace a parent folder."""
     # Parents with and without links resolved: renaming one of them replaces the folder.
     parents = dict.fromkeys((*folder.parents, *folder.resolve().parents))
-    for path in (*parents, *_entries(folder, _LEVELS)):
+    # Below lie files, or as in a cache that numba has filled, a folder for each source folder.
+    for path in (*parents, folder, *folder.glob("*"), *folder.glob("*/*")):
         why = _open_to_others(path, is_parent=path in folder.parents)
         if why:
             raise KernelCacheError(
                 f"{path}: {why}, and compiled kernels in {folder} are run as code; {ADVICE}"
             )
-
-
-def _entries(folder: Path, levels: int) -> Iterator[Path]:
-    yield folder
-    if levels and folder.is_dir():
-        for path in folder.iterdir():
-            yield from _entries(path, levels - 1)
 
 
 def _open_to_others(path: Path, *, is_parent: bool) -> str:

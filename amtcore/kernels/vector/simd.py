@@ -50,30 +50,20 @@ def lane_number(builder: Any) -> Any:
     return call_intrinsic(builder, "llvm.nvvm.read.ptx.sreg.laneid", _WORD, [])
 
 
-def any_thread(builder: Any, condition: Any) -> Any:
-    """Return True if the condition holds in any thread of the warp."""
-    name = "llvm.nvvm.vote.any.sync"
-    return call_intrinsic(builder, name, ir.IntType(1), [_EVERY_THREAD, condition])
-
-
-def shuffle(builder: Any, kind: str, word: Any, lane: int) -> Any:
-    """Return a 32-bit word of thread `own ^ lane` ("bfly") or of thread `lane` ("idx")."""
-    args = [_EVERY_THREAD, word, ir.Constant(_WORD, lane), ir.Constant(_WORD, LANES - 1)]
-    return call_intrinsic(builder, f"llvm.nvvm.shfl.sync.{kind}.i32", _WORD, args)
-
-
 def exchange(builder: Any, kind: str, value: Any, lane: int) -> Any:
-    """Shuffle a number of 32 or 64 bits."""
-    single = isinstance(value.type, ir.FloatType) or value.type == _WORD
-    if single:
-        word = shuffle(builder, kind, builder.bitcast(value, _WORD), lane)
-        return builder.bitcast(word, value.type)
+    """Return the number, of 32 or 64 bits, of thread `own ^ lane` ("bfly") or `lane` ("idx")."""
+
+    def shuffle(word: Any) -> Any:
+        args = [_EVERY_THREAD, word, ir.Constant(_WORD, lane), ir.Constant(_WORD, LANES - 1)]
+        return call_intrinsic(builder, f"llvm.nvvm.shfl.sync.{kind}.i32", _WORD, args)
+
+    if isinstance(value.type, ir.FloatType) or value.type == _WORD:
+        return builder.bitcast(shuffle(builder.bitcast(value, _WORD)), value.type)
     pair = ir.VectorType(_WORD, 2)
     halves = builder.bitcast(value, pair)
     for i in range(2):
         at = ir.Constant(_WORD, i)
-        moved = shuffle(builder, kind, builder.extract_element(halves, at), lane)
-        halves = builder.insert_element(halves, moved, at)
+        halves = builder.insert_element(halves, shuffle(builder.extract_element(halves, at)), at)
     return builder.bitcast(halves, value.type)
 
 
@@ -398,7 +388,8 @@ def _any(comparison: str, compare: str = "fcmp_ordered") -> Any:
             lanes = getattr(builder, compare)(comparison, *args)
             mask = ir.IntType(sig.args[0].lanes)
             if is_warp(context):
-                return any_thread(builder, lanes)
+                name, given = "llvm.nvvm.vote.any.sync", [_EVERY_THREAD, lanes]
+                return call_intrinsic(builder, name, ir.IntType(1), given)
             bits = builder.bitcast(lanes, mask)
             return builder.icmp_unsigned("!=", bits, ir.Constant(mask, 0))
 
