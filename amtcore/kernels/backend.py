@@ -113,15 +113,11 @@ class Backend(ABC):
     def run_chain(
         self, tables: ChainTables, x: Tensor, coef: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run operations that keep the rate, or a bank of filters, at full rate.
+        """Run a chain of `tables_of_steps` or `tables_of_bank`: return outputs and last states.
 
-        Args:
-            tables: From `tables_of_steps` or `tables_of_bank`.
-            x: (batch, channel or 1, time).
-            coef: (channel, coefficient), of all operations side by side; or (filter, coefficient).
-            state: (batch, channel, value) or (batch, filter, value).
-        Returns:
-            Outputs (batch, channel or filter, time) and the state after them.
+        Shapes: x (batch, channel or 1, time), coef (channel, coefficients of all operations), state
+        (batch, channel, values), outputs (batch, channel, time). A bank has filters in the place of
+        channels, but in x.
         """
         states = tables.pack(state)
         y = self.run_full_rate(tables, x.detach().contiguous(), tables.pack(coef), states)

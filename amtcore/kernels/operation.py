@@ -152,7 +152,8 @@ class Device(Protocol):
         """Call the kernel `body(item, *arguments)` for 0 <= item < items.
 
         Arguments are integers and contiguous tensors, which `body` gets as flat arrays. With `room`
-        above 0 each item gets scratch memory of `room` numbers as a last argument.
+        above 0 each item gets scratch memory of `room` numbers as a last argument, which on a CPU
+        begins a cache line.
         """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -110,10 +111,15 @@ class CpuBackend(Backend):
         flat = [a.reshape(-1).numpy() if isinstance(a, Tensor) else a for a in arguments]
         like = next(a for a in arguments if isinstance(a, Tensor) and a.is_floating_point())
 
-        def one(item: int) -> None:
-            body(item, *flat, *([empty((room,), like).numpy()] if room else []))
+        rooms: dict[int, Array] = {}  # by thread
 
-        parallel_for(one, items)
+        def one(item: int) -> None:
+            thread = get_ident()
+            if thread not in rooms:
+                rooms[thread] = empty((room,), like).numpy()
+            body(item, *flat, rooms[thread])
+
+        parallel_for(one if room else lambda item: body(item, *flat), items)
 
 
 def _run(

@@ -6,12 +6,8 @@
 A block (at most BLOCK samples of LANES channels) stays in the first-level cache from the waveform
 to the frame sums. Output at full rate goes to memory in longer blocks.
 
-Gradients of one operation or one bank recompute states block by block:
-
-    forward over all blocks, keeping only the state at the start of each
-    for blocks from the last to the first:  the adjoint on the block and its start state
-
-Gradients need memory for the signals and one state a block.
+Gradients of one operation or one bank first run forward over all blocks and keep the state at the
+start of each. Then the adjoint runs on each block, from the last to the first.
 """
 
 from __future__ import annotations
@@ -56,14 +52,9 @@ def picker(
 
     Compiled code cannot look a function up in a dict, so the text is a list of comparisons, ending
     with `raise ParameterError(missing)`. A closure over a tuple of arguments would count
-    references to every array for each entry, up to a quarter of an operation's time.
-
-    Args:
-        parts: Code -> part; all have the same parameters and the same type of result.
-        parameters: Parameters of the returned part; one is `row`.
-        arguments: Arguments of the called parts, in terms of the parameters.
-        missing: Message of the error for an unknown code.
-        key: Distinguishes sets of parts with equal parameters in the cache.
+    references to every array for each entry, up to a quarter of an operation's time. `arguments` of
+    the called parts are written in terms of the `parameters`. `key` distinguishes sets of parts
+    with equal parameters in the cache.
     """
     lines = [f"def pick({parameters}):", "    code = row[0]"]
     for code in parts:

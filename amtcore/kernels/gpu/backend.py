@@ -152,17 +152,11 @@ class GpuBackend(Backend):
         self, tables: ChainTables, clips: Tensor, x: Tensor, shared: bool, coef: Tensor,
         state: Tensor, out: Tensor,
     ) -> None:  # fmt: skip
-        """Run a chain over clips.
+        """Run a chain over clips; coef and state are packed, and state is updated.
 
-        Args:
-            tables: The chain.
-            clips: (5, clip): order of processing, first sample in x, length in samples, first
-                number in the output, samples of the signal before this clip.
-            x: All samples.
-            shared: True if a clip is one row for all channels.
-            coef: (group, rows * LANES).
-            state: (clip, group, rows * LANES), changed in place.
-            out: All outputs.
+        Columns of `clips` (5, clip) hold: order of processing, first sample in x, length in
+        samples, first number in `out`, samples of the signal before this clip. With `shared` a clip
+        is one row for all channels.
         """
         count, groups = clips.shape[1], len(tables.columns)
         if count == 0 or x.numel() == 0:

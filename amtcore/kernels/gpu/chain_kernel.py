@@ -6,11 +6,10 @@ A kernel is compiled for one chain, whose table is constant in it. There are two
     in blocks     blocks of samples in shared memory, states in global memory: for operations with
                   more states than registers, or that change the rate
 
-A warp computes one clip's group of LANES channels at a time. It takes groups from a queue, so that
-short clips need not wait for the longest.
-
-Gradients go backwards over blocks of the CPU's block length, so that sums over a block have the
-same order. Each warp has scratch memory for a block, the tape, and the state before each block.
+A warp takes one clip's group of LANES channels at a time from a queue, so that short clips need
+not wait for the longest. Gradients go backwards over blocks of the CPU's block length, so that sums
+over a block have the same order. Each warp has scratch memory for a block, the tape, and the state
+before each block.
 """
 
 from __future__ import annotations
@@ -100,21 +99,19 @@ class ChainKernelSpec:
             for (_, argument), (c, s) in zip(self.steps, self.rows, strict=True)
         ]
 
-    @property
-    def words(self) -> int:
-        """Registers that a number takes."""
-        return 2 if self.double else 1
+    def _registers(self, numbers: int) -> int:
+        return numbers * (2 if self.double else 1)
 
     @property
     def states_in_registers(self) -> bool:
         """True if states are in registers, and samples come one at a time."""
         keeps_rate = all(operation.rate(argument) == Rate() for operation, argument in self.steps)
-        return self.states * self.words <= _STATES_IN_REGISTERS and keeps_rate
+        return self._registers(self.states) <= _STATES_IN_REGISTERS and keeps_rate
 
     @property
     def coefs_in_registers(self) -> bool:
         """True if coefficients are in registers too."""
-        registers = (self.states + self.coefs) * self.words
+        registers = self._registers(self.states + self.coefs)
         return self.states_in_registers and registers <= _ALL_IN_REGISTERS
 
     @property

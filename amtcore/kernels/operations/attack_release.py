@@ -148,10 +148,7 @@ def _compute_adjoint(
 def smooth_rows(rows: Tensor, coef: Tensor, state: Tensor) -> Tensor:
     """Smooth rows in place on the CPU, without gradients; return the state.
 
-    Args:
-        rows: (batch, frame, channel), padded with zeros to whole vectors of channels.
-        coef: (channel, 2).
-        state: (batch, channel).
+    Rows are padded with zeros to whole vectors of channels; other arguments as in `reference`.
     """
     check_tensors(rows, coef, state, (rows.shape[0], coef.shape[0]))
     (batch, frames, width), last = rows.shape, _padded(state)

@@ -113,13 +113,9 @@ def _cpu(
 def inhibition_of_rows(
     rows: Tensor, channels: int, sides: Array, p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the operation on rows that hold the left ear's channels, then the right ear's.
+    """Run the operation on rows that begin with the channels of the left ear, then of the right.
 
-    Args:
-        rows: (frame, 2 channels or more).
-        channels: Channels of an ear.
-        sides: Weights from `sides_of`.
-        p: Exponent.
+    `sides` are weights from `sides_of`.
     """
     flat = rows.numpy().reshape(-1)
     return _run([flat, flat[channels:]], rows.shape[1], channels, len(rows), sides, p)

@@ -226,13 +226,8 @@ def skirts(
 ) -> None:
     """Add the parts of sources below a channel's centre to every row of `out`.
 
-    Args:
-        sums: Sum of magnitudes of every group.
-        rates: From `steepen`, as `slanted` and `gentlest`.
-        bounds: Scratch of the size of `sums`. The bound of a group in one channel holds for all
-            later channels, since weights fall with the distance.
-        away: (channel, source), see `Tables`; above 0 for a source below a centre.
-        out: Parts of the other sources.
+    `rates`, `slanted` and `gentlest` are from `steepen`, `away` from `Tables`. `bounds` is scratch:
+    the bound of a group in one channel holds for all later ones, as weights fall with the distance.
     """
     sources, zero, below = away.shape[1], vsplat(x, 0.0), 0
     nothing = vsplat(x, NOTHING / (sources // GROUP + 1))

@@ -131,13 +131,10 @@ class LoudnessKernel:
     Args:
         factors: Transforms of the spectra.
         limits: (3,), a, b and c of the threshold max(strongest a, b) c of components.
-        starts: First component of every group, and the end of the last group; int64.
-        weights: (component, NODES).
-        level_blocks: Weights of levels from `excitation.blocks_of`.
-        places: Number of levels.
+        starts, weights: As of `NODES_OF_AUDIBLE`.
+        level_blocks: Weights of `places` levels from `excitation.blocks_of`.
         tables: Constants of the excitation patterns, of LANES channels or more.
-        law: Rows of `specific_loudness.law_rows`.
-        high: Divisor and exponent of the law at very high levels.
+        law, high: As `rows`, divisor and exponent of `SPECIFIC_LOUDNESS`.
     """
 
     def __init__(

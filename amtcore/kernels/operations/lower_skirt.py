@@ -22,6 +22,7 @@ from torch import Tensor
 
 from amtcore.errors import ShapeError
 from amtcore.kernels.operation import Device, RowOperation, keep_all
+from amtcore.kernels.vector.arrays import groups_of
 from amtcore.kernels.vector.elementary import LOG2_E, vdecay, vexp
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.simd import (
@@ -215,7 +216,7 @@ def _run(
     device: Device, intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor
 ) -> Tensor:
     (frames, components), filters = intensity.shape, len(rate)
-    out, size = intensity.new_empty(frames, filters), components + 2 * LANES
+    out, size = intensity.new_empty(frames, filters), (groups_of(components) + 1) * LANES
     given = [t.detach().contiguous() for t in (intensity, slope, rate, fc_hz, f_hz)]
     items = -(-frames // ITEM_FRAMES) if filters else 0
     device.run_items(
@@ -233,7 +234,7 @@ def _run_adjoint(
 ) -> Gradients:  # fmt: skip
     (frames, components), filters = intensity.shape, len(rate)
     g_intensity = torch.zeros_like(intensity, memory_format=torch.contiguous_format)
-    g_slope, size = torch.zeros_like(g_intensity), components + 2 * LANES
+    g_slope, size = torch.zeros_like(g_intensity), (groups_of(components) + 1) * LANES
     given = [t.detach().contiguous() for t in (intensity, slope, rate, fc_hz, f_hz, gout)]
     strange = _strange(device, *given[:3])
     if device.name == "cpu" and bool(strange.any()):

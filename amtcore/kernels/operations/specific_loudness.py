@@ -45,14 +45,10 @@ def audible(intensity: Tensor, least: Tensor) -> Tensor:
 
 
 def law_rows(c: Tensor, threshold_db: Tensor, alpha: Tensor, a: Tensor, flat_db: float) -> Tensor:
-    """Constants of the compressive law by channel, (5, channel).
+    """Return rows by channel: gain / A, alpha, C A^alpha, excitation at threshold, log C.
 
-    Args:
-        c: Scale in sone per Cam, a number.
-        threshold_db: Excitation at threshold, (channel,); alpha and a likewise.
-        flat_db: The threshold at 500 Hz and above.
-    Returns:
-        Gain / A, alpha, C A^alpha, excitation at threshold, log C.
+    C is the scale in sone per Cam, and `flat_db` the threshold at 500 Hz and above. The threshold,
+    alpha and A are (channel,).
     """
     ratio = torch.exp(PER_DB * (flat_db - threshold_db)) / a
     threshold = torch.exp(PER_DB * threshold_db)
@@ -60,14 +56,9 @@ def law_rows(c: Tensor, threshold_db: Tensor, alpha: Tensor, a: Tensor, flat_db:
 
 
 def reference(level_db: Tensor, rows: Tensor, high_divisor: float, high_exponent: float) -> Tensor:
-    """Excitation in dB SPL to sone per Cam.
+    """Convert excitation in dB SPL, (.., channel), to sone per Cam.
 
-    Args:
-        level_db: (.., channel).
-        rows: Of `law_rows`.
-        high_divisor: Of the law at very high levels, as its exponent.
-    Returns:
-        The same shape as `level_db`.
+    `rows` are from `law_rows`; divisor and exponent belong to the law at very high levels.
     """
     ratio, alpha, scale, threshold, log_c = rows
     log_e = PER_DB * level_db
@@ -148,10 +139,8 @@ def _expm1(value: Any) -> Any:
 def _specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
     """Return specific loudness of LANES channels from `at` on.
 
-    Args:
-        level_db: Excitations, a vector.
-        law: Flat rows of `channels` numbers, see `law_rows`.
-        high: Log of the divisor, and exponent, of the law at very high levels.
+    `law` has the flat rows of `law_rows`; `high` is the log of the divisor, and the exponent, of
+    the law at very high levels.
     """
     log_e = level_db * vsplat(level_db, PER_DB)
     e = vexp(log_e)
@@ -203,16 +192,11 @@ def _run_law(level_db: Any, channels: int, law: Any, high: Any, out: Any) -> Non
 def _cpu_nodes(
     device: Device, intensity: Tensor, least: Tensor, starts: Tensor, weights: Tensor, count: int
 ) -> Tensor:
-    """Replace components above the least of their frame by the nodes of their groups.
+    """Replace components (.., component) above the least (.., 1) of their frame by nodes.
 
-    Args:
-        intensity: (.., component); fastest if a component's frames lie together.
-        least: (.., 1).
-        starts: First component of every group, and the end of the last group; int64.
-        weights: (component, NODES), used for groups of more components than NODES.
-        count: Nodes of all groups.
-    Returns:
-        (.., node); a node's frames lie together.
+    `starts` holds the first component of every group, and the end of the last group, as int64.
+    `weights` (component, NODES) are for groups of more components than NODES. Fastest if the frames
+    of a component lie together, as those of the `count` nodes do.
     """
     leading = intensity.shape[:-1]
     least = least.detach().expand(*leading, 1).flatten()
