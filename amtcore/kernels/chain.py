@@ -26,7 +26,7 @@ from amtcore.kernels.operations.modulation_filters import (
 )
 from amtcore.kernels.pooling import ADJOINT_BLOCK, POOLS
 from amtcore.kernels.registry import get_operation
-from amtcore.kernels.vector.arrays import groups_of, pack, pack_tensor, unpack_tensor
+from amtcore.kernels.vector.arrays import groups_of, pack, unpack
 from amtcore.kernels.vector.simd import LANES
 
 #: Operations of a chain in order, each with its argument.
@@ -185,11 +185,11 @@ class ChainTables:
         """Pack coefficients or states in lanes: (.., channel, value), or (.., filter, value)."""
         if self.offsets:
             values = pad_filters(values, self.offsets, len(self.filters))
-        return pack_tensor(values)
+        return pack(values)
 
     def unpack(self, packed: Tensor) -> Tensor:
         """Return packed values as `pack` takes them."""
-        values = unpack_tensor(packed, self.channels)
+        values = unpack(packed, self.channels)
         if not self.offsets:
             return values
         most = len(self.filters)
@@ -316,4 +316,5 @@ def compile_chain(
     tail = None
     if slower:
         tail = replace(tables, steps=steps[slower[0] :], rows=tables.rows[slower[0] :])
-    return ChainPlan(tables, pack(torch.cat(coefs, 1)), pack(torch.cat(states, 1)), tail)
+    coef, rest = (pack(torch.cat(rows, 1)).numpy() for rows in (coefs, states))
+    return ChainPlan(tables, coef, rest, tail)

@@ -65,17 +65,10 @@ Row = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class ChainKernelSpec:
-    """The constants that a kernel is compiled for.
+    """The constants that a kernel is compiled for: parts of `ChainTables`, and sizes.
 
-    Args:
-        steps: Operations of the chain.
-        rows: First coefficient row and first state row of each.
-        filters: Rows of a bank, see `modulation_filters`; none to store the operations' outputs.
-        pool: Statistic of a frame; None at full rate.
-        shared: True if the input is one row for all channels.
-        double: True for float64.
-        coefs: Coefficient rows of a group.
-        states: State rows of a group.
+    `coefs` and `states` are rows of a group. With `shared` the input is one row for all channels;
+    `double` is float64.
     """
 
     steps: Steps

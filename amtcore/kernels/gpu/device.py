@@ -98,13 +98,8 @@ _CLOCK_RATE = 13
 class DeviceFacts:
     """One GPU.
 
-    Args:
-        name: Name of the product.
-        capability: Compute capability, (9, 0) for an H100.
-        memory_bytes: Size of the memory.
-        multiprocessors: Number of multiprocessors.
-        clock_hz: Highest clock of the multiprocessors.
-        driver_cuda: Newest CUDA version that the driver supports.
+    The compute capability is (9, 0) for an H100. The clock is the highest of the multiprocessors,
+    and `driver_cuda` the newest CUDA version that the driver supports.
     """
 
     name: str

@@ -30,7 +30,7 @@ from torch import Tensor
 from amtcore.errors import NonFiniteError, ShapeError
 from amtcore.kernels.operation import Device, RowOperation, check_tensors
 from amtcore.kernels.torch_state import use_reference, wants_derivative
-from amtcore.kernels.vector.arrays import empty, groups_of, pack_tensor, training, unpack_tensor
+from amtcore.kernels.vector.arrays import empty, groups_of, pack, training, unpack
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import CACHE_LINE, copy_row, load_lanes, prefetch, store_lanes
 from amtcore.kernels.vector.simd import (
@@ -441,14 +441,14 @@ def _run(
     spikes, vmem = (empty((batch, count, neurons), x) for count in (steps, recorded))
     isyn = empty((batch, recorded, neurons, synapses), x)
     starts = empty(starts_shape(batch, steps if keep else 0, neurons, synapses), x)
-    packed = pack_tensor(state)
+    packed = pack(state)
     device.run_items(
         _forward_item(_known(device, synapses), record), batch * parts if steps else 0, parts,
         steps, neurons, synapses, recorded, starts.shape[2], _is_streamed(spikes),
-        x.detach().contiguous(), pack_tensor(coef), packed, spikes, vmem, isyn, starts,
+        x.detach().contiguous(), pack(coef), packed, spikes, vmem, isyn, starts,
         x.new_full((1,), max_spikes), room=LANES,
     )  # fmt: skip
-    last = unpack_tensor(packed, neurons)
+    last = unpack(packed, neurons)
     if not x.is_cuda:
         check_finite(x, coef, state, last)
     return spikes, vmem, isyn, last, starts.flatten(1)
@@ -470,7 +470,7 @@ def _run_adjoint(
     parts, blocks = _parts(device, batch, neurons), -(-steps // BLOCK)
     with training():
         gx = empty(tuple(x.shape), x)
-    packed, packed_gstate = pack_tensor(coef), pack_tensor(gstate)
+    packed, packed_gstate = pack(coef), pack(gstate)
     gcoef = packed.new_zeros(batch, *packed.shape)
     rows = 1 + TILE * (1 + synapses) + BLOCK * TILE * (_DRIVEN + synapses)
     windows = 2 * -(-groups_of(neurons) // max(parts, 1))
@@ -481,7 +481,7 @@ def _run_adjoint(
         *(g.detach().contiguous() for g in (gspikes, gvmem, gisyn)), gx,
         x.new_full((1,), max_spikes), room=(rows + windows) * LANES,
     )  # fmt: skip
-    return gx, unpack_tensor(gcoef, neurons).sum(0), unpack_tensor(packed_gstate, neurons)
+    return gx, unpack(gcoef, neurons).sum(0), unpack(packed_gstate, neurons)
 
 
 def check_finite(x: Tensor, coef: Tensor, before: Tensor, after: Tensor) -> None:
