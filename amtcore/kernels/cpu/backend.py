@@ -21,7 +21,7 @@ from amtcore.kernels.chain import ChainPlan, ChainTables, scratch_rows
 from amtcore.kernels.cpu.chain_loop import loop_of
 from amtcore.kernels.operation import RowOperation
 from amtcore.kernels.pooling import POOL_BANK, STORE, STORE_BANK
-from amtcore.kernels.vector.arrays import empty, training
+from amtcore.kernels.vector.arrays import aligned_array, empty, training
 from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 
@@ -109,14 +109,13 @@ class CpuBackend(Backend):
 
     def run_items(self, body: Any, items: int, *arguments: Tensor | int, room: int = 0) -> None:
         flat = [a.reshape(-1).numpy() if isinstance(a, Tensor) else a for a in arguments]
-        like = next(a for a in arguments if isinstance(a, Tensor) and a.is_floating_point())
-
         rooms: dict[int, Array] = {}  # by thread
 
         def one(item: int) -> None:
             thread = get_ident()
             if thread not in rooms:
-                rooms[thread] = empty((room,), like).numpy()
+                numbers = (a for a in flat if isinstance(a, np.ndarray) and a.dtype.kind == "f")
+                rooms[thread] = aligned_array(room, next(numbers).dtype)
             body(item, *flat, rooms[thread])
 
         parallel_for(one if room else lambda item: body(item, *flat), items)

@@ -152,20 +152,20 @@ def _skirts_adjoint(
         add_once(grate, k, vsum(total))
 
 
-#: Frames of one work item.
-ITEM_FRAMES = 16
+#: Frames of one work item. On a CPU larger items are faster where no gradients of rates are summed.
+ITEM_FRAMES, _FORWARD_FRAMES = 16, 64
 
 
 @kernel
 def lower_skirt_item(
     item: int, frames: int, components: int, filters: int, intensity: Any, slope: Any, rate: Any,
-    fc_hz: Any, f_hz: Any, out: Any, size: int, room: Any,
+    fc_hz: Any, f_hz: Any, out: Any, some: int, size: int, room: Any,
 ) -> None:  # fmt: skip
-    """Compute ITEM_FRAMES frames of flat arrays; `room` has 4 rows of `size` numbers."""
+    """Compute `some` frames of flat arrays; `room` has 4 rows of `size` numbers."""
     where, i, s, f = room, room[size:], room[2 * size :], room[3 * size :]
     rate, fc_hz, f_hz = rate[:filters], fc_hz[:filters], f_hz[:components]
     fine = _all_finite(rate)
-    for n in range(item * ITEM_FRAMES, min((item + 1) * ITEM_FRAMES, frames)):
+    for n in range(item * some, min((item + 1) * some, frames)):
         at = n * components
         count = _present(intensity[at:], slope[at:], f_hz, fine, where, i, s, f)
         _skirts(count, i, s, f, rate, fc_hz, out[n * filters :])
@@ -218,10 +218,11 @@ def _run(
     (frames, components), filters = intensity.shape, len(rate)
     out, size = intensity.new_empty(frames, filters), (groups_of(components) + 1) * LANES
     given = [t.detach().contiguous() for t in (intensity, slope, rate, fc_hz, f_hz)]
-    items = -(-frames // ITEM_FRAMES) if filters else 0
+    some = _FORWARD_FRAMES if device.name == "cpu" else ITEM_FRAMES
     device.run_items(
-        lower_skirt_item, items, frames, components, filters, *given, out, size, room=4 * size
-    )
+        lower_skirt_item, -(-frames // some) if filters else 0, frames, components, filters, *given,
+        out, some, size, room=4 * size,
+    )  # fmt: skip
     strange = _strange(device, *given[:3])
     if device.name == "cpu" and bool(strange.any()):
         out[strange] = reference(given[0][strange], given[1][strange], *given[2:])

@@ -144,12 +144,19 @@ def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
         return like.new_empty(shape)
     dtype = like.new_empty(0).numpy().dtype
     size = math.prod(shape) * dtype.itemsize
+    memory = None
     if size >= LARGE_BYTES and (_is_training() or _limit is not None):
         memory = np.asarray(_BufferOwner(_take(size + CACHE_LINE)))
-    else:
+    return torch.from_numpy(aligned_array(math.prod(shape), dtype, memory).reshape(shape))
+
+
+def aligned_array(count: int, dtype: np.dtype[Any], memory: Array | None = None) -> Array:
+    """Return `count` numbers that begin a cache line, in this memory or in new memory."""
+    size = count * dtype.itemsize
+    if memory is None:
         memory = np.empty(size + CACHE_LINE, np.uint8)
     skip = -memory.ctypes.data % CACHE_LINE
-    return torch.from_numpy(memory[skip : skip + size].view(dtype).reshape(shape))
+    return memory[skip : skip + size].view(dtype)
 
 
 class _BufferOwner:
