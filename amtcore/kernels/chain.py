@@ -165,8 +165,8 @@ class ChainTables:
 
     Frames are cut from the outputs of the steps. Output m is complete once sample
     m * samples_per_output + lookahead has arrived. `rows` holds the first coefficient row and the
-    first state row of each step. Without a `pool` the outputs, or those of the filters, are kept at
-    full rate. A bank alone has the `offsets` of its filters.
+    first state row of each step. Without a `pool` the chain keeps all outputs, at full
+    rate. A bank alone has the `offsets` of its filters.
     """
 
     steps: Steps

@@ -52,9 +52,9 @@ def picker(
 
     Compiled code cannot look a function up in a dict, so the text is a list of comparisons, ending
     with `raise ParameterError(missing)`. A closure over a tuple of arguments would count
-    references to every array for each entry, up to a quarter of an operation's time. `arguments` of
-    the called parts are written in terms of the `parameters`. `key` distinguishes sets of parts
-    with equal parameters in the cache.
+    references to every array for each entry, up to a quarter of an operation's time. The
+    `arguments` of the called parts are written in terms of the `parameters`. The `key`
+    distinguishes sets of parts with equal parameters in the cache.
     """
     lines = [f"def pick({parameters}):", "    code = row[0]"]
     for code in parts:

@@ -226,8 +226,8 @@ def skirts(
 ) -> None:
     """Add the parts of sources below a channel's centre to every row of `out`.
 
-    `rates`, `slanted` and `gentlest` are from `steepen`, `away` from `Tables`. `bounds` is scratch:
-    the bound of a group in one channel holds for all later ones, as weights fall with the distance.
+    Rates, `slanted` and `gentlest` come from `steepen`, `away` from `Tables`. In the scratch memory
+    `bounds` the bound of a group holds for all later channels: weights fall with the distance.
     """
     sources, zero, below = away.shape[1], vsplat(x, 0.0), 0
     nothing = vsplat(x, NOTHING / (sources // GROUP + 1))

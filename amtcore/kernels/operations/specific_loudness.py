@@ -139,8 +139,8 @@ def _expm1(value: Any) -> Any:
 def _specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
     """Return specific loudness of LANES channels from `at` on.
 
-    `law` has the flat rows of `law_rows`; `high` is the log of the divisor, and the exponent, of
-    the law at very high levels.
+    The law is the flat rows of `law_rows`. For very high levels, `high` has the log of the divisor,
+    and the exponent.
     """
     log_e = level_db * vsplat(level_db, PER_DB)
     e = vexp(log_e)
@@ -194,9 +194,9 @@ def _cpu_nodes(
 ) -> Tensor:
     """Replace components (.., component) above the least (.., 1) of their frame by nodes.
 
-    `starts` holds the first component of every group, and the end of the last group, as int64.
-    `weights` (component, NODES) are for groups of more components than NODES. Fastest if the frames
-    of a component lie together, as those of the `count` nodes do.
+    Group g has the components from starts[g] to starts[g + 1]. The weights (component, NODES) are
+    for groups of more components than NODES. The kernel is fastest if the frames of a component lie
+    together. The frames of each of the `count` nodes do.
     """
     leading = intensity.shape[:-1]
     least = least.detach().expand(*leading, 1).flatten()

@@ -1,7 +1,7 @@
 """How kernels are compiled: each of them once, together with all that it calls.
 
-A kernel is a few dozen small functions. numba alone would compile every function to machine code
-with wrappers, and most of that code would only run inside a kernel. Here are two kinds instead:
+A kernel is a few dozen small functions. By itself numba compiles every function to machine code
+with wrappers. Most of that code would only run inside a kernel. Here are two kinds instead:
 
     part     typed and lowered where a kernel calls it, once for all constants
     kernel   called by Python: optimised once as a whole with its parts, and kept on disk
@@ -24,8 +24,8 @@ from amtcore.numba_internals import Kernel, Part
 def _with_key(function: Callable[..., Any], key: str | None) -> Callable[..., Any]:
     """Put a hash of what the code depends on into the function's name in machine code.
 
-    numba numbers functions of one name in the order in which a process compiles them. Without the
-    hash, code of two processes can have one name, and code that is loaded later would run the code
+    Functions of one name get numbers in the order in which a process compiles them. Without the
+    hash, code of two processes can have one name. Code that is loaded later would then run the code
     that came first.
     """
     if key is None and function.__closure__:

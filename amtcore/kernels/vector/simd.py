@@ -5,9 +5,9 @@ its state in vector registers. LLVM maps `<LANES x float>` onto the machine's re
 compute alike, so neighbours never change a channel's result. NaN stays NaN through every function
 here, as it does in the plain loops.
 
-Every function has two lowerings. For a processor a vector is LANES numbers. For a GPU it is one
-number in each thread of a warp, and a vote or a shuffle exchanges numbers between lanes; that code
-runs if the context has `lanes_are_threads`. Both round alike.
+Every function has two lowerings, which round alike. For a processor a vector is LANES numbers. For
+a GPU it is one number in each thread of a warp. There a vote or a shuffle exchanges numbers between
+lanes. The context of a GPU has `lanes_are_threads`.
 """
 
 from __future__ import annotations
