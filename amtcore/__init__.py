@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from amtcore.kernels.vector.result_pool import set_buffer_limit
+    from amtcore.kernels.vector.arrays import set_buffer_limit
     from amtcore.kernels.vector.threads import get_num_threads, set_num_threads
     from amtcore.models import *
     from amtcore.stages import *
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Calibration": "amtcore.units",
     "get_num_threads": "amtcore.kernels.vector.threads",
-    "set_buffer_limit": "amtcore.kernels.vector.result_pool",
+    "set_buffer_limit": "amtcore.kernels.vector.arrays",
     "set_num_threads": "amtcore.kernels.vector.threads",
 }
 _MODELS = ("Dau1997", "Glasberg2002", "King2019", "Moore2016", "Osses2021", "Paulick2024")

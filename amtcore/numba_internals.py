@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numba
 from llvmlite import ir
@@ -29,22 +29,86 @@ from numba import types
 #: GPU kernels fails (`test_gpu_kernels.py`, faults).
 TRIED = "0.68.1"
 #: Every internal name of numba that we use, as module:name, with the reason.
-NEEDED: dict[str, str] = {}
+NEEDED = {
+    # The compilation of kernels and parts.
+    "numba.core.registry:CPUDispatcher":
+        "`numba.njit` returns an object of this class and takes no subclass of it.",
+    "numba.core.registry:CPUDispatcher.get_call_template":
+        "No option of `numba.njit` compiles one function for all constants of a type.",
+    "numba.core.registry:CPUDispatcher.add_overload":
+        "It makes a function callable from Python; a part has no machine code to be called.",
+    "numba.core.caching:NullCache":
+        "The key of numba's own cache lacks the sources of functions that a kernel calls.",
+    "numba.core.compiler:Compiler":
+        "The option `pipeline_class` expects a subclass; the public `CompilerBase` has no passes.",
+    "numba.core.compiler:CompileResult":
+        "Loaded code becomes an object of this class; publicly only `cache=True` makes one.",
+    "numba.core.compiler:CompileResult._reduce": "No public method turns compiled code into bytes.",
+    "numba.core.compiler:CompileResult._rebuild":
+        "No public method loads the compiled code that `_reduce` gave.",
+    "numba.core.compiler:CompileResult._find_referenced_environments":
+        "Constants of parts are registered only for functions that Python calls.",
+    "numba.core.serialize:dumps":
+        "`pickle.dumps` cannot write the modules and functions that compiled code refers to.",
+    "numba.core.runtime:rtsys":
+        "Loaded code calls numba's memory manager, which starts only when numba compiles.",
+    "numba.core.codegen:JITCodeLibrary":
+        "Without a library of our own every part would be optimised and compiled twice.",
+    "numba.core.codegen:CPUCodeLibrary._optimize_final_module":
+        "It optimises a function alone; a part is optimised in its kernel, or for a GPU.",
+    "numba.core.codegen:CPUCodeLibrary._finalize_final_module": "This step makes machine code.",
+    "numba.core.codegen:CPUCodeLibrary._finalize_dynamic_globals":
+        "The replaced step also notes addresses of this process, which must not be kept on disk.",
+    # The second target, for threads of a GPU. `numba.extending` cannot define a target.
+    "numba.core.target_extension:CPU":
+        "A target that derives from it inherits everything that numba has for processors.",
+    "numba.core.target_extension:target_registry": "Targets are found here by name.",
+    "numba.core.target_extension:dispatcher_registry":
+        "numba finds the dispatcher of a target here.",
+    "numba.core.target_extension:jit_registry":
+        "numba finds the decorator for the bodies of its own `overload` functions here.",
+    "numba.core.target_extension:target_override":
+        "Compilation for another target than the processor begins with it.",
+    "numba.core.dispatcher:Dispatcher":
+        "A function that code for another target calls must be one.",
+    "numba.core.descriptors:TargetDescriptor":
+        "A dispatcher finds the contexts of its target in one.",
+    "numba.core.typing:Context":
+        "It finds the functions that a kernel calls, which are others on another target.",
+    "numba.core.cpu:CPUContext":
+        "It lowers typed code; for a GPU without reference counts and without calls of C.",
+    "numba.core.cpu:CPUTargetOptions": "A target needs the options that its functions take.",
+    "numba.core.datamodel:default_manager":
+        "`register_model` sets a model for all targets; a vector has another model on a GPU.",
+    "numba.core.codegen:AOTCPUCodegen":
+        "It makes modules of LLVM IR that are not loaded into the process.",
+    "numba.core.codegen:AOTCPUCodegen._library_class":
+        "Our library replaces the one that optimises for a processor.",
+    "numba.core.codegen:AOTCodeLibrary": "It links a function with all that it calls.",
+    "numba.core.codegen:CPUCodeLibrary._optimize_functions":
+        "This step optimises for the processor too.",
+    "numba.core.codegen:AOTCodeLibrary._ensure_finalized":
+        "The text of a module is complete only after this step.",
+    "numba.core.compiler:compile_extra": "`numba.njit` compiles for the processor only.",
+    "numba.core.compiler:Flags": "`compile_extra` takes its options in one.",
+    "numba.core.compiler_lock:global_compiler_lock":
+        "LLVM's own state is shared, so LLVM must not compile in two threads at a time.",
+    "numba.core.base:BaseContext.make_array":
+        "Intrinsics need the address of an array's numbers; `numba.extending` has no name for it.",
+    "numba.core.cgutils:_StructProxy._getvalue":
+        "numba's own documentation of extensions ends with this method, which has no public name.",
+}  # fmt: skip
 
 
-def _need(path: str, why: str) -> Any:
-    """Look up an internal name of numba, given as module:name, and note it in `NEEDED`.
+def _look_up(path: str) -> Any:
+    """Return an internal name of numba, given as module:name.
 
     Raises:
         ImportError: This release of numba has no such name.
     """
-    NEEDED[path] = why
     module, _, name = path.partition(":")
     try:
-        value = importlib.import_module(module)
-        for each in name.split("."):
-            value = getattr(value, each)
-        return value
+        return operator.attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise ImportError(
             f"expected numba to have {name} in {module}, got numba {numba.__version__} without it; "
@@ -52,161 +116,31 @@ def _need(path: str, why: str) -> Any:
         ) from error
 
 
-# The compilation of kernels and parts.
-_CPUDispatcher: Any = _need(
-    "numba.core.registry:CPUDispatcher",
-    "`numba.njit` returns an object of this class, but cannot be given a subclass. Parts must not "
-    "be compiled once for each constant, and kernels have a cache of their own.",
-)
-_need(
-    "numba.core.registry:CPUDispatcher.get_call_template",
-    "Callers find the signature of a part here; no option of `numba.njit` ignores literal types.",
-)
-_need(
-    "numba.core.registry:CPUDispatcher.add_overload",
-    "This method makes a function callable from Python; a part has no machine code to be called.",
-)
-_NullCache: Any = _need(
-    "numba.core.caching:NullCache",
-    "Kernels replace the cache of `numba.njit`, whose key lacks the sources of the functions that "
-    "a kernel calls: old code would run after such a source has changed.",
-)
-_Compiler: Any = _need(
-    "numba.core.compiler:Compiler",
-    "The option `pipeline_class` of `numba.njit` expects a subclass of it; the public "
-    "`CompilerBase` has no passes.",
-)
-_CompileResult: Any = _need(
-    "numba.core.compiler:CompileResult",
-    "Loaded code becomes an object of this class; only `numba.njit(cache=True)` makes it publicly.",
-)
-_need(
-    "numba.core.compiler:CompileResult._reduce",
-    "No public method turns compiled code into bytes, which a cache of our own must write.",
-)
-_need(
-    "numba.core.compiler:CompileResult._rebuild",
-    "No public method loads the compiled code that `_reduce` gave.",
-)
-_need(
-    "numba.core.compiler:CompileResult._find_referenced_environments",
-    "Constants of parts are registered only for functions that Python calls, and for loaded code.",
-)
-_dumps: Any = _need(
-    "numba.core.serialize:dumps",
-    "`pickle.dumps` cannot write the modules and functions that compiled code refers to.",
-)
-_rtsys: Any = _need(
-    "numba.core.runtime:rtsys",
-    "Loaded code calls numba's memory manager, which numba starts only when it compiles.",
-)
-_JITCodeLibrary: Any = _need(
-    "numba.core.codegen:JITCodeLibrary",
-    "No option keeps numba from making machine code of every function; the parts of a kernel would "
-    "be optimised and compiled twice.",
-)
-_need(
-    "numba.core.codegen:CPUCodeLibrary._optimize_final_module",
-    "This step optimises a function on its own, for the processor. A part is optimised inside its "
-    "kernel, and code for a GPU by LLVM's optimiser for GPUs.",
-)
-_need(
-    "numba.core.codegen:CPUCodeLibrary._finalize_final_module",
-    "This step makes machine code.",
-)
-_need(
-    "numba.core.codegen:CPUCodeLibrary._finalize_dynamic_globals",
-    "The replaced step also notes addresses of this process, with which code must not be kept.",
-)
-
-# The second target, for threads of a GPU. `numba.extending` cannot define a target.
-_CPU: Any = _need(
-    "numba.core.target_extension:CPU",
-    "A target that derives from it inherits everything that numba has for processors.",
-)
-_target_registry: Any = _need(
-    "numba.core.target_extension:target_registry",
-    "Targets are found here by name.",
-)
-_dispatcher_registry: Any = _need(
-    "numba.core.target_extension:dispatcher_registry",
-    "numba finds the dispatcher of a target here.",
-)
-_jit_registry: Any = _need(
-    "numba.core.target_extension:jit_registry",
-    "numba finds the decorator for the bodies of its own `overload` functions here.",
-)
-_target_override: Any = _need(
-    "numba.core.target_extension:target_override",
-    "Compilation for another target than the processor begins with it.",
-)
-_Dispatcher: Any = _need(
-    "numba.core.dispatcher:Dispatcher",
-    "A function that code for another target calls must be one.",
-)
-_TargetDescriptor: Any = _need(
-    "numba.core.descriptors:TargetDescriptor",
-    "A dispatcher finds the contexts of its target in one.",
-)
-_TypingContext: Any = _need(
-    "numba.core.typing:Context",
-    "It resolves the functions that a kernel calls; for another target these are other objects.",
-)
-_CPUContext: Any = _need(
-    "numba.core.cpu:CPUContext",
-    "It lowers typed code; for a GPU without reference counts and without calls of C.",
-)
-_CPUTargetOptions: Any = _need(
-    "numba.core.cpu:CPUTargetOptions",
-    "A target needs the options that its functions take.",
-)
-_default_manager: Any = _need(
-    "numba.core.datamodel:default_manager",
-    "`register_model` sets a model for all targets; a vector has another model on a GPU.",
-)
-_AOTCPUCodegen: Any = _need(
-    "numba.core.codegen:AOTCPUCodegen",
-    "It makes modules of LLVM IR that are not loaded into the process.",
-)
-_need(
-    "numba.core.codegen:AOTCPUCodegen._library_class",
-    "The library below replaces the one that optimises for a processor.",
-)
-_AOTCodeLibrary: Any = _need(
-    "numba.core.codegen:AOTCodeLibrary",
-    "It links a function with all that it calls.",
-)
-_need(
-    "numba.core.codegen:CPUCodeLibrary._optimize_functions",
-    "This step optimises for the processor too.",
-)
-_need(
-    "numba.core.codegen:AOTCodeLibrary._ensure_finalized",
-    "The text of a module is complete only after this step.",
-)
-_compile_extra: Any = _need(
-    "numba.core.compiler:compile_extra",
-    "`numba.njit` compiles for the processor only.",
-)
-_Flags: Any = _need(
-    "numba.core.compiler:Flags",
-    "`compile_extra` takes its options in one.",
-)
-#: The lock under which numba and llvmlite compile. Callers of LLVM need it as well, because LLVM's
-#: own state is shared, and numba has no public name for it.
-compiler_lock: Any = _need(
-    "numba.core.compiler_lock:global_compiler_lock",
-    "LLVM must not compile in two threads at a time.",
-)
-_need(
-    "numba.core.base:BaseContext.make_array",
-    "Intrinsics read the address of an array's numbers, and make arrays on memory of a GPU. "
-    "`numba.extending` has no name for either, and an intrinsic cannot call `numba.carray`.",
-)
-_need(
-    "numba.core.cgutils:_StructProxy._getvalue",
-    "numba's own documentation of extensions ends with this method; it has no public name.",
-)
+_found = {path: _look_up(path) for path in NEEDED}
+_CPUDispatcher: Any = _found["numba.core.registry:CPUDispatcher"]
+_NullCache: Any = _found["numba.core.caching:NullCache"]
+_Compiler: Any = _found["numba.core.compiler:Compiler"]
+_CompileResult: Any = _found["numba.core.compiler:CompileResult"]
+_dumps: Any = _found["numba.core.serialize:dumps"]
+_rtsys: Any = _found["numba.core.runtime:rtsys"]
+_JITCodeLibrary: Any = _found["numba.core.codegen:JITCodeLibrary"]
+_CPU: Any = _found["numba.core.target_extension:CPU"]
+_target_registry: Any = _found["numba.core.target_extension:target_registry"]
+_dispatcher_registry: Any = _found["numba.core.target_extension:dispatcher_registry"]
+_jit_registry: Any = _found["numba.core.target_extension:jit_registry"]
+_target_override: Any = _found["numba.core.target_extension:target_override"]
+_Dispatcher: Any = _found["numba.core.dispatcher:Dispatcher"]
+_TargetDescriptor: Any = _found["numba.core.descriptors:TargetDescriptor"]
+_TypingContext: Any = _found["numba.core.typing:Context"]
+_CPUContext: Any = _found["numba.core.cpu:CPUContext"]
+_CPUTargetOptions: Any = _found["numba.core.cpu:CPUTargetOptions"]
+_default_manager: Any = _found["numba.core.datamodel:default_manager"]
+_AOTCPUCodegen: Any = _found["numba.core.codegen:AOTCPUCodegen"]
+_AOTCodeLibrary: Any = _found["numba.core.codegen:AOTCodeLibrary"]
+_compile_extra: Any = _found["numba.core.compiler:compile_extra"]
+_Flags: Any = _found["numba.core.compiler:Flags"]
+#: The lock under which numba and llvmlite compile; callers of LLVM need it as well.
+compiler_lock: Any = _found["numba.core.compiler_lock:global_compiler_lock"]
 
 
 def array_data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
@@ -296,35 +230,13 @@ class _ForAnyConstant:
 
 
 class Part(_ForAnyConstant, _PartDispatcher):
-    """A part of kernels.
-
-    Args:
-        function: The function.
-        options: Options of `numba.njit`.
-    """
-
-
-class KernelStore(Protocol):
-    """The place where the machine code of one kernel is kept."""
-
-    @property
-    def cache_path(self) -> str:
-        """The folder, for numba's statistics."""
-
-    def read(self, signature: str, machine: tuple[str, ...]) -> bytes | None:
-        """Return the code for these types of arguments and this machine, or None."""
-
-    def write(self, signature: str, machine: tuple[str, ...], code: bytes) -> None:
-        """Keep the code for these types of arguments and this machine."""
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Keep other processes from compiling this kernel meanwhile."""
+    """A part of kernels, made of a function and options of `numba.njit`."""
 
 
 class _Cache(_NullCache):
-    """A `KernelStore` as numba uses a cache."""
+    """A `KernelFiles` as numba uses a cache."""
 
-    def __init__(self, store: KernelStore) -> None:
+    def __init__(self, store: Any) -> None:
         self._store = store
 
     @property
@@ -350,12 +262,10 @@ class _Cache(_NullCache):
 class Kernel(_CPUDispatcher):
     """A function that Python calls; it is compiled on first use, and runs without Python's lock.
 
-    Args:
-        function: The function.
-        store: The place where its machine code is kept.
+    A `kernel_cache.KernelFiles` keeps its machine code.
     """
 
-    def __init__(self, function: Callable[..., Any], store: KernelStore) -> None:
+    def __init__(self, function: Callable[..., Any], store: Any) -> None:
         super().__init__(function, targetoptions=_KERNEL_OPTIONS, pipeline_class=_KernelCompiler)
         self._store, self._cache = store, _Cache(store)
 

@@ -200,6 +200,10 @@ def start_rows() -> list[tuple[str, str]]:
         ]
 
 
+#: Warp instructions that a multiprocessor of sm_80 and newer can start in a cycle.
+_SCHEDULERS = 4
+
+
 def cycles(facts: DeviceFacts, gpu: str = "cuda") -> str:
     """Return the cycles of a sample of pooled Dau1997; its 31 channels are one warp a clip."""
     extractor = build_extractor("dau1997", fs_hz=FS_HZ, backend=gpu)
@@ -211,9 +215,11 @@ def cycles(facts: DeviceFacts, gpu: str = "cuda") -> str:
 
     alone = seconds(1) * facts.clock_hz / len(clip)
     per_clip, count = as_large_as_fits(lambda count: seconds(count) / count, BATCHES[0])
+    # With every scheduler busy in every cycle.
+    instructions_per_s = facts.clock_hz * facts.multiprocessors * _SCHEDULERS
     return (
         f"Pooled Dau1997: a sample takes {alone:,.0f} cycles for one warp alone, and "
-        f"{per_clip * facts.warp_instructions_per_s / len(clip):,.0f} instructions' time a warp "
+        f"{per_clip * instructions_per_s / len(clip):,.0f} instructions' time a warp "
         f"with {count} clips, at the highest clock with all schedulers busy."
     )
 

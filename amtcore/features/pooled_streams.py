@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.backend import Backend, Samples
-from amtcore.kernels.chain import ChainPlan, ChainStep, check_sizes
+from amtcore.kernels.chain import ChainPlan, ChainStep, check_sizes, tables_of_steps
 from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 from amtcore.models.time_domain import WholeSignalBands
@@ -105,8 +105,9 @@ class WholeClipFeatures:
         self, ops: Sequence[ChainStep], bands: WholeSignalBands, pooling: ChainPlan
     ) -> None:
         check_sizes(ops)
-        self._steps = tuple((op.operation, op.argument) for op in ops)
         self._coef = torch.cat([op.coef for op in ops], 1)
+        steps = tuple((op.operation, op.argument) for op in ops)
+        self._tables = tables_of_steps(steps, len(self._coef))
         self._rest = torch.cat([op.state for op in ops], 1)
         self._bands, self._compiled = bands, pooling
         self.width = bands.count * pooling.tables.width
@@ -171,7 +172,7 @@ class WholeClipFeatures:
             ]
             x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True).unsqueeze(1)
             rest = self._rest.expand(len(clips), *self._rest.shape)
-            channels, _ = self._backend.run_steps(self._steps, x, self._coef, rest)
+            channels, _ = self._backend.run_chain(self._tables, x, self._coef, rest)
             for band in self._bands.bands(channels, [len(signal) for signal in signals]):
                 samples = [self._backend.clip_of(of_clip[0]) for of_clip in band]
                 made = self._pooling.push(samples, self._pooling.fresh(len(samples)), 0)

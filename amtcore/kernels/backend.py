@@ -8,42 +8,53 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.kernels.chain import ChainPlan, ChainTables, Steps
+from amtcore.kernels.chain import ChainPlan, ChainTables
 from amtcore.kernels.operation import RowOperation
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 Samples = NDArray[np.floating[Any]]
 
 
-class Chain(Protocol):
-    """A pooled chain where its backend computes."""
+class Chain(ABC):
+    """A pooled chain where its backend computes.
 
-    @property
-    def tables(self) -> ChainTables:
-        """The steps, the filters, and the frame rate."""
+    Attributes:
+        tables: The steps, the filters, and the frame rate.
+        tail: The steps from the first look-ahead on; None if no step looks ahead.
+    """
 
-    @property
-    def tail(self) -> ChainTables | None:
-        """The steps from the first look-ahead on; None if no step looks ahead."""
+    def __init__(self, plan: ChainPlan) -> None:
+        self.tables, self.tail, self.plan = plan.tables, plan.tail, plan
 
     def n_frames(self, n_samples: int) -> int:
         """Return the number of whole frames in `n_samples` samples."""
+        return self.plan.n_frames(n_samples)
 
+    @abstractmethod
     def fresh(self, clips: int) -> Any:
         """Return the states of `clips` signals before their first sample."""
 
     def push(self, clips: Sequence[Any], states: Any, start: int) -> list[Any]:
         """Return the frames that these samples complete, (frames, width) a clip; update states."""
+        return self.run(self.tables, clips, states, [start] * len(clips))
 
     def finish(self, states: Any, samples: Sequence[int]) -> list[Any]:
         """Return the last frames of signals that ended after `samples` samples each."""
+        zeros = [np.zeros(self.plan.zeros_after(count), self.plan.coef.dtype) for count in samples]
+        return self.run(self.tail or self.tables, zeros, states, samples)
+
+    @abstractmethod
+    def run(
+        self, tables: ChainTables, clips: Sequence[Any], states: Any, starts: Sequence[int]
+    ) -> list[Any]:
+        """Return the frames of clips, each after `starts` earlier samples; update states."""
 
 
 class Backend(ABC):
@@ -82,32 +93,47 @@ class Backend(ABC):
         return clips
 
     @abstractmethod
-    def run_steps(
-        self, steps: Steps, x: Tensor, coef: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Run operations that keep the rate; coefficients and states lie side by side.
+    def run_full_rate(self, tables: ChainTables, x: Tensor, coef: Tensor, state: Tensor) -> Tensor:
+        """Run a chain at full rate: x (batch, channel or 1, time) -> (batch, width, time).
 
-        x (batch, channel or 1, time) becomes (batch, channel, time) and the final states.
+        Coefficients and states are packed in lanes; the states are updated.
         """
 
     @abstractmethod
-    def run_step_adjoint(
-        self, steps: Steps, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
-    ) -> Gradients:
-        """Return the gradients of one operation with respect to x, coef and state."""
+    def run_adjoint(
+        self, tables: ChainTables, x: Tensor, gy: Tensor, coef: Tensor, state: Tensor,
+        gstate: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return the gradients of x (batch, channel, time), and of the coefficients of each item.
 
-    @abstractmethod
-    def run_bank(
-        self, x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int]
+        The chain is one operation or one bank. The packed gradient of the last state becomes the
+        gradient of the first state.
+        """
+
+    def run_chain(
+        self, tables: ChainTables, x: Tensor, coef: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run a filter bank at full rate: (batch, channel, time) -> (batch, filter, time)."""
+        """Run a chain of `tables_of_steps` or `tables_of_bank`: return outputs and last states.
 
-    @abstractmethod
-    def run_bank_adjoint(
-        self, x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int],
-        offsets: Sequence[int], gy: Tensor, gstate: Tensor,
+        Shapes: x (batch, channel or 1, time), coef (channel, coefficients of all operations), state
+        (batch, channel, values), outputs (batch, channel, time). A bank has filters in the place of
+        channels, but in x.
+        """
+        states = tables.pack(state)
+        y = self.run_full_rate(tables, x.detach().contiguous(), tables.pack(coef), states)
+        return y, tables.unpack(states)
+
+    def run_chain_adjoint(
+        self, tables: ChainTables, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor,
+        gstate: Tensor,
     ) -> Gradients:  # fmt: skip
-        """Return the gradients of a bank with respect to x, coef and state."""
+        """Return the gradients of an operation, or of a bank, with respect to x, coef, state."""
+        coefs, states, gstates = map(tables.pack, (coef, state, gstate))
+        signals = x.detach().contiguous(), gy.detach().contiguous()
+        gx, gcoefs = self.run_adjoint(tables, *signals, coefs, states, gstates)
+        if x.shape[1] != tables.channels:
+            gx = gx.sum(1, keepdim=True)
+        return gx, tables.unpack(gcoefs).sum(0), tables.unpack(gstates)
 
     @abstractmethod
     def run_rows(self, operation: RowOperation, *args: Any) -> Any:

@@ -6,7 +6,7 @@ Nothing runs here: `cpu` and `gpu` have each their own way of running a chain.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -24,9 +24,9 @@ from amtcore.kernels.operations.modulation_filters import (
     filter_states,
     get_filter,
 )
-from amtcore.kernels.pooling import POOLS
+from amtcore.kernels.pooling import ADJOINT_BLOCK, POOLS
 from amtcore.kernels.registry import get_operation
-from amtcore.kernels.vector.lanes import groups_of, pack
+from amtcore.kernels.vector.arrays import groups_of, pack, unpack
 from amtcore.kernels.vector.simd import LANES
 
 #: Operations of a chain in order, each with its argument.
@@ -98,13 +98,6 @@ def first_rows(steps: Steps) -> tuple[tuple[int, int], ...]:
     return tuple(rows)
 
 
-def check_keeps_rate(steps: Steps) -> None:
-    """Raise if an operation has fewer outputs than samples."""
-    for operation, argument in steps:
-        if operation.rate(argument) != Rate():
-            raise ParameterError(f"operations at full rate must keep it: {operation.name} does not")
-
-
 def check_sizes(ops: Sequence[ChainStep]) -> None:
     """Raise if an operation would read coefficients or states of another operation."""
     for op in ops:
@@ -118,25 +111,36 @@ def check_sizes(ops: Sequence[ChainStep]) -> None:
             )
 
 
-def bank_layout(
-    kinds: Sequence[int], offsets: Sequence[int], coefs: int, coef_row: int, state_row: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Kernel tables of a bank: filters (m, 4) and, per group, the output column of each lane."""
+def scratch_rows(steps: Steps, kinds: Iterable[int]) -> int:
+    """Return the scratch rows of an adjoint's block: for each sample, and the state before it."""
+    taped = [operation.taped(argument) for operation, argument in steps]
+    taped += [get_filter(kind).taped for kind in kinds]
+    return max(taped, default=0) * (ADJOINT_BLOCK + 1)
+
+
+def _filter_rows(
+    kinds: Sequence[int], coefs: int, coef_row: int, state_row: int
+) -> NDArray[np.int64]:
+    """Return the table of a bank's filters, (m, 4); see `modulation_filters`."""
     for kind in kinds:
         get_filter(kind)
-    channels, most, states = len(offsets) - 1, len(kinds), filter_states(coefs)
-    filters = np.array(
-        [
-            [kind, coef_row + coefs * m, state_row + states * m, state_row + states * most + m]
-            for m, kind in enumerate(kinds)
-        ],
-        np.int64,
-    )
+    states = filter_states(coefs)
+    frames = state_row + states * len(kinds)
+    rows = [
+        (kind, coef_row + coefs * m, state_row + states * m, frames + m)
+        for m, kind in enumerate(kinds)
+    ]
+    return np.array(rows, np.int64).reshape(-1, 4)
+
+
+def _columns(offsets: Sequence[int], most: int) -> NDArray[np.int64]:
+    """Return the output column of each lane's filters, (group, m, lane), -1 for none."""
+    channels = len(offsets) - 1
     columns = np.full((groups_of(channels), most, LANES), -1, np.int64)
     for channel in range(channels):
         for m in range(offsets[channel + 1] - offsets[channel]):
             columns[channel // LANES, m, channel % LANES] = offsets[channel] + m
-    return filters, columns
+    return columns
 
 
 @functools.lru_cache(maxsize=64)
@@ -155,19 +159,14 @@ def pad_filters(values: Tensor, offsets: Sequence[int], most: int) -> Tensor:
     return wide.unflatten(-2, (channels, most)).flatten(-2)
 
 
-def unpad_filters(wide: Tensor, offsets: Sequence[int], most: int) -> Tensor:
-    """The inverse of `pad_filters`."""
-    places = _places(tuple(offsets), most, wide.device)
-    return wide.unflatten(-1, (most, -1)).flatten(-3, -2)[..., places, :]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChainTables:
-    """The layout of a pooled chain: steps, filters, and frames.
+    """The layout of a chain: steps, filters, and frames.
 
     Frames are cut from the outputs of the steps. Output m is complete once sample
     m * samples_per_output + lookahead has arrived. `rows` holds the first coefficient row and the
-    first state row of each step.
+    first state row of each step. Without a `pool` the chain keeps all outputs, at full
+    rate. A bank alone has the `offsets` of its filters.
     """
 
     steps: Steps
@@ -176,10 +175,26 @@ class ChainTables:
     columns: NDArray[np.int64]
     channels: int
     width: int
-    pool: int
-    samples_per_frame: tuple[int, int]
+    pool: int | None = None
+    samples_per_frame: tuple[int, int] = (1, 1)
     samples_per_output: int = 1
     lookahead: int = 0
+    offsets: tuple[int, ...] = ()
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Pack coefficients or states in lanes: (.., channel, value), or (.., filter, value)."""
+        if self.offsets:
+            values = pad_filters(values, self.offsets, len(self.filters))
+        return pack(values)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return packed values as `pack` takes them."""
+        values = unpack(packed, self.channels)
+        if not self.offsets:
+            return values
+        most = len(self.filters)
+        places = _places(self.offsets, most, values.device)
+        return values.unflatten(-1, (most, -1)).flatten(-3, -2)[..., places, :]
 
     def frames_before(self, sample: int) -> int:
         """Return the number of frames that `sample` samples complete."""
@@ -190,6 +205,33 @@ class ChainTables:
         """Return the number of whole frames in `outputs` outputs."""
         samples, frames = self.samples_per_frame
         return outputs * frames // samples
+
+
+@functools.lru_cache(maxsize=64)
+def tables_of_steps(steps: Steps, channels: int) -> ChainTables:
+    """Return the layout of operations at full rate, with coefficients and states side by side.
+
+    Raises:
+        ParameterError: An operation has fewer outputs than samples.
+    """
+    for operation, argument in steps:
+        if operation.rate(argument) != Rate():
+            raise ParameterError(f"operations at full rate must keep it: {operation.name} does not")
+    columns = _columns(range(channels + 1), 1)
+    return ChainTables(
+        steps, first_rows(steps), _filter_rows((), 0, 0, 0), columns, channels, channels
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def tables_of_bank(kinds: tuple[int, ...], offsets: tuple[int, ...], coefs: int) -> ChainTables:
+    """Return the layout of a filter bank at full rate; arguments as in `FilterBank`.
+
+    Raises:
+        ParameterError: There is no such kind of filter.
+    """
+    filters, columns = _filter_rows(kinds, coefs, 0, 0), _columns(offsets, len(kinds))
+    return ChainTables((), (), filters, columns, len(offsets) - 1, offsets[-1], offsets=offsets)
 
 
 @dataclass(frozen=True)
@@ -250,7 +292,6 @@ def compile_chain(
     coefs, states = [op.coef for op in ops], [op.state for op in ops]
     coef_rows, state_rows = (sum(t.shape[1] for t in rows) for rows in (coefs, states))
     most, channels, each = len(bank.kinds), len(bank.offsets) - 1, bank.coef.shape[1]
-    filters, columns = bank_layout(bank.kinds, bank.offsets, each, coef_rows, state_rows)
     coefs.append(pad_filters(bank.coef, bank.offsets, most))
     states.append(coefs[-1].new_zeros(channels, (filter_states(each) + 1) * most))
     rates = [operation.rate(argument) for operation, argument in steps]
@@ -263,8 +304,8 @@ def compile_chain(
     tables = ChainTables(
         steps=steps,
         rows=first_rows(steps),
-        filters=filters,
-        columns=columns,
+        filters=_filter_rows(bank.kinds, each, coef_rows, state_rows),
+        columns=_columns(bank.offsets, most),
         channels=channels,
         width=bank.offsets[-1],
         pool=POOLS[pool],
@@ -275,4 +316,5 @@ def compile_chain(
     tail = None
     if slower:
         tail = replace(tables, steps=steps[slower[0] :], rows=tables.rows[slower[0] :])
-    return ChainPlan(tables, pack(torch.cat(coefs, 1)), pack(torch.cat(states, 1)), tail)
+    coef, rest = (pack(torch.cat(rows, 1)).numpy() for rows in (coefs, states))
+    return ChainPlan(tables, coef, rest, tail)

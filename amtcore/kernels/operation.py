@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.vector.source_digest import sources_digest
+from amtcore.kernels.vector.kernel_cache import sources_digest
 
 Size = Callable[[int], int]
 #: Parameters of the compiled functions of a chain's operation; `c` and `s` are its first rows.
@@ -142,16 +142,27 @@ class ChainOperation:
 class Device(Protocol):
     """A device that runs the items of a row operation."""
 
+    name: str
+
+    @property
+    def workers(self) -> int:
+        """Number of items that keep the device busy."""
+
     def run_items(self, body: Any, items: int, *arguments: Tensor | int, room: int = 0) -> None:
         """Call the kernel `body(item, *arguments)` for 0 <= item < items.
 
         Arguments are integers and contiguous tensors, which `body` gets as flat arrays. With `room`
-        above 0 each worker passes its own scratch memory of `room` numbers as a last argument.
+        above 0 each item gets scratch memory of `room` numbers as a last argument, which on a CPU
+        begins a cache line.
         """
 
 
 def keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     pass
+
+
+def keep_all(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -160,8 +171,8 @@ class RowOperation:
 
     Args:
         name: Identifier of its torch operator, `amtcore::<name>`.
-        cpu: (device, *args) -> outputs.
-        gpu: (device, *args) -> outputs on a GPU; None to run `reference` there.
+        run: (device, *args) -> outputs.
+        on_gpu: True if `run` works on a GPU, else `reference` runs there.
         fake: (*args) -> empty outputs, for compilers; its annotations are the operator's schema.
         reference: (*args) -> outputs in torch, differentiable.
         check: (*args): raises if shapes or types are wrong.
@@ -176,8 +187,8 @@ class RowOperation:
     """
 
     name: str
-    cpu: Callable[..., Any]
-    gpu: Callable[..., Any] | None = None
+    run: Callable[..., Any]
+    on_gpu: bool = True
     fake: Callable[..., Any]
     reference: Callable[..., Any] | None = None
     check: Callable[..., None] | None = None
@@ -186,3 +197,8 @@ class RowOperation:
     batched: tuple[int, ...] | None = (0,)
     call: Callable[..., Any] | None = None
     numbers_only: bool = False
+
+    @property
+    def only_cpu(self) -> bool:
+        """True if other devices have neither a kernel nor, for these tensors, a plain form."""
+        return not self.on_gpu and (self.numbers_only or self.reference is None)

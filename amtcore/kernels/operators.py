@@ -29,7 +29,15 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import DerivativeError, ParameterError, ShapeError
-from amtcore.kernels.chain import ChainStep, Steps, check_sizes, steps_of, text_of
+from amtcore.kernels.chain import (
+    ChainStep,
+    Steps,
+    check_sizes,
+    steps_of,
+    tables_of_bank,
+    tables_of_steps,
+    text_of,
+)
 from amtcore.kernels.devices import backend_of, get_backend
 from amtcore.kernels.operation import ChainOperation, RowOperation, check_tensors, keep_nothing
 from amtcore.kernels.operations import modulation_filters
@@ -46,7 +54,7 @@ from amtcore.kernels.torch_state import (
     use_reference,
     wants_derivative,
 )
-from amtcore.kernels.vector.result_pool import training
+from amtcore.kernels.vector.arrays import training
 from amtcore.torch_internals import COMPILER
 
 Call = Callable[..., Any]
@@ -204,7 +212,7 @@ def _schema_of(fake: Call) -> str:
 
 
 def _define(
-    name: str, function: Call, fake: Call, *, keep: Call, backward: Call,
+    name: str, function: Call, fake: Call, *, schema: str, keep: Call, backward: Call,
     batched: tuple[int, ...] | None, encode: Call = lambda *args: args,
 ) -> Call:  # fmt: skip
     """Define the operator `amtcore::<name>` and return the function that calls it.
@@ -228,7 +236,7 @@ def _define(
         compute,
         mutates_args=(),
         device_types=DEVICES,
-        schema=_schema_of(fake),
+        schema=schema,
     )
     operator.register_fake(fake)
     operator.register_autograd(backward, setup_context=keep)
@@ -257,11 +265,9 @@ _lock = threading.RLock()
 
 
 def _call_of(operation: RowOperation) -> Call:
-    only_cpu = operation.gpu is None and (operation.numbers_only or operation.reference is None)
-
     def compute(*args: Any) -> Any:
         # The backend "interpreted" takes tensors of the CPU, where a kernel for the CPU alone runs.
-        on_cpu = only_cpu and args[0].device.type == "cpu"
+        on_cpu = operation.only_cpu and args[0].device.type == "cpu"
         backend = get_backend("cpu") if on_cpu else backend_of(args[0])
         return backend.run_rows(operation, *args)
 
@@ -273,8 +279,8 @@ def _call_of(operation: RowOperation) -> Call:
     with _lock:
         if operation not in _calls:
             _calls[operation] = _define(
-                operation.name, compute, operation.fake, keep=operation.keep, backward=backward,
-                batched=operation.batched,
+                operation.name, compute, operation.fake, schema=_schema_of(operation.fake),
+                keep=operation.keep, backward=backward, batched=operation.batched,
             )  # fmt: skip
         return _calls[operation]
 
@@ -311,12 +317,7 @@ def operator(operation: RowOperation) -> Call:
 def check_signals(x: Tensor, coef: Tensor, state: Tensor, rows: int, values: int) -> None:
     """Check shapes and dtypes that every chain relies on; the kernels do not check bounds.
 
-    Args:
-        x: (batch, channel or 1, time).
-        coef: (channel, rows).
-        state: (batch, channel, values).
-        rows: Coefficients a channel must have.
-        values: State values a channel must have.
+    Shapes: x (batch, channel or 1, time), coef (channel, rows) and state (batch, channel, values).
     """
     if x.ndim != 3 or x.shape[1] not in (1, coef.shape[0]):
         raise ShapeError(
@@ -333,14 +334,27 @@ def _keep_signals(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.constants = inputs[3:]
 
 
-def _define_pair(
-    name: str, function: Call, fake: Call, gradients: Call, fake_gradients: Call,
-    encode: Call = lambda *args: args,
-) -> Call:  # fmt: skip
-    """Define an operator of (x, coef, state, *constants) and its adjoint."""
+def _define_pair(name: str, fake: Call, layout_of: Call, encode: Call) -> Call:
+    """Define an operator of (x, coef, state, *constants) and its adjoint.
+
+    `layout_of(coef, *constants)` returns the `ChainTables`.
+    """
+    schema = _schema_of(fake)
+
+    def function(x: Tensor, coef: Tensor, state: Tensor, *constants: Any) -> tuple[Tensor, Tensor]:
+        return backend_of(x).run_chain(layout_of(coef, *constants), x, coef, state)
+
+    def gradients(x: Tensor, coef: Tensor, state: Tensor, *rest: Any) -> Gradients:
+        *constants, gy, gstate = rest
+        layout = layout_of(coef, *constants)
+        if layout.steps and (len(layout.steps) != 1 or not layout.steps[0][0].has_adjoint):
+            _refuse_any()
+        return backend_of(x).run_chain_adjoint(layout, x, coef, state, gy, gstate)
+
     adjoint = _define(
-        f"{name}_adjoint", gradients, fake_gradients, keep=keep_nothing, backward=_refuse_second,
-        batched=None, encode=encode,
+        f"{name}_adjoint", gradients, lambda *args: tuple(map(torch.empty_like, args[:3])),
+        schema=schema.replace(") -> (", ", Tensor gy, Tensor gstate) -> (Tensor, "),
+        keep=keep_nothing, backward=_refuse_second, batched=None, encode=encode,
     )  # fmt: skip
 
     def backward(ctx: Any, gy: Tensor, gstate: Tensor) -> tuple[Tensor | None, ...]:
@@ -348,31 +362,13 @@ def _define_pair(
         return (*found, *(None for _ in ctx.constants))
 
     return _define(
-        name, function, fake, keep=_keep_signals, backward=backward, batched=(0, 2), encode=encode
-    )
-
-
-def _chain(x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str) -> tuple[Tensor, Tensor]:
-    return backend_of(x).run_steps(steps_of(steps), x, coef, state)
+        name, function, fake, schema=schema, keep=_keep_signals, backward=backward, batched=(0, 2),
+        encode=encode,
+    )  # fmt: skip
 
 
 def _fake_chain(x: Tensor, coef: Tensor, state: Tensor, steps: str) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
-
-
-def _chain_gradients(
-    x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str, gy: Tensor, gstate: Tensor
-) -> Gradients:
-    known = steps_of(steps)
-    if len(known) != 1 or not known[0][0].has_adjoint:
-        _refuse_any()
-    return backend_of(x).run_step_adjoint(known, x, coef, state, gy, gstate)
-
-
-def _fake_chain_gradients(
-    x: Tensor, coef: Tensor, state: Tensor, steps: str, gy: Tensor, gstate: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
 
 
 def _with_text(
@@ -382,8 +378,9 @@ def _with_text(
 
 
 _chain_operator = _define_pair(
-    "chain", _chain, _fake_chain, _chain_gradients, _fake_chain_gradients, _with_text
-)
+    "chain", _fake_chain, lambda coef, steps: tables_of_steps(steps_of(steps), len(coef)),
+    _with_text,
+)  # fmt: skip
 
 
 def run_step(
@@ -406,13 +403,7 @@ def can_fuse(x: Tensor, ops: Sequence[ChainStep]) -> bool:
 
 
 def run_fused(x: Tensor, ops: Sequence[ChainStep], state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run operations that keep the rate in one pass, all of them in cache; it has no gradient.
-
-    Args:
-        x: (batch, channel or 1, time).
-        ops: The operations in order; their own states are not used.
-        state: (batch, channel, values), the states of all operations side by side.
-    """
+    """Run operations in one pass, all of them in cache, without a gradient; see `run_ops`."""
     check_sizes(ops)
     coef = torch.cat([op.coef for op in ops], 1)
     check_signals(x, coef, state, coef.shape[1], sum(op.state.shape[1] for op in ops))
@@ -460,34 +451,17 @@ def run_ops(
 # --- the filters that end a chain ---
 
 
-def _bank(
-    x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    return backend_of(x).run_bank(x, coef, state, kinds, offsets)
-
-
 def _fake_bank(
     x: Tensor, coef: Tensor, state: Tensor, kinds: list[int], offsets: list[int]
 ) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], offsets[-1], x.shape[2]), torch.empty_like(state)
 
 
-def _bank_gradients(
-    x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int],
-    gy: Tensor, gstate: Tensor,
-) -> Gradients:  # fmt: skip
-    return backend_of(x).run_bank_adjoint(x, coef, state, kinds, offsets, gy, gstate)
-
-
-def _fake_bank_gradients(
-    x: Tensor, coef: Tensor, state: Tensor, kinds: list[int], offsets: list[int],
-    gy: Tensor, gstate: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
-
-
 _bank_operator = _define_pair(
-    "modulation_bank", _bank, _fake_bank, _bank_gradients, _fake_bank_gradients
+    "modulation_bank",
+    _fake_bank,
+    lambda coef, kinds, offsets: tables_of_bank(tuple(kinds), tuple(offsets), coef.shape[1]),
+    lambda *args: args,
 )
 
 

@@ -25,8 +25,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def is_exporting() -> bool:
     """Return True while `torch.export` records, in its non-strict mode.
 
-    Under `torch.compile`, and in the strict mode of `torch.export`, Dynamo records. There a model
-    must run as it does without a compiler. Torch 2.6 has no `torch.compiler.is_exporting`.
+    Where Dynamo records, a model must run as it does without a compiler. Torch 2.6 has no
+    `torch.compiler.is_exporting`.
     """
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 

@@ -9,7 +9,7 @@ amtcore-interpreter runs without a GPU, are compared with the plain loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -49,11 +49,15 @@ class OperationConformance:
         """The operation."""
         return get_operation(self.operation)
 
+    def examples(self) -> Sequence[Example]:
+        """Cases on which the operation is tested; by default its own."""
+        assert self.described.example is not None, "expected an operation with examples"
+        return self.described.example()
+
     def cases(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         """Argument, signal (batch, channel, time), coefficients, and state of every example."""
         torch.manual_seed(0)
-        assert self.described.example is not None, "expected an operation with examples"
-        for example in self.described.example():
+        for example in self.examples():
             yield _batched(example, dtype)
 
     def test_sizes_are_those_of_the_examples(self) -> None:

@@ -101,11 +101,10 @@ def _version(package: str) -> str:
 
 
 def _kernel_cache() -> str:
-    from amtcore.kernels.gpu.ptx_cache import cache_folder
-    from amtcore.kernels.vector.source_digest import sources_digest
+    from amtcore.kernels.vector.kernel_cache import own_folder, sources_digest
 
     sources_digest()  # raises if other users can write to the sources
-    folder = cache_folder()
+    folder = own_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     shown = folder
     with suppress(ValueError, RuntimeError):  # no home, or the cache lies elsewhere

@@ -155,11 +155,10 @@ def _gpu_facts(backend: str) -> str:
 def _launch(backend: str) -> str:
     from amtcore.kernels.devices import get_backend
     from amtcore.kernels.gpu.backend import GpuBackend
-    from amtcore.kernels.gpu.device import probe
 
     found = get_backend(backend)
     assert isinstance(found, GpuBackend)
-    probe(found.launcher)
+    found.check()
     return f"loaded and launched: {found.name} adds two vectors"
 
 

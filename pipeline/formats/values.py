@@ -151,7 +151,7 @@ def convert_into(into: Frames, values: Frames, scale: float = 1.0) -> None:
     """Fill an array in C order with values times their scale, rounded once."""
     try:
         # Imported here: it loads a compiler.
-        from amtcore.kernels.vector.half import widen
+        from earmill.pipeline.formats.half import widen
     except ImportError as error:
         raise missing_package(error) from error
 
@@ -250,7 +250,7 @@ class Caster:
 def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
     """Return the frames times a power of two in float16, and the error of the cast."""
     # Imported here: it loads a compiler.
-    from amtcore.kernels.vector.half import narrow
+    from earmill.pipeline.formats.half import narrow
 
     cast = np.empty(frames.shape, np.float16)
     if frames.dtype == np.float32:

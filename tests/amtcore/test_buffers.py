@@ -14,8 +14,8 @@ from torch import Tensor
 
 from amtcore import Dau1997, GammatoneFilterbank, LIFExodus, set_buffer_limit
 from amtcore.errors import ParameterError
-from amtcore.kernels.vector import result_pool as buffers
-from amtcore.kernels.vector.result_pool import LARGE_BYTES, empty
+from amtcore.kernels.vector import arrays as buffers
+from amtcore.kernels.vector.arrays import LARGE_BYTES, empty
 
 LIKE = torch.zeros(0)
 #: A shape of just over LARGE_BYTES in float32.

@@ -18,8 +18,8 @@ from amtcore.errors import (
     WrongDeviceError,
 )
 from amtcore.kernels.gpu import cuda_launcher as launching
+from amtcore.kernels.gpu.backend import GpuBackend
 from amtcore.kernels.gpu.cuda_launcher import CudaLauncher, count_parameters, pack
-from amtcore.kernels.gpu.device import probe
 from amtcore.kernels.gpu.driver import LOST, device_error, device_errors
 from amtcore.kernels.gpu.launcher import Kernel
 from tests.amtcore.fake_driver import (
@@ -286,10 +286,10 @@ def test_errors_of_torch_become_ours(raised: Exception, wanted: type[Exception])
 
 
 def test_the_probe_adds_where_ptx_is_interpreted() -> None:
-    probe(InterpretedLauncher())
+    GpuBackend(InterpretedLauncher()).check()
 
 
 def test_a_probe_that_adds_wrongly_is_told(launcher: CudaLauncher) -> None:
     """The stand-in adds nothing at all."""
-    with pytest.raises(BackendError, match="the cuda launcher adds wrongly: expected 1000 sums"):
-        probe(launcher)
+    with pytest.raises(BackendError, match="the cuda launcher adds wrongly: expected 1024 sums"):
+        GpuBackend(launcher).check()

@@ -152,10 +152,12 @@ def test_bands_of_all_clips_are_made_and_come_to_the_host_in_one_go(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, taken, filtered = built(case, "interpreted"), [], []
-    download, run_bank = there.backend.download, there.backend.run_bank
+    download, run_chain = there.backend.download, there.backend.run_chain
     monkeypatch.setattr(there.backend, "download", lambda f: taken.append(len(f)) or download(f))
     monkeypatch.setattr(
-        there.backend, "run_bank", lambda x, *rest: filtered.append(len(x)) or run_bank(x, *rest)
+        there.backend,
+        "run_chain",
+        lambda tables, x, *rest: filtered.append(len(x)) or run_chain(tables, x, *rest),
     )
     with use_backend("interpreted"):
         together = there.extract(clips())

@@ -14,9 +14,9 @@ import pytest
 from numba.core.codegen import JITCodeLibrary
 
 from amtcore.errors import KernelCacheError
-from amtcore.kernels.vector import kernel_files
+from amtcore.kernels.vector import kernel_cache
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.kernel_files import KernelFiles
+from amtcore.kernels.vector.kernel_cache import KernelFiles
 
 
 @part
@@ -64,7 +64,7 @@ def test_code_on_disk_is_of_these_sources(made: list[str], monkeypatch: pytest.M
     assert [_loaded(_sum), _loaded(_sum)] == [False, True]
     with pytest.raises(ValueError, match="a step of 10 or more"):
         kernel(_sum)(np.array([5.0]), 10)
-    monkeypatch.setattr(kernel_files, "sources_digest", lambda *_: "another")
+    monkeypatch.setattr(kernel_cache, "sources_digest", lambda *_: "another")
     assert not _loaded(_sum)
 
 
@@ -93,14 +93,14 @@ def test_prebuilt_kernels_are_found_or_passed_over_with_one_line(
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(shipped))
     _loaded(_sum)
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(own))
-    monkeypatch.setenv(kernel_files.PREBUILT, str(shipped))
+    monkeypatch.setenv(kernel_cache.PREBUILT, str(shipped))
     assert _loaded(_sum) and not list(own.rglob("*.kernel")) and not caplog.messages
     (path,) = shipped.rglob("*.kernel")
     path.write_bytes(path.read_bytes()[:-1])
     assert not _loaded(_sum) and _loaded(_sum)
     (line,) = caplog.messages
     assert str(shipped) in line and "fill it again" in line
-    monkeypatch.setenv(kernel_files.PREBUILT, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(kernel_cache.PREBUILT, str(tmp_path / "nowhere"))
     assert _loaded(_sum)
     assert caplog.messages[1:] == [
         f"AMTCORE_KERNELS={tmp_path / 'nowhere'} holds no kernels: they are compiled here"
@@ -110,10 +110,10 @@ def test_prebuilt_kernels_are_found_or_passed_over_with_one_line(
 def test_prebuilt_kernels_that_others_can_write_are_refused(
     made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped = tmp_path / "shipped" / kernel_files.FOLDER
+    shipped = tmp_path / "shipped" / kernel_cache.FOLDER
     shipped.mkdir(parents=True)
     shipped.chmod(0o777)
-    monkeypatch.setenv(kernel_files.PREBUILT, str(shipped.parent))
+    monkeypatch.setenv(kernel_cache.PREBUILT, str(shipped.parent))
     with pytest.raises(KernelCacheError, match="everybody can write to it"):
         kernel(_sum)(np.array([6.0]), 3)
 

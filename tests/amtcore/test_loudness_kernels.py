@@ -8,7 +8,7 @@ import torch
 
 from amtcore import Moore2016BinauralLoudness
 from amtcore.kernels.torch_state import can_compute
-from amtcore.kernels.vector.frames import new_rows, rows_of
+from amtcore.kernels.vector.arrays import new_rows, rows_of
 from amtcore.kernels.vector.simd import LANES
 from amtcore.stages.excitation import Moore2016ExcitationPattern
 from amtcore.stages.loudness import Moore2016SpecificLoudness, SpecificLoudness

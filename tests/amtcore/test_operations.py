@@ -20,9 +20,10 @@ from amtcore.kernels.chain import (
     compile_chain,
     identity_bank,
     steps_of,
+    tables_of_bank,
+    tables_of_steps,
     text_of,
 )
-from amtcore.kernels.cpu.backend import CpuBackend
 from amtcore.kernels.cpu.chain_loop import loop_of, picker
 from amtcore.kernels.operation import ChainOperation, always
 from amtcore.kernels.operations.compression import SQUARE
@@ -39,7 +40,7 @@ UNKNOWN = (-1, len(BUILT_IN), 99)
 WITHOUT_ADJOINT = [code for code, each in enumerate(BUILT_IN) if each.adjoint is None]
 NO_FRAME = np.zeros(5, np.int64)
 NOTHING = np.zeros((0, 4), np.int64)
-CPU, LOOP = CpuBackend(), loop_of(())[0]
+LOOP = loop_of(())[0]
 
 
 @njit
@@ -209,7 +210,7 @@ def test_an_operation_reads_no_rows_of_its_neighbour(part: str, shape: tuple[int
 def test_a_decimation_does_not_run_at_full_rate() -> None:
     none = torch.zeros(1, 2, 4), torch.zeros(2, 3), torch.zeros(1, 2, 3)
     with pytest.raises(ParameterError, match="keep it"):
-        CPU.run_steps(((DECIMATE, 3 * 2**16 + 2),), *none)
+        tables_of_steps(((DECIMATE, 3 * 2**16 + 2),), 2)
     with pytest.raises(ParameterError, match="no operator at full rate"):
         run_step(DECIMATE, 3 * 2**16 + 2, *none)
 
@@ -222,11 +223,10 @@ def test_a_chain_lowers_the_rate_once() -> None:
 
 @pytest.mark.parametrize("kind", [-1, max(FILTERS) + 1])
 def test_unknown_filters_are_refused(kind: int) -> None:
-    x, coef, state = torch.zeros(1, 1, 4), torch.zeros(1, 6), torch.zeros(1, 1, 2)
     with pytest.raises(ParameterError, match=f"no filter of kind {kind}"):
-        CPU.run_bank(x, coef, state, [kind], [0, 1])
+        tables_of_bank((kind,), (0, 1), 6)
     with pytest.raises(ParameterError, match=f"no filter of kind {kind}"):
-        compile_chain([], FilterBank((kind,), coef, (0, 1)), "mean", 16000.0, 100.0)
+        compile_chain([], FilterBank((kind,), torch.zeros(1, 6), (0, 1)), "mean", 16000.0, 100.0)
 
 
 def test_an_operation_without_an_adjoint_has_the_gradient_of_its_plain_loop() -> None:

@@ -7,6 +7,7 @@ import pytest
 from numba import njit
 
 from amtcore.kernels.vector.elementary import vdecay, vexp, vlog
+from amtcore.kernels.vector.memory import transpose
 from amtcore.kernels.vector.simd import (
     LANES,
     any_greater,
@@ -19,7 +20,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
     vsum,
 )
-from amtcore.kernels.vector.transpose import transpose
 
 
 @njit

@@ -18,7 +18,15 @@ from torch import Tensor
 
 from amtcore import Dau1997, King2019, Osses2021, Paulick2024
 from amtcore.kernels.backend import Backend
-from amtcore.kernels.chain import ChainStep, FilterBank, compile_chain, identity_bank
+from amtcore.kernels.chain import (
+    ChainStep,
+    ChainTables,
+    FilterBank,
+    compile_chain,
+    identity_bank,
+    tables_of_bank,
+    tables_of_steps,
+)
 from amtcore.kernels.gpu.backend import GpuBackend
 from amtcore.kernels.gpu.launcher import Kernel
 from amtcore.kernels.operations.attack_release import ATTACK_RELEASE, ATTACK_RELEASE_ADJOINT
@@ -127,7 +135,8 @@ def bank_of(kind: int, dtype: torch.dtype) -> FilterBank:
 def _run(backend: Backend, ops: Sequence[ChainStep], x: Tensor) -> Outputs:
     steps = tuple((op.operation, op.argument) for op in ops)
     state = torch.cat([op.state for op in ops], 1).expand(x.shape[0], -1, -1)
-    return backend.run_steps(steps, x, torch.cat([op.coef for op in ops], 1), state)
+    coef = torch.cat([op.coef for op in ops], 1)
+    return backend.run_chain(tables_of_steps(steps, len(coef)), x, coef, state)
 
 
 def _operation(name: str) -> Iterator[Case]:
@@ -141,8 +150,8 @@ def _operation(name: str) -> Iterator[Case]:
     def adjoint(backend: Backend, dtype: torch.dtype) -> Outputs:
         op, x = operations(dtype)[name], noise(2, CHANNELS, SAMPLES, dtype=dtype)
         state, gy = op.state.expand(2, -1, -1), noise(2, CHANNELS, SAMPLES, dtype=dtype, seed=1)
-        steps = ((op.operation, op.argument),)
-        return backend.run_step_adjoint(steps, x, op.coef, state, gy, state + 0.1)
+        tables = tables_of_steps(((op.operation, op.argument),), len(op.coef))
+        return backend.run_chain_adjoint(tables, x, op.coef, state, gy, state + 0.1)
 
     op = operations(torch.float32)[name]
     if op.operation is not DECIMATE:
@@ -151,18 +160,21 @@ def _operation(name: str) -> Iterator[Case]:
         yield Case(f"{name} adjoint", adjoint)
 
 
+def _tables_of(bank: FilterBank) -> ChainTables:
+    return tables_of_bank(bank.kinds, bank.offsets, bank.coef.shape[1])
+
+
 def _bank(kind: int) -> Iterator[Case]:
     def forward(backend: Backend, dtype: torch.dtype) -> Outputs:
         bank, x = bank_of(kind, dtype), noise(2, CHANNELS, SAMPLES, dtype=dtype)
         state = x.new_zeros(2, len(bank.coef), filter_states(bank.coef.shape[1]))
-        return backend.run_bank(x, bank.coef, state, bank.kinds, bank.offsets)
+        return backend.run_chain(_tables_of(bank), x, bank.coef, state)
 
     def adjoint(backend: Backend, dtype: torch.dtype) -> Outputs:
         bank, x = bank_of(kind, dtype), noise(2, CHANNELS, SAMPLES, dtype=dtype)
         state = x.new_zeros(2, len(bank.coef), filter_states(bank.coef.shape[1]))
         gy = noise(2, len(bank.coef), SAMPLES, dtype=dtype, seed=1)
-        given = x, bank.coef, state, bank.kinds, bank.offsets, gy, state + 0.1
-        return backend.run_bank_adjoint(*given)
+        return backend.run_chain_adjoint(_tables_of(bank), x, bank.coef, state, gy, state + 0.1)
 
     yield Case(f"bank: {FILTERS[kind].name}", forward)
     yield Case(f"bank: {FILTERS[kind].name} adjoint", adjoint)

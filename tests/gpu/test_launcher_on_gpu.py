@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from amtcore.errors import BackendError, DeviceMemoryError, WrongDeviceError
+from amtcore.kernels.gpu.backend import GpuBackend
 from amtcore.kernels.gpu.cuda_launcher import CudaLauncher
-from amtcore.kernels.gpu.device import PROBE, device_facts, probe
+from amtcore.kernels.gpu.device import device_facts
 from amtcore.kernels.gpu.driver import device_errors
 from amtcore.kernels.gpu.launcher import Kernel
 from tests.gpu.conftest import refusing_to_wait
+from tests.gpu.probe import PROBE
 
 pytestmark = pytest.mark.gpu
 SIZE = 1000
@@ -38,7 +40,7 @@ def another(text: str) -> Kernel:
 
 
 def test_vectors_are_added(launcher: CudaLauncher) -> None:
-    probe(launcher)
+    GpuBackend(launcher).check()
 
 
 def test_the_device_says_what_it_is() -> None:
@@ -148,7 +150,7 @@ import torch
 from amtcore.errors import BackendError, DeviceLostError
 from amtcore.kernels.gpu.cuda_launcher import CudaLauncher
 from amtcore.kernels.gpu.driver import device_errors
-from amtcore.kernels.gpu.device import PROBE
+from tests.gpu.probe import PROBE
 launcher = CudaLauncher()
 launcher.launch(PROBE, 1, [16, 16, 16, 32])
 for act in (torch.cuda.synchronize, lambda: launcher.launch(PROBE, 1, [16, 16, 16, 32])):
@@ -173,7 +175,7 @@ _FORKED = """
 import os, torch
 from amtcore.errors import BackendError
 from amtcore.kernels.gpu.cuda_launcher import CudaLauncher
-from amtcore.kernels.gpu.device import PROBE
+from tests.gpu.probe import PROBE
 launcher = CudaLauncher()
 launcher.resident_warps(PROBE)
 if os.fork() == 0:

@@ -311,7 +311,7 @@ RUNS: dict[str, Callable[..., None]] = {
 
 
 # Lightning imports what the others do, and of torch what distributed models need.
-PACKAGES = ("amtcore.kernels.vector.half", "lightning", "accelerate")
+PACKAGES = ("earmill.pipeline.formats.half", "lightning", "accelerate")
 
 
 def serve() -> None:

@@ -15,11 +15,11 @@ import pytest
 import zarr
 from numcodecs import Blosc, VLenUTF8, Zstd
 
-from amtcore.kernels.vector.half import BLOCK, widen
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import join_frames
 from earmill.pipeline.formats.format import Promise
+from earmill.pipeline.formats.half import BLOCK, widen
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.values import converted
 from earmill.pipeline.formats.zarr.arrays import ChunkCodec, read_vector

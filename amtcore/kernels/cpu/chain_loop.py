@@ -6,12 +6,8 @@
 A block (at most BLOCK samples of LANES channels) stays in the first-level cache from the waveform
 to the frame sums. Output at full rate goes to memory in longer blocks.
 
-Gradients of one operation or one bank recompute states block by block:
-
-    forward over all blocks, keeping only the state at the start of each
-    for blocks from the last to the first:  the adjoint on the block and its start state
-
-Gradients need memory for the signals and one state a block.
+Gradients of one operation or one bank first run forward over all blocks and keep the state at the
+start of each. Then the adjoint runs on each block, from the last to the first.
 """
 
 from __future__ import annotations
@@ -39,9 +35,8 @@ from amtcore.kernels.pooling import (
 )
 from amtcore.kernels.registry import BUILT_IN, others
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned, cut, cut_copy
+from amtcore.kernels.vector.memory import aligned, copy_row, cut, cut_copy, transpose
 from amtcore.kernels.vector.simd import LANES, vload, vsplat, vsqrt, vstore
-from amtcore.kernels.vector.transpose import copy_row, transpose
 
 #: Samples per block: two buffers of 128 x 32 float32 are 32 kB, inside a 48 kB first-level cache.
 BLOCK = ADJOINT_BLOCK
@@ -57,14 +52,9 @@ def picker(
 
     Compiled code cannot look a function up in a dict, so the text is a list of comparisons, ending
     with `raise ParameterError(missing)`. A closure over a tuple of arguments would count
-    references to every array for each entry, up to a quarter of an operation's time.
-
-    Args:
-        parts: Code -> part; all have the same parameters and the same type of result.
-        parameters: Parameters of the returned part; one is `row`.
-        arguments: Arguments of the called parts, in terms of the parameters.
-        missing: Message of the error for an unknown code.
-        key: Distinguishes sets of parts with equal parameters in the cache.
+    references to every array for each entry, up to a quarter of an operation's time. The
+    `arguments` of the called parts are written in terms of the `parameters`. The `key`
+    distinguishes sets of parts with equal parameters in the cache.
     """
     lines = [f"def pick({parameters}):", "    code = row[0]"]
     for code in parts:
@@ -187,20 +177,9 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
 
     @kernel(key=key)
     def run_chain(
-        x: Any,
-        length: int,
-        shared: bool,
-        channels: int,
-        ops: Any,
-        coef: Any,
-        state: Any,
-        mode: int,
-        filters: Any,
-        rows: Any,
-        pool: int,
-        frame: Any,
-        out: Any,
-    ) -> None:
+        x: Any, length: int, shared: bool, channels: int, ops: Any, coef: Any, state: Any,
+        mode: int, filters: Any, rows: Any, pool: int, frame: Any, out: Any,
+    ) -> None:  # fmt: skip
         """Run the chain over samples 0..length of one clip for one group of channels.
 
         The input x (rows, time) is contiguous. The flat arrays coef and state have LANES numbers a
@@ -243,20 +222,9 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
 
     @kernel(key=key)
     def run_adjoint(
-        x: Any,
-        gy: Any,
-        gx: Any,
-        shared: bool,
-        channels: int,
-        ops: Any,
-        coef: Any,
-        gcoef: Any,
-        state: Any,
-        gstate: Any,
-        filters: Any,
-        rows: Any,
-        scratch_rows: int,
-    ) -> None:
+        x: Any, gy: Any, gx: Any, shared: bool, channels: int, ops: Any, coef: Any, gcoef: Any,
+        state: Any, gstate: Any, filters: Any, rows: Any, scratch_rows: int,
+    ) -> None:  # fmt: skip
         """Compute the gradients of one operation or one bank, for one clip and group of channels.
 
         Arguments are as in the forward kernel; gx is (channel, time) of this group. The kernel adds

@@ -9,138 +9,38 @@ import functools
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import BackendError
-from amtcore.kernels.backend import Backend, Chain, Gradients, Samples
-from amtcore.kernels.chain import (
-    ChainPlan,
-    ChainTables,
-    Steps,
-    bank_layout,
-    check_keeps_rate,
-    first_rows,
-    pad_filters,
-    unpad_filters,
-)
-from amtcore.kernels.gpu.chain_kernel import (
-    ChainKernelSpec,
-    Row,
-    adjoint_of,
-    kernel_of,
-    work_size,
-)
+from amtcore.kernels.backend import Backend, Chain, Samples
+from amtcore.kernels.chain import ChainPlan, ChainTables
+from amtcore.kernels.gpu.chain_kernel import ChainKernelSpec, adjoint_of, kernel_of, work_size
+from amtcore.kernels.gpu.device_code import row_kernel
 from amtcore.kernels.gpu.launcher import FEW_WARPS, MANY_WARPS, Kernel, Launcher
 from amtcore.kernels.gpu.ptx import compiled
-from amtcore.kernels.gpu.row_kernel import row_kernel
 from amtcore.kernels.operation import RowOperation
-from amtcore.kernels.operations.modulation_filters import filter_states, get_filter
-from amtcore.kernels.vector.lanes import groups_of, pack_tensor, unpack_tensor
-from amtcore.kernels.vector.simd import LANES
+from amtcore.kernels.vector.jit import kernel
+from amtcore.kernels.vector.simd import LANES, vload, vstore
 
 
-def table_rows(table: NDArray[Any]) -> tuple[Row, ...]:
-    """Return a kernel table as constants."""
-    return tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in table)
+class GpuChain(Chain):
+    """A chain with its constants on the device."""
 
-
-@dataclass(frozen=True)
-class Clips:
-    """The places of a launch's clips in its input and output.
-
-    Rows of `table` (5, clip): order of processing, first sample in the input, length in samples,
-    first number in the output, samples of the signal before this clip.
-    """
-
-    table: Tensor
-
-    @classmethod
-    def equal(
-        cls, batch: int, input_size: int, samples: int, output_size: int, device: torch.device
-    ) -> Clips:
-        """Place signals of equal lengths one after another; computed on the device."""
-        number = torch.arange(batch, device=device)
-        length, before = torch.full_like(number, samples), torch.zeros_like(number)
-        return cls(torch.stack((number, number * input_size, length, number * output_size, before)))
-
-    @classmethod
-    def ragged(
-        cls, begins: Sequence[int], lengths: Sequence[int], places: Sequence[int],
-        starts: Sequence[int], device: torch.device,
-    ) -> Clips:  # fmt: skip
-        """Place signals of any lengths, to be processed from the longest to the shortest."""
-        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        table = torch.tensor([order, begins, lengths, places, starts])
-        if device.type == "cuda":
-            table = table.pin_memory()
-        return cls(table.to(device, non_blocking=True))
-
-
-def start(launcher: Launcher, kernel: Kernel, warps: int, *arguments: Tensor | int) -> None:
-    """Launch a kernel whose first parameter is its queue."""
-    queue = torch.zeros(1, dtype=torch.int64, device=launcher.device)
-    launcher.launch(kernel, warps, (queue, *arguments))
-
-
-def run_forward(
-    launcher: Launcher, spec: ChainKernelSpec, channels: int, clips: Clips, x: Tensor, coef: Tensor,
-    state: Tensor, columns: Tensor, out: Tensor, width: int = 0,
-    frame: tuple[int, int, int, int] = (1, 1, 1, 0),
-) -> None:  # fmt: skip
-    """Run a chain over clips.
-
-    Args:
-        channels: Of every clip.
-        x: All samples.
-        coef: (group, rows * LANES).
-        state: (clip, group, rows * LANES), changed in place.
-        columns: (group, filter, LANES) output column of each lane.
-        out: All outputs.
-        width: Columns of a pooled frame.
-        frame: Samples and frames of their ratio, samples an output, lookahead.
-    """
-    count, groups = clips.table.shape[1], groups_of(channels)
-    if count == 0 or x.numel() == 0:
-        return
-    kernel = compiled("forward", spec, lambda: kernel_of(spec), spec.warps)
-    order, begins, lengths, places, starts = clips.table.unbind()
-    warps = min(launcher.resident_warps(kernel), count * groups)
-    start(
-        launcher, kernel, warps, order, count, groups, channels, x, begins, lengths, coef, state,
-        columns, out, places, starts, width, *frame,
-    )  # fmt: skip
-
-
-class GpuChain:
-    """A chain with its constants on the device; methods as in `backend.Chain`."""
-
-    def __init__(self, launcher: Launcher, chain: ChainPlan) -> None:
-        self.tables, self.tail, self._chain = chain.tables, chain.tail, chain
-        self._launcher = launcher
-        device = launcher.device
-        self._coef = torch.from_numpy(chain.coef).to(device)
-        self._rest = torch.from_numpy(chain.rest).to(device)
-        self._columns = torch.from_numpy(chain.tables.columns).to(device)
-        self.n_frames = chain.n_frames
+    def __init__(self, backend: GpuBackend, plan: ChainPlan) -> None:
+        super().__init__(plan)
+        self._backend = backend
+        self._coef = torch.from_numpy(plan.coef).to(backend.device)
+        self._rest = torch.from_numpy(plan.rest).to(backend.device)
 
     def fresh(self, clips: int) -> Tensor:
         return self._rest.expand(clips, *self._rest.shape).clone()
 
-    def push(self, clips: Sequence[Samples | Tensor], states: Tensor, start: int) -> list[Tensor]:
-        return self._run(self.tables, clips, states, [start] * len(clips))
-
-    def finish(self, states: Tensor, samples: Sequence[int]) -> list[Tensor]:
-        silences = [self._coef.new_zeros(self._chain.zeros_after(count)) for count in samples]
-        return self._run(self.tail or self.tables, silences, states, samples)
-
-    def _run(
+    def run(
         self,
         tables: ChainTables,
         clips: Sequence[Samples | Tensor],
@@ -156,24 +56,16 @@ class GpuChain:
         frame_sizes = [count * tables.width for count in counts]
         out = self._coef.new_empty(sum(frame_sizes))
         if clips:
-            begins = [0, *accumulate(sizes)][:-1]
-            places = [0, *accumulate(frame_sizes)][:-1]
-            ratio = *tables.samples_per_frame, tables.samples_per_output, tables.lookahead
-            run_forward(
-                self._launcher, self._spec(tables, clips[0].ndim == 1), tables.channels,
-                Clips.ragged(begins, lengths, places, starts, out.device),
-                gathered(clips, out.device), self._coef, states, self._columns, out, tables.width,
-                ratio,
+            longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+            begins, places = ([0, *accumulate(each)][:-1] for each in (sizes, frame_sizes))
+            table = torch.tensor([longest_first, begins, lengths, places, starts])
+            if out.is_cuda:
+                table = table.pin_memory()
+            self._backend.run_clips(
+                tables, table.to(out.device, non_blocking=True), gathered(clips, out.device),
+                clips[0].ndim == 1, self._coef, states, out,
             )  # fmt: skip
-        parts = out.split(frame_sizes)
-        return [part.view(-1, tables.width) for part in parts]
-
-    def _spec(self, tables: ChainTables, shared: bool) -> ChainKernelSpec:
-        coefs, states = self._coef.shape[1] // LANES, self._rest.shape[1] // LANES
-        double, filters = self._coef.dtype == torch.float64, table_rows(tables.filters)
-        return ChainKernelSpec(
-            tables.steps, tables.rows, filters, tables.pool, shared, double, coefs, states
-        )
+        return [part.view(-1, tables.width) for part in out.split(frame_sizes)]
 
 
 def gathered(clips: Sequence[Samples | Tensor], device: torch.device) -> Tensor:
@@ -194,8 +86,19 @@ def gathered(clips: Sequence[Samples | Tensor], device: torch.device) -> Tensor:
     return room.to(device, non_blocking=True)
 
 
+#: Vectors that `GpuBackend.check` adds.
+_CHECKED = 32
+
+
+@kernel
+def _add_item(item: int, x: Any, y: Any, out: Any) -> None:
+    vstore(out, item * LANES, vload(x, item * LANES) + vload(y, item * LANES))
+
+
 #: Device memory that the warps of an adjoint may use for their tapes.
 _WORK_BYTES = 2**31
+#: More items than any GPU runs warps at once.
+_MOST_ITEMS = 2**16
 
 
 class GpuBackend(Backend):
@@ -206,7 +109,7 @@ class GpuBackend(Backend):
         self.name, self.device = launcher.name, launcher.device
 
     def place(self, chain: ChainPlan) -> Chain:
-        return GpuChain(self.launcher, chain)
+        return GpuChain(self, chain)
 
     def stream(self) -> AbstractContextManager[Any]:
         """Return the context of this thread's own stream, if the device has streams.
@@ -245,139 +148,118 @@ class GpuBackend(Backend):
         parts = whole.split([len(clip) for clip in clips])
         return list(parts)
 
-    def run_steps(
-        self, steps: Steps, x: Tensor, coef: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        check_keeps_rate(steps)
-        (batch, rows, samples), channels = x.shape, coef.shape[0]
-        spec = _spec(steps, x, coef, state)
-        out, packed = x.new_empty(batch, channels, samples), pack_tensor(state)
-        clips = Clips.equal(batch, rows * samples, samples, channels * samples, x.device)
-        given = x.detach().contiguous(), pack_tensor(coef), packed, _no_columns(x.device), out
-        run_forward(self.launcher, spec, channels, clips, *given)
-        return out, unpack_tensor(packed, channels)
+    def run_clips(
+        self, tables: ChainTables, clips: Tensor, x: Tensor, shared: bool, coef: Tensor,
+        state: Tensor, out: Tensor,
+    ) -> None:  # fmt: skip
+        """Run a chain over clips; coef and state are packed, and state is updated.
 
-    def run_bank(
-        self, x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        (batch, channels, samples), most = x.shape, len(kinds)
-        spec, columns = _bank(x, tuple(kinds), tuple(offsets), coef.shape[1])
-        out, packed = (
-            x.new_empty(batch, offsets[-1], samples),
-            pack_tensor(pad_filters(state, offsets, most)),
-        )
-        clips = Clips.equal(batch, channels * samples, samples, offsets[-1] * samples, x.device)
-        given = x.detach().contiguous(), pack_tensor(pad_filters(coef, offsets, most)), packed
-        run_forward(self.launcher, spec, channels, clips, *given, columns, out)
-        return out, unpad_filters(unpack_tensor(packed, channels), offsets, most)
-
-    def run_step_adjoint(
-        self, steps: Steps, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
-    ) -> Gradients:
-        channels, spec = coef.shape[0], _spec(steps, x, coef, state)
-        packed = pack_tensor(coef), pack_tensor(state), pack_tensor(gstate)
-        gx, gcoef = self._adjoint(spec, x, gy, packed, _no_columns(x.device), channels)
-        if x.shape[1] != channels:
-            gx = gx.sum(1, keepdim=True)
-        return gx, gcoef, unpack_tensor(packed[2], channels)
-
-    def run_bank_adjoint(
-        self, x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int],
-        offsets: Sequence[int], gy: Tensor, gstate: Tensor,
-    ) -> Gradients:  # fmt: skip
-        channels, most = x.shape[1], len(kinds)
-        spec, columns = _bank(x, tuple(kinds), tuple(offsets), coef.shape[1])
-        coefs, states, gstates = (
-            pack_tensor(pad_filters(t, offsets, most)) for t in (coef, state, gstate)
-        )
-        gx, gcoef = self._adjoint(spec, x, gy, (coefs, states, gstates), columns, channels)
-        gstate = unpack_tensor(gstates, channels)
-        return gx, unpad_filters(gcoef, offsets, most), unpad_filters(gstate, offsets, most)
-
-    def _adjoint(
-        self, spec: ChainKernelSpec, x: Tensor, gy: Tensor, packed: tuple[Tensor, Tensor, Tensor],
-        columns: Tensor, channels: int,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return the gradients of the input, (batch, channel, time), and of the coefficients.
-
-        The gradient of the last state in packed[2] becomes the gradient of the first state.
+        Columns of `clips` (5, clip) hold: order of processing, first sample in x, length in
+        samples, first number in `out`, samples of the signal before this clip. With `shared` a clip
+        is one row for all channels.
         """
-        (batch, rows, samples), (coef, state, gstate) = x.shape, packed
-        gx, gcoef = x.new_empty(batch, channels, samples), x.new_zeros(batch, *coef.shape)
-        items = batch * groups_of(channels)
-        if items and samples:
-            kernel = compiled(
-                "adjoint",
-                spec,
-                lambda: adjoint_of(spec),
-                FEW_WARPS if spec.double else MANY_WARPS,
-            )
+        count, groups = clips.shape[1], len(tables.columns)
+        if count == 0 or x.numel() == 0:
+            return
+        spec = _spec(tables, coef, state, shared)
+        made = compiled("forward", spec, lambda: kernel_of(spec), spec.warps)
+        order, begins, lengths, places, starts = clips.unbind()
+        warps = min(self.launcher.resident_warps(made), count * groups)
+        self._start(
+            made, warps, order, count, groups, tables.channels, x, begins, lengths, coef, state,
+            _columns_on(tables, self.device), out, places, starts, tables.width,
+            *tables.samples_per_frame, tables.samples_per_output, tables.lookahead,
+        )  # fmt: skip
+
+    def run_full_rate(self, tables: ChainTables, x: Tensor, coef: Tensor, state: Tensor) -> Tensor:
+        batch, rows, samples = x.shape
+        out = x.new_empty(batch, tables.width, samples)
+        number = torch.arange(batch, device=x.device)
+        length, before = torch.full_like(number, samples), torch.zeros_like(number)
+        places = number * (tables.width * samples)
+        clips = torch.stack((number, number * (rows * samples), length, places, before))
+        self.run_clips(tables, clips, x, rows == 1, coef, state, out)
+        return out
+
+    def run_adjoint(
+        self, tables: ChainTables, x: Tensor, gy: Tensor, coef: Tensor, state: Tensor,
+        gstate: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        (batch, rows, samples), groups = x.shape, len(tables.columns)
+        gx, gcoef = (
+            x.new_empty(batch, tables.channels, samples), x.new_zeros(batch, *coef.shape)
+        )  # fmt: skip
+        if batch * groups and samples:
+            spec = _spec(tables, coef, state, rows == 1)
+            most_warps = FEW_WARPS if spec.double else MANY_WARPS
+            made = compiled("adjoint", spec, lambda: adjoint_of(spec), most_warps)
             size = work_size(spec, samples)
-            most = max(_WORK_BYTES // (size * x.element_size()), 1)
-            warps = min(self.launcher.resident_warps(kernel), items, most)
-            start(
-                self.launcher, kernel, warps, batch, groups_of(channels), channels, samples,
-                gy.shape[1], x.detach().contiguous(), gy.detach().contiguous(), gx, coef, gcoef,
-                state, gstate, columns, x.new_empty(warps * size), size, rows,
+            fitting = max(_WORK_BYTES // (size * x.element_size()), 1)
+            warps = min(self.launcher.resident_warps(made), batch * groups, fitting)
+            self._start(
+                made, warps, batch, groups, tables.channels, samples, gy.shape[1], x, gy, gx,
+                coef, gcoef, state, gstate, _columns_on(tables, self.device),
+                x.new_empty(warps * size), size, rows,
             )  # fmt: skip
-        return gx, unpack_tensor(gcoef, channels).sum(0)
+        return gx, gcoef
 
     def run_rows(self, operation: RowOperation, *args: Any) -> Any:
         """Run the GPU kernel, or torch's functions for an operation without one.
 
         The interpreter's tensors lie in host memory, so CPU kernels can run on them.
         """
-        if operation.gpu is not None:
-            return operation.gpu(self, *args)
-        of_processor = operation.numbers_only or operation.reference is None
-        if of_processor and self.device.type == "cpu":
-            return operation.cpu(self, *args)
+        if operation.on_gpu:
+            return operation.run(self, *args)
+        if operation.only_cpu and self.device.type == "cpu":
+            return operation.run(self, *args)
         if operation.reference is None:
             raise BackendError(
                 f"{operation.name} runs on the CPU only, got tensors on {self.device}"
             )
         return operation.reference(*args)
 
+    @property
+    def workers(self) -> int:
+        return _MOST_ITEMS
+
     def run_items(self, body: Any, items: int, *arguments: Tensor | int, room: int = 0) -> None:
         if items == 0:
             return
         like = next(a for a in arguments if isinstance(a, Tensor) and a.is_floating_point())
-        kernel = row_kernel(body, arguments, like.dtype == torch.float64, room > 0)
-        warps = min(self.launcher.resident_warps(kernel), items)
+        made = row_kernel(body, arguments, like.dtype == torch.float64, room > 0)
+        warps = min(self.launcher.resident_warps(made), items)
         work = (like.new_empty(warps * room), room) if room else ()
-        start(self.launcher, kernel, warps, items, *arguments, *work)
+        self._start(made, warps, items, *arguments, *work)
 
+    def check(self) -> None:
+        """Add two vectors on the device and compare with torch.
 
-@functools.lru_cache
-def _no_columns(device: torch.device) -> Tensor:
-    return torch.zeros(1, dtype=torch.int64, device=device)
+        Raises:
+            BackendError: The launch fails, or sums are wrong.
+        """
+        size = _CHECKED * LANES
+        x = torch.arange(size, dtype=torch.float32, device=self.device)
+        y, out = x.flip(0) * 0.3, torch.full((size + LANES,), -1.0, device=self.device)
+        self.run_items(_add_item, _CHECKED, x, y, out)
+        if not torch.equal(out[:size], x + y) or bool((out[size:] != -1.0).any()):
+            raise BackendError(
+                f"the {self.name} launcher adds wrongly: expected {size} sums as torch has them; "
+                "please report it with the versions of driver and torch"
+            )
+
+    def _start(self, kernel: Kernel, warps: int, *arguments: Tensor | int) -> None:
+        """Launch a kernel whose first parameter is its queue."""
+        queue = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.launcher.launch(kernel, warps, (queue, *arguments))
 
 
 @functools.lru_cache(maxsize=64)
-def _layout(
-    kinds: tuple[int, ...], offsets: tuple[int, ...], coefs: int, device: torch.device
-) -> tuple[tuple[Row, ...], Tensor]:
-    """Return the table of a bank, and on the device the output column of each lane's filters."""
-    for kind in kinds:
-        get_filter(kind)
-    filters, columns = bank_layout(kinds, offsets, coefs, 0, 0)
-    return table_rows(filters), torch.from_numpy(columns).to(device)
+def _columns_on(tables: ChainTables, device: torch.device) -> Tensor:
+    return torch.from_numpy(tables.columns).to(device)
 
 
-def _bank(
-    x: Tensor, kinds: tuple[int, ...], offsets: tuple[int, ...], coefs: int
-) -> tuple[ChainKernelSpec, Tensor]:
-    """Return the spec of a filter bank alone, and its output columns."""
-    filters, columns = _layout(kinds, offsets, coefs, x.device)
-    most, double = len(kinds), x.dtype == torch.float64
-    return ChainKernelSpec(
-        (), (), filters, None, False, double, coefs * most, filter_states(coefs) * most
-    ), columns
-
-
-def _spec(steps: Steps, x: Tensor, coef: Tensor, state: Tensor) -> ChainKernelSpec:
-    """Return the spec of operations alone, at full rate."""
-    shared, double = x.shape[1] == 1, x.dtype == torch.float64
-    return ChainKernelSpec(
-        steps, first_rows(steps), (), None, shared, double, coef.shape[1], state.shape[2]
-    )
+def _spec(tables: ChainTables, coef: Tensor, state: Tensor, shared: bool) -> ChainKernelSpec:
+    """Return the constants of a chain's kernels, for packed coefficients and states."""
+    filters = tuple(map(tuple, tables.filters.tolist()))
+    double, sizes = coef.dtype == torch.float64, (t.shape[-1] // LANES for t in (coef, state))
+    return ChainKernelSpec(tables.steps, tables.rows, filters, tables.pool, shared, double, *sizes)

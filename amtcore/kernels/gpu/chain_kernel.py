@@ -6,11 +6,10 @@ A kernel is compiled for one chain, whose table is constant in it. There are two
     in blocks     blocks of samples in shared memory, states in global memory: for operations with
                   more states than registers, or that change the rate
 
-A warp computes one clip's group of LANES channels at a time. It takes groups from a queue, so that
-short clips need not wait for the longest.
-
-Gradients go backwards over blocks of the CPU's block length, so that sums over a block have the
-same order. Each warp has scratch memory for a block, the tape, and the state before each block.
+A warp takes one clip's group of LANES channels at a time from a queue, so that short clips need
+not wait for the longest. Gradients go backwards over blocks of the CPU's block length, so that sums
+over a block have the same order. Each warp has scratch memory for a block, the tape, and the state
+before each block.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 
 from numba import njit
 
-from amtcore.kernels.chain import Steps
+from amtcore.kernels.chain import Steps, scratch_rows
 from amtcore.kernels.gpu.device_code import (
     compile_text,
     integers_at,
@@ -42,8 +41,16 @@ from amtcore.kernels.pooling import (
     frame_bounds,
     pool_samples,
 )
-from amtcore.kernels.vector.simd import LANES, own_number, vload, vsplat, vsqrt, vstore
-from amtcore.kernels.vector.warp_lowering import lane_id, private_rows
+from amtcore.kernels.vector.simd import (
+    LANES,
+    lane_id,
+    own_number,
+    private_rows,
+    vload,
+    vsplat,
+    vsqrt,
+    vstore,
+)
 
 #: Samples of a block in shared memory.
 SHARED_BLOCK = 32
@@ -58,17 +65,10 @@ Row = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class ChainKernelSpec:
-    """The constants that a kernel is compiled for.
+    """The constants that a kernel is compiled for: parts of `ChainTables`, and sizes.
 
-    Args:
-        steps: Operations of the chain.
-        rows: First coefficient row and first state row of each.
-        filters: Rows of a bank, see `modulation_filters`; none to store the operations' outputs.
-        pool: Statistic of a frame; None at full rate.
-        shared: True if the input is one row for all channels.
-        double: True for float64.
-        coefs: Coefficient rows of a group.
-        states: State rows of a group.
+    `coefs` and `states` are rows of a group. With `shared` the input is one row for all channels;
+    `double` is float64.
     """
 
     steps: Steps
@@ -80,6 +80,11 @@ class ChainKernelSpec:
     coefs: int
     states: int
 
+    @property
+    def scratch_rows(self) -> int:
+        """Scratch rows of an adjoint's block."""
+        return scratch_rows(self.steps, [kind for kind, *_ in self.filters])
+
     def block_rows(self, gradient: str = "") -> list[str]:
         """Return the last arguments of every operation's part, from `argument` on."""
         return [
@@ -87,21 +92,19 @@ class ChainKernelSpec:
             for (_, argument), (c, s) in zip(self.steps, self.rows, strict=True)
         ]
 
-    @property
-    def words(self) -> int:
-        """Registers that a number takes."""
-        return 2 if self.double else 1
+    def _registers(self, numbers: int) -> int:
+        return numbers * (2 if self.double else 1)
 
     @property
     def states_in_registers(self) -> bool:
         """True if states are in registers, and samples come one at a time."""
         keeps_rate = all(operation.rate(argument) == Rate() for operation, argument in self.steps)
-        return self.states * self.words <= _STATES_IN_REGISTERS and keeps_rate
+        return self._registers(self.states) <= _STATES_IN_REGISTERS and keeps_rate
 
     @property
     def coefs_in_registers(self) -> bool:
         """True if coefficients are in registers too."""
-        registers = (self.states + self.coefs) * self.words
+        registers = self._registers(self.states + self.coefs)
         return self.states_in_registers and registers <= _ALL_IN_REGISTERS
 
     @property
@@ -186,8 +189,7 @@ def _frame(spec: ChainKernelSpec) -> Any:
 def kernel_of(spec: ChainKernelSpec) -> Callable[..., None]:
     """Return the forward kernel, a function of addresses and sizes.
 
-    `order` to `starts` are the rows of `backend.Clips`; `width` is the number of columns of a
-    frame. The other arguments are as in `cpu.chain_loop`.
+    The other arguments are as in `backend.GpuBackend.run_clips` and `cpu.chain_loop`.
     """
     numbers, integers = numbers_of(spec.double), integers_at
     coefs, states, filters = spec.coefs, spec.states, len(spec.filters)
@@ -256,17 +258,10 @@ def kernel_of(spec: ChainKernelSpec) -> Callable[..., None]:
 _ROW = ADJOINT_BLOCK * LANES
 
 
-def taped_rows(spec: ChainKernelSpec) -> int:
-    """Return the scratch rows of a block, with a row for the state before its first sample."""
-    taped = [operation.taped(argument) for operation, argument in spec.steps]
-    taped += [get_filter(kind).taped for kind, *_ in spec.filters]
-    return max(taped, default=0) * (ADJOINT_BLOCK + 1)
-
-
 def work_size(spec: ChainKernelSpec, samples: int) -> int:
     """Return the size of a warp's scratch memory, in numbers."""
     blocks = -(-samples // ADJOINT_BLOCK)
-    return (4 * ADJOINT_BLOCK + taped_rows(spec) + blocks * spec.states) * LANES
+    return (4 * ADJOINT_BLOCK + spec.scratch_rows + blocks * spec.states) * LANES
 
 
 @njit
@@ -322,7 +317,7 @@ def adjoint_of(spec: ChainKernelSpec) -> Callable[..., None]:
     """
     numbers = numbers_of(spec.double)
     coefs, states, filters = spec.coefs, spec.states, len(spec.filters)
-    again, backwards, taped = _again(spec), _backwards(spec), taped_rows(spec)
+    again, backwards, taped = _again(spec), _backwards(spec), spec.scratch_rows
     shared = spec.shared
 
     def kernel(

@@ -12,7 +12,7 @@ import operator
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -41,81 +41,6 @@ class Function:
     handle: int
     parameters: int
     warps_per_sm: int
-
-
-class Modules:
-    """Kernels of one device; `is_capturing` tells if a CUDA graph is being captured."""
-
-    def __init__(self, driver: Driver, is_capturing: Callable[[], bool]) -> None:
-        self._driver, self._is_capturing = driver, is_capturing
-        self._loaded: dict[Kernel, Function] = {}
-        self._lock = threading.Lock()
-
-    def function(self, kernel: Kernel) -> Function:
-        """Return the kernel, loaded on the first call; the device's context must be current.
-
-        Raises:
-            BackendError: The driver rejects the PTX, or a graph is being captured.
-        """
-        found = self._loaded.get(kernel)
-        if found is not None:
-            return found
-        with self._lock:
-            if kernel not in self._loaded:
-                self._loaded[kernel] = self._load(kernel)
-            return self._loaded[kernel]
-
-    def _load(self, kernel: Kernel) -> Function:
-        parameters = count_parameters(kernel)
-        if self._is_capturing():
-            raise BackendError(f"loading kernel {kernel.name}: {CAPTURE_ADVICE}")
-        module = self._module(kernel)
-        handle = c_void_p()
-        doing = f"loading kernel {kernel.name}"
-        self._driver.call(
-            "cuModuleGetFunction", byref(handle), module, kernel.name.encode(), doing=doing
-        )
-        # Load the code now: a driver may do so at the first launch only, which may be captured.
-        if self._driver.has("cuFuncLoad"):
-            self._driver.call("cuFuncLoad", handle, doing=doing)
-        warps = c_int()
-        self._driver.call(
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-            *(byref(warps), handle, THREADS, 0),
-            doing=doing,
-        )
-        if warps.value < 1 or handle.value is None:
-            raise BackendError(f"kernel {kernel.name} needs more than this GPU has; use the CPU")
-        return Function(handle.value, parameters, warps.value)
-
-    def _module(self, kernel: Kernel) -> c_void_p:
-        info, errors = (ctypes.create_string_buffer(_LOG_BYTES) for _ in range(2))
-        options = (c_uint * 4)(_INFO_LOG, _INFO_BYTES, _ERROR_LOG, _ERROR_BYTES)
-        # Values of options: addresses of logs, and sizes as integers.
-        values = (c_void_p * 4)(
-            ctypes.addressof(info), _LOG_BYTES, ctypes.addressof(errors), _LOG_BYTES
-        )
-        module = c_void_p()
-        text = c_char_p(kernel.ptx.encode())
-        code = self._driver.code(
-            "cuModuleLoadDataEx", byref(module), text, len(options), options, values
-        )
-        if code in _NOT_TAKEN:
-            raise self._rejection(kernel, code, errors.value or info.value)
-        if code:
-            raise self._driver.error(code, f"loading kernel {kernel.name}")
-        return module
-
-    def _rejection(self, kernel: Kernel, code: int, log: bytes) -> BackendError:
-        lines = [line.strip() for line in log.decode(errors="replace").splitlines()]
-        said = " | ".join([line for line in lines if line][:_LOG_LINES]) or "no log"
-        major, minor = self._driver.version()
-        return BackendError(
-            f"the driver rejects the PTX of kernel {kernel.name}: {self._driver.name_of(code)}: "
-            f"{said}; the PTX is version {_directive(kernel, 'version')} for "
-            f"{_directive(kernel, 'target')}, the driver knows CUDA {major}.{minor}: update the "
-            "NVIDIA driver, or use the CPU"
-        )
 
 
 def count_parameters(kernel: Kernel) -> int:
@@ -157,13 +82,14 @@ class CudaLauncher(Launcher):
         self._process = os.getpid()
         self._context = self._context_of_torch()
         self._multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        self._modules = Modules(self._driver, self._is_capturing)
+        self._loaded: dict[Kernel, Function] = {}
+        self._lock = threading.Lock()
 
     def resident_warps(self, kernel: Kernel) -> int:
         """Return the resident warps; the first call for a kernel loads it."""
         self._refuse_forks()
         with self._current():
-            return self._modules.function(kernel).warps_per_sm * self._multiprocessors
+            return self._function(kernel).warps_per_sm * self._multiprocessors
 
     def launch(self, kernel: Kernel, warps: int, arguments: Sequence[Tensor | int]) -> None:
         """Launch on `torch.cuda.current_stream(device)`.
@@ -182,7 +108,7 @@ class CudaLauncher(Launcher):
         )
         stream = torch.cuda.current_stream(self.device).cuda_stream
         with self._current():
-            function = self._modules.function(kernel)
+            function = self._function(kernel)
             if function.parameters != len(words):
                 raise ParameterError(
                     f"kernel {kernel.name}: expected {function.parameters} arguments, got "
@@ -222,9 +148,63 @@ class CudaLauncher(Launcher):
         finally:
             self._driver.code("cuCtxPopCurrent_v2", byref(c_void_p()))
 
-    def _is_capturing(self) -> bool:
+    def _function(self, kernel: Kernel) -> Function:
+        """Return the kernel, loaded on the first call; the device's context must be current.
+
+        Raises:
+            BackendError: The driver rejects the PTX, or a graph is being captured.
+        """
+        found = self._loaded.get(kernel)
+        if found is not None:
+            return found
+        with self._lock:
+            if kernel not in self._loaded:
+                self._loaded[kernel] = self._load(kernel)
+            return self._loaded[kernel]
+
+    def _load(self, kernel: Kernel) -> Function:
+        doing, parameters = f"loading kernel {kernel.name}", count_parameters(kernel)
         with torch.cuda.device(self.device):
-            return torch.cuda.is_current_stream_capturing()
+            if torch.cuda.is_current_stream_capturing():
+                raise BackendError(f"{doing}: {CAPTURE_ADVICE}")
+        handle, module, call = c_void_p(), self._module(kernel), self._driver.call
+        call("cuModuleGetFunction", byref(handle), module, kernel.name.encode(), doing=doing)
+        # Load the code now: a driver may do so at the first launch only, which may be captured.
+        if self._driver.has("cuFuncLoad"):
+            call("cuFuncLoad", handle, doing=doing)
+        warps, name = c_int(), "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        call(name, byref(warps), handle, THREADS, 0, doing=doing)
+        if warps.value < 1 or handle.value is None:
+            raise BackendError(f"kernel {kernel.name} needs more than this GPU has; use the CPU")
+        return Function(handle.value, parameters, warps.value)
+
+    def _module(self, kernel: Kernel) -> c_void_p:
+        info, errors = (ctypes.create_string_buffer(_LOG_BYTES) for _ in range(2))
+        options = (c_uint * 4)(_INFO_LOG, _INFO_BYTES, _ERROR_LOG, _ERROR_BYTES)
+        # Values of options: addresses of logs, and sizes as integers.
+        values = (c_void_p * 4)(
+            ctypes.addressof(info), _LOG_BYTES, ctypes.addressof(errors), _LOG_BYTES
+        )
+        module, text = c_void_p(), c_char_p(kernel.ptx.encode())
+        code = self._driver.code(
+            "cuModuleLoadDataEx", byref(module), text, len(options), options, values
+        )
+        if code in _NOT_TAKEN:
+            raise self._rejection(kernel, code, errors.value or info.value)
+        if code:
+            raise self._driver.error(code, f"loading kernel {kernel.name}")
+        return module
+
+    def _rejection(self, kernel: Kernel, code: int, log: bytes) -> BackendError:
+        lines = [line.strip() for line in log.decode(errors="replace").splitlines()]
+        said = " | ".join([line for line in lines if line][:_LOG_LINES]) or "no log"
+        major, minor = self._driver.version()
+        return BackendError(
+            f"the driver rejects the PTX of kernel {kernel.name}: {self._driver.name_of(code)}: "
+            f"{said}; the PTX is version {_directive(kernel, 'version')} for "
+            f"{_directive(kernel, 'target')}, the driver knows CUDA {major}.{minor}: update the "
+            "NVIDIA driver, or use the CPU"
+        )
 
     def _refuse_forks(self) -> None:
         if os.getpid() != self._process:

@@ -22,7 +22,7 @@ import llvmlite.binding as llvm
 from numba import types
 
 from amtcore.kernels.gpu.launcher import THREADS, Kernel
-from amtcore.kernels.gpu.ptx_cache import cached_ptx
+from amtcore.kernels.vector.kernel_cache import cached_ptx
 from amtcore.numba_internals import lower_to_text
 
 TRIPLE = "nvptx64-nvidia-cuda"
@@ -72,22 +72,11 @@ define ptx_kernel void @{name}({", ".join(names)}) {launch} {_EVERY} {{
 
 
 def assemble(
-    text: str,
-    inner: str,
-    name: str,
-    parameters: int,
-    warps: int,
-    architecture: str = ARCHITECTURE,
+    text: str, inner: str, name: str, parameters: int, warps: int, architecture: str = ARCHITECTURE
 ) -> str:
-    """Return the PTX of a kernel.
+    """Return the PTX of a kernel from LLVM IR of `lower_to_text`, whose function is `inner`.
 
-    Args:
-        text: LLVM IR from `lower_to_text`.
-        inner: Name of the kernel's function in the IR.
-        name: Name of the entry.
-        parameters: Number of 64-bit parameters.
-        warps: Warps of a multiprocessor that the registers must leave room for.
-        architecture: The GPU, e.g. "sm_80".
+    `parameters` counts the 64-bit parameters of the entry `name`.
     """
     machine = _machine(architecture)
     layout = str(machine.target_data)
@@ -114,21 +103,13 @@ _lock = threading.Lock()
 _kernels: dict[str, Kernel] = {}
 
 
-def compiled(
-    what: str,
-    key: object,
-    make: Callable[[], Callable[..., None]],
-    warps: int,
-) -> Kernel:
-    """Return a kernel from the cache, or compile it.
+def compiled(what: str, key: object, make: Callable[[], Callable[..., None]], warps: int) -> Kernel:
+    """Return a kernel from the cache, or compile the function that `make` returns.
 
-    Args:
-        what: First word of the kernel's name.
-        key: Object whose `repr` covers all that the code depends on, beside the sources.
-        make: Returns the Python function to compile.
-        warps: Warps of a multiprocessor that the registers must leave room for.
+    The kernel's name begins with `what`. The `repr` of `key` covers all that the code depends on,
+    beside the sources. The registers leave room for `warps` warps on a multiprocessor.
     """
-    text = f"{what} {key!r} {warps} {ARCHITECTURE}"
+    text = f"{what} {key!r} {warps} {THREADS} {ARCHITECTURE}"
     with _lock:
         if text not in _kernels:
             name = f"{what}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -139,5 +120,5 @@ def compiled(
                 module, inner = lower_to_text(function, [types.int64] * parameters, types.void)
                 return assemble(module, inner, name, parameters, warps)
 
-            _kernels[text] = Kernel(name, cached_ptx(text, compile_now))
+            _kernels[text] = Kernel(name, cached_ptx(what, text, compile_now))
         return _kernels[text]

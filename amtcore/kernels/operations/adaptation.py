@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.kernels.operation import ChainOperation, Example, over_time
+from amtcore.kernels.operation import ChainOperation, over_time
 from amtcore.kernels.vector.elementary import vexp
 from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
@@ -194,16 +194,6 @@ def _limiter_adjoint(u: Any, one: Any, g_y: Any, m: Any, steepness: Any) -> Any:
     return g_u, over * (inverse + inverse - one), over * slope * past
 
 
-def _example() -> list[Example]:
-    rest = 1e-5 ** (0.5 ** torch.arange(1, 6, dtype=torch.float64))
-    m = (1 - rest**2) * 10 - 1
-    loops = torch.stack((0.02 * torch.rand(5, dtype=torch.float64), m, -2 / m), 1).flatten()
-    fixed = torch.stack((rest[0] ** 2, rest[-1], 100 / (1 - rest[-1])))
-    coef = torch.cat((fixed, loops)).repeat(5, 1)
-    x = torch.randn(5, 300, dtype=torch.float64).square()
-    return [Example(argument, coef, rest.repeat(5, 1), x) for argument in (10, 11)]
-
-
 #: Argument: 2 loops, and 1 more where overshoot is limited.
 ADAPTATION = ChainOperation(
     name="adaptation",
@@ -213,5 +203,4 @@ ADAPTATION = ChainOperation(
     block=block,
     adjoint=adjoint,
     taped=lambda argument: 2 * (argument // 2),
-    example=_example,
 )

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from amtcore.errors import ShapeError
 from amtcore.kernels.operation import Device, RowOperation, check_tensors
+from amtcore.kernels.vector.arrays import groups_of
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.lanes import groups_of
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore, where_greater
 from amtcore.kernels.vector.threads import parallel_for
 
@@ -41,10 +41,6 @@ def reference(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         y = y + torch.where(frame > y, attack, release) * (frame - y)
         frames.append(y)
     return (torch.stack(frames, 1) if frames else x.clone()), y.clone()
-
-
-#: Frames that all groups of lanes take before the next ones: 160 kB of 320 channels.
-_BLOCK_FRAMES = 128
 
 
 @part
@@ -92,15 +88,6 @@ def _smooth_adjoint(
     vstore(gstate, at, later)
     vstore(gcoef, at, g_attack)
     vstore(gcoef, row + at, g_release)
-
-
-@kernel
-def _run_all_lanes(x: Any, frames: int, row: int, coef: Any, state: Any) -> None:
-    """Smooth all groups of lanes in place, a few frames at a time, to read rows in order."""
-    for begin in range(0, frames, _BLOCK_FRAMES):
-        part, count = x[begin * row :], min(_BLOCK_FRAMES, frames - begin)
-        for g in range(row // LANES):
-            _smooth(part, part, count, row, g, coef, state)
 
 
 @kernel
@@ -161,20 +148,13 @@ def _compute_adjoint(
 def smooth_rows(rows: Tensor, coef: Tensor, state: Tensor) -> Tensor:
     """Smooth rows in place on the CPU, without gradients; return the state.
 
-    Args:
-        rows: (batch, frame, channel), padded with zeros to whole vectors of channels.
-        coef: (channel, 2).
-        state: (batch, channel).
+    Rows are padded with zeros to whole vectors of channels; other arguments as in `reference`.
     """
     check_tensors(rows, coef, state, (rows.shape[0], coef.shape[0]))
-    batch, frames, width = rows.shape
-    rates, last = _padded(coef.T).numpy().ravel(), _padded(state)
-    signals, states = rows.numpy().reshape(batch, -1), last.numpy()
-
-    def one(b: int) -> None:
-        _run_all_lanes(signals[b], frames, width, rates, states[b])
-
-    parallel_for(one, batch)
+    (batch, frames, width), last = rows.shape, _padded(state)
+    groups, flat = width // LANES, rows.numpy().reshape(-1)
+    given = groups, frames, flat, flat, _padded(coef.T).numpy().ravel(), last.numpy().ravel()
+    parallel_for(lambda item: attack_release_item(item, *given), batch * groups)
     return last[..., : coef.shape[0]].contiguous()
 
 
@@ -204,15 +184,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 ATTACK_RELEASE_ADJOINT = RowOperation(
     name="attack_release_adjoint",
-    cpu=_compute_adjoint,
-    gpu=_compute_adjoint,
+    run=_compute_adjoint,
     fake=_fake_adjoint,
     batched=None,
 )
 ATTACK_RELEASE = RowOperation(
     name="attack_release",
-    cpu=_compute,
-    gpu=_compute,
+    run=_compute,
     fake=_fake,
     reference=reference,
     check=_check,

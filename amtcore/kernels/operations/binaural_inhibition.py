@@ -15,21 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.vector.arrays import over_frames
 from amtcore.kernels.vector.elementary import vexp, vlog
-from amtcore.kernels.vector.frames import over_frames
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.memory import aligned, store_samples, transpose
 from amtcore.kernels.vector.simd import (
     LANES,
     fma,
-    narrow_lanes,
+    four_sums,
     vload,
-    vload_narrow,
     vsplat,
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.transpose import store_samples, transpose
 
 Array = NDArray[Any]
 
@@ -54,36 +52,6 @@ SIDE = 4
 
 
 @part
-def smooth(left: Any, right: Any, channels: int, weights: Any, at: int, made: Any) -> None:
-    """Smooth SIDE channels of both ears: rows of LANES frames, first the left ear's rows."""
-    begin = at
-    for lane in range(0, LANES, narrow_lanes()):
-        at, start = begin, vsplat(vload_narrow(left, 0), TINY)
-        a, b, c, d = start, start, start, start
-        s, t, u, v = start, start, start, start
-        for channel in range(channels):
-            one, other = (
-                vload_narrow(left, channel * LANES + lane),
-                vload_narrow(right, channel * LANES + lane),
-            )
-            first, second = vsplat(start, weights[at]), vsplat(start, weights[at + 1])
-            third, fourth = vsplat(start, weights[at + 2]), vsplat(start, weights[at + 3])
-            a, s = fma(one, first, a), fma(other, first, s)
-            b, t = fma(one, second, b), fma(other, second, t)
-            c, u = fma(one, third, c), fma(other, third, u)
-            d, v = fma(one, fourth, d), fma(other, fourth, v)
-            at += SIDE
-        vstore(made, lane, a)
-        vstore(made, lane + LANES, b)
-        vstore(made, lane + 2 * LANES, c)
-        vstore(made, lane + 3 * LANES, d)
-        vstore(made, lane + 4 * LANES, s)
-        vstore(made, lane + 5 * LANES, t)
-        vstore(made, lane + 6 * LANES, u)
-        vstore(made, lane + 7 * LANES, v)
-
-
-@part
 def inhibited(loudness: Any, own: Any, other: Any, p: float) -> Any:
     """Divide loudness by its divisor: sech^p = exp(p log(2 exp(-r) / (1 + exp(-2 r))))."""
     one, ratio, most = vsplat(loudness, 1.0), other / own, vsplat(loudness, LARGEST_RATIO)
@@ -91,12 +59,6 @@ def inhibited(loudness: Any, own: Any, other: Any, p: float) -> Any:
     log = vsplat(loudness, math.log(2.0)) - ratio - vlog(one + vexp(ratio * vsplat(ratio, -2.0)))
     half = loudness * vsplat(loudness, 0.5)
     return fma(half, vexp(log * vsplat(log, p)), half)
-
-
-@part
-def _load_rows(source: Any, pitch: int, channels: int, frames: int, begin: int, out: Any) -> None:
-    """Load flat rows of `pitch` channels as rows of LANES frames; repeat the last frame."""
-    transpose(source, begin * pitch, pitch, frames - begin, channels, out, LANES, LANES)
 
 
 @kernel
@@ -113,10 +75,16 @@ def _run_inhibition(
     one, other, made = aligned(size, left), aligned(size, left), aligned(2 * SIDE * LANES, left)
     out_one, out_other = aligned(size, left), aligned(size, left)
     for first in range(begin, end, LANES):
-        _load_rows(left, pitch, channels, frames, first, one)
-        _load_rows(right, pitch, channels, frames, first, other)
+        # Rows of LANES frames; the last frame is repeated.
+        at, rest = first * pitch, frames - first
+        transpose(left, at, pitch, rest, channels, one, LANES, LANES)
+        transpose(right, at, pitch, rest, channels, other, LANES, LANES)
         for k in range(0, channels, SIDE):
-            smooth(one, other, channels, weights, k * channels, made)
+            at = k * channels
+            four_sums(one, 0, LANES, channels, weights, at, SIDE, 1, TINY, made, 0, LANES)
+            four_sums(
+                other, 0, LANES, channels, weights, at, SIDE, 1, TINY, made, SIDE * LANES, LANES
+            )
             for i in range(min(SIDE, channels - k)):
                 at = (k + i) * LANES
                 own, against = vload(made, i * LANES), vload(made, (SIDE + i) * LANES)
@@ -145,13 +113,9 @@ def _cpu(
 def inhibition_of_rows(
     rows: Tensor, channels: int, sides: Array, p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the operation on rows that hold the left ear's channels, then the right ear's.
+    """Run the operation on rows that begin with the channels of the left ear, then of the right.
 
-    Args:
-        rows: (frame, 2 channels or more).
-        channels: Channels of an ear.
-        sides: Weights from `sides_of`.
-        p: Exponent.
+    `sides` are weights from `sides_of`.
     """
     flat = rows.numpy().reshape(-1)
     return _run([flat, flat[channels:]], rows.shape[1], channels, len(rows), sides, p)
@@ -177,4 +141,4 @@ def _fake(left: Tensor, right: Tensor, smoothing: Tensor, p: Tensor) -> tuple[Te
 
 
 #: (.., frame, channel) of both ears, weights (channel, channel) and the exponent.
-INHIBITION = RowOperation(name="inhibition", cpu=_cpu, fake=_fake)
+INHIBITION = RowOperation(name="inhibition", run=_cpu, on_gpu=False, fake=_fake)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.kernels.operation import ChainOperation, Example, always
+from amtcore.kernels.operation import ChainOperation, always
 from amtcore.kernels.vector.elementary import vexp, vlog
 from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
@@ -121,23 +121,6 @@ def broken_stick_adjoint(
     accumulate(gcoef, c + 2, g_exponent)
 
 
-def _example() -> list[Example]:
-    examples = []
-    for knee in (0.4, 0.0):
-        exponent = 0.2 + 0.5 * torch.rand(5, dtype=torch.float64)
-        gain = 1 + torch.rand(5, dtype=torch.float64)
-        above = gain * knee ** (1 - exponent) if knee else gain
-        coef = torch.stack((gain, above, exponent, torch.full_like(gain, knee)), 1)
-        x = torch.randn(5, 300, dtype=torch.float64)
-        examples.append(Example(0, coef, coef.new_zeros(5, 0), x))
-    return examples
-
-
-def _square_example() -> list[Example]:
-    gain = 0.5 + torch.rand(5, 1, dtype=torch.float64)
-    return [Example(0, gain, gain[:, :0], torch.randn(5, 300, dtype=torch.float64))]
-
-
 BROKEN_STICK = ChainOperation(
     name="broken_stick",
     coefficients=always(4),
@@ -146,7 +129,6 @@ BROKEN_STICK = ChainOperation(
     block=broken_stick_block,
     adjoint=broken_stick_adjoint,
     exponentials=True,
-    example=_example,
 )
 SQUARE = ChainOperation(
     name="square",
@@ -154,5 +136,4 @@ SQUARE = ChainOperation(
     states=always(0),
     reference=square,
     block=square_block,
-    example=_square_example,
 )

@@ -26,9 +26,9 @@ from amtcore.kernels.torch_state import (
     use_reference,
     wants_derivative,
 )
+from amtcore.kernels.vector.arrays import empty
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
-from amtcore.kernels.vector.result_pool import empty
 from amtcore.kernels.vector.simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
 from amtcore.kernels.vector.threads import parallel_for
 
@@ -93,28 +93,16 @@ def are_finite(rows: Tensor) -> Tensor:
     return torch.isfinite(rows).all(1, keepdim=True)
 
 
-def _envelope_pairs(rows: Tensor, quadrature: Quadrature) -> Tensor:
-    """Return the envelopes of (2 p, time); row 2 i shares its transform with row 2 i + 1."""
-    tiny = torch.finfo(rows.dtype).tiny
-    z = torch.complex(rows[0::2], rows[1::2])
+def _envelopes(first: Tensor, second: Tensor, quadrature: Quadrature) -> Tensor:
+    """Return the envelopes (p, 2, time) of two tensors (p, time), whose rows share transforms."""
+    tiny, z = torch.finfo(first.dtype).tiny, torch.complex(first, second)
     own, turned = torch.view_as_real(z), torch.view_as_real(quadrature(z))
     squares = own.square()  # (p, time, 2)
     power = torch.addcmul(squares, turned, turned)
     scale = squares.mean(1) / power.mean(1).clamp(min=tiny)
     envelope = power.clamp(min=tiny).sqrt().unbind(-1)
     gains = scale.clamp(min=tiny).sqrt().unsqueeze(1).unbind(-1)
-    both = torch.stack([part * gain for part, gain in zip(envelope, gains, strict=True)], 1)
-    return both.flatten(0, 1)
-
-
-def _envelope_alone(rows: Tensor) -> Tensor:
-    """Return the envelopes of (row, time), with one transform a row."""
-    tiny = torch.finfo(rows.dtype).tiny
-    turned = Quadrature(rows.shape[1], rows)(torch.complex(rows, torch.zeros_like(rows))).real
-    squares = rows.square()
-    power = torch.addcmul(squares, turned, turned)
-    scale = squares.mean(1, keepdim=True) / power.mean(1, keepdim=True).clamp(min=tiny)
-    return power.clamp(min=tiny).sqrt() * scale.clamp(min=tiny).sqrt()
+    return torch.stack([part * gain for part, gain in zip(envelope, gains, strict=True)], 1)
 
 
 def reference(rows: Tensor) -> Tensor:
@@ -122,9 +110,9 @@ def reference(rows: Tensor) -> Tensor:
 
     `torch.export` takes row by row, since pairs and blocks depend on the number of rows.
     """
-    if is_exporting():
-        return _envelope_alone(rows)
     quadrature = Quadrature(rows.shape[1], rows)
+    if is_exporting():
+        return _envelopes(rows, torch.zeros_like(rows), quadrature)[:, 0]
     envelopes = []
     samples = _BLOCK_SAMPLES if rows.device.type == "cpu" else _DEVICE_BLOCK_SAMPLES
     for block in rows.split(2 * max(1, samples // (2 * rows.shape[1]))):
@@ -135,7 +123,7 @@ def reference(rows: Tensor) -> Tensor:
         left_out = torch.where(fine, 0.0, block).sum(1, keepdim=True)
         clean = torch.where(fine, block, 0.0)
         pairs = torch.nn.functional.pad(clean, (0, 0, 0, len(block) % 2))
-        envelope = _envelope_pairs(pairs, quadrature)[: len(block)]
+        envelope = _envelopes(pairs[0::2], pairs[1::2], quadrature).flatten(0, 1)[: len(block)]
         envelopes.append(envelope + 0.0 * left_out.square())
     return torch.cat(envelopes)
 
@@ -245,5 +233,5 @@ def _by_rows(function: Callable[[Tensor], Tensor], items: Tensor) -> Tensor:
 
 #: The kernel has no gradient: `_call` runs the plain form if a derivative may be requested.
 HILBERT_ENVELOPE = RowOperation(
-    name="hilbert_envelope", cpu=_cpu, fake=_fake, reference=reference, call=_call
+    name="hilbert_envelope", run=_cpu, on_gpu=False, fake=_fake, reference=reference, call=_call
 )

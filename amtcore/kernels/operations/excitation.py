@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.vector.arrays import new_rows, over_frames
+from amtcore.kernels.vector.arrays import rows_of as frame_rows_of
 from amtcore.kernels.vector.elementary import LOG2_E, vdecay, vlog
-from amtcore.kernels.vector.frames import new_rows, over_frames
-from amtcore.kernels.vector.frames import rows_of as frame_rows_of
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.memory import aligned, store_samples
 from amtcore.kernels.vector.simd import (
     LANES,
     any_greater,
@@ -46,7 +46,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.transpose import store_samples
 
 Array = NDArray[Any]
 
@@ -227,13 +226,8 @@ def skirts(
 ) -> None:
     """Add the parts of sources below a channel's centre to every row of `out`.
 
-    Args:
-        sums: Sum of magnitudes of every group.
-        rates: From `steepen`, as `slanted` and `gentlest`.
-        bounds: Scratch of the size of `sums`. The bound of a group in one channel holds for all
-            later channels, since weights fall with the distance.
-        away: (channel, source), see `Tables`; above 0 for a source below a centre.
-        out: Parts of the other sources.
+    Rates, `slanted` and `gentlest` come from `steepen`, `away` from `Tables`. In the scratch memory
+    `bounds` the bound of a group holds for all later channels: weights fall with the distance.
     """
     sources, zero, below = away.shape[1], vsplat(x, 0.0), 0
     nothing = vsplat(x, NOTHING / (sources // GROUP + 1))
@@ -386,6 +380,8 @@ def _fake_pattern(intensity: Tensor, levels_db: Tensor, tables: list[Tensor]) ->
 
 
 #: (.., source), weights (source, place) and `blocks_of(weights)` -> (.., place) in dB.
-ERB_LEVELS = RowOperation(name="erb_levels", cpu=_cpu_levels, fake=_fake_levels)
+ERB_LEVELS = RowOperation(name="erb_levels", run=_cpu_levels, on_gpu=False, fake=_fake_levels)
 #: (.., source), (.., level) and `Tables` as a list -> (.., channel) in dB.
-EXCITATION_PATTERN = RowOperation(name="excitation_pattern", cpu=_cpu_pattern, fake=_fake_pattern)
+EXCITATION_PATTERN = RowOperation(
+    name="excitation_pattern", run=_cpu_pattern, on_gpu=False, fake=_fake_pattern
+)

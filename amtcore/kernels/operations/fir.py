@@ -13,19 +13,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from amtcore.errors import ShapeError
 from amtcore.kernels.operation import ChainOperation, Device, Rate, RowOperation
 from amtcore.kernels.torch_state import rows_of, use_reference
+from amtcore.kernels.vector.arrays import empty
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
-from amtcore.kernels.vector.result_pool import empty
+from amtcore.kernels.vector.memory import store_lanes
 from amtcore.kernels.vector.simd import (
     LANES,
     fma,
+    lane_id,
     own_number,
     store_four_sums,
     vload,
@@ -34,8 +34,6 @@ from amtcore.kernels.vector.simd import (
     vsum,
     where_greater,
 )
-from amtcore.kernels.vector.transpose import copy_row
-from amtcore.kernels.vector.warp_lowering import lane_id
 
 
 def count_outputs(samples: int, taps: int, stride: int) -> int:
@@ -69,12 +67,10 @@ def reference(x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> T
     return y
 
 
-#: Outputs with a stride above 1 in one item of a warp.
-STRIDED = 32
 #: Outputs of one pass over the taps: four vectors, enough to hide the latency of the sums.
 TILE = 4 * LANES
-#: Outputs of one work item.
-SEGMENT = 256 * TILE
+#: Outputs of one work item, on a GPU with a stride above 1, and on a processor.
+STRIDED, SEGMENT = 32, 256 * TILE
 
 
 @part
@@ -109,19 +105,14 @@ def _tile(x: Any, t: int, taps: Any, y: Any) -> None:
     vstore(y, 3 * LANES, y3)
 
 
-@part
-def _padded_taps(taps: Any) -> Any:
+def _padded_taps(taps: Tensor) -> Tensor:
     """Return the taps padded with zeros to a multiple of LANES, and one more vector, a mask.
 
     The mask is above 0 for the taps in the last vector. Samples of x beyond them may be NaN.
     """
-    count = taps.shape[0]
-    whole = -(-count // LANES) * LANES
-    padded = aligned(whole + LANES, taps)
-    padded[:] = 0.0
-    for k in range(count):
-        padded[k] = taps[k]
-    padded[whole : count + LANES] = 1.0
+    missing = -len(taps) % LANES
+    padded = torch.nn.functional.pad(taps, (0, missing + LANES))
+    padded[len(taps) + missing : len(taps) + LANES] = 1.0
     return padded
 
 
@@ -161,22 +152,24 @@ def _four_windows(x: Any, t: int, stride: int, taps: Any, y: Any) -> None:
 
 
 @part
-def _piece(x: Any, first: int, count: int) -> Any:
-    """Return x[first : first + count], a view inside x, else a copy with zeros around x."""
-    end = first + count
-    if first >= 0 and end <= x.shape[0]:
-        return x[first:end]
-    piece = np.zeros(count, x.dtype)
-    begin, end = max(first, 0), min(end, x.shape[0])
-    for t in range(begin, end):
-        piece[t - first] = x[t]
-    return piece
+def _copy_ends(x: Any, first: int, count: int, room: Any) -> bool:
+    """Copy x[first : first + count], with zeros around x, to `room`; return False inside x.
+
+    Inside x nothing is copied. On a GPU every thread writes the whole copy: it sees its own writes.
+    """
+    if first >= 0 and first + count <= x.shape[0]:
+        return False
+    for t in range(count):
+        at = first + t
+        room[t] = x[at] if 0 <= at < x.shape[0] else 0.0
+    return True
 
 
 @part
-def _strided(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y: Any) -> None:
+def _strided(
+    x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y: Any, room: Any
+) -> None:
     """Compute outputs begin..end-1 with a stride above 1, four at a time inside x."""
-    taps = _padded_taps(taps)
     n, window = begin, taps.shape[0] - LANES
     while n < end:
         at = first + n * stride
@@ -184,63 +177,41 @@ def _strided(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y
             _four_windows(x, at, stride, taps, y[n:])
             n += 4
         else:
-            y[n] = _window_sum(_piece(x, at, window), 0, taps)
+            copied = _copy_ends(x, at, window, room)
+            value = _window_sum(room if copied else x[at : at + window], 0, taps)
+            if lane_id() == 0:
+                y[n] = value
             n += 1
 
 
 @kernel
 def fir_item(
-    item: int, parts: int, length: int, x: Any, taps: Any, stride: int, first: int, y: Any,
-    count: int,
+    item: int, size: int, parts: int, length: int, x: Any, taps: Any, count_taps: int, stride: int,
+    first: int, y: Any, count: int, room: Any,
 ) -> None:  # fmt: skip
-    """Compute SEGMENT outputs of one row: x (row, time), y (row, output), taps reversed.
+    """Compute `size` outputs of one row: x (row, time), y (row, output), taps reversed.
 
-    Only the ends of x are copied, to read past them.
+    Only the ends of x are copied, to read past them. With a stride above 1 the taps are padded; see
+    `_padded_taps`. `room` has TILE numbers and as many as the taps' window and a tile.
     """
-    row, begin = item // parts, item % parts * SEGMENT
-    end = min(begin + SEGMENT, count)
+    row, begin = item // parts, item % parts * size
+    end = min(begin + size, count)
     x, y = x[row * length : (row + 1) * length], y[row * count : (row + 1) * count]
+    taps, last, room = taps[:count_taps], room, room[TILE:]
     if stride != 1:
-        _strided(x, taps, stride, first, begin, end, y)
+        _strided(x, taps, stride, first, begin, end, y, room)
         return
-    last = aligned(TILE, x)
+    window = TILE + taps.shape[0] - 1
     for n in range(begin, end, TILE):
-        piece = _piece(x, first + n, TILE + taps.shape[0] - 1)
+        at = first + n
+        piece = room if _copy_ends(x, at, window, room) else x[at : at + window]
         if n + TILE <= end:
             _tile(piece, 0, taps, y[n:])
-        else:
-            _tile(piece, 0, taps, last)
-            copy_row(last, 0, y, n, end - n)
-
-
-@part
-def gpu_fir_item(
-    item: int, parts: int, size: int, x: Any, taps: Any, length: int, y: Any, count: int, room: Any
-) -> None:
-    """Compute TILE outputs of one row on a GPU; rows of x hold all samples of whole tiles."""
-    row, begin = item // parts, item % parts * TILE
-    taps = taps[:length]
-    if begin + TILE <= count:
-        _tile(x[row * size :], begin, taps, y[row * count + begin :])
-        return
-    _tile(x[row * size :], begin, taps, room)
-    for at in range(0, TILE, LANES):
-        if begin + at + lane_id() < count:
-            y[row * count + begin + at + lane_id()] = own_number(vload(room, at))
-
-
-@part
-def gpu_strided_fir_item(
-    item: int, parts: int, size: int, x: Any, taps: Any, length: int, y: Any, count: int,
-    stride: int,
-) -> None:  # fmt: skip
-    """Compute STRIDED outputs of one row on a GPU; taps are padded as in `_padded_taps`."""
-    row, begin = item // parts, item % parts * STRIDED
-    taps, x = taps[:length], x[row * size :]
-    for n in range(begin, min(begin + STRIDED, count)):
-        value = _window_sum(x, n * stride, taps)
-        if lane_id() == 0:
-            y[row * count + n] = value
+            continue
+        _tile(piece, 0, taps, last)
+        for k in range(0, end - n, LANES):
+            lanes = min(LANES, end - n - k)
+            store_lanes(y, n + k, 1, lanes, False, room, vload(last, k))
 
 
 @part
@@ -278,34 +249,15 @@ def decimate_block(
     return count
 
 
-def _cpu(device: Device, x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> Tensor:
+def _run(device: Device, x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> Tensor:
     rows, y = x.detach().contiguous(), empty((x.shape[0], count), x)
-    parts, response = -(-count // SEGMENT), taps.detach().flip(0)
+    size = (TILE if stride == 1 else STRIDED) if device.name != "cpu" else SEGMENT
+    parts, response = -(-count // size), taps.detach().flip(0)
+    if stride != 1:
+        response = _padded_taps(response)
     device.run_items(
-        fir_item, len(rows) * parts, parts, rows.shape[1], rows, response, stride, first, y, count
-    )
-    return y
-
-
-def _gpu(device: Device, x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> Tensor:
-    rows, length, y = x.shape[0], taps.shape[0], x.new_empty(x.shape[0], count)
-    response = taps.detach().flip(0)
-    if stride == 1:
-        parts = -(-count // TILE)
-        seen = windows(x.detach(), first, parts * TILE + length - 1).contiguous()
-        device.run_items(
-            gpu_fir_item, rows * parts, parts, seen.shape[1], seen, response, length, y, count,
-            room=TILE,
-        )  # fmt: skip
-        return y
-    parts, whole = -(-count // STRIDED), -(-length // LANES) * LANES
-    seen = windows(x.detach(), first, max(count - 1, 0) * stride + whole).contiguous()
-    # The mask of `_padded_taps`.
-    marks = (torch.arange(LANES, device=x.device) < length + LANES - whole).to(x.dtype)
-    response = torch.cat((torch.nn.functional.pad(response, (0, whole - length)), marks))
-    device.run_items(
-        gpu_strided_fir_item, rows * parts, parts, seen.shape[1], seen, response, whole + LANES, y,
-        count, stride,
+        fir_item, len(rows) * parts, size, parts, rows.shape[1], rows, response, len(response),
+        stride, first, y, count, room=2 * TILE + len(response),
     )  # fmt: skip
     return y
 
@@ -368,8 +320,7 @@ def _call(
 
 FIR = RowOperation(
     name="fir",
-    cpu=_cpu,
-    gpu=_gpu,
+    run=_run,
     fake=_fake,
     reference=reference,
     keep=_keep,

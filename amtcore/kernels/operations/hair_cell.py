@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.kernels.operation import ChainOperation, Example, always, over_time
+from amtcore.kernels.operation import ChainOperation, always, over_time
 from amtcore.kernels.vector.elementary import vexp
 from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
@@ -136,17 +136,6 @@ def adjoint(
     vstore(gstate, s * LANES, later)
 
 
-def _example() -> list[Example]:
-    """Rows near the model's, and inputs that open and close the channels."""
-    rows = torch.tensor(
-        [0.57, -3.0, 1.25, -7.0, 0.054, 0.072, 0.006, 0.147, 1e-4], dtype=torch.float64
-    )
-    coef = rows * (0.9 + 0.2 * torch.rand(5, 9, dtype=torch.float64))
-    x = torch.randn(5, 300, dtype=torch.float64)
-    x[:3, 200:] *= 30.0
-    return [Example(0, coef, 0.01 * torch.randn(5, 1, dtype=torch.float64), x)]
-
-
 HAIR_CELL = ChainOperation(
     name="hair_cell",
     coefficients=always(9),
@@ -156,5 +145,4 @@ HAIR_CELL = ChainOperation(
     adjoint=adjoint,
     taped=always(1),
     exponentials=True,
-    example=_example,
 )

@@ -14,34 +14,31 @@ multiply-add could move a potential across its threshold.
 
 Gradients go backwards over blocks of steps, a few lane groups at a time. Each block first runs
 forward again with a tape, from a state that the forward kernel kept. The memory is one state a
-block and the tape of one block. A GPU's item is one batch item's group of LANES neurons.
+block and the tape of one block. A work item is one batch item's share of the lane groups: as many
+shares as there are threads on a CPU, single groups on a GPU.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import NonFiniteError, ShapeError
 from amtcore.kernels.operation import Device, RowOperation, check_tensors
 from amtcore.kernels.torch_state import use_reference, wants_derivative
+from amtcore.kernels.vector.arrays import empty, groups_of, pack, training, unpack
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.lanes import groups_of, pack, pack_tensor, unpack, unpack_tensor
-from amtcore.kernels.vector.memory import CACHE_LINE, aligned, prefetch, vstream
-from amtcore.kernels.vector.result_pool import empty, training
+from amtcore.kernels.vector.memory import CACHE_LINE, copy_row, load_lanes, prefetch, store_lanes
 from amtcore.kernels.vector.simd import (
     LANES,
     accumulate,
     any_at_least,
     fma,
-    own_number,
+    lanes_are_threads,
     vfloor,
     vload,
     vmax,
@@ -50,17 +47,13 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.threads import get_num_threads, parallel_for
-from amtcore.kernels.vector.transpose import copy_row
-from amtcore.kernels.vector.warp_lowering import lane_id, lanes_are_threads
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor]
 
-#: Coefficients of a neuron: alpha, bias, threshold, window. Coefficients of its synapses follow.
-NEURON_COEFS = 4
-
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
+# Coefficient rows of a neuron; a row for each synapse follows from BETA on.
+ALPHA, BIAS, THRESHOLD, WINDOW, BETA = 0, 1, 2, 3, 4
 
 
 class _SpikeCount(torch.autograd.Function):
@@ -116,8 +109,8 @@ def reference(x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record:
         (batch, time, neuron, synapse), both with 0 steps unless recorded; and the state after
         the last step.
     """
-    alpha, bias, threshold, window = coef[:, :NEURON_COEFS].unbind(-1)
-    beta = coef[:, NEURON_COEFS:]
+    alpha, bias, threshold, window = coef[:, :BETA].unbind(-1)
+    beta = coef[:, BETA:]
     v, isyn = state[..., 0], state[..., 1:]
     spikes, potentials, currents = [], [], []
     for sample in x.unflatten(-1, beta.shape).unbind(1):
@@ -144,53 +137,23 @@ def _stack(steps: list[Tensor], like: Tensor) -> Tensor:
 BLOCK = 32
 #: Steps of prefetch ahead of the current step.
 _AHEAD = 2
-# Coefficient rows of a neuron.
-ALPHA, BIAS, THRESHOLD, WINDOW, BETA = 0, 1, 2, 3, 4
-
-
-@part(forceinline=True)
-def load_lanes(x: Any, at: int, stride: int, lanes: int, buffer: Any) -> Any:
-    """Load x[at], x[at + stride], .. into the first `lanes` lanes, zeros into the others."""
-    if lanes_are_threads():
-        own = vsplat(x, 0.0)
-        if lane_id() < lanes:
-            own = vsplat(x, x[at + lane_id() * stride])
-        return own
-    if stride == 1 and lanes == LANES:
-        return vload(x, at)
-    vstore(buffer, 0, vsplat(buffer, 0.0))
-    for lane in range(lanes):
-        buffer[lane] = x[at + lane * stride]
-    return vload(buffer, 0)
-
-
-@part(forceinline=True)
-def store_lanes(
-    out: Any, at: int, stride: int, lanes: int, streamed: bool, buffer: Any, value: Any
-) -> None:
-    """Store lanes, the inverse of `load_lanes`."""
-    if lanes_are_threads():
-        if lane_id() < lanes:
-            out[at + lane_id() * stride] = own_number(value)
-    elif stride != 1 or lanes != LANES:
-        vstore(buffer, 0, value)
-        for lane in range(lanes):
-            out[at + lane * stride] = buffer[lane]
-    elif streamed:
-        vstream(out, at, value)
-    else:
-        vstore(out, at, value)
 
 
 @part(forceinline=True)
 def _integrate(
-    x: Any, at: int, lanes: int, synapses: int, coef: Any, c: int, state: Any, s: int, buffer: Any
-) -> Any:
-    """Return the potential before firing, after synapses and leak; currents go to `state`."""
+    x: Any, at: int, lanes: int, synapses: int, coef: Any, c: int, state: Any, s: int, taped: bool,
+    tape: Any, r: int, buffer: Any,
+) -> Any:  # fmt: skip
+    """Return the potential before firing, after synapses and leak; currents go to `state`.
+
+    If `taped`, each i_s + x_s goes to the tape from row `r` on.
+    """
     current = vsplat(coef, 0.0)
     for k in range(synapses):
         row = (s + 1 + k) * LANES
         driven = vload(state, row) + load_lanes(x, at + k, synapses, lanes, buffer)
+        if taped:
+            vstore(tape, (r + k) * LANES, driven)
         isyn = vload(coef, (c + BETA + k) * LANES) * driven
         vstore(state, row, isyn)
         current = current + isyn
@@ -218,7 +181,9 @@ def _step(
 ) -> None:  # fmt: skip
     """Run one step of lane group `g`, whose first neuron is element `at` of the spikes."""
     c, s = g * (BETA + synapses), g * (1 + synapses)
-    potential = _integrate(x, at * synapses, lanes, synapses, coef, c, state, s, buffer)
+    potential = _integrate(
+        x, at * synapses, lanes, synapses, coef, c, state, s, False, coef, 0, buffer
+    )
     threshold = vload(coef, (c + THRESHOLD) * LANES)
     count = count_spikes(potential, threshold, most)
     after = potential - count * threshold
@@ -231,48 +196,80 @@ def _step(
             store_lanes(isyn, at * synapses + k, synapses, lanes, streamed, buffer, value)
 
 
-def _forward_kernel(single: bool, record: bool) -> Any:
-    """Compile a kernel for one or any number of synapses, with or without records.
+def _shapes(x: Tensor, coef: Tensor) -> tuple[int, int, int, int]:
+    """Return the number of batch items, steps, neurons, and synapses of a neuron."""
+    return x.shape[0], x.shape[1], coef.shape[0], coef.shape[1] - BETA
+
+
+@part
+def _place(item: int, parts: int, neurons: int) -> Any:
+    """Return the batch item, the first lane group and the group after the last of a work item."""
+    groups, part = -(-neurons // LANES), item % parts
+    return item // parts, groups * part // parts, groups * (part + 1) // parts
+
+
+@part
+def _whole_groups(known: int, first: int, last: int) -> int:
+    """Return how many groups of neurons first..last are loaded as they lie, on a processor.
+
+    These are full groups of neurons with one synapse.
+    """
+    return (last - first) // LANES if known == 1 and not lanes_are_threads() else 0
+
+
+def _known(device: Device, synapses: int) -> int:
+    """Return the number of synapses for which a kernel is compiled; 0 for any number.
+
+    A CPU has kernels for one and for any number.
+    """
+    return synapses if synapses == 1 or device.name != "cpu" else 0
+
+
+@functools.cache
+def _forward_item(known: int, record: bool) -> Any:
+    """Return the kernel for `known` synapses, or any number for 0, with or without records.
 
     The compiler needs both facts to keep vectors in registers; else the kernel is ten times slower.
     """
 
     @kernel
-    def run(
-        x: Any, steps: int, first: int, last: int, neurons: int, count: int, max_spikes: float,
-        coef: Any, state: Any, spikes: Any, vmem: Any, isyn: Any, starts: Any, streamed: bool,
+    def lif_item(
+        item: int, parts: int, steps: int, neurons: int, count: int, recorded: int, blocks: int,
+        streamed: int, x: Any, coef: Any, state: Any, spikes: Any, vmem: Any, isyn: Any,
+        starts: Any, limit: Any, buffer: Any,
     ) -> None:  # fmt: skip
-        """Run neurons first..last of one batch item, each with `count` synapses.
+        """Run some lane groups of one batch item, whose neurons have `count` synapses.
 
-        The input (time * neuron * synapse) and the outputs are flat. The arrays coef and state
-        belong to these neurons' lane groups, flat, LANES numbers a row; state is updated. The array
-        starts (lane group, block, row * LANES) gets the state before every block it has room for.
+        Arrays are flat. The input is (batch, time, neuron, synapse), outputs likewise, with 0 or
+        `recorded` steps of records. coef (group, row, LANES) and state (batch, group, row, LANES)
+        are packed; state is updated. starts (batch, group, block, row, LANES) gets the state before
+        each of `blocks` blocks.
         """
-        synapses = 1 if single else count
-        states = (1 + synapses) * LANES
-        buffer, most = aligned(LANES, x), vsplat(coef, max_spikes)
-        # Whole lane groups of neurons with one synapse are loaded as they lie.
-        groups, whole = -(-(last - first) // LANES), (last - first) // LANES if single else 0
+        synapses = known if known > 0 else count
+        states, groups = (1 + synapses) * LANES, -(-neurons // LANES)
+        b, begin, end = _place(item, parts, neurons)
+        first, last, own = begin * LANES, min(end * LANES, neurons), b * groups + begin
+        at, kept = b * steps * neurons, b * recorded * neurons
+        x, spikes = x[at * synapses :], spikes[at:]
+        vmem, isyn = vmem[kept:], isyn[kept * synapses :]
+        coef, state = coef[begin * (BETA + synapses) * LANES :], state[own * states :]
+        starts, most = starts[own * blocks * states :], vsplat(coef, limit[0])
+        whole = _whole_groups(known, first, last)
         for t in range(steps):
-            if starts.shape[1] > 0 and t % BLOCK == 0:
-                for g in range(groups):
-                    copy_row(state, g * states, starts[g, t // BLOCK], 0, states)
+            if blocks > 0 and t % BLOCK == 0:
+                for g in range(end - begin):
+                    copy_row(state, g * states, starts, (g * blocks + t // BLOCK) * states, states)
             at = t * neurons + first
             for g in range(whole):
                 prefetch(x, at + _AHEAD * neurons + g * LANES)
                 _step(x, at + g * LANES, g, LANES, synapses, most, coef, state, spikes, vmem, isyn,
                      record, streamed, buffer)  # fmt: skip
-            for g in range(whole, groups):
+            for g in range(whole, end - begin):
                 lanes = min(LANES, last - first - g * LANES)
                 _step(x, at + g * LANES, g, lanes, synapses, most, coef, state, spikes, vmem, isyn,
                      record, streamed, buffer)  # fmt: skip
 
-    return run
-
-
-_KINDS = [(single, record) for single in (False, True) for record in (False, True)]
-#: Forward kernels by (one synapse, record).
-_RUN = {kind: _forward_kernel(*kind) for kind in _KINDS}
+    return lif_item
 
 
 # Rows of the tape: potential before the step and before firing, then i_s + x_s.
@@ -299,15 +296,8 @@ def _forward_step(
 ) -> None:  # fmt: skip
     """Run one step of lane group `g`, the tile's k-th, with a tape from row `r` on."""
     c, s = g * (BETA + synapses), k * (1 + synapses)
-    v, current = vload(state, s * LANES), vsplat(coef, 0.0)
-    vstore(tape, (r + _BEFORE) * LANES, v)
-    for j in range(synapses):
-        driven = vload(state, (s + 1 + j) * LANES) + load_lanes(x, at + j, synapses, lanes, buffer)
-        decayed = vload(coef, (c + BETA + j) * LANES) * driven
-        vstore(tape, (r + _DRIVEN + j) * LANES, driven)
-        vstore(state, (s + 1 + j) * LANES, decayed)
-        current = current + decayed
-    reached = (vload(coef, (c + ALPHA) * LANES) * v + current) + vload(coef, (c + BIAS) * LANES)
+    vstore(tape, (r + _BEFORE) * LANES, vload(state, s * LANES))
+    reached = _integrate(x, at, lanes, synapses, coef, c, state, s, True, tape, r + _DRIVEN, buffer)
     vstore(tape, (r + _REACHED) * LANES, reached)
     threshold = vload(coef, (c + THRESHOLD) * LANES)
     vstore(state, s * LANES, reached - count_spikes(reached, threshold, most) * threshold)
@@ -376,68 +366,61 @@ def _tile(
                            gcoef, gstate, gspikes, gvmem, gisyn, gx, streamed, buffer)  # fmt: skip
 
 
-def _adjoint_kernel(single: bool, recorded: bool) -> Any:
-    @kernel
-    def run(
-        x: Any, steps: int, first: int, last: int, neurons: int, count: int, max_spikes: float,
-        coef: Any, gcoef: Any, starts: Any, gstate: Any, gspikes: Any, gvmem: Any, gisyn: Any,
-        gx: Any, streamed: bool,
-    ) -> None:  # fmt: skip
-        """Compute gradients for neurons first..last; arguments as in the forward kernel.
+@functools.cache
+def _adjoint_item(known: int, recorded: bool) -> Any:
+    """Return the adjoint kernel; arguments as above, but `recorded` for gradients of records."""
 
-        The kernel adds to gcoef. In gstate the gradient of the last state becomes the gradient of
-        the first.
+    @kernel
+    def lif_adjoint_item(
+        item: int, parts: int, steps: int, neurons: int, count: int, kept_steps: int, blocks: int,
+        streamed: int, x: Any, coef: Any, gcoef: Any, starts: Any, gstate: Any, gspikes: Any,
+        gvmem: Any, gisyn: Any, gx: Any, limit: Any, room: Any,
+    ) -> None:  # fmt: skip
+        """Compute gradients for some lane groups of one batch item; arrays as in `lif_item`.
+
+        The kernel adds to gcoef (batch, group, row, LANES). In gstate the gradient of the last
+        state becomes the gradient of the first.
         """
-        synapses, most = 1 if single else count, vsplat(coef, max_spikes)
-        groups, whole = -(-(last - first) // LANES), (last - first) // LANES if single else 0
-        window, states = aligned(groups * 2 * LANES, coef), (1 + synapses) * LANES
-        _find_windows(coef, groups, BETA + synapses, window)
-        tape = aligned(BLOCK * TILE * (_DRIVEN + synapses) * LANES, x)
-        state, buffer = aligned(TILE * states, x), aligned(LANES, x)
-        for i in range(starts.shape[1] - 1, -1, -1):
-            begin, end = i * BLOCK, min((i + 1) * BLOCK, steps)
+        synapses = known if known > 0 else count
+        rows, states, groups = BETA + synapses, (1 + synapses) * LANES, -(-neurons // LANES)
+        b, begin, end = _place(item, parts, neurons)
+        first, last, own = begin * LANES, min(end * LANES, neurons), b * groups + begin
+        at, kept = b * steps * neurons, b * kept_steps * neurons
+        x, gx, gspikes = x[at * synapses :], gx[at * synapses :], gspikes[at:]
+        gvmem, gisyn = gvmem[kept:], gisyn[kept * synapses :]
+        coef, gcoef = coef[begin * rows * LANES :], gcoef[own * rows * LANES :]
+        gstate, starts = gstate[own * states :], starts[own * blocks * states :]
+        buffer, state, most = room, room[LANES:], vsplat(coef, limit[0])
+        tape = state[TILE * states :]
+        window = tape[BLOCK * TILE * (_DRIVEN + synapses) * LANES :]
+        _find_windows(coef, end - begin, rows, window)
+        whole = _whole_groups(known, first, last)
+        for i in range(blocks - 1, -1, -1):
+            t0, t1 = i * BLOCK, min((i + 1) * BLOCK, steps)
             for g0 in range(0, whole, TILE):
                 g1 = min(g0 + TILE, whole)
                 for g in range(g0, g1):
-                    copy_row(starts[g, i], 0, state, (g - g0) * states, states)
-                _tile(x, begin, end, g0, g1, LANES, first, neurons, synapses, recorded, most, coef,
+                    copy_row(starts, (g * blocks + i) * states, state, (g - g0) * states, states)
+                _tile(x, t0, t1, g0, g1, LANES, first, neurons, synapses, recorded, most, coef,
                       window, gcoef, gstate, state, tape, gspikes, gvmem, gisyn, gx, streamed,
                       buffer)  # fmt: skip
-            for g in range(whole, groups):
-                copy_row(starts[g, i], 0, state, 0, states)
+            for g in range(whole, end - begin):
+                copy_row(starts, (g * blocks + i) * states, state, 0, states)
                 lanes = min(LANES, last - first - g * LANES)
-                _tile(x, begin, end, g, g + 1, lanes, first, neurons, synapses, recorded, most,
-                      coef, window, gcoef, gstate, state, tape, gspikes, gvmem, gisyn, gx,
-                      streamed, buffer)  # fmt: skip
+                _tile(x, t0, t1, g, g + 1, lanes, first, neurons, synapses, recorded, most, coef,
+                      window, gcoef, gstate, state, tape, gspikes, gvmem, gisyn, gx, streamed,
+                      buffer)  # fmt: skip
 
-    return run
-
-
-#: Adjoint kernels by (one synapse, gradients of the records).
-_RUN_ADJOINT = {kind: _adjoint_kernel(*kind) for kind in _KINDS}
+    return lif_adjoint_item
 
 
 #: From this size on, output goes past the caches.
 STREAM_BYTES = 16 * 2**20
 
 
-def _flat(values: Tensor) -> NDArray[np.floating]:
-    """Flatten (batch, ..) to (batch, values), as an array."""
-    return values.detach().contiguous().flatten(1).numpy()
-
-
-def _over_neurons(one: Callable[[int, slice, slice], None], batch: int, neurons: int) -> None:
-    """Call `one(batch item, neurons, lane groups)` on the pool, in pieces for all threads."""
-    groups = groups_of(neurons)
-    parts = min(groups, -(-get_num_threads() // max(batch, 1)))
-    edges = [groups * i // parts for i in range(parts + 1)]
-
-    def piece(item: int) -> None:
-        begin, end = edges[item % parts], edges[item % parts + 1]
-        chosen = slice(begin * LANES, min(end * LANES, neurons))
-        one(item // parts, chosen, slice(begin, end))
-
-    parallel_for(piece, batch * parts)
+def _parts(device: Device, batch: int, neurons: int) -> int:
+    """Return the number of work items of a batch item, enough for all workers of the device."""
+    return min(groups_of(neurons), -(-device.workers // max(batch, 1)))
 
 
 def starts_shape(batch: int, steps: int, neurons: int, synapses: int) -> tuple[int, ...]:
@@ -445,71 +428,59 @@ def starts_shape(batch: int, steps: int, neurons: int, synapses: int) -> tuple[i
     return batch, groups_of(neurons), -(-steps // BLOCK), (1 + synapses) * LANES
 
 
-def _cpu(
-    device: Device,
-    x: Tensor,
-    coef: Tensor,
-    state: Tensor,
-    max_spikes: float,
-    record: bool,
+def _run(
+    device: Device, x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the outputs of `reference`, and with `keep` the states before every block."""
-    (batch, steps, _), neurons, synapses = x.shape, coef.shape[0], coef.shape[1] - BETA
-    recorded = steps if record else 0
-    spikes = empty((batch, steps, neurons), x)
-    vmem = empty((batch, recorded, neurons), x)
+) -> Kept:  # fmt: skip
+    """Compute the outputs of `reference`, and with `keep` the states before every block.
+
+    On a GPU nothing checks for finite numbers: the check would wait for the device.
+    """
+    batch, steps, neurons, synapses = _shapes(x, coef)
+    recorded, parts = steps if record else 0, _parts(device, batch, neurons)
+    spikes, vmem = (empty((batch, count, neurons), x) for count in (steps, recorded))
     isyn = empty((batch, recorded, neurons, synapses), x)
-    streamed = _is_streamed(spikes)
-    kernel = _RUN[synapses == 1, record]
     starts = empty(starts_shape(batch, steps if keep else 0, neurons, synapses), x)
-    inputs, outputs, starts_np = _flat(x), (_flat(spikes), _flat(vmem), _flat(isyn)), starts.numpy()
-    packed_coef, packed_state = pack(coef), pack(state)
-
-    def one(b: int, part: slice, groups: slice) -> None:
-        kernel(
-            inputs[b], steps, part.start, part.stop, neurons, synapses, max_spikes,
-            packed_coef[groups].reshape(-1), packed_state[b, groups].reshape(-1),
-            *(out[b] for out in outputs), starts_np[b, groups], streamed,
-        )  # fmt: skip
-
-    _over_neurons(one, batch, neurons)
-    last = unpack(packed_state, neurons)
-    check_finite(x, coef, state, last)
+    packed = pack(state)
+    device.run_items(
+        _forward_item(_known(device, synapses), record), batch * parts if steps else 0, parts,
+        steps, neurons, synapses, recorded, starts.shape[2], _is_streamed(spikes),
+        x.detach().contiguous(), pack(coef), packed, spikes, vmem, isyn, starts,
+        x.new_full((1,), max_spikes), room=LANES,
+    )  # fmt: skip
+    last = unpack(packed, neurons)
+    if not x.is_cuda:
+        check_finite(x, coef, state, last)
     return spikes, vmem, isyn, last, starts.flatten(1)
 
 
-def _is_streamed(out: Tensor) -> bool:
+def _is_streamed(out: Tensor) -> int:
     """Return True to store output (batch, time, row) past the caches.
 
     The output must be large, and every row must start at a multiple of CACHE_LINE bytes.
     """
-    return out.nbytes >= STREAM_BYTES and out.shape[2] * out.element_size() % CACHE_LINE == 0
+    return int(out.nbytes >= STREAM_BYTES and out.shape[2] * out.element_size() % CACHE_LINE == 0)
 
 
-def _cpu_adjoint(
+def _run_adjoint(
     device: Device, x: Tensor, coef: Tensor, starts: Tensor, max_spikes: float, record: bool,
     gspikes: Tensor, gvmem: Tensor, gisyn: Tensor, gstate: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    (batch, steps, _), neurons, synapses = x.shape, coef.shape[0], coef.shape[1] - BETA
+) -> Gradients:  # fmt: skip
+    batch, steps, neurons, synapses = _shapes(x, coef)
+    parts, blocks = _parts(device, batch, neurons), -(-steps // BLOCK)
     with training():
         gx = empty(tuple(x.shape), x)
-    streamed = _is_streamed(gx)
-    kernel = _RUN_ADJOINT[synapses == 1, record]
-    inputs, g_inputs, upstream = _flat(x), _flat(gx), tuple(map(_flat, (gspikes, gvmem, gisyn)))
-    packed_coef, packed_gstate = pack(coef), pack(gstate)
-    starts_np = starts.detach().view(starts_shape(batch, steps, neurons, synapses)).numpy()
-    gcoef = torch.zeros(batch, *packed_coef.shape, dtype=x.dtype).numpy()
-
-    def one(b: int, part: slice, groups: slice) -> None:
-        kernel(
-            inputs[b], steps, part.start, part.stop, neurons, synapses, max_spikes,
-            packed_coef[groups].reshape(-1), gcoef[b, groups].reshape(-1), starts_np[b, groups],
-            packed_gstate[b, groups].reshape(-1), *(values[b] for values in upstream),
-            g_inputs[b], streamed,
-        )  # fmt: skip
-
-    _over_neurons(one, batch, neurons)
+    packed, packed_gstate = pack(coef), pack(gstate)
+    gcoef = packed.new_zeros(batch, *packed.shape)
+    rows = 1 + TILE * (1 + synapses) + BLOCK * TILE * (_DRIVEN + synapses)
+    windows = 2 * -(-groups_of(neurons) // max(parts, 1))
+    device.run_items(
+        _adjoint_item(_known(device, synapses), record), batch * parts if steps else 0, parts,
+        steps, neurons, synapses, gvmem.shape[1], blocks, _is_streamed(gx),
+        x.detach().contiguous(), packed, gcoef, starts.detach().contiguous(), packed_gstate,
+        *(g.detach().contiguous() for g in (gspikes, gvmem, gisyn)), gx,
+        x.new_full((1,), max_spikes), room=(rows + windows) * LANES,
+    )  # fmt: skip
     return gx, unpack(gcoef, neurons).sum(0), unpack(packed_gstate, neurons)
 
 
@@ -535,108 +506,9 @@ def check_finite(x: Tensor, coef: Tensor, before: Tensor, after: Tensor) -> None
     )
 
 
-@functools.cache
-def _gpu_item(synapses: int, record: bool) -> Any:
-    rows, states = BETA + synapses, 1 + synapses
-
-    @part
-    def gpu_lif_item(
-        item: int, groups: int, steps: int, neurons: int, blocks: int, x: Any, coef: Any,
-        state: Any, spikes: Any, vmem: Any, isyn: Any, starts: Any, limit: Any, recorded: int,
-    ) -> None:  # fmt: skip
-        b, g = item // groups, item % groups
-        lanes, at = min(LANES, neurons - g * LANES), b * steps * neurons
-        kept = b * recorded * neurons
-        x, spikes = x[at * synapses :], spikes[at:]
-        vmem, isyn = vmem[kept:], isyn[kept * synapses :]
-        coef, state = coef[g * rows * LANES :], state[item * states * LANES :]
-        starts, most = starts[item * blocks * states * LANES :], vsplat(coef, limit[0])
-        for t in range(steps):
-            if blocks > 0 and t % BLOCK == 0:
-                for r in range(states):
-                    place = (t // BLOCK * states + r) * LANES
-                    vstore(starts, place, vload(state, r * LANES))
-            _step(
-                x, t * neurons + g * LANES, 0, lanes, synapses, most, coef, state, spikes, vmem,
-                isyn, record, False, coef,
-            )  # fmt: skip
-
-    return gpu_lif_item
-
-
-@functools.cache
-def _gpu_adjoint_item(synapses: int, recorded: bool) -> Any:
-    rows, states, taped = BETA + synapses, 1 + synapses, BLOCK * (_DRIVEN + synapses) * LANES
-
-    @part
-    def gpu_lif_adjoint_item(
-        item: int, groups: int, steps: int, neurons: int, x: Any, coef: Any, gcoef: Any,
-        starts: Any, gstate: Any, gspikes: Any, gvmem: Any, gisyn: Any, gx: Any, limit: Any,
-        kept_steps: int, tape: Any,
-    ) -> None:  # fmt: skip
-        state, window = tape[taped:], tape[taped + states * LANES :]
-        blocks = (steps + BLOCK - 1) // BLOCK
-        b, g = item // groups, item % groups
-        lanes, at = min(LANES, neurons - g * LANES), b * steps * neurons
-        kept = b * kept_steps * neurons
-        coef, gcoef = coef[g * rows * LANES :], gcoef[item * rows * LANES :]
-        gstate = gstate[item * states * LANES :]
-        starts = starts[item * blocks * states * LANES :]
-        _find_windows(coef, 1, rows, window)
-        most = vsplat(coef, limit[0])
-        for i in range(blocks - 1, -1, -1):
-            for r in range(states):
-                vstore(state, r * LANES, vload(starts, (i * states + r) * LANES))
-            _tile(
-                x[at * synapses :], i * BLOCK, min((i + 1) * BLOCK, steps), 0, 1, lanes, g * LANES,
-                neurons, synapses, recorded, most, coef, window, gcoef, gstate, state, tape,
-                gspikes[at:], gvmem[kept:], gisyn[kept * synapses :], gx[at * synapses :], False,
-                coef,
-            )  # fmt: skip
-
-    return gpu_lif_adjoint_item
-
-
-def _gpu(
-    device: Device, x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool,
-    keep: bool,
-) -> Kept:  # fmt: skip
-    """Run on a GPU, without `check_finite`, which would wait for the device."""
-    (batch, steps, _), count, synapses = x.shape, coef.shape[0], coef.shape[1] - BETA
-    recorded, groups = steps if record else 0, groups_of(count)
-    spikes, vmem = x.new_empty(batch, steps, count), x.new_empty(batch, recorded, count)
-    isyn = x.new_empty(batch, recorded, count, synapses)
-    starts = x.new_empty(starts_shape(batch, steps if keep else 0, count, synapses))
-    packed = pack_tensor(state)
-    device.run_items(
-        _gpu_item(synapses, record), batch * groups if steps else 0, groups, steps, count,
-        starts.shape[2], x.detach().contiguous(), pack_tensor(coef), packed, spikes, vmem, isyn,
-        starts, x.new_full((1,), max_spikes), recorded,
-    )  # fmt: skip
-    return spikes, vmem, isyn, unpack_tensor(packed, count), starts.flatten(1)
-
-
-def _gpu_adjoint(
-    device: Device, x: Tensor, coef: Tensor, starts: Tensor, max_spikes: float, record: bool,
-    gspikes: Tensor, gvmem: Tensor, gisyn: Tensor, gstate: Tensor,
-) -> Gradients:  # fmt: skip
-    (batch, steps, _), count, synapses = x.shape, coef.shape[0], coef.shape[1] - BETA
-    groups, gx = groups_of(count), torch.zeros_like(x).contiguous()
-    packed, packed_gstate = pack_tensor(coef), pack_tensor(gstate)
-    gcoef = packed.new_zeros(batch, *packed.shape)
-    upstream = (g.detach().contiguous() for g in (gspikes, gvmem, gisyn))
-    device.run_items(
-        _gpu_adjoint_item(synapses, record), batch * groups if steps else 0, groups, steps, count,
-        x.detach().contiguous(), packed, gcoef, starts.detach().contiguous(), packed_gstate,
-        *upstream, gx, x.new_full((1,), max_spikes), gvmem.shape[1],
-        room=(BLOCK * (_DRIVEN + synapses) + 1 + synapses + 2) * LANES,
-    )  # fmt: skip
-    return gx, unpack_tensor(gcoef, count).sum(0), unpack_tensor(packed_gstate, count)
-
-
 def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:
     """Check shapes and dtypes; the kernel does not check bounds."""
-    neurons, synapses = coef.shape[0], coef.shape[1] - NEURON_COEFS
+    neurons, synapses = coef.shape[0], coef.shape[1] - BETA
     if x.ndim != 3 or x.shape[2] != neurons * synapses:
         raise ShapeError(
             f"expected input (batch, time, {neurons} neurons * {synapses} synapses), "
@@ -648,8 +520,8 @@ def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:
 def _fake(
     x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, steps, neurons = x.shape[0], x.shape[1], coef.shape[0]
-    synapses, recorded = coef.shape[1] - NEURON_COEFS, steps if record else 0
+    batch, steps, neurons, synapses = _shapes(x, coef)
+    recorded = steps if record else 0
     return (
         x.new_empty(batch, steps, neurons),
         x.new_empty(batch, recorded, neurons),
@@ -699,13 +571,10 @@ def _call(
     return made
 
 
-LIF_ADJOINT = RowOperation(
-    name="lif_adjoint", cpu=_cpu_adjoint, gpu=_gpu_adjoint, fake=_fake_adjoint, batched=None
-)
+LIF_ADJOINT = RowOperation(name="lif_adjoint", run=_run_adjoint, fake=_fake_adjoint, batched=None)
 LIF = RowOperation(
     name="lif",
-    cpu=_cpu,
-    gpu=_gpu,
+    run=_run,
     fake=_fake,
     reference=reference,
     keep=_save,

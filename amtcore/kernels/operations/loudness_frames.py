@@ -35,9 +35,9 @@ from amtcore.kernels.operations.running_spectrum import (
     powers_of_frames,
     room,
 )
-from amtcore.kernels.operations.specific_loudness import nodes, specific
+from amtcore.kernels.operations.specific_loudness import nodes, store_law
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.memory import aligned, store_samples
 from amtcore.kernels.vector.simd import (
     LANES,
     any_greater_or_nan,
@@ -47,7 +47,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.transpose import store_samples
 
 #: Limit of sums of intensities. Near float32's largest number, a source that is left out could hide
 #: an overflow.
@@ -71,19 +70,6 @@ def _is_too_much(sums: Any) -> bool:
     for at in range(0, len(sums), LANES):
         total = total + vload(sums, at)
     return any_greater_or_nan(total, vsplat(total, LARGEST))
-
-
-@part
-def _store_law(
-    levels: Any, channels: int, frames: int, law: Any, high: Any, out: Any, to: int, pitch: int
-) -> None:
-    """Store specific loudness of flat (frame, channel) in dB, in rows of `pitch` numbers."""
-    for frame in range(frames):
-        for at in range(0, channels, LANES):
-            # The last vector of a row begins earlier, to end with the row.
-            place = min(at, channels - LANES)
-            level = vload(levels, frame * channels + place)
-            vstore(out, to + frame * pitch + place, specific(level, law, channels, place, high))
 
 
 @kernel
@@ -132,7 +118,7 @@ def _run_ears(
             for k in range(channels):
                 vstore(patterns, k * LANES, decibels(vload(patterns, k * LANES)))
             store_samples(patterns, channels, tile, 0)
-            _store_law(
+            store_law(
                 tile, channels, min(LANES, frames - frame), law, high, out,
                 frame * pitch + ear * channels, pitch,
             )  # fmt: skip
@@ -145,13 +131,10 @@ class LoudnessKernel:
     Args:
         factors: Transforms of the spectra.
         limits: (3,), a, b and c of the threshold max(strongest a, b) c of components.
-        starts: First component of every group, and the end of the last group; int64.
-        weights: (component, NODES).
-        level_blocks: Weights of levels from `excitation.blocks_of`.
-        places: Number of levels.
+        starts, weights: As of `NODES_OF_AUDIBLE`.
+        level_blocks: Weights of `places` levels from `excitation.blocks_of`.
         tables: Constants of the excitation patterns, of LANES channels or more.
-        law: Rows of `specific_loudness.law_rows`.
-        high: Divisor and exponent of the law at very high levels.
+        law, high: As `rows`, divisor and exponent of `SPECIFIC_LOUDNESS`.
     """
 
     def __init__(

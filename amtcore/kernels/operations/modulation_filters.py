@@ -90,86 +90,6 @@ def _complex_filter(x: Tensor, coef: Tensor, state: Tensor, modulus: bool) -> tu
     return over_time(samples, state), z
 
 
-@part
-def modulation_block(
-    x: Any, y: Any, n: int, modulus: bool, coef: Any, c: int, state: Any, s: int
-) -> None:
-    """One complex modulation filter: `x` in, `y` its real part or its scaled modulus.
-
-    Coefficient rows from `c`: pole real, pole imaginary, input gain, output gain.
-    """
-    p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
-    gain, scale = vload(coef, (c + 2) * LANES), vload(coef, (c + 3) * LANES)
-    minus_p_im = vsplat(coef, 0.0) - p_im
-    z_re, z_im = vload(state, s * LANES), vload(state, (s + 1) * LANES)
-    for t in range(n):
-        new_re = fma(p_re, z_re, fma(minus_p_im, z_im, vload(x, t * LANES) * gain))
-        z_im = fma(p_re, z_im, p_im * z_re)
-        z_re = new_re
-        if modulus:
-            vstore(y, t * LANES, scale * vsqrt(fma(z_re, z_re, z_im * z_im)))
-        else:
-            vstore(y, t * LANES, scale * z_re)
-    vstore(state, s * LANES, z_re)
-    vstore(state, (s + 1) * LANES, z_im)
-
-
-@part
-def modulation_adjoint(
-    x: Any, gy: Any, gx: Any, n: int, modulus: bool, coef: Any, gcoef: Any, c: int,
-    state: Any, gstate: Any, s: int, scratch: Any,
-) -> None:  # fmt: skip
-    """Gradients of one complex modulation filter; `gx` is added to.
-
-    With z[t] = p z[t-1] + a x[t]:  l[t] = b gy[t] (1 or z/|z|) + p* l[t+1],  gx = a Re l,
-    ga = sum of x Re l,  gb = sum of gy (Re z or |z|). The modulus has gradient 0 at z = 0.
-    """
-    p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
-    gain, scale = vload(coef, (c + 2) * LANES), vload(coef, (c + 3) * LANES)
-    zero, tiny = vsplat(coef, 0.0), vsplat(coef, 1e-30)
-    minus_p_im = zero - p_im
-    z_re, z_im = vload(state, s * LANES), vload(state, (s + 1) * LANES)
-    vstore(scratch, 0, z_re)
-    vstore(scratch, LANES, z_im)
-    for t in range(n):
-        new_re = fma(p_re, z_re, fma(minus_p_im, z_im, vload(x, t * LANES) * gain))
-        z_im = fma(p_re, z_im, p_im * z_re)
-        z_re = new_re
-        vstore(scratch, 2 * (t + 1) * LANES, z_re)
-        vstore(scratch, 2 * (t + 1) * LANES + LANES, z_im)
-    gp_re, gp_im = vload(gcoef, c * LANES), vload(gcoef, (c + 1) * LANES)
-    g_gain, g_scale = vload(gcoef, (c + 2) * LANES), vload(gcoef, (c + 3) * LANES)
-    # Gradient that reaches z[t] from later samples: p* l[t+1].
-    later_re, later_im = vload(gstate, s * LANES), vload(gstate, (s + 1) * LANES)
-    for t in range(n - 1, -1, -1):
-        upstream = vload(gy, t * LANES)
-        z_re, z_im = vload(scratch, 2 * (t + 1) * LANES), vload(scratch, (2 * t + 3) * LANES)
-        direct = upstream * scale
-        if modulus:
-            size = vsqrt(fma(z_re, z_re, z_im * z_im))
-            g_scale = fma(upstream, size, g_scale)
-            direct = direct / vmax(size, tiny)
-            l_re, l_im = fma(direct, z_re, later_re), fma(direct, z_im, later_im)
-        else:
-            g_scale = fma(upstream, z_re, g_scale)
-            l_re, l_im = direct + later_re, later_im
-        z_re, z_im = vload(scratch, 2 * t * LANES), vload(scratch, (2 * t + 1) * LANES)
-        gp_re = fma(l_re, z_re, fma(l_im, z_im, gp_re))
-        gp_im = fma(l_im, z_re, fma(zero - l_re, z_im, gp_im))
-        g_gain = fma(vload(x, t * LANES), l_re, g_gain)
-        # Where a channel has no such filter the gain is 0, and l may be NaN although gy is 0.
-        l_re = where_greater_or_nan(vabs(gain), zero, l_re, zero)
-        vstore(gx, t * LANES, fma(gain, l_re, vload(gx, t * LANES)))
-        later_re = fma(p_re, l_re, p_im * l_im)
-        later_im = fma(p_re, l_im, minus_p_im * l_re)
-    vstore(gstate, s * LANES, later_re)
-    vstore(gstate, (s + 1) * LANES, later_im)
-    vstore(gcoef, c * LANES, gp_re)
-    vstore(gcoef, (c + 1) * LANES, gp_im)
-    vstore(gcoef, (c + 2) * LANES, g_gain)
-    vstore(gcoef, (c + 3) * LANES, g_scale)
-
-
 @dataclass(frozen=True)
 class BankFilter:
     """One kind of filter.
@@ -182,6 +102,89 @@ class BankFilter:
     forward: Any
     adjoint: Any
     taped: int
+
+
+def _complex_section(modulus: bool) -> tuple[Any, Any]:
+    """Return the parts of a complex section that gives its real part, or its scaled modulus.
+
+    Coefficient rows: pole real, pole imaginary, input gain, output gain.
+    """
+
+    @part
+    def forward(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
+        c, s = row[1], row[2]
+        p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
+        gain, scale = vload(coef, (c + 2) * LANES), vload(coef, (c + 3) * LANES)
+        minus_p_im = vsplat(coef, 0.0) - p_im
+        z_re, z_im = vload(state, s * LANES), vload(state, (s + 1) * LANES)
+        for t in range(n):
+            new_re = fma(p_re, z_re, fma(minus_p_im, z_im, vload(x, t * LANES) * gain))
+            z_im = fma(p_re, z_im, p_im * z_re)
+            z_re = new_re
+            if modulus:
+                vstore(y, t * LANES, scale * vsqrt(fma(z_re, z_re, z_im * z_im)))
+            else:
+                vstore(y, t * LANES, scale * z_re)
+        vstore(state, s * LANES, z_re)
+        vstore(state, (s + 1) * LANES, z_im)
+
+    @part
+    def adjoint(
+        row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
+        scratch: Any,
+    ) -> None:  # fmt: skip
+        """Gradients of one complex section; `gx` is added to.
+
+        With z[t] = p z[t-1] + a x[t]:  l[t] = b gy[t] (1 or z/|z|) + p* l[t+1],  gx = a Re l,
+        ga = sum of x Re l,  gb = sum of gy (Re z or |z|). The modulus has gradient 0 at z = 0.
+        """
+        c, s = row[1], row[2]
+        p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
+        gain, scale = vload(coef, (c + 2) * LANES), vload(coef, (c + 3) * LANES)
+        zero, tiny = vsplat(coef, 0.0), vsplat(coef, 1e-30)
+        minus_p_im = zero - p_im
+        z_re, z_im = vload(state, s * LANES), vload(state, (s + 1) * LANES)
+        vstore(scratch, 0, z_re)
+        vstore(scratch, LANES, z_im)
+        for t in range(n):
+            new_re = fma(p_re, z_re, fma(minus_p_im, z_im, vload(x, t * LANES) * gain))
+            z_im = fma(p_re, z_im, p_im * z_re)
+            z_re = new_re
+            vstore(scratch, 2 * (t + 1) * LANES, z_re)
+            vstore(scratch, 2 * (t + 1) * LANES + LANES, z_im)
+        gp_re, gp_im = vload(gcoef, c * LANES), vload(gcoef, (c + 1) * LANES)
+        g_gain, g_scale = vload(gcoef, (c + 2) * LANES), vload(gcoef, (c + 3) * LANES)
+        # Gradient that reaches z[t] from later samples: p* l[t+1].
+        later_re, later_im = vload(gstate, s * LANES), vload(gstate, (s + 1) * LANES)
+        for t in range(n - 1, -1, -1):
+            upstream = vload(gy, t * LANES)
+            z_re, z_im = vload(scratch, 2 * (t + 1) * LANES), vload(scratch, (2 * t + 3) * LANES)
+            direct = upstream * scale
+            if modulus:
+                size = vsqrt(fma(z_re, z_re, z_im * z_im))
+                g_scale = fma(upstream, size, g_scale)
+                direct = direct / vmax(size, tiny)
+                l_re, l_im = fma(direct, z_re, later_re), fma(direct, z_im, later_im)
+            else:
+                g_scale = fma(upstream, z_re, g_scale)
+                l_re, l_im = direct + later_re, later_im
+            z_re, z_im = vload(scratch, 2 * t * LANES), vload(scratch, (2 * t + 1) * LANES)
+            gp_re = fma(l_re, z_re, fma(l_im, z_im, gp_re))
+            gp_im = fma(l_im, z_re, fma(zero - l_re, z_im, gp_im))
+            g_gain = fma(vload(x, t * LANES), l_re, g_gain)
+            # Where a channel has no such filter the gain is 0, and l may be NaN although gy is 0.
+            l_re = where_greater_or_nan(vabs(gain), zero, l_re, zero)
+            vstore(gx, t * LANES, fma(gain, l_re, vload(gx, t * LANES)))
+            later_re = fma(p_re, l_re, p_im * l_im)
+            later_im = fma(p_re, l_im, minus_p_im * l_re)
+        vstore(gstate, s * LANES, later_re)
+        vstore(gstate, (s + 1) * LANES, later_im)
+        vstore(gcoef, c * LANES, gp_re)
+        vstore(gcoef, (c + 1) * LANES, gp_im)
+        vstore(gcoef, (c + 2) * LANES, g_gain)
+        vstore(gcoef, (c + 3) * LANES, g_scale)
+
+    return forward, adjoint
 
 
 @part(forceinline=True)
@@ -197,32 +200,6 @@ def _state_variable_adjoint(
     state_variable_section_adjoint(
         x, gy, gx, n, False, True, coef, gcoef, row[1], state, gstate, row[2], scratch
     )
-
-
-@part(forceinline=True)
-def _real(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
-    modulation_block(x, y, n, False, coef, row[1], state, row[2])
-
-
-@part(forceinline=True)
-def _real_adjoint(
-    row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
-    scratch: Any,
-) -> None:  # fmt: skip
-    modulation_adjoint(x, gy, gx, n, False, coef, gcoef, row[1], state, gstate, row[2], scratch)
-
-
-@part(forceinline=True)
-def _modulus(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
-    modulation_block(x, y, n, True, coef, row[1], state, row[2])
-
-
-@part(forceinline=True)
-def _modulus_adjoint(
-    row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
-    scratch: Any,
-) -> None:  # fmt: skip
-    modulation_adjoint(x, gy, gx, n, True, coef, gcoef, row[1], state, gstate, row[2], scratch)
 
 
 @part(forceinline=True)
@@ -277,8 +254,8 @@ FILTERS: dict[int, BankFilter] = {
     BANK_STATE_VARIABLE: BankFilter(
         "second-order section", _state_variable, _state_variable_adjoint, 2
     ),
-    BANK_REAL: BankFilter("real part of a complex section", _real, _real_adjoint, 2),
-    BANK_MODULUS: BankFilter("modulus of a complex section", _modulus, _modulus_adjoint, 2),
+    BANK_REAL: BankFilter("real part of a complex section", *_complex_section(False), 2),
+    BANK_MODULUS: BankFilter("modulus of a complex section", *_complex_section(True), 2),
     BANK_IDENTITY: BankFilter("identity", _identity, _identity_adjoint, 0),
     BANK_TWO_SECTIONS: BankFilter("two sections", _two_sections, _two_sections_adjoint, 4),
 }

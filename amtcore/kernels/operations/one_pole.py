@@ -18,15 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.kernels.operation import ChainOperation, Example, always, over_time
+from amtcore.kernels.operation import ChainOperation, always, over_time
 from amtcore.kernels.vector.jit import part
-from amtcore.kernels.vector.simd import (
-    LANES,
-    fma,
-    vload,
-    vsplat,
-    vstore,
-)
+from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore
 
 
 def one_pole_cascade(
@@ -147,24 +141,24 @@ def pole_zero_cascade_block(
     return n
 
 
-@part
-def one_pole_cascade_adjoint(
-    x: Any, gy: Any, gx: Any, n: int, argument: int, coef: Any, gcoef: Any, c: int, state: Any,
-    gstate: Any, s: int, scratch: Any,
+@part(forceinline=True)
+def _adjoint(
+    zeros: bool, x: Any, gy: Any, gx: Any, n: int, order: int, coef: Any, gcoef: Any, c: int,
+    state: Any, gstate: Any, s: int, scratch: Any,
 ) -> None:  # fmt: skip
-    """Gradients of one block, backwards in time.
+    """Gradients of one block of either cascade, backwards in time; `scratch` holds every z.
 
-    With l_k the gradient of z_k:
+    With l_k the gradient of z_k, without zeros:
     l_n[t] = g gy[t] + p* l_n[t+1],  l_k[t] = l_{k+1}[t] + p* l_k[t+1],
     gx = Re l_1,  gp = sum over k, t of l_k[t] z_k[t-1]*,  gg = sum of gy Re z_n.
-
-    `scratch` holds every z.
+    With zeros, per section from the last: l[t] = g gy[t] + p* l[t+1],  gx = Re l (the gy of the
+    section before),  gp = sum of l[t] z[t-1]*,  gg = sum of gy Re z.
     """
     p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
     gain, zero = vload(coef, (c + 2) * LANES), vsplat(coef, 0.0)
     minus_p_im = zero - p_im
     row = 2 * (n + 1) * LANES  # scratch of one section: z before and after every sample
-    for k in range(argument):
+    for k in range(order):
         z_re = vload(state, (s + 2 * k) * LANES)
         z_im = vload(state, (s + 2 * k + 1) * LANES)
         vstore(scratch, k * row, z_re)
@@ -175,8 +169,10 @@ def one_pole_cascade_adjoint(
             else:
                 before = (k - 1) * row + 2 * (t + 1) * LANES
                 x_re, x_im = vload(scratch, before), vload(scratch, before + LANES)
+                if zeros:
+                    x_re = x_re * gain
             new_re = fma(p_re, z_re, fma(minus_p_im, z_im, x_re))
-            z_im = fma(p_re, z_im, fma(p_im, z_re, x_im))
+            z_im = fma(p_re, z_im, p_im * z_re if zeros else fma(p_im, z_re, x_im))
             z_re = new_re
             vstore(scratch, k * row + 2 * (t + 1) * LANES, z_re)
             vstore(scratch, k * row + 2 * (t + 1) * LANES + LANES, z_im)
@@ -184,16 +180,20 @@ def one_pole_cascade_adjoint(
     g_gain = vload(gcoef, (c + 2) * LANES)
     for t in range(n - 1, -1, -1):
         upstream = vload(gy, t * LANES)
-        last = (argument - 1) * row + 2 * (t + 1) * LANES
-        g_gain = fma(upstream, vload(scratch, last), g_gain)
-        l_re, l_im = upstream * gain, zero
-        for k in range(argument - 1, -1, -1):
-            at = (s + 2 * k) * LANES
+        l_re, l_im = upstream, zero
+        if not zeros:
+            last = (order - 1) * row + 2 * (t + 1) * LANES
+            g_gain = fma(upstream, vload(scratch, last), g_gain)
+            l_re = upstream * gain
+        for k in range(order - 1, -1, -1):
+            at, before = (s + 2 * k) * LANES, k * row + 2 * t * LANES
             # gstate holds l_k[t+1] already multiplied by the conjugate pole.
-            l_re = l_re + vload(gstate, at)
-            l_im = l_im + vload(gstate, at + LANES)
-            z_re = vload(scratch, k * row + 2 * t * LANES)
-            z_im = vload(scratch, k * row + 2 * t * LANES + LANES)
+            if zeros:
+                g_gain = fma(l_re, vload(scratch, before + 2 * LANES), g_gain)
+                l_re, l_im = fma(l_re, gain, vload(gstate, at)), vload(gstate, at + LANES)
+            else:
+                l_re, l_im = l_re + vload(gstate, at), l_im + vload(gstate, at + LANES)
+            z_re, z_im = vload(scratch, before), vload(scratch, before + LANES)
             gp_re = fma(l_re, z_re, fma(l_im, z_im, gp_re))
             gp_im = fma(l_im, z_re, fma(zero - l_re, z_im, gp_im))
             vstore(gstate, at, fma(p_re, l_re, p_im * l_im))
@@ -205,67 +205,24 @@ def one_pole_cascade_adjoint(
 
 
 @part
+def one_pole_cascade_adjoint(
+    x: Any, gy: Any, gx: Any, n: int, argument: int, coef: Any, gcoef: Any, c: int, state: Any,
+    gstate: Any, s: int, scratch: Any,
+) -> None:  # fmt: skip
+    _adjoint(False, x, gy, gx, n, argument, coef, gcoef, c, state, gstate, s, scratch)
+
+
+@part
 def pole_zero_cascade_adjoint(
     x: Any, gy: Any, gx: Any, n: int, argument: int, coef: Any, gcoef: Any, c: int, state: Any,
     gstate: Any, s: int, scratch: Any,
 ) -> None:  # fmt: skip
-    """Gradients of one block of the pole-zero cascade; arguments as above.
-
-    Per section, from the last: l[t] = g gy[t] + p* l[t+1],  gx = Re l (the gy of the section
-    before),  gp = sum of l[t] z[t-1]*,  gg = sum of gy Re z.
-    """
-    p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
-    gain, zero = vload(coef, (c + 2) * LANES), vsplat(coef, 0.0)
-    minus_p_im = zero - p_im
-    row = 2 * (n + 1) * LANES  # scratch of one section: z before and after every sample
-    for k in range(argument):
-        z_re = vload(state, (s + 2 * k) * LANES)
-        z_im = vload(state, (s + 2 * k + 1) * LANES)
-        vstore(scratch, k * row, z_re)
-        vstore(scratch, k * row + LANES, z_im)
-        for t in range(n):
-            if k == 0:
-                value = vload(x, t * LANES)
-            else:
-                value = vload(scratch, (k - 1) * row + 2 * (t + 1) * LANES) * gain
-            new_re = fma(p_re, z_re, fma(minus_p_im, z_im, value))
-            z_im = fma(p_re, z_im, p_im * z_re)
-            z_re = new_re
-            vstore(scratch, k * row + 2 * (t + 1) * LANES, z_re)
-            vstore(scratch, k * row + 2 * (t + 1) * LANES + LANES, z_im)
-    gp_re, gp_im = vload(gcoef, c * LANES), vload(gcoef, (c + 1) * LANES)
-    g_gain = vload(gcoef, (c + 2) * LANES)
-    for t in range(n - 1, -1, -1):
-        upstream = vload(gy, t * LANES)
-        for k in range(argument - 1, -1, -1):
-            at, before = (s + 2 * k) * LANES, k * row + 2 * t * LANES
-            g_gain = fma(upstream, vload(scratch, before + 2 * LANES), g_gain)
-            # gstate holds l_k[t+1] already multiplied by the conjugate pole.
-            l_re = fma(upstream, gain, vload(gstate, at))
-            l_im = vload(gstate, at + LANES)
-            z_re, z_im = vload(scratch, before), vload(scratch, before + LANES)
-            gp_re = fma(l_re, z_re, fma(l_im, z_im, gp_re))
-            gp_im = fma(l_im, z_re, fma(zero - l_re, z_im, gp_im))
-            vstore(gstate, at, fma(p_re, l_re, p_im * l_im))
-            vstore(gstate, at + LANES, fma(p_re, l_im, minus_p_im * l_re))
-            upstream = l_re
-        vstore(gx, t * LANES, upstream)
-    vstore(gcoef, c * LANES, gp_re)
-    vstore(gcoef, (c + 1) * LANES, gp_im)
-    vstore(gcoef, (c + 2) * LANES, g_gain)
+    _adjoint(True, x, gy, gx, n, argument, coef, gcoef, c, state, gstate, s, scratch)
 
 
 def _twice(argument: int) -> int:
     """Real and imaginary part of each section."""
     return 2 * argument
-
-
-def _example(orders: tuple[int, ...]) -> list[Example]:
-    angle = torch.rand(5, dtype=torch.float64)
-    coef = torch.stack((0.9 * angle.cos(), 0.9 * angle.sin(), angle), 1)
-    x = torch.randn(5, 300, dtype=torch.float64)
-    states = [torch.randn(5, 2 * order, dtype=torch.float64) for order in orders]
-    return [Example(order, coef, state, x) for order, state in zip(orders, states, strict=True)]
 
 
 #: Argument: the number of sections.
@@ -277,7 +234,6 @@ ONE_POLE_CASCADE = ChainOperation(
     block=one_pole_cascade_block,
     adjoint=one_pole_cascade_adjoint,
     taped=_twice,
-    example=lambda: _example((4, 3)),
 )
 #: Argument: as above.
 POLE_ZERO_CASCADE = ChainOperation(
@@ -288,5 +244,4 @@ POLE_ZERO_CASCADE = ChainOperation(
     block=pole_zero_cascade_block,
     adjoint=pole_zero_cascade_adjoint,
     taped=_twice,
-    example=lambda: _example((3,)),
 )

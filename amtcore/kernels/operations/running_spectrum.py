@@ -19,20 +19,11 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
-from amtcore.kernels.vector.frames import ITEM_FRAMES, new_rows
+from amtcore.kernels.vector.arrays import ITEM_FRAMES, new_rows
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
-from amtcore.kernels.vector.simd import (
-    LANES,
-    fma,
-    narrow_lanes,
-    vload,
-    vload_narrow,
-    vsplat,
-    vstore,
-)
+from amtcore.kernels.vector.memory import aligned, transpose
+from amtcore.kernels.vector.simd import LANES, fma, four_sums, vload, vstore
 from amtcore.kernels.vector.threads import parallel_for
-from amtcore.kernels.vector.transpose import transpose
 
 #: Columns of a plan, which has a row for every group of components. They are: blocks of half a
 #: window, first basis function, even functions, odd functions, rows of V and W (or 0), start of the
@@ -94,21 +85,11 @@ def reference(x: Tensor, factors: Factors) -> Tensor:
 def _coefficients(blocks: Any, pitch: int, basis: Any, made: Any) -> None:
     """Multiply flat (sample, block), in rows of `pitch` blocks, to flat (function, block)."""
     functions, hop = basis.shape
-    flat, zero = basis.reshape(-1), vsplat(blocks, 0.0)
+    flat = basis.reshape(-1)
     for r in range(0, functions, SIDE):
         for b in range(0, pitch, LANES):
-            s, t, u, v = zero, zero, zero, zero
-            for n in range(hop):
-                value, at = vload(blocks, n * pitch + b), r * hop + n
-                s = fma(value, vsplat(value, flat[at]), s)
-                t = fma(value, vsplat(value, flat[at + hop]), t)
-                u = fma(value, vsplat(value, flat[at + 2 * hop]), u)
-                v = fma(value, vsplat(value, flat[at + 3 * hop]), v)
-            to = r * pitch + b
-            vstore(made, to, s)
-            vstore(made, to + pitch, t)
-            vstore(made, to + 2 * pitch, u)
-            vstore(made, to + 3 * pitch, v)
+            at = r * pitch + b
+            four_sums(blocks, b, pitch, hop, flat, r * hop, 1, hop, 0.0, made, at, pitch)
 
 
 @part
@@ -136,34 +117,9 @@ def _products(
     e: Any, o: Any, columns: int, values: Any, at: int, of_e: Any, of_o: Any, to: int
 ) -> None:
     """Multiply SIDE rows of P (or V) with E, and SIDE rows of Q (or W) with O."""
-    begin = at
-    for lane in range(0, LANES, narrow_lanes()):
-        at, zero = begin, vsplat(vload_narrow(e, 0), 0.0)
-        s, t, u, v = zero, zero, zero, zero
-        a, b, c, d = zero, zero, zero, zero
-        for column in range(columns):
-            alike, unlike = (
-                vload_narrow(e, column * LANES + lane),
-                vload_narrow(o, column * LANES + lane),
-            )
-            s = fma(alike, vsplat(zero, values[at]), s)
-            t = fma(alike, vsplat(zero, values[at + 1]), t)
-            u = fma(alike, vsplat(zero, values[at + 2]), u)
-            v = fma(alike, vsplat(zero, values[at + 3]), v)
-            a = fma(unlike, vsplat(zero, values[at + 4]), a)
-            b = fma(unlike, vsplat(zero, values[at + 5]), b)
-            c = fma(unlike, vsplat(zero, values[at + 6]), c)
-            d = fma(unlike, vsplat(zero, values[at + 7]), d)
-            at += 2 * SIDE
-        place = to + lane
-        vstore(of_e, place, s)
-        vstore(of_e, place + LANES, t)
-        vstore(of_e, place + 2 * LANES, u)
-        vstore(of_e, place + 3 * LANES, v)
-        vstore(of_o, place, a)
-        vstore(of_o, place + LANES, b)
-        vstore(of_o, place + 2 * LANES, c)
-        vstore(of_o, place + 3 * LANES, d)
+    pair = 2 * SIDE
+    four_sums(e, 0, LANES, columns, values, at, pair, 1, 0.0, of_e, to, LANES)
+    four_sums(o, 0, LANES, columns, values, at + SIDE, pair, 1, 0.0, of_o, to, LANES)
 
 
 @part
@@ -284,4 +240,4 @@ def _fake(x: Tensor, tables: list[Tensor], components: int, frames: int) -> Tens
 
 #: (.., time), `Factors` as a list, components, frames that lie wholly in the signal -> (.., frame,
 #: component).
-RUNNING_POWERS = RowOperation(name="running_powers", cpu=_cpu, fake=_fake)
+RUNNING_POWERS = RowOperation(name="running_powers", run=_cpu, on_gpu=False, fake=_fake)

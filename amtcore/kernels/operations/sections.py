@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.kernels.operation import ChainOperation, Example, always, over_time
+from amtcore.kernels.operation import ChainOperation, always, over_time
 from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
     LANES,
@@ -241,20 +241,6 @@ def state_variable_adjoint(
     )
 
 
-def _first_order_example() -> list[Example]:
-    coef = 0.9 * torch.rand(5, 3, dtype=torch.float64)
-    x, state = torch.randn(5, 300, dtype=torch.float64), torch.rand(5, 1, dtype=torch.float64)
-    return [Example(argument, coef, state, x) for argument in (0, 1)]
-
-
-def _state_variable_example() -> list[Example]:
-    g, k = torch.rand(5, dtype=torch.float64), 0.5 + torch.rand(5, dtype=torch.float64)
-    a1 = 1 / (1 + g * (g + k))
-    coef = torch.stack((a1, g * a1, g * g * a1, *torch.rand(3, 5, dtype=torch.float64)), 1)
-    x, state = torch.randn(5, 300, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
-    return [Example(argument, coef, state, x) for argument in (0, 1)]
-
-
 #: Argument: 1 to half-wave rectify the input.
 FIRST_ORDER = ChainOperation(
     name="first_order",
@@ -264,7 +250,6 @@ FIRST_ORDER = ChainOperation(
     block=first_order_block,
     adjoint=first_order_adjoint,
     taped=always(1),
-    example=_first_order_example,
 )
 #: Argument: as above.
 STATE_VARIABLE = ChainOperation(
@@ -275,5 +260,4 @@ STATE_VARIABLE = ChainOperation(
     block=state_variable_block,
     adjoint=state_variable_adjoint,
     taped=always(2),
-    example=_state_variable_example,
 )

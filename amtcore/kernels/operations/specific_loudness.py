@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.vector.arrays import ITEM_FRAMES, new_rows, over_frames
+from amtcore.kernels.vector.arrays import rows_of as frame_rows_of
 from amtcore.kernels.vector.elementary import vexp, vlog
-from amtcore.kernels.vector.frames import ITEM_FRAMES, new_rows, over_frames
-from amtcore.kernels.vector.frames import rows_of as frame_rows_of
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.simd import (
     LANES,
@@ -45,14 +45,10 @@ def audible(intensity: Tensor, least: Tensor) -> Tensor:
 
 
 def law_rows(c: Tensor, threshold_db: Tensor, alpha: Tensor, a: Tensor, flat_db: float) -> Tensor:
-    """Constants of the compressive law by channel, (5, channel).
+    """Return rows by channel: gain / A, alpha, C A^alpha, excitation at threshold, log C.
 
-    Args:
-        c: Scale in sone per Cam, a number.
-        threshold_db: Excitation at threshold, (channel,); alpha and a likewise.
-        flat_db: The threshold at 500 Hz and above.
-    Returns:
-        Gain / A, alpha, C A^alpha, excitation at threshold, log C.
+    C is the scale in sone per Cam, and `flat_db` the threshold at 500 Hz and above. The threshold,
+    alpha and A are (channel,).
     """
     ratio = torch.exp(PER_DB * (flat_db - threshold_db)) / a
     threshold = torch.exp(PER_DB * threshold_db)
@@ -60,14 +56,9 @@ def law_rows(c: Tensor, threshold_db: Tensor, alpha: Tensor, a: Tensor, flat_db:
 
 
 def reference(level_db: Tensor, rows: Tensor, high_divisor: float, high_exponent: float) -> Tensor:
-    """Excitation in dB SPL to sone per Cam.
+    """Convert excitation in dB SPL, (.., channel), to sone per Cam.
 
-    Args:
-        level_db: (.., channel).
-        rows: Of `law_rows`.
-        high_divisor: Of the law at very high levels, as its exponent.
-    Returns:
-        The same shape as `level_db`.
+    `rows` are from `law_rows`; divisor and exponent belong to the law at very high levels.
     """
     ratio, alpha, scale, threshold, log_c = rows
     log_e = PER_DB * level_db
@@ -138,25 +129,18 @@ def _expm1(value: Any) -> Any:
     """exp(value) - 1 for values from 0 on."""
     one = vsplat(value, 1.0)
     series = vsplat(value, _EXPM1[-1])
-    series = fma(series, value, vsplat(value, _EXPM1[-2]))
-    series = fma(series, value, vsplat(value, _EXPM1[-3]))
-    series = fma(series, value, vsplat(value, _EXPM1[-4]))
-    series = fma(series, value, vsplat(value, _EXPM1[-5]))
-    series = fma(series, value, vsplat(value, _EXPM1[-6]))
-    series = fma(series, value, vsplat(value, _EXPM1[-7]))
-    series = fma(series, value, vsplat(value, _EXPM1[-8]))
+    for k in range(2, 9):
+        series = fma(series, value, vsplat(value, _EXPM1[-k]))
     series = value * fma(series, value, one)
     return where_greater_or_nan(value, vsplat(value, _SMALL), vexp(value) - one, series)
 
 
 @part
-def specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
+def _specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
     """Return specific loudness of LANES channels from `at` on.
 
-    Args:
-        level_db: Excitations, a vector.
-        law: Flat rows of `channels` numbers, see `law_rows`.
-        high: Log of the divisor, and exponent, of the law at very high levels.
+    The law is the flat rows of `law_rows`. For very high levels, `high` has the log of the divisor,
+    and the exponent.
     """
     log_e = level_db * vsplat(level_db, PER_DB)
     e = vexp(log_e)
@@ -182,30 +166,37 @@ def _run_nodes(
         nodes(intensity, pitch, first, least, starts, weights, out, out_pitch)
 
 
-@kernel
-def _run_law(level_db: Any, channels: int, law: Any, high: Any, out: Any) -> None:
-    """Apply the law to flat (frame, channel) of LANES channels or more."""
-    for row in range(0, len(level_db), channels):
+@part
+def store_law(
+    levels: Any, channels: int, frames: int, law: Any, high: Any, out: Any, to: int, pitch: int
+) -> None:
+    """Store specific loudness of flat (frame, channel) in dB, in rows of `pitch` numbers.
+
+    There are LANES channels or more.
+    """
+    for frame in range(frames):
         for at in range(0, channels, LANES):
             # The last vector of a row begins earlier, to end with the row.
             place = min(at, channels - LANES)
-            level = vload(level_db, row + place)
-            vstore(out, row + place, specific(level, law, channels, place, high))
+            level = vload(levels, frame * channels + place)
+            vstore(out, to + frame * pitch + place, _specific(level, law, channels, place, high))
+
+
+@kernel
+def _run_law(level_db: Any, channels: int, law: Any, high: Any, out: Any) -> None:
+    """Apply the law to flat (frame, channel)."""
+    frames = len(level_db) // channels
+    store_law(level_db, channels, frames, law, high, out, 0, channels)
 
 
 def _cpu_nodes(
     device: Device, intensity: Tensor, least: Tensor, starts: Tensor, weights: Tensor, count: int
 ) -> Tensor:
-    """Replace components above the least of their frame by the nodes of their groups.
+    """Replace components (.., component) above the least (.., 1) of their frame by nodes.
 
-    Args:
-        intensity: (.., component); fastest if a component's frames lie together.
-        least: (.., 1).
-        starts: First component of every group, and the end of the last group; int64.
-        weights: (component, NODES), used for groups of more components than NODES.
-        count: Nodes of all groups.
-    Returns:
-        (.., node); a node's frames lie together.
+    Group g has the components from starts[g] to starts[g + 1]. The weights (component, NODES) are
+    for groups of more components than NODES. The kernel is fastest if the frames of a component lie
+    together. The frames of each of the `count` nodes do.
     """
     leading = intensity.shape[:-1]
     least = least.detach().expand(*leading, 1).flatten()
@@ -253,8 +244,15 @@ def _fake_law(level_db: Tensor, rows: Tensor, high_divisor: float, high_exponent
 
 
 #: Components above the least of their frame, at the nodes of their groups; see `_cpu_nodes`.
-NODES_OF_AUDIBLE = RowOperation(name="loudness_nodes", cpu=_cpu_nodes, fake=_fake_nodes)
+NODES_OF_AUDIBLE = RowOperation(
+    name="loudness_nodes", run=_cpu_nodes, on_gpu=False, fake=_fake_nodes
+)
 #: Excitation to specific loudness; see `reference`.
 SPECIFIC_LOUDNESS = RowOperation(
-    name="specific_loudness", cpu=_cpu_law, fake=_fake_law, reference=reference, numbers_only=True
+    name="specific_loudness",
+    run=_cpu_law,
+    on_gpu=False,
+    fake=_fake_law,
+    reference=reference,
+    numbers_only=True,
 )

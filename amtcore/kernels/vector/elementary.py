@@ -22,6 +22,8 @@ from amtcore.kernels.vector.simd import (
     where_greater_or_nan,
 )
 
+_COMPILED_ONLY = "vexp, vlog and vdecay run in compiled functions only"
+
 
 def _like(kind: Any, element: Any) -> Any:
     """`element` as a vector where the LLVM type `kind` is one, else as it is."""
@@ -71,12 +73,16 @@ def _within(value: Any, low: float, high: float) -> Any:
     return where_greater(value, most, most, value)
 
 
-def _exp_body(value):  # type: ignore[no-untyped-def]
-    raise TypeError("compiled code only")
+def vexp(value: Any) -> Any:
+    """Return exp per lane, infinite above 88 (float32) or 709 (float64), and 0 of minus infinity.
+
+    Values below -80 (float32) or -700 (float64) count as these bounds.
+    """
+    raise TypeError(_COMPILED_ONLY)
 
 
-@overload(_exp_body)
-def _choose_exp(value):  # type: ignore[no-untyped-def]
+@overload(vexp)
+def _exp(value):  # type: ignore[no-untyped-def]
     """exp(x) = 2**n * exp(r), |r| <= ln2/2, the latter by its Taylor polynomial.
 
     The first left-out term is below 2e-9 (degree 7, float32) and 5e-18 (degree 13, float64).
@@ -115,13 +121,6 @@ def _choose_exp(value):  # type: ignore[no-untyped-def]
     return double
 
 
-@part
-def vexp(value: Any) -> Any:
-    """exp per lane, for values from -80 (float32) or -700 (float64), where it is clamped, to 88 or
-    709, above which it is infinite; 0 of minus infinity."""
-    return _exp_body(value)
-
-
 # Bits of sqrt(1/2): measured from there, a number's exponent leaves a mantissa around 1.
 _HALF_ROOT_32, _HALF_ROOT_64 = 0x3F3504F3, 0x3FE6A09E667F3BCD
 
@@ -158,12 +157,12 @@ def _mantissa(typing: Any, value: Any) -> Any:
     return value(value), codegen
 
 
-def _log_body(value, k, s):  # type: ignore[no-untyped-def]
-    raise TypeError("compiled code only")
+def _log_body(value: Any, k: Any, s: Any) -> Any:
+    raise TypeError(_COMPILED_ONLY)
 
 
 @overload(_log_body)
-def _choose_log(value, k, s):  # type: ignore[no-untyped-def]
+def _log(value, k, s):  # type: ignore[no-untyped-def]
     """k ln 2 + 2 atanh(s) by the series of atanh, z = s^2 <= 0.0295.
 
     The first left-out term is below 1e-9 (z^5, float32) and 2e-18 (z^11, float64).
@@ -234,12 +233,16 @@ def _power_series(typing: Any, f: Any) -> Any:
     return f(f), codegen
 
 
-def _decay_body(value):  # type: ignore[no-untyped-def]
-    raise TypeError("compiled code only")
+def vdecay(value: Any) -> Any:
+    """Return 2**value per lane for values up to 0, in half the steps of `vexp`.
+
+    The result is 0 below the normal range, and for NaN.
+    """
+    raise TypeError(_COMPILED_ONLY)
 
 
-@overload(_decay_body)
-def _choose_decay(value):  # type: ignore[no-untyped-def]
+@overload(vdecay)
+def _decay(value):  # type: ignore[no-untyped-def]
     shift, lowest = (23, -125.0) if value.scalar == types.float32 else (52, -1021.0)
     whole = 1.5 * 2.0**shift
 
@@ -249,12 +252,3 @@ def _choose_decay(value):  # type: ignore[no-untyped-def]
         return where_greater(value, vsplat(value, lowest), _scaled(p, shifted), vsplat(value, 0.0))
 
     return body
-
-
-@part
-def vdecay(value: Any) -> Any:
-    """Return 2**value per lane for values up to 0, in half the steps of `vexp`.
-
-    The result is 0 below the normal range, and for NaN.
-    """
-    return _decay_body(value)

@@ -1,14 +1,13 @@
-"""How kernels are compiled: each of them once, together with all it is made of.
+"""How kernels are compiled: each of them once, together with all that it calls.
 
-A kernel is a few dozen small functions. numba makes machine code of every function by itself, with
-wrappers to call it by: most of a compilation went into code that only ever runs inside a kernel.
-Here are two kinds instead:
+A kernel is a few dozen small functions. By itself numba compiles every function to machine code
+with wrappers. Most of that code would only run inside a kernel. Here are two kinds instead:
 
-    part     typed and lowered where a kernel calls it; one for all constants it is called with
-    kernel   called by Python: takes its parts in, is optimised once as a whole and kept on disk
+    part     typed and lowered where a kernel calls it, once for all constants
+    kernel   called by Python: optimised once as a whole with its parts, and kept on disk
 
-What is a part belongs to no machine, so `kernels.gpu` compiles parts for a GPU as well. How numba
-is brought to this is in `amtcore.numba_internals`.
+A part belongs to no machine, so `kernels.gpu` compiles parts for a GPU as well.
+`amtcore.numba_internals` makes numba do this.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from amtcore.kernels.vector.kernel_files import KernelFiles
-from amtcore.kernels.vector.source_digest import sources_digest
+from amtcore.kernels.vector.kernel_cache import KernelFiles, sources_digest
 from amtcore.numba_internals import Kernel, Part
 
 
 def _with_key(function: Callable[..., Any], key: str | None) -> Callable[..., Any]:
-    """The function, whose name in machine code says what its code depends on.
+    """Put a hash of what the code depends on into the function's name in machine code.
 
-    numba numbers functions of one name in the order in which a process compiles them. Code of two
-    processes can so have one name, and code that is loaded later would run what came first.
+    Functions of one name get numbers in the order in which a process compiles them. Without the
+    hash, code of two processes can have one name. Code that is loaded later would then run the code
+    that came first.
     """
     if key is None and function.__closure__:
         key = repr([cell.cell_contents for cell in function.__closure__])
@@ -41,7 +40,7 @@ def part(function: Any = None, *, key: str | None = None, **options: Any) -> Any
 
     Args:
         key: What its code depends on beside sources and types; None is the constants around it.
-        options: numba's, `forceinline` for one.
+        options: Options of numba, such as `forceinline`.
     """
     if function is None:
         return functools.partial(part, key=key, **options)
@@ -49,16 +48,14 @@ def part(function: Any = None, *, key: str | None = None, **options: Any) -> Any
 
 
 def kernel(function: Any = None, *, key: str | None = None) -> Any:
-    """Decorator of what Python calls: compiled for the types it is called with, kept on disk; runs
-    without the interpreter's lock.
+    """Decorator of a function that Python calls; it runs without the interpreter's lock.
 
     Args:
         key: What its code depends on beside sources and types; None is the constants around it.
     Raises:
-        KernelCacheError: Others can write to the folder from which it would be loaded.
+        KernelCacheError: Others can write to the folder from which the kernel would be loaded.
     """
     if function is None:
         return functools.partial(kernel, key=key)
     sources_digest()
-    _with_key(function, key)
-    return Kernel(function, KernelFiles(function, key))
+    return Kernel(_with_key(function, key), KernelFiles(function))

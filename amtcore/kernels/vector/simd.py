@@ -1,13 +1,13 @@
 """A vector of LANES numbers as a numba value: load, store, arithmetic.
 
 Recurrences cannot be vectorised over time, so a kernel works on LANES channels at once and keeps
-its state in vector registers. LLVM maps `<LANES x float>` onto whatever the machine has.
-Numbers are the same for every lane position, so neighbours never change a channel's result.
-What is not a number stays so through every function here, as it does in the plain loops.
+its state in vector registers. LLVM maps `<LANES x float>` onto the machine's registers. All lanes
+compute alike, so neighbours never change a channel's result. NaN stays NaN through every function
+here, as it does in the plain loops.
 
-Every function has two lowerings. For a processor a vector is LANES numbers; for a GPU it is one
-number in each thread of a warp, and what crosses lanes is a vote or a shuffle (`warp_lowering`).
-Both round alike.
+Every function has two lowerings, which round alike. For a processor a vector is LANES numbers. For
+a GPU it is one number in each thread of a warp. There a vote or a shuffle exchanges numbers between
+lanes. The context of a GPU has `lanes_are_threads`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,115 @@ from numba import types
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
 from amtcore.kernels.vector.jit import part
-from amtcore.kernels.vector.warp_lowering import (
-    PrivateRows,
-    any_thread,
-    is_warp,
-    lane_id,
-    lane_number,
-    warp_sum,
-)
 from amtcore.numba_internals import array_data, set_thread_model
 
-#: Channels per vector: two AVX-512 registers of float32, which hides the latency of a recurrence.
+#: Channels per vector, and threads of a warp: two AVX-512 registers of float32, which hides
+#: the latency of a recurrence.
 LANES = 32
 #: Channels per narrow vector, for kernels with many sums side by side. Measured: with 16 registers
 #: of AVX2 two for each sum are better than one, and than four; AVX-512 has room for a whole vector.
 NARROW = LANES if get_host_cpu_features().get("avx512f") else 16
+_WORD = ir.IntType(32)
+_EVERY_THREAD = ir.Constant(_WORD, -1)
+
+
+def is_warp(context: Any) -> bool:
+    """Return True if a vector is one number in each thread of a warp."""
+    return getattr(context, "lanes_are_threads", False)
+
+
+def call_intrinsic(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
+    """Call the LLVM intrinsic `name`."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(builder.module.declare_intrinsic(name, fnty=kind), args)
+
+
+def lane_number(builder: Any) -> Any:
+    """Return this thread's index in its warp, 32 bits."""
+    return call_intrinsic(builder, "llvm.nvvm.read.ptx.sreg.laneid", _WORD, [])
+
+
+def exchange(builder: Any, kind: str, value: Any, lane: int) -> Any:
+    """Return the number, of 32 or 64 bits, of thread `own ^ lane` ("bfly") or `lane` ("idx")."""
+
+    def shuffle(word: Any) -> Any:
+        args = [_EVERY_THREAD, word, ir.Constant(_WORD, lane), ir.Constant(_WORD, LANES - 1)]
+        return call_intrinsic(builder, f"llvm.nvvm.shfl.sync.{kind}.i32", _WORD, args)
+
+    if isinstance(value.type, ir.FloatType) or value.type == _WORD:
+        return builder.bitcast(shuffle(builder.bitcast(value, _WORD)), value.type)
+    pair = ir.VectorType(_WORD, 2)
+    halves = builder.bitcast(value, pair)
+    for i in range(2):
+        at = ir.Constant(_WORD, i)
+        halves = builder.insert_element(halves, shuffle(builder.extract_element(halves, at)), at)
+    return builder.bitcast(halves, value.type)
+
+
+def warp_sum(builder: Any, value: Any) -> Any:
+    """Return the sum over the warp in every thread.
+
+    Additions have the order of a processor's `vsum`: lanes i and i + 16, then i + 8, and so on.
+    """
+    distance = LANES // 2
+    while distance:
+        value = builder.fadd(value, exchange(builder, "bfly", value, distance))
+        distance //= 2
+    return value
+
+
+class PrivateRows(types.Type):
+    """The numba type of rows of vectors, of which every thread holds its lane.
+
+    Rows with constant indices are kept in registers.
+    """
+
+    def __init__(self, dtype: types.Type) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"PrivateRows({dtype})")
+
+
+@register_model(PrivateRows)
+class _PrivateRowsModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, rows: PrivateRows) -> None:
+        element = manager.lookup(rows.dtype).get_value_type()
+        super().__init__(manager, rows, element.as_pointer())
+
+
+@intrinsic(prefer_literal=True)
+def private_rows(typing: Any, like: Any, rows: Any) -> Any:
+    """Allocate a literal number of uninitialised rows with the dtype of `like`; on a GPU only."""
+    count = max(rows.literal_value, 1)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = context.get_value_type(sig.return_type)
+        with builder.goto_entry_block():
+            room = builder.alloca(ir.ArrayType(pointer.pointee, count))
+        return builder.bitcast(room, pointer)
+
+    return PrivateRows(like.dtype)(like, rows), codegen
+
+
+@intrinsic
+def lanes_are_threads(typing: Any) -> Any:
+    """Return True in code for a GPU, as a constant, so that the compiler drops the other branch."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(is_warp(context)))
+
+    return types.boolean(), codegen
+
+
+@intrinsic
+def lane_id(typing: Any) -> Any:
+    """Return this thread's index in its warp; 0 for a processor, which has all lanes."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if not is_warp(context):
+            return context.get_constant(types.int64, 0)
+        return builder.zext(lane_number(builder), ir.IntType(64))
+
+    return types.int64(), codegen
 
 
 class VecType(types.Type):
@@ -64,7 +158,7 @@ class _OneNumber(models.PrimitiveModel):
 set_thread_model(VecType, _OneNumber)
 
 
-def _pointer(
+def pointer_to(
     context: Any, builder: Any, array_type: Any, array: Any, index: Any, lanes: int = LANES
 ) -> Any:
     """Address of `array[index]` as a pointer to a whole vector, or to this thread's part of it."""
@@ -82,17 +176,23 @@ def _align(array_type: Any) -> int:
     return array_type.dtype.bitwidth // 8
 
 
-@intrinsic
-def vload(typing: Any, array: Any, index: Any) -> Any:
-    """LANES numbers of the flat, contiguous `array` from `index` on. Bounds are not checked."""
+def _load(lanes: int) -> Any:
+    @intrinsic
+    def function(typing: Any, array: Any, index: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            at = context.cast(builder, args[1], sig.args[1], types.intp)
+            value = builder.load(pointer_to(context, builder, sig.args[0], args[0], at, lanes))
+            value.align = _align(sig.args[0])
+            return value
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = context.cast(builder, args[1], sig.args[1], types.intp)
-        value = builder.load(_pointer(context, builder, sig.args[0], args[0], at))
-        value.align = _align(sig.args[0])
-        return value
+        return VecType(array.dtype, lanes)(array, index), codegen
 
-    return VecType(array.dtype)(array, index), codegen
+    return function
+
+
+#: Load LANES numbers, or `narrow_lanes`, of a flat, contiguous array from an index on. Bounds are
+#: not checked.
+vload, vload_narrow = _load(LANES), _load(NARROW)
 
 
 @intrinsic
@@ -106,27 +206,13 @@ def narrow_lanes(typing: Any) -> Any:
 
 
 @intrinsic
-def vload_narrow(typing: Any, array: Any, index: Any) -> Any:
-    """`narrow_lanes` numbers of the flat, contiguous `array` from `index` on, as `vload` does."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = context.cast(builder, args[1], sig.args[1], types.intp)
-        value = builder.load(_pointer(context, builder, sig.args[0], args[0], at, NARROW))
-        value.align = _align(sig.args[0])
-        return value
-
-    return VecType(array.dtype, NARROW)(array, index), codegen
-
-
-@intrinsic
 def vstore(typing: Any, array: Any, index: Any, vec: Any) -> Any:
-    """Write a vector, narrow or not, into the flat, contiguous `array` from `index` on. Bounds are
-    not checked."""
+    """Store a vector, narrow or not, to a flat, contiguous array; bounds are not checked."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at = context.cast(builder, args[1], sig.args[1], types.intp)
         store = builder.store(
-            args[2], _pointer(context, builder, sig.args[0], args[0], at, sig.args[2].lanes)
+            args[2], pointer_to(context, builder, sig.args[0], args[0], at, sig.args[2].lanes)
         )
         store.align = _align(sig.args[0])
         return context.get_dummy_value()
@@ -171,13 +257,10 @@ def _define_operator(python_operator: Callable[..., Any], instruction: str) -> N
         return getattr(builder, instruction)(*args)
 
 
-for _operator, _instruction in (
-    (operator.add, "fadd"),
-    (operator.sub, "fsub"),
-    (operator.mul, "fmul"),
-    (operator.truediv, "fdiv"),
-):
-    _define_operator(_operator, _instruction)
+_define_operator(operator.add, "fadd")
+_define_operator(operator.sub, "fsub")
+_define_operator(operator.mul, "fmul")
+_define_operator(operator.truediv, "fdiv")
 
 
 def llvm_intrinsic(builder: Any, name: str, value: Any, arguments: int) -> Any:
@@ -305,7 +388,8 @@ def _any(comparison: str, compare: str = "fcmp_ordered") -> Any:
             lanes = getattr(builder, compare)(comparison, *args)
             mask = ir.IntType(sig.args[0].lanes)
             if is_warp(context):
-                return any_thread(builder, lanes)
+                name, given = "llvm.nvvm.vote.any.sync", [_EVERY_THREAD, lanes]
+                return call_intrinsic(builder, name, ir.IntType(1), given)
             bits = builder.bitcast(lanes, mask)
             return builder.icmp_unsigned("!=", bits, ir.Constant(mask, 0))
 
@@ -342,6 +426,31 @@ vmax, vmin = _extreme(">"), _extreme("<")
 def accumulate(rows: Any, row: int, value: Any) -> None:
     """Add a vector to one row of a flat array of rows."""
     vstore(rows, row * LANES, vload(rows, row * LANES) + value)
+
+
+@part(forceinline=True)
+def four_sums(
+    x: Any, first: int, pitch: int, count: int, weights: Any, at: int, stride: int, step: int,
+    start: float, out: Any, to: int, out_pitch: int,
+) -> None:  # fmt: skip
+    """Compute four weighted sums of `count` rows of LANES numbers side by side.
+
+    out[to + k out_pitch] = start + sum over i of weights[at + i stride + k step] x[first + i pitch]
+    """
+    for lane in range(0, LANES, narrow_lanes()):
+        place, a = at, vsplat(vload_narrow(x, first + lane), start)
+        b, c, d = a, a, a
+        for i in range(count):
+            value = vload_narrow(x, first + i * pitch + lane)
+            a = fma(value, vsplat(value, weights[place]), a)
+            b = fma(value, vsplat(value, weights[place + step]), b)
+            c = fma(value, vsplat(value, weights[place + 2 * step]), c)
+            d = fma(value, vsplat(value, weights[place + 3 * step]), d)
+            place += stride
+        vstore(out, to + lane, a)
+        vstore(out, to + out_pitch + lane, b)
+        vstore(out, to + 2 * out_pitch + lane, c)
+        vstore(out, to + 3 * out_pitch + lane, d)
 
 
 @intrinsic

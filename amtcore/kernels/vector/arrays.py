@@ -1,12 +1,13 @@
-"""A pool of memory for large results of training steps.
+"""Tensors as kernels take them: channels as lanes, rows of frames, and memory of large results.
+
+Rows of frames lie an odd number of vectors apart. Rows a power of two apart would share a few cache
+sets.
 
 The page faults of a fresh array of hundreds of megabytes take longer than most kernels, and every
-training step needs arrays of the same sizes. So memory of a large result returns to this pool when
-its tensor is freed. Beyond a limit the oldest memory is freed.
-
-The pool takes gradients, and results that are computed while gradients are recorded. If the caller
-sets a limit, the pool takes all large results. Compiled functions do not show that they record, so
-only their gradients enter the pool.
+training step needs arrays of the same sizes. So memory of a large result returns to a pool when its
+tensor is freed. Beyond a limit the oldest memory is freed. The pool takes gradients, and results
+that are computed while gradients are recorded. If the caller sets a limit, the pool takes all large
+results. Compiled functions do not show that they record, so only their gradients enter the pool.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +28,13 @@ from torch import Tensor
 
 from amtcore.errors import ParameterError
 from amtcore.kernels.vector.memory import CACHE_LINE
+from amtcore.kernels.vector.simd import LANES
+from amtcore.kernels.vector.threads import parallel_for
 
+Array = NDArray[Any]
+
+#: Frames of one work item.
+ITEM_FRAMES = 128
 #: Smallest result that enters the pool.
 LARGE_BYTES = 4 * 2**20
 #: Size of the pool, unless the caller sets a limit.
@@ -38,6 +46,66 @@ _lock = threading.Lock()
 #: because a tensor may be freed while its thread holds the lock.
 _waiting: list[NDArray[np.uint8]] = []
 _returned: deque[NDArray[np.uint8]] = deque()
+
+
+def groups_of(channels: int) -> int:
+    """Return the number of lane groups for this many channels."""
+    return -(-channels // LANES)
+
+
+def pack(values: Tensor) -> Tensor:
+    """(.., channel, value) -> (.., group, value * LANES); missing channels repeat the last one."""
+    channels = values.shape[-2]
+    groups = groups_of(channels)
+    wanted = torch.arange(groups * LANES, device=values.device).clamp(max=channels - 1)
+    lanes = values.detach()[..., wanted, :].unflatten(-2, (groups, LANES)).transpose(-1, -2)
+    return lanes.flatten(-2).contiguous()
+
+
+def unpack(packed: Tensor, channels: int) -> Tensor:
+    """The inverse of `pack`: (.., group, value * LANES) -> (.., channel, value)."""
+    values = packed.shape[-1] // LANES
+    lanes = packed.unflatten(-1, (values, LANES)).transpose(-1, -2)
+    return lanes.flatten(-3, -2)[..., :channels, :].contiguous()
+
+
+def over_frames(one: Callable[[int, int], None], frames: int) -> None:
+    """Call `one(begin, end)` on the pool for ranges of frames, rounded up to whole vectors."""
+    padded = frames + -frames % LANES
+
+    def item(i: int) -> None:
+        one(i * ITEM_FRAMES, min((i + 1) * ITEM_FRAMES, padded))
+
+    parallel_for(item, -(-padded // ITEM_FRAMES))
+
+
+def new_rows(values: int, frames: int) -> tuple[Array, int, Tensor]:
+    """Allocate `values` rows of whole vectors of frames.
+
+    Returns the flat array, the distance of rows, and a view (frame, value) without padding.
+    """
+    vectors = -(-frames // LANES)
+    pitch = (vectors + 1 - vectors % 2) * LANES
+    rows = np.empty((values, pitch), np.float32)
+    return rows.reshape(-1), pitch, torch.from_numpy(rows).T[:frames]
+
+
+def rows_of(x: Tensor) -> tuple[Array, int]:
+    """Return (frame, value) as flat rows, and their distance; a view if x has that layout."""
+    frames, values = x.shape
+    if x.stride(0) == 1 and frames % LANES == 0 and x.stride(1) >= frames:
+        return _flat(x), x.stride(1)
+    flat, pitch, rows = new_rows(values, frames)
+    flat.reshape(values, pitch)[:, frames:] = 0.0
+    rows.copy_(x)
+    return flat, pitch
+
+
+def _flat(x: Tensor) -> Array:
+    """Return the memory from the first number of x to the last."""
+    size = (x.shape[1] - 1) * x.stride(1) + x.shape[0] if x.numel() else 0
+    memory: Array = x.as_strided((size,), (1,)).numpy()
+    return memory
 
 
 def set_buffer_limit(nbytes: int) -> None:
@@ -71,15 +139,24 @@ def _is_training() -> bool:
 
 
 def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Allocate a CPU tensor with the dtype of `like`, aligned to cache lines."""
+    """Allocate a tensor with the dtype and device of `like`, on a CPU aligned to cache lines."""
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
     dtype = like.new_empty(0).numpy().dtype
     size = math.prod(shape) * dtype.itemsize
+    memory = None
     if size >= LARGE_BYTES and (_is_training() or _limit is not None):
         memory = np.asarray(_BufferOwner(_take(size + CACHE_LINE)))
-    else:
+    return torch.from_numpy(aligned_array(math.prod(shape), dtype, memory).reshape(shape))
+
+
+def aligned_array(count: int, dtype: np.dtype[Any], memory: Array | None = None) -> Array:
+    """Return `count` numbers that begin a cache line, in this memory or in new memory."""
+    size = count * dtype.itemsize
+    if memory is None:
         memory = np.empty(size + CACHE_LINE, np.uint8)
     skip = -memory.ctypes.data % CACHE_LINE
-    return torch.from_numpy(memory[skip : skip + size].view(dtype).reshape(shape))
+    return memory[skip : skip + size].view(dtype)
 
 
 class _BufferOwner:
