@@ -78,7 +78,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Replace links, tables, commands and the layout in a page."""
     name = page.file.src_uri
     origin = next(origin for origin, held in _held.items() if held == name)
-    return _ASKED.sub(_made, linked(markdown, origin=origin, page=name, held=_held))
+    text = _ASKED.sub(_made, linked(markdown, origin=origin, page=name, held=_held))
+    return without_targets(text) if name == BORROWED["benchmarks/RESULTS.md"] else text
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
@@ -147,7 +148,7 @@ def _made(match: re.Match[str]) -> str:
         from earmill.pipeline.storage import paths
 
         return (paths.__doc__ or "").replace("::", ":")
-    return table(RESULTS.read_text(), match[2], match[3], match[4])
+    return without_targets(table(RESULTS.read_text(), match[2], match[3], match[4]))
 
 
 def commands() -> str:
@@ -199,6 +200,18 @@ def _columns(head: str, rows: list[str], columns: str, section: str) -> Iterator
         if row == head:
             cells = [new or name for name, _, new in wanted]
         yield f"| {' | '.join(cells)} |"
+
+
+def without_targets(text: str) -> str:
+    """Return Markdown without the targets of measurements: columns and remarks "wanted"."""
+    parts = re.split(r"((?:^\|.*\n?)+)", text, flags=re.M)
+    for place in range(1, len(parts), 2):
+        rows = [_cells(row) for row in parts[place].splitlines()]
+        kept = [at for at, name in enumerate(rows[0]) if not name.startswith("wanted")]
+        if len(kept) < len(rows[0]):
+            lines = [f"| {' | '.join(row[at] for at in kept)} |\n" for row in rows]
+            parts[place] = "".join(lines)
+    return re.sub(r" \(wanted: [^)]*\)| Wanted: [^.|]*\.", "", "".join(parts))
 
 
 def _cells(row: str) -> list[str]:

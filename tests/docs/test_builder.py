@@ -69,6 +69,15 @@ def test_columns_of_a_table_of_results() -> None:
         hooks.table(results, "S", None, "m; y")
 
 
+def test_targets_of_measurements_are_not_shown() -> None:
+    rows = "| m | wanted | v |\n| --- | --- | --- |\n| A (wanted: 1) | 2 | 3 |\n"
+    text = f"A. Wanted: below 6 s. B.\n\n{rows}"
+    made = hooks.without_targets(text)
+    assert made == "A. B.\n\n| m | v |\n| --- | --- |\n| A | 3 |\n"
+    other = "| m | v |\n| --- | --- |\n| A \\| B | 1 |\n"
+    assert hooks.without_targets(other) == other
+
+
 def test_pictures_have_captions() -> None:
     made = hooks.with_pictures('<p><img alt="A &lt; B" src="a.png" /></p>')
     assert made == (
