@@ -4,12 +4,16 @@ Pages are written to be read in the repository. For the site these parts are rep
 
     [speed](../benchmarks/RESULTS.md)      a link to the site's page of the file; the text alone if
                                            the site lacks the file
-    <!-- results: Exactness | Dau1997 -->  the first table of this section of RESULTS.md: all rows,
-                                           or the rows whose first cell begins so
+    <!-- results: Exactness -->            the first table of this section of RESULTS.md
+    <!-- results: Exactness | Dau1997 -->  the rows whose first cell begins with this text
+    <!-- results: Exactness | Dau1997 | stage; float32 = error -->
+                                           these columns of the rows, the second one renamed
     <!-- commands -->, <!-- layout -->     the reference of the commands; the grammar of a dataset's
                                            files
     \(a < b\)                              MathML, which browsers draw without script or font
-    ![description](figure:home)            a drawing by earmill's models, see `figures`
+    ![description](figure:home)            a drawing by earmill's models, see `figures`; the
+                                           description is its caption
+    ![description](images/watch.png)       a picture; the description is its caption
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape, unescape
 from itertools import dropwhile, takewhile
 from pathlib import Path
@@ -42,9 +46,13 @@ BORROWED = {
 _LOG = logging.getLogger("mkdocs.hooks")
 _FENCE = re.compile(r"(^(```+|~~~+).*?^\2[ \t]*$)", re.M | re.S)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
-_ASKED = re.compile(r"<!-- (commands|layout|results: ([^|>]+?)(?: \| ([^>]+?))?) -->")
+_ASKED = re.compile(
+    r"<!-- (commands|layout|results: ([^|>]+?)"
+    r"(?:\s*\|\s*([^|>]*?))?(?:\s*\|\s*([^|>]+?))?)\s*-->"
+)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="figure:(\w+)" ?/?></p>')
+_PICTURE = re.compile(r'<p><img alt="([^"]+)" src="([^"]+)" ?/?></p>')
 #: Files of the site: name in the repository -> name in the site.
 _held: dict[str, str] = {}
 
@@ -70,7 +78,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Replace links, tables, commands and the layout in a page."""
     name = page.file.src_uri
     origin = next(origin for origin, held in _held.items() if held == name)
-    return _ASKED.sub(_made, linked(markdown, origin=origin, page=name, held=_held))
+    text = _ASKED.sub(_made, linked(markdown, origin=origin, page=name, held=_held))
+    return without_targets(text) if name == BORROWED["benchmarks/RESULTS.md"] else text
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
@@ -83,10 +92,24 @@ def on_page_content(html: str, *, page: Page, config: MkDocsConfig, **_: Any) ->
             _LOG.warning("%s asks for a figure %s, which nothing draws", page.file.src_uri, name)
             return ""
         svg = make(name) if config.extra.get("draw", True) else "<svg></svg>"
-        label = escape(unescape(said))
-        return f'<figure class="drawing" role="img" aria-label="{label}">{svg}</figure>'
+        return captioned(f'<div aria-hidden="true">{svg}</div>', said, "drawing")
 
-    return _FIGURE.sub(figure, with_formulas(html))
+    return with_pictures(_FIGURE.sub(figure, with_formulas(html)))
+
+
+def with_pictures(html: str) -> str:
+    """Return a page's HTML with every picture that is a paragraph as a figure with a caption."""
+
+    def figure(match: re.Match[str]) -> str:
+        return captioned(f'<img alt="" src="{match[2]}">', match[1], "picture")
+
+    return _PICTURE.sub(figure, html)
+
+
+def captioned(drawing: str, caption: str, kind: str) -> str:
+    """Return a figure. Screen readers read the caption, so the drawing itself has no text."""
+    text = escape(unescape(caption))
+    return f'<figure class="{kind}">{drawing}<figcaption>{text}</figcaption></figure>'
 
 
 def linked(text: str, *, origin: str, page: str, held: Mapping[str, str]) -> str:
@@ -125,7 +148,7 @@ def _made(match: re.Match[str]) -> str:
         from earmill.pipeline.storage import paths
 
         return (paths.__doc__ or "").replace("::", ":")
-    return table(RESULTS.read_text(), match[2], match[3])
+    return without_targets(table(RESULTS.read_text(), match[2], match[3], match[4]))
 
 
 def commands() -> str:
@@ -137,11 +160,17 @@ def commands() -> str:
     return get_docs_for_click(obj=group, ctx=context, name="earmill").partition("\n")[2]
 
 
-def table(results: str, section: str, only: str | None = None) -> str:
+def table(results: str, section: str, only: str | None = None, columns: str | None = None) -> str:
     """Return the first table of a section, and the line about its measurement.
 
+    Args:
+        results: Text of RESULTS.md.
+        section: Title of the section.
+        only: First cell of the rows to show begins with this text; all rows if empty.
+        columns: Columns to show, each `name` or `name = new name`, with `;` between; all if None.
+
     Raises:
-        ValueError: No such section, or no such row in it.
+        ValueError: No such section, row or column.
     """
     found = re.search(rf"(?ms)^## {re.escape(section)}\n(.*?)(?=^## |\Z)", results)
     if found is None:
@@ -152,7 +181,41 @@ def table(results: str, section: str, only: str | None = None) -> str:
     body = [row for row in body if row.startswith(f"| {only or ''}")]
     if not body:
         raise ValueError(f"expected rows of {only!r} in the section {section!r} of RESULTS.md")
-    return "\n".join([head, rule, *body, "", lines[0]])
+    shown = [head, rule, *body]
+    if columns is not None:
+        shown = [*_columns(head, [head, rule, *body], columns, section)]
+    return "\n".join([*shown, "", lines[0]])
+
+
+def _columns(head: str, rows: list[str], columns: str, section: str) -> Iterator[str]:
+    """Yield the rows of a table with the named columns, and new names in its head."""
+    names = _cells(head)
+    wanted = [[part.strip() for part in column.partition(" = ")] for column in columns.split(";")]
+    missing = [name for name, _, _ in wanted if name not in names]
+    if missing:
+        raise ValueError(f"expected columns {missing} in the section {section!r}, got {names}")
+    places = [names.index(name) for name, _, _ in wanted]
+    for row in rows:
+        cells = [_cells(row)[place] for place in places]
+        if row == head:
+            cells = [new or name for name, _, new in wanted]
+        yield f"| {' | '.join(cells)} |"
+
+
+def without_targets(text: str) -> str:
+    """Return Markdown without the targets of measurements: columns and remarks "wanted"."""
+    parts = re.split(r"((?:^\|.*\n?)+)", text, flags=re.M)
+    for place in range(1, len(parts), 2):
+        rows = [_cells(row) for row in parts[place].splitlines()]
+        kept = [at for at, name in enumerate(rows[0]) if not name.startswith("wanted")]
+        if len(kept) < len(rows[0]):
+            lines = [f"| {' | '.join(row[at] for at in kept)} |\n" for row in rows]
+            parts[place] = "".join(lines)
+    return re.sub(r" \(wanted: [^)]*\)| Wanted: [^.|]*\.", "", "".join(parts))
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
 
 
 def with_formulas(html: str) -> str:

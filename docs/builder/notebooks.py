@@ -64,6 +64,8 @@ def _cells(text: str) -> Iterator[Any]:
             yield v4.new_code_cell(f"%%bash\n{code}")
         elif language == "yaml" and (named := _NAMED.match(code)):
             yield v4.new_code_cell(f"%%writefile {named[1]}\n{code}")
+        elif language == "yaml":  # a part of a job file, to read
+            yield v4.new_markdown_cell(f"```yaml\n{code}\n```")
     if after := text[end:].strip():
         yield v4.new_markdown_cell(after)
 

@@ -75,7 +75,7 @@ def tables(accuracy: Table, costs: Mapping[str, Cost]) -> str:
         [[name, *(str(by[ratio]) for ratio in ratios)] for name, by in accuracy.items()],
     )
     lines.append("")
-    header = ["features", "times real time of a core: model, job", "kB a second"]
+    header = ["features", "times real time on one core: model, job", "kB per second"]
     body = []
     for name, cost in costs.items():
         speeds = [cost.audio_s / cpu_s for cpu_s in (cost.model_cpu_s, cost.job_cpu_s)]
@@ -96,7 +96,7 @@ def loudness_table(sones: Mapping[str, Mapping[str, np.ndarray]]) -> str:
             # A doubling in sone is 10 phon.
             phon = f"{10 * np.log2(high / low):.1f}"
             body.append([model, way, f"{median:.1f}", ends, spread, phon])
-    header = ["model", "evened out by", "median, sone", "range", "deviation", "5 to 95 %, phon"]
+    header = ["model", "equal in", "median, sone", "range", "deviation", "5 to 95 %, phon"]
     return "\n".join(_table(header, body))
 
 

@@ -17,8 +17,8 @@ def time_text(cpu_s: Mapping[str, float], whole_s: float | None) -> str:
         cpu_s: Of a network of each kind.
     """
     each = ", ".join(f"{seconds:.0f} s ({name})" for name, seconds in cpu_s.items())
-    said = f"Training took so much CPU time a network: {each}."
-    return said if whole_s is None else f"{said} The whole took {whole_s / 60:.1f} minutes."
+    said = f"CPU time of one training run: {each}."
+    return said if whole_s is None else f"{said} The whole program took {whole_s / 60:.1f} minutes."
 
 
 def verdict(differences: Mapping[str, Interval]) -> str:
@@ -26,10 +26,10 @@ def verdict(differences: Mapping[str, Interval]) -> str:
     said = []
     for pair, points in differences.items():
         if points.low > 0:
-            what = "is better"
+            what = "the first is better"
         elif points.high < 0:
-            what = "is worse"
+            what = "the first is worse"
         else:
-            what = "cannot be told apart from the second"
-        said.append(f"- {pair}: {points} points in noise; the first {what}.")
+            what = "no significant difference"
+        said.append(f"- **{pair}**: {points} points in noise, {what}.")
     return "\n".join(said)

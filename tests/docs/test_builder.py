@@ -59,6 +59,34 @@ def test_tables_of_results() -> None:
             hooks.table(results, *asked)
 
 
+def test_columns_of_a_table_of_results() -> None:
+    results = "## S\n\nx\n\n| m | v, w | z |\n| --- | --- | --- |\n| A | 1 | 2 |\n| B | 3 | 4 |\n"
+    made = hooks.table(results, "S", "B", "m; v, w = speed")
+    assert made == "| m | speed |\n| --- | --- |\n| B | 3 |\n\nx"
+    asked = hooks._ASKED.fullmatch("<!-- results: S | |\n  m; v, w = speed -->")
+    assert asked is not None and asked.groups()[1:] == ("S", "", "m; v, w = speed")
+    with pytest.raises(ValueError, match=r"expected columns \['y'\]"):
+        hooks.table(results, "S", None, "m; y")
+
+
+def test_targets_of_measurements_are_not_shown() -> None:
+    rows = "| m | wanted | v |\n| --- | --- | --- |\n| A (wanted: 1) | 2 | 3 |\n"
+    text = f"A. Wanted: below 6 s. B.\n\n{rows}"
+    made = hooks.without_targets(text)
+    assert made == "A. B.\n\n| m | v |\n| --- | --- |\n| A | 3 |\n"
+    other = "| m | v |\n| --- | --- |\n| A \\| B | 1 |\n"
+    assert hooks.without_targets(other) == other
+
+
+def test_pictures_have_captions() -> None:
+    made = hooks.with_pictures('<p><img alt="A &lt; B" src="a.png" /></p>')
+    assert made == (
+        '<figure class="picture"><img alt="" src="a.png"><figcaption>A &lt; B</figcaption></figure>'
+    )
+    inline = '<p>see <img alt="A" src="a.png" /></p>'
+    assert hooks.with_pictures(inline) == inline
+
+
 def test_only_the_first_table_of_a_section() -> None:
     results = "## S\n\nx\n\n| a |\n| - |\n| 1 |\n\n| b |\n| - |\n| 2 |\n"
     assert hooks.table(results, "S") == "| a |\n| - |\n| 1 |\n\nx"
