@@ -8,7 +8,7 @@ from pathlib import Path
 
 from setuptools import setup
 
-LINKS = ("src/amtcore", "src/earmill/jobs", "src/earmill/pipeline")
+LINKS = ("src/earmill/jobs", "src/earmill/pipeline")
 
 for link in LINKS:
     if not (Path(__file__).parent / link).is_dir():

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError, nearest_hint
+from amtcore.plain_numbers import plain_number
 
 #: Default of a parameter without one.
 REQUIRED: Any = inspect.Parameter.empty

@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError, ShapeError, nearest_hint
 from amtcore.features.feature_model import StreamOptions
 from amtcore.features.pooled_streams import FusedFeatures, PooledStream
@@ -28,6 +27,7 @@ from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamKind
 from amtcore.kernels.backend import Samples
 from amtcore.models.time_domain import TimeDomainModel
+from amtcore.plain_numbers import plain_number
 from amtcore.stages import LIFExodus
 from amtcore.stages.lif_attributes import checked
 

@@ -26,12 +26,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from amtcore.arguments import RATE, Number, Numbers, checked_arguments, plain_number
+from amtcore.arguments import RATE, Number, Numbers, checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.operations import excitation
 from amtcore.kernels.operations.lower_skirt import LOWER_SKIRT
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import rows_of
+from amtcore.plain_numbers import plain_number
 from amtcore.scales import CAM_FLOOR_HZ, CAM_SLOPE, cam_bandwidth, cam_number, cam_space
 from amtcore.stages.component_nodes import ComponentStage
 from amtcore.stages.constants import Range

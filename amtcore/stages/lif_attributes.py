@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.plain_numbers import plain_number
 from amtcore.stages.constants import HasConstants, Range
 
 

@@ -37,7 +37,6 @@ from earmill.pipeline.common.errors import (
     NonFiniteFeatureError,
     SpillError,
 )
-from earmill.pipeline.common.missing_modules import missing_package
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
@@ -153,23 +152,31 @@ def converted(values: Frames, dtype: np.dtype[Any], scale: float = 1.0) -> Frame
 
 def convert_into(into: Frames, values: Frames, scale: float = 1.0) -> None:
     """Fill an array in C order with values times their scale, rounded once."""
-    try:
-        # Here, so that whoever reads no values pays for no compiler.
-        from amtcore.kernels.vector.half import widen
-    except ImportError as error:
-        raise missing_package(error) from error
-
     if values.dtype == np.float16 and into.dtype == np.float32:
-        widen(values, into, scale)
+        widen_into(into, values, scale)
     elif scale == 1.0:
         into[...] = values
     elif values.dtype == np.float16 and into.dtype == np.float16:
         whole = np.empty(values.shape, np.float32)
-        widen(values, whole, scale)
+        widen_into(whole, values, scale)
         into[...] = whole
     else:
         exact = np.result_type(values.dtype, np.float32, into.dtype)
         into[...] = values.astype(exact) * exact.type(scale)
+
+
+def widen_into(into: Frames, values: Frames, scale: float) -> None:
+    """Fill float32 with float16 values times a power of two, exactly.
+
+    numba's code is five times as fast as numpy's and gives the same bits. Readers may lack numba.
+    """
+    try:
+        # Here, so that a process that reads no values does not wait for the compiler.
+        from amtcore.kernels.vector.half import widen
+    except ImportError:
+        np.multiply(values, np.float32(scale), out=into, dtype=np.float32)
+    else:
+        widen(values, into, scale)
 
 
 @dataclass(frozen=True)
