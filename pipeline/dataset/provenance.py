@@ -26,6 +26,7 @@ PACKAGES = ("earmill.pipeline", "amtcore")
 # The packages that touch a value between source bytes and stored frames; enough for one commit.
 VALUE_PACKAGES = (
     "earmill",
+    "amtcore",
     "torch",
     "torchaudio",
     "numpy",

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 # Characters that fsspec takes for a pattern in a path.
 MAGIC_CHARACTERS = re.compile(r"[*?\[]")
 # The extra of earmill that brings the client of a scheme.
-EXTRAS = {"gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
+EXTRAS = {
+    **{"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"},
+    **{"abfs": "azure", "abfss": "azure", "az": "azure"},
+}
 CONNECT_S = 30.0
 # An answer without a byte for so long is given up; it is then asked for again.
 HTTP_STALL_S = 60.0
