@@ -4,20 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup install lock demo demo-ray lint test core test-long test-gpu test-stores chaos infra browser proof docs docs-serve bench clean
+.PHONY: help setup install lock demo demo-ray lint test core test-oldest test-newest dist test-long test-gpu test-stores chaos infra browser proof docs docs-serve bench clean
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | sort | column -t -s '|'
 
 setup: $(STAMP)  ## Make the virtual environment in .venv
 
-# Every package by its hash: uv itself through pip, the rest through uv, earmill and the interpreter from here.
+# Every package by its hash: uv itself through pip, the rest through uv, our three packages from here.
 # Without the links in src/ the last step fails, see setup.py: better at once than after minutes.
 # A checkout gives files new times; the stamp holds their checksum, and equal files install nothing.
-LINKS := src/amtcore src/earmill/jobs src/earmill/pipeline
-$(STAMP): pyproject.toml interpreter/pyproject.toml setup.py requirements.lock requirements-uv.lock
+LINKS := core/src/amtcore src/earmill/jobs src/earmill/pipeline
+$(STAMP): pyproject.toml core/pyproject.toml interpreter/pyproject.toml setup.py requirements.lock requirements-uv.lock
 	@for link in $(LINKS); do test -d $$link || { echo "expected a symbolic link to a folder at \
 	$$link, got a checkout without links; run: git config core.symlinks true && git checkout HEAD \
-	-- src (on Windows, switch on Developer Mode first)" >&2; exit 1; }; done
+	-- src core/src (on Windows, switch on Developer Mode first)" >&2; exit 1; }; done
 	@cat $^ | cksum | cmp -s - $@ || $(MAKE) --no-print-directory install
 	@cat $^ | cksum > $@
 
@@ -28,13 +28,13 @@ install:
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
 	  --require-hashes -r requirements.lock
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
-	  --build-constraints requirements.lock --no-deps -e . -e interpreter
+	  --build-constraints requirements.lock --no-deps -e . -e core -e interpreter
 
 # The hashes of what constraints.txt pins; run it after every change of a pin.
 lock:  ## Renew the hashes after a change of constraints.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --extra docs \
-	  --generate-hashes --no-annotate --no-header -c constraints.txt pyproject.toml \
-	  -o requirements.lock
+	  --no-emit-package amtcore --generate-hashes --no-annotate --no-header \
+	  -c constraints.txt pyproject.toml -o requirements.lock
 	grep -E '^uv==' constraints.txt | $(BIN)/uv pip compile --quiet --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --no-header - \
 	  -o requirements-uv.lock
@@ -102,7 +102,7 @@ export NO_MKDOCS_2_WARNING = 1
 part-kernels: RUN = -m tests.amtcore.compile_kernels
 part-docs: export EARMILL_DOCS_DRAW = false
 part-docs: RUN = -m mkdocs build --quiet --site-dir build/site-check
-part-models: RUN = -m pytest src/amtcore tests/amtcore
+part-models: RUN = -m pytest core/src/amtcore tests/amtcore
 part-pipeline-1: RUN = -m pytest src/earmill $(PIPELINE)[p-z]*.py --ignore=tests/pipeline/hub
 part-pipeline-2: RUN = -m pytest $(PIPELINE)[a-o]*.py
 part-rest: RUN = -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
@@ -126,7 +126,34 @@ core: setup  ## Linters and tests of the models alone
 	$(BIN)/mypy -p amtcore
 	! grep -rnE --include='*.py' "earmill" amtcore
 	! grep -rnE --include='*.py' "$(TORCH)" $(MODELS)
-	$(BIN)/python -m pytest src/amtcore tests/amtcore tests/test_core_wheel.py
+	$(BIN)/python -m pytest core/src/amtcore tests/amtcore tests/test_core_wheel.py
+
+# The lowest and the highest versions that pyproject.toml allows, each in an environment in build/:
+# short tests of the reader, the models and a job. PYTHON chooses the interpreter.
+VERSIONS_TESTS := tests/pipeline/test_reader.py tests/pipeline/test_columns.py \
+	tests/pipeline/test_torch_datasets.py tests/pipeline/test_statistics.py \
+	tests/pipeline/test_row_pipeline.py tests/pipeline/test_again.py \
+	tests/amtcore/test_golden_dau1997.py tests/amtcore/test_arguments.py
+test-oldest: RESOLUTION = lowest-direct
+test-newest: RESOLUTION = highest
+test-oldest test-newest: setup  ## Short tests with the lowest, or the highest, allowed versions
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) build/$@
+	$(BIN)/uv pip install --quiet --python build/$@/bin/python --resolution $(RESOLUTION) \
+	  -e ./core -e '.[torch,extract,s3]' -r tests/versions.txt
+	build/$@/bin/python -m pytest $(VERSIONS_TESTS)
+
+# Wheels and source archives of the three packages; tests/test_dist.py installs them.
+dist: setup  ## Build wheels and source archives into build/dist, and check them
+	rm -rf build/dist
+	for folder in core . interpreter; do \
+	  $(BIN)/uv build --quiet --build-constraints requirements.lock --out-dir build/dist $$folder \
+	  || exit 1; done
+	$(BIN)/uv tool run --quiet --from twine==6.2.0 twine check --strict build/dist/*.whl \
+	  build/dist/*.tar.gz
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/empty
+	$(BIN)/uv pip install --quiet --python build/empty/bin/python --find-links build/dist \
+	  -c constraints.txt 'earmill[extract]' amtcore-interpreter
+	cd build && empty/bin/earmill demo --out empty/demo
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup  ## Tests that need a CUDA device

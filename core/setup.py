@@ -7,7 +7,7 @@ from setuptools import setup
 if not (Path(__file__).parent / "src" / "amtcore").is_dir():
     raise SystemExit(
         "expected a symbolic link to a folder at core/src/amtcore, got a checkout without links; "
-        "run: git config core.symlinks true && git checkout HEAD -- core/src (on Windows, switch "
-        "on Developer Mode first)"
+        "run: git config core.symlinks true && git checkout HEAD -- src core/src (on Windows, "
+        "switch on Developer Mode first)"
     )
 setup()

@@ -23,7 +23,7 @@ PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
 # The links in src/ that make the packages, relative to the root.
 LINKS = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("src", "src/earmill")
+    for folder in ("core/src", "src", "src/earmill")
     for path in (ROOT / folder).iterdir()
     if path.is_symlink()
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 # Packages of each extra that the base does not have.
 MODELS = ("torch", "torchaudio", "scipy", "numba", "llvmlite")
-EXTRACT = (*MODELS, "zarr", "av", "miniaudio", "braceexpand", "prometheus_client")
+EXTRACT = (*MODELS, "av", "miniaudio", "braceexpand", "prometheus_client")
 STORES = ("s3fs", "gcsfs", "adlfs", "obstore")
 HF = ("datasets", "huggingface_hub")
 ALL = (*EXTRACT, *STORES, *HF, "ray", "ipywidgets", "nir", "pytest")
