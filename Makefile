@@ -128,30 +128,39 @@ core: setup  ## Linters and tests of the models alone
 	! grep -rnE --include='*.py' "$(TORCH)" $(MODELS)
 	$(BIN)/python -m pytest core/src/amtcore tests/amtcore tests/test_core_wheel.py
 
-# The lowest and the highest versions that pyproject.toml allows, each in an environment in build/:
-# short tests of the reader, the models and a job. PYTHON chooses the interpreter.
-VERSIONS_TESTS := tests/pipeline/test_reader.py tests/pipeline/test_columns.py \
-	tests/pipeline/test_torch_datasets.py tests/pipeline/test_statistics.py \
-	tests/pipeline/test_row_pipeline.py tests/pipeline/test_again.py \
-	tests/amtcore/test_golden_dau1997.py tests/amtcore/test_arguments.py
+# The lowest and the highest versions that pyproject.toml allows, each in an environment in build/.
+# Torch brings its CUDA libraries. Of Python, uv takes a version that is installed, or a path.
+OLDEST_PYTHON ?= 3.11
+NEWEST_PYTHON ?= 3.13
+SHORT_TESTS := pipeline/test_reader pipeline/test_torch_datasets pipeline/test_statistics \
+  pipeline/test_collate pipeline/test_zarr_chunks pipeline/test_parquet_reader \
+  pipeline/test_row_pipeline pipeline/test_again amtcore/test_golden_dau1997
+test-oldest: RELEASE = --python $(OLDEST_PYTHON)
 test-oldest: RESOLUTION = lowest-direct
+test-newest: RELEASE = --python $(NEWEST_PYTHON)
 test-newest: RESOLUTION = highest
-test-oldest test-newest: setup  ## Short tests with the lowest, or the highest, allowed versions
-	$(BIN)/uv venv --quiet --clear --python $(PYTHON) build/$@
+test-oldest: setup  ## Short tests with the lowest allowed versions
+test-newest: setup  ## Short tests with the highest allowed versions
+test-oldest test-newest:
+	$(BIN)/uv venv --quiet --clear $(RELEASE) build/$@
 	$(BIN)/uv pip install --quiet --python build/$@/bin/python --resolution $(RESOLUTION) \
-	  -e ./core -e '.[torch,extract,s3]' -r tests/versions.txt
-	build/$@/bin/python -m pytest $(VERSIONS_TESTS)
+	  -e '.[torch,extract,s3]' -r tests/versions.txt
+	build/$@/bin/python -m pytest $(SHORT_TESTS:%=tests/%.py)
 
-# Wheels and source archives of the three packages; tests/test_dist.py installs them.
-dist: setup  ## Build wheels and source archives into build/dist, and check them
-	rm -rf build/dist
+# Wheels and source archives of the three packages, checked by twine, and a job with the wheels alone.
+DIST := build/dist
+dist: setup  ## Build wheels and source archives into build/dist, and try them
+	rm -rf $(DIST) build/empty
 	for folder in core . interpreter; do \
-	  $(BIN)/uv build --quiet --build-constraints requirements.lock --out-dir build/dist $$folder \
+	  $(BIN)/uv build --quiet --build-constraints requirements.lock --out-dir $(DIST) $$folder \
 	  || exit 1; done
-	$(BIN)/uv tool run --quiet --from twine==6.2.0 twine check --strict build/dist/*.whl \
-	  build/dist/*.tar.gz
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/empty
-	$(BIN)/uv pip install --quiet --python build/empty/bin/python --find-links build/dist \
+	$(BIN)/uv tool run --quiet twine@7.0.0 check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
+	$(BIN)/uv venv --quiet --python $(BIN)/python build/empty
+	$(BIN)/uv pip install --quiet --python build/empty/bin/python --find-links $(DIST) \
+	  -c constraints.txt earmill
+	cd build && empty/bin/python -c "import earmill; earmill.open_features" && \
+	  empty/bin/earmill doctor --quick
+	$(BIN)/uv pip install --quiet --python build/empty/bin/python --find-links $(DIST) \
 	  -c constraints.txt 'earmill[extract]' amtcore-interpreter
 	cd build && empty/bin/earmill demo --out empty/demo
 

@@ -27,6 +27,7 @@ LINKS = sorted(
     for path in (ROOT / folder).iterdir()
     if path.is_symlink()
 )
+OURS = ("earmill", "amtcore")
 LOCKS = ("requirements.lock", "requirements-uv.lock", "requirements-browser.lock")
 
 
@@ -39,7 +40,7 @@ def pins(text: str) -> dict[str, str]:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names in the source archive, built from a copy as the build changes its folder."""
     folder = tmp_path_factory.mktemp("sdist")
-    parts = ("amtcore", "pipeline", "jobs", "docs", "infra", "tests", "benchmarks")
+    parts = ("pipeline", "jobs", "docs", "infra", "tests", "benchmarks")
     unwanted = shutil.ignore_patterns("__pycache__", "golden", "dataset")
     for name in parts:
         shutil.copytree(ROOT / name, folder / "copy" / name, ignore=unwanted)
@@ -69,7 +70,6 @@ def test_the_source_archive_holds_what_belongs_to_it(archive: set[str]) -> None:
         "src/earmill/jobs/folder.yaml",
         "src/earmill/jobs/errors.md",
         "src/earmill/jobs/report/templates/page.css",
-        "src/amtcore/tables/middle_ear_goode_1994.json",
         "src/earmill/pipeline/operations/run_job.py",
     }
     assert wanted <= archive
@@ -80,6 +80,8 @@ def test_files_that_are_equal_but_newer_install_nothing(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "setup.py", *LOCKS):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "interpreter", tmp_path / "interpreter")
+    (tmp_path / "core").mkdir()
+    shutil.copy(ROOT / "core" / "pyproject.toml", tmp_path / "core")
     for folder in (*LINKS, ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     for name in ("python", "uv"):
@@ -109,6 +111,9 @@ def test_a_checkout_without_links_is_refused_at_once(link: str, tmp_path: Path) 
     for name in ("Makefile", "pyproject.toml", "setup.py", "README.md", "LICENSE", *LOCKS):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "interpreter", tmp_path / "interpreter")
+    (tmp_path / "core").mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / "core" / name, tmp_path / "core")
     for each in LINKS:
         (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
         if each == link:  # as git writes it where core.symlinks is false
@@ -121,9 +126,11 @@ def test_a_checkout_without_links_is_refused_at_once(link: str, tmp_path: Path) 
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     commands = [["make", "setup", "PYTHON=false"]]
     commands += [[sys.executable, "-W", "ignore", "-c", hook, name] for name in hooks]
+    project = tmp_path / "core" if link.startswith("core/") else tmp_path
     for command in commands:
+        folder = tmp_path if command[0] == "make" else project
         done = subprocess.run(
-            command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False
+            command, cwd=folder, env=alone, capture_output=True, text=True, check=False
         )
         assert done.returncode != 0
         told = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
@@ -145,11 +152,40 @@ def test_every_pin_has_its_hashes() -> None:
 
 
 def requirements() -> list[Requirement]:
-    """What an installation with tests and documentation wants, with the bounds of each."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["test"], *extras["docs"]]
-    return [Requirement(line) for line in wanted]
+    """What an installation with tests and documentation needs, with the bounds of each."""
+    found: list[Requirement] = []
+    for folder, extras in ((ROOT, ("test", "docs", "all")), (ROOT / "core", ("models", "nir"))):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        optional = project["optional-dependencies"]
+        # `all` and the extras that it names hold the rest.
+        named = [
+            n for extra in extras for line in optional[extra] for n in Requirement(line).extras
+        ]
+        lines = [*project["dependencies"]]
+        for extra in {*extras, *named}:
+            lines += optional.get(extra, [])
+        found += [Requirement(line) for line in lines]
+    return [one for one in found if one.name not in OURS]
+
+
+def test_the_three_distributions_have_one_version_and_ask_for_each_other_by_it() -> None:
+    projects = {
+        folder: tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        for folder in (".", "core", "interpreter")
+    }
+    (number,) = {project["version"] for project in projects.values()}
+    assert f"amtcore=={number}" in projects["."]["dependencies"]
+    assert f"amtcore[models]=={number}" in projects["."]["optional-dependencies"]["extract"]
+    assert projects["interpreter"]["dependencies"] == [f"amtcore[models]=={number}"]
+    assert f"## [{number}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_base_has_no_torch_no_ray_and_no_compiler() -> None:
+    names = set()
+    for folder in (ROOT, ROOT / "core"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        names |= {Requirement(line).name for line in project["dependencies"]}
+    assert not names & {"torch", "ray", "numba", "llvmlite", "scipy", "datasets", "av", "s3fs"}
 
 
 def test_every_dependency_is_locked_within_its_bounds() -> None:

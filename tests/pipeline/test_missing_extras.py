@@ -85,8 +85,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def results(folder: Path, missing: tuple[str, ...], calls: list[Any]) -> list[Any]:
     """Run the calls in one process that lacks packages; return exit code or error, and text."""
-    environment = without(folder / "-".join(("lacks", *missing[:1], str(len(missing)))), *missing)
-    environment["XDG_CACHE_HOME"] = str(folder / "cache")  # no descriptions of models there
+    private = folder / f"lacks {len(missing)}"
+    # A cache without descriptions of models: with them `plan` needs no models.
+    environment = without(private, *missing) | {"XDG_CACHE_HOME": str(private / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(calls)],
         cwd=folder,

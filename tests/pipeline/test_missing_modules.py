@@ -102,7 +102,7 @@ def test_a_name_of_earmill_names_what_it_lacks(
         ("ray", "run pip install 'earmill[ray]'"),
         ("datasets", "run pip install 'earmill[hf]'"),
         ("yaml", "run pip install 'pyyaml>=6.0'"),
-        ("google_crc32c", "run pip install 'google-crc32c>=1.5'"),
+        ("google_crc32c", "run pip install 'google-crc32c>=1.6'"),
         ("somebody_elses", "run pip install somebody-elses"),
     ],
 )
