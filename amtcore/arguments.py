@@ -1,9 +1,9 @@
 """Arguments of constructors: unit and range by name, checked before work.
 
-An argument of the same name means the same in all classes, so the rules stand once, in `RULES`. A
-class whose argument differs says so at its constructor. Numbers may be numpy's, or tensors of one
-value, and become Python's; True is no number, and text is none either. Limits that depend on
-several arguments, such as a frequency below half the sampling rate, are checked in the class.
+An argument means the same in all classes, so `RULES` has one rule for each name. A class whose
+argument differs states its own rule at the constructor. Numbers of numpy, and tensors of one value,
+become Python numbers; True and text are no numbers. The class checks limits that depend on several
+arguments, such as a frequency below half the sampling rate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -33,13 +33,15 @@ class Number:
     """A finite number.
 
     Args:
-        unit: Of the value, as the error names it; "" for none.
-        above, least: It must be larger than the one, and not smaller than the other.
-        below, most: Likewise at the other end.
+        unit: Unit in error messages; "" for none.
+        above: Lower bound, excluded.
+        least: Lower bound, included.
+        below: Upper bound, excluded.
+        most: Upper bound, included.
         optional: Whether None is accepted.
-        hint: What to do about a value outside, such as the conversion from another unit.
+        hint: Advice for a value outside, such as the conversion from another unit.
         whole: Whether it must be a whole number.
-        phrase: What it is, where that says more than "a finite number".
+        phrase: Noun of error messages, if more exact than "a finite number".
     """
 
     unit: str = ""
@@ -72,7 +74,7 @@ class Number:
         return self.above < number < self.below and self.least <= number <= self.most
 
     def __call__(self, name: str, value: Any) -> Any:
-        """The value as Python's number."""
+        """Return the value as Python's number."""
         if value is None and self.optional:
             return None
         number = plain_number(value)
@@ -83,18 +85,18 @@ class Number:
 
 
 def whole(least: int, most: float = math.inf, optional: bool = False) -> Number:
-    """The rule for a whole number."""
+    """Return the rule for a whole number."""
     return Number(least=least, most=most, optional=optional, whole=True)
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """One number or several; a float64 tensor of them, a list of whole ones, or the single one.
+    """One number or several, as a number, a float64 tensor, or a list of whole numbers.
 
     Args:
-        each: The rule for every one of them.
+        each: The rule for every number.
         single: Whether a number alone is accepted.
-        ascending: Whether every one must be larger than the one before.
+        ascending: Whether each number must be larger than the number before.
         optional: Whether None is accepted.
     """
 
@@ -104,7 +106,7 @@ class Numbers:
     ascending: bool = False
 
     def __call__(self, name: str, value: Any) -> Any:
-        """The values, float64."""
+        """Return the values."""
         if value is None and self.optional:
             return None
         if self.single and plain_number(value) is not None:
@@ -123,16 +125,12 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Flag:
-    """True or False.
-
-    Args:
-        optional: Whether None is accepted.
-    """
+    """True or False; with `optional` also None."""
 
     optional: bool = False
 
     def __call__(self, name: str, value: Any) -> Any:
-        """The value as Python's bool."""
+        """Return the value as Python's bool."""
         if (value is None and self.optional) or isinstance(value, bool):
             return value
         if isinstance(value, np.bool_):
@@ -143,24 +141,30 @@ class Flag:
 
 @dataclass(frozen=True)
 class Text:
-    """A name; which ones there are is checked in the class.
+    """A name.
 
     Args:
+        choices: The names that are accepted; empty if the class checks the name.
         optional: Whether None is accepted.
     """
 
+    choices: Collection[str] = ()
     optional: bool = False
 
     def __call__(self, name: str, value: Any) -> Any:
-        """The value itself."""
-        if isinstance(value, str) or (value is None and self.optional):
+        """Return the name."""
+        if value is None and self.optional:
             return value
-        also = ", or None" if self.optional else ""
-        raise ParameterError(f"{name} must be a name{also}, got {value!r}")
+        if not isinstance(value, str):
+            also = ", or None" if self.optional else ""
+            raise ParameterError(f"{name} must be a name{also}, got {value!r}")
+        if self.choices and value not in self.choices:
+            raise ParameterError(f"{name} must be one of {', '.join(self.choices)}, got {value!r}")
+        return value
 
 
 def options(name: str, value: Any) -> dict[str, Any]:
-    """Arguments for a stage: a mapping from names, or None."""
+    """Return arguments for a stage as a dict; None is an empty dict."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -169,21 +173,21 @@ def options(name: str, value: Any) -> dict[str, Any]:
 
 
 def working_type(name: str, value: Any) -> torch.dtype:
-    """float32 or float64."""
+    """Return the dtype, which must be float32 or float64."""
     if not (isinstance(value, torch.dtype) and value in (torch.float32, torch.float64)):
         raise ParameterError(f"{name} must be torch.float32 or torch.float64, got {value!r}")
     return value
 
 
 def kernel_choice(name: str, value: Any) -> Any:
-    """None, or the name of a kernel."""
+    """Return the name of a backend, or None."""
     if value is not None and value not in BACKENDS:
         raise BackendError(f"{name} must be one of {', '.join(BACKENDS)} or None, got {value!r}")
     return value
 
 
 def own_check(name: str, value: Any) -> Any:
-    """For arguments that only their class can judge."""
+    """Return the value; the class checks it."""
     return value
 
 

@@ -77,3 +77,8 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
     if near:
         return f": did you mean {near[0]!r}?"
     return f": expected one of {', '.join(known)}"
+
+
+def one_line(error: BaseException) -> str:
+    """Return the type and the message of an error on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -48,8 +48,8 @@ def state_variable_rows(g: Tensor, k: Tensor, m0: Tensor, m1: Tensor, m2: Tensor
 def section_rows(b: Tensor, a: Tensor) -> Tensor:
     """(3,) numerator and denominator -> rows of the same filter in state-variable form.
 
-    With D(z) = 1 + a1/z + a2/z^2 and s = 1/(1 + g k + g^2) the two forms agree where
-    D(1) = 4 g^2 s, D(-1) = 4 s, 1 - a2 = 2 g k s, and for the numerator B
+    Let D(z) = 1 + a1/z + a2/z^2 be the denominator, and s = 1/(1 + g k + g^2). Both forms agree if
+    D(1) = 4 g^2 s, D(-1) = 4 s and 1 - a2 = 2 g k s. For the numerator B the conditions are
     B(-1) = m0 D(-1), B(1) = (m0 + m2) D(1), b0 - b2 = m0 (1 - a2) + 2 m1 g s.
     """
     b, a = b.double() / a[0], a.double() / a[0]
@@ -94,9 +94,9 @@ def butterworth_rows(cutoff_hz: Tensor, fs_hz: float, order: int, kind: str) -> 
 def bandpass2_rows(low_hz: Tensor, high_hz: Tensor, fs_hz: float) -> Tensor:
     """Second-order Butterworth band-pass rows (two sections in series, 12) for each pair of edges.
 
-    With B the width and c the centre in prewarped frequency, each pole p of the analog low-pass
-    becomes the roots of s^2 - p B s + c^2; a root and its conjugate (from the conjugate p) make a
-    section B s / (s^2 + k g s + g^2), g = |s|, k = -2 Re(s) / g, which peaks at B / (k g).
+    Let B be the width and c the centre in prewarped frequency. Each pole p of the analog low-pass
+    becomes the roots of s^2 - p B s + c^2. A root and its conjugate (from the conjugate p) give the
+    section B s / (s^2 + k g s + g^2), g = |s|, k = -2 Re(s) / g. The section peaks at B / (k g).
     """
     w_low = torch.tan(math.pi * low_hz.double() / fs_hz)
     w_high = torch.tan(math.pi * high_hz.double() / fs_hz)
@@ -158,10 +158,9 @@ def fir2(order: int, f_hz: Tensor, gain: Tensor, fs_hz: float) -> Tensor:
 def minimum_phase(taps: Tensor) -> Tensor:
     """The response of the same magnitude whose energy comes earliest.
 
-    Its phase is minus the Hilbert transform of the log magnitude, on a grid of as many points as
-    there are taps, 513 or more: on fewer, the cepstrum of a short filter folds onto itself, and the
-    magnitude is up to 50 dB off. An odd order has a gain of exactly 0 at fs/2, whose logarithm is
-    rounding, so the number of taps must be odd.
+    The phase is minus the Hilbert transform of the log magnitude, on a grid of at least 513 points.
+    On fewer points the cepstrum of a short filter aliases, with errors of up to 50 dB. The number
+    of taps must be odd: an odd order has a gain of exactly 0 at fs/2, whose logarithm is rounding.
     """
     n = max(len(taps), _GRID_POINTS + 1)
     magnitude = torch.fft.fft(taps, n).abs().clamp(min=torch.finfo(torch.float64).tiny)

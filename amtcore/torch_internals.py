@@ -25,12 +25,19 @@ UNSAVED_BUFFERS = "_non_persistent_buffers_set"
 #: Hooks of a module. Torch can add and remove hooks, but not say whether there are any.
 BACKWARD_HOOKS, BACKWARD_PRE_HOOKS = "_backward_hooks", "_backward_pre_hooks"
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", BACKWARD_PRE_HOOKS, BACKWARD_HOOKS)
-#: Backward hooks of all modules: the two dictionaries that torch changes in place.
+#: Hooks of all modules: the dictionaries that torch changes in place.
 GLOBAL_BACKWARD_HOOKS = (
     torch_module._global_backward_pre_hooks,
     torch_module._global_backward_hooks,
 )
+_GLOBAL_HOOKS = (
+    *GLOBAL_BACKWARD_HOOKS,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_forward_hooks,
+)
 _VERSION = "_version"
+#: The module of torch's compiler: in `sys.modules` once somebody compiles. To ask torch imports it.
+COMPILER = "torch._dynamo"
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -40,7 +47,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 def has_any_hooks(module: nn.Module) -> bool:
     """Return True if a call of the module runs hooks, including hooks of all modules."""
-    return torch_module._has_any_global_hook() or has_hooks(module)
+    return any(_GLOBAL_HOOKS) or has_hooks(module)
 
 
 def version_of(tensor: Tensor) -> int:

@@ -1,6 +1,6 @@
 """Sound pressure, decibels and the calibration of digital audio.
 
-Models state the unit of their input: "pa" (sound pressure in Pa, reference 20 uPa) or
+Models state the unit of their input. It is "pa" (sound pressure in Pa, reference 20 uPa) or
 "rms1=100dB" (an RMS of 1.0 is 100 dB SPL, so one unit is 2 Pa). Digital audio has no unit of its
 own: a `Calibration` gives it one, stated in the job and recorded with every row.
 """

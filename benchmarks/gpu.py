@@ -228,26 +228,36 @@ def facts_or_exit(script: str) -> DeviceFacts:
 
 
 def main() -> None:
-    """Measure and write the section."""
+    """Measure and write the section, again after each part: a lent machine may be taken away."""
     facts = facts_or_exit("gpu")
     set_num_threads(THREADS)
     torch.set_num_threads(THREADS)
     begin = time.perf_counter()
-    pooled = [row for case in cases() for row in pooled_rows(case)]
     parts = [
         f"{facts}.",
         "Seconds of audio per second, float32, clips of "
         f"{CLIP_S:g} s of speech at 74 dB SPL, samples and features copied. Shares are of the "
         "device's busy time in a call.",
-        table(_POOLED_HEAD, pooled),
-        cycles(facts),
+    ]
+
+    def write(*more: str) -> None:
+        took = f"The section took {time.perf_counter() - begin:.0f} s."
+        write_section("GPU", "python -m benchmarks.gpu", "\n\n".join([*parts, *more, took]))
+
+    pooled: list[tuple[str, ...]] = []
+    for case in cases():
+        pooled += pooled_rows(case)
+        write(table(_POOLED_HEAD, pooled))
+    parts += [table(_POOLED_HEAD, pooled), cycles(facts)]
+    write()
+    parts += [
         "A training step of a learnable Dau1997: forward and backward over whole seconds at full "
         "rate, gradients of the input and of every constant; seconds of audio per second.",
         table(_STEP_HEAD, step_rows()),
-        table(("what", "seconds"), start_rows()),
     ]
-    parts.append(f"The whole section took {time.perf_counter() - begin:.0f} s.")
-    write_section("GPU", "python -m benchmarks.gpu", "\n\n".join(parts))
+    write()
+    parts.append(table(("what", "seconds"), start_rows()))
+    write()
 
 
 if __name__ == "__main__":

@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 Wave = NDArray[np.float64]
 
 SEED = 20260401
-# libsndfile's Vorbis encoder overflows its stack on long writes.
-WRITE_FRAMES = 4096
-# 74 dB SPL where an RMS of 1.0 is 100 dB SPL: loud speech.
-RMS = 0.05
+WRITE_FRAMES = 4096  # libsndfile's Vorbis encoder overflows its stack on long writes.
+RMS = 0.05  # 74 dB SPL where an RMS of 1.0 is 100 dB SPL: loud speech.
 # First three formants in Hz of an adult male voice, five vowels (Peterson and Barney 1952).
 VOWELS_HZ = ((270, 2290, 3010), (530, 1840, 2480), (730, 1090, 2440), (570, 840, 2410),
              (300, 870, 2240))  # fmt: skip
@@ -96,11 +94,9 @@ def _vowel(rng: np.random.Generator, rate_hz: int, seconds: float, pitch_hz: flo
 
 
 def _filtered(x: Wave, b: Sequence[float], a: Sequence[float]) -> Wave:
-    """Filter a short signal by its transfer function on the unit circle.
-
-    Zero padding to twice the length keeps the circular part out of the result. scipy is not used,
-    because its import takes seconds.
-    """
+    """Filter a short signal by its transfer function on the unit circle. Zero padding to twice the
+    length keeps the circular part out of the result. scipy is not used, because its import takes
+    seconds."""
     n = 2 * len(x)
     response = np.fft.rfft(b, n) / np.fft.rfft(a, n)
     return np.fft.irfft(np.fft.rfft(x, n) * response, n)[: len(x)]

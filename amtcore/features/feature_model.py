@@ -53,14 +53,11 @@ class ExtractStream(ABC):
 
     @abstractmethod
     def push(self, chunk: Frames) -> ClipFeatures:
-        """Feed the next samples (in the model's input unit); returns the frames they complete."""
+        """Return the frames that the next samples (in the model's input unit) complete."""
 
     @abstractmethod
     def finish(self) -> ClipFeatures:
-        """End the signal; returns the frames that were waiting for what follows its last sample.
-
-        A model that looks ahead holds some back; others have none left.
-        """
+        """End the signal; return the frames that a model which looks ahead held back."""
 
 
 class Extractor(ABC):
@@ -72,16 +69,15 @@ class Extractor(ABC):
         model: Registered name of the model.
         fs_hz: Sampling rate of the clips.
         input_unit: Unit of their samples, see `units.Calibration`.
-        streams: What it makes.
-        params: What the model was asked for, as provenance records it.
+        streams: Its streams.
+        params: Parameters of the request, as provenance records them.
         dtype: Working type.
         can_stream: Whether `open_stream` works: no stream needs whole clips.
-        input_channels: How many signals, such as ears, a clip may have; one is a clip of (time,).
-        memory_s: Time constant in s with which frames forget what was: what differed t before a
-            frame changes it by about exp(-t / memory_s) of the stream's largest value or less. None
-            where nobody has said so, or where it does not hold.
-        hops: Samples after which the model's grids begin anew: from one frame of a stream to the
-            next, and of what it decimates by. Needed where `memory_s` is given.
+        input_channels: Numbers of signals, such as ears, that a clip may have; 1 is (time,).
+        memory_s: Time constant in s with which frames forget: sound t before a frame changes it by
+            at most about exp(-t / memory_s) of the stream's largest value. None if unknown.
+        hops: Samples after which the model's grids begin anew: the hop of each stream, and factors
+            of decimation. Needed with `memory_s`.
     Attributes:
         takes_several_callers: Threads may call `extract` and use streams at the same time.
     """
@@ -120,9 +116,9 @@ class Extractor(ABC):
         self.backend: Backend = get_backend("cpu")
 
     def place(self, backend: Backend) -> None:
-        """Compute with another backend from now on, where the model can: `backend` then says so.
+        """Compute with another backend from now on, if the model can, and set `backend`.
 
-        This one knows the processor only, and stays there.
+        The base class stays on the CPU.
         """
         del backend
 
@@ -132,34 +128,34 @@ class Extractor(ABC):
 
     @abstractmethod
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
-        """Features of several clips.
+        """Return the features of several clips.
 
         Args:
             clips: 1-D signals in the model's input unit at `fs_hz`, of any lengths; or
-                (channel, time) where `input_channels` has more than one. No calibration is applied
-                here: see `units.Calibration`.
+                (channel, time) if `input_channels` allows it. No calibration is applied, see
+                `units.Calibration`.
         Raises:
             NonFiniteError: NaN or infinity in a clip, in the models of this package. Tensors on a
-                GPU are not looked at, since that would wait for the device.
+                GPU are not checked, since a check would wait for the device.
         Returns:
             Per clip, stream name -> (frames, width), or events of the whole clip. A clip's values
-            do not depend on its neighbours.
+            do not depend on other clips.
         """
 
     @abstractmethod
     def open_stream(self) -> ExtractStream:
-        """Start on a long signal; end it with `finish`. Raises where a stream needs whole clips."""
+        """Start on a long signal; end it with `finish`. Raise if a stream needs whole clips."""
 
     @abstractmethod
     def constants(self) -> Iterable[tuple[str, Tensor]]:
-        """Every constant of the model and its streams by name, in the order they are hashed."""
+        """Return every constant of the model and its streams by name, in the order of the hash."""
 
     def settings(self) -> str:
-        """Text of the settings that decide the values; "" if the constants tell them all."""
+        """Return the settings that decide the values, as text; "" if the constants suffice."""
         return ""
 
     def buffers_sha256(self) -> str:
-        """Hash of every constant of the model: two equal hashes compute the same features."""
+        """Return a hash of all constants: equal hashes compute equal features."""
         digest = hashlib.sha256(self.settings().encode())
         for name, tensor in self.constants():
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
@@ -188,17 +184,17 @@ class Extractor(ABC):
 
 
 def module_constants(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The state of a module and its filters' taps, sorted by name."""
-    # Taps follow from constants and settings, but also from the transforms of a library.
+    """Return the state of a module and its filters' taps, sorted by name."""
+    # Taps also depend on the rounding of FFT libraries.
     made = dict(module.named_buffers())
     taps = {key: made[key] for key in made if key.rpartition(".")[2] in ("taps", "phases")}
     return sorted({**module.state_dict(), **taps}.items())
 
 
 def check_finite(signal: NDArray[np.floating[Any]] | Tensor, dtype: str) -> None:
-    """Raise where a signal holds NaN, infinity, or a number too large for the working type.
+    """Raise if a signal holds NaN, infinity, or a number too large for the working type.
 
-    A tensor on a GPU is not looked at: the look would wait for the device.
+    A tensor on a GPU is not checked, since the check would wait for the device.
     """
     if not isinstance(signal, Tensor):
         with np.errstate(over="ignore"):
@@ -216,7 +212,7 @@ def check_finite(signal: NDArray[np.floating[Any]] | Tensor, dtype: str) -> None
 
 
 def as_clip(clip: NDArray[np.floating[Any]] | Tensor, dtype: np.dtype[Any]) -> Any:
-    """A finite 1-D signal in the working type, a tensor as it is; raises for anything else."""
+    """Return a finite 1-D signal in the working type; raise for anything else."""
     if isinstance(clip, Tensor):
         if clip.ndim != 1 or str(clip.dtype) != f"torch.{dtype}":
             raise ShapeError(
@@ -242,8 +238,8 @@ class FeatureModel(ABC):
         default_fs_hz: Sampling rate where a job names none.
         input_unit: Unit of the samples it wants, see `units.Calibration`.
         streams: Its streams by name.
-        names_code: True if its parameters name code that is imported. Such a job runs only from
-            its author's own file, never from a file in a dataset.
+        names_code: True if parameters name code that is imported. A job with this model runs only
+            from its author's own file, never from a file in a dataset.
     """
 
     name: str
@@ -271,12 +267,12 @@ class FeatureModel(ABC):
         streams: Mapping[str, StreamOptions],
         dtype: str = "float32",
     ) -> Extractor:
-        """The warm model with these streams; everything wrong with the request is raised here.
+        """Return the warm model with these streams; raise every error of the request.
 
         Args:
             fs_hz: Sampling rate of the clips.
-            params: By name; what is left out takes its default.
-            streams: Name of each stream wanted to its options.
+            params: Parameters by name; the others take their defaults.
+            streams: Options by name of the stream.
             dtype: Working type, float32 or float64.
         Raises:
             ParameterError: A parameter, stream or option that does not exist or does not fit.
@@ -295,7 +291,7 @@ class FeatureModel(ABC):
 
 
 def check_options(stream: str, options: StreamOptions, known: tuple[str, ...]) -> None:
-    """Raises where a stream is given an option that it does not have."""
+    """Raise if a stream does not have one of the options."""
     for name in options:
         if name not in known:
             hint = nearest_hint(str(name), known) if known else ": it has none"
@@ -310,15 +306,7 @@ Module = TypeVar("Module", bound="TimeDomainModel | LoudnessModel")
 
 
 class ModuleModel(FeatureModel, Generic[Module]):
-    """A model of this package as a job runs it.
-
-    Args:
-        name: Name in a job.
-        constructor: The model's class.
-        summary: Description in one line.
-        default_fs_hz: Sampling rate where a job names none.
-        streams: Its streams by name.
-    """
+    """A model of this package as a job runs it; `constructor` is the class of the model."""
 
     def __init__(
         self,
@@ -334,10 +322,9 @@ class ModuleModel(FeatureModel, Generic[Module]):
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        """Constructor arguments a job may set."""
         return parameters_of(self.constructor, leave_out=INTERNAL)
 
     def module(self, fs_hz: float, params: Params, dtype: str = "float32") -> Module:
-        """The model itself."""
+        """Return the model."""
         checked_params(self.name, self.parameters, params)
         return built(self.constructor, self.name, {"fs": fs_hz, "dtype": DTYPES[dtype], **params})

@@ -1,8 +1,8 @@
 """The time-domain models as feature streams: filters, hair cells, adaptation, modulation, spikes.
 
-Frames come out of the fused kernel, already pooled; full-rate modulation output is never held (but
-for streams that need whole clips: there one band is). Stream descriptions are read off the compiled
-chain itself. For full-rate outputs or gradients call the model instead.
+The fused kernel pools frames, so that full-rate modulation output is never in memory; a stream that
+needs whole clips has one band in memory. Stream descriptions come from the compiled chain. For
+full-rate outputs or gradients call the model instead.
 """
 
 from __future__ import annotations
@@ -113,18 +113,16 @@ class FilterbankExtractor(Extractor):
         self._module, self._features, self._front_end = model, features, model.front_end()
 
     def place(self, backend: Backend) -> None:
-        """Compute there from now on; neurons stay on the processor, which hears their frames."""
+        """Compute with this backend from now on, but neurons on the CPU."""
         self.backend = backend
         self._module.to(backend.device)
         for each in self._features.values():
             (each.source if isinstance(each, SpikeFeatures) else each).place(backend)
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
-        """Return the number of whole frames of each stream in `n_samples` samples."""
         return {name: each.n_frames(n_samples) for name, each in self._features.items()}
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
-        """Features of several clips, as the base class says; a batch runs through the kernel."""
         ear = FrontEnd(self._front_end, self.backend)
         with self.backend.stream():
             signals = [ear.whole(as_clip(clip, self.dtype)) for clip in clips]
@@ -136,19 +134,17 @@ class FilterbankExtractor(Extractor):
         return [{name: of_clips[i] for name, of_clips in frames.items()} for i in range(len(clips))]
 
     def open_stream(self) -> FilterbankStream:
-        """Start on a long signal; end it with `finish`. Raises where a stream needs whole clips."""
         front_end = FrontEnd(self._front_end, self.backend)
         return FilterbankStream(self._features, front_end, self.dtype, self.backend)
 
     def constants(self) -> list[tuple[str, Tensor]]:
-        """Constants of the model, then constants of each stream of events."""
         found = module_constants(self._module)
         for stream, features in self._spikes().items():
-            found += sorted((f"{stream}.{k}", v) for k, v in features.constants().items())
+            constants = features.encoder.constants()
+            found += sorted((f"{stream}.{k}", v) for k, v in constants.items())
         return found
 
     def describe_stream(self, info: StreamInfo) -> dict[str, Any]:
-        """With the options of the neurons where it is one of events."""
         spikes = self._spikes().get(info.name)
         neurons = {} if spikes is None else {"options": spikes.encoder.options.to_dict()}
         return info.to_dict() | neurons
@@ -171,13 +167,11 @@ class FilterbankStream(ExtractStream):
         self._streams = {name: each.open() for name, each in features.items()}
 
     def push(self, chunk: Frames) -> ClipFeatures:
-        """Feed the next samples (1-D, input unit); returns the frames they complete."""
         with self._backend.stream():
             samples = self._front_end.push(as_clip(chunk, self._dtype))
             return {name: stream.push(samples) for name, stream in self._streams.items()}
 
     def finish(self) -> ClipFeatures:
-        """End the signal; returns the frames that were waiting for what follows its last sample."""
         with self._backend.stream():
             tail = self._front_end.push(np.zeros(0, self._dtype), last=True)
             return {
@@ -195,7 +189,7 @@ def _memory_s(model: TimeDomainModel, features: Collection[Features]) -> float |
 
 
 def _frame_options(name: str, options: StreamOptions) -> tuple[Any, Any]:
-    """Frame rate and pooling of a stream of frames; the kernel's compiler judges the values."""
+    """Return frame rate and pooling of a stream of frames, which `compile_chain` checks."""
     check_options(name, options, ("frame_rate_hz", "pool"))
     return options.get("frame_rate_hz", DEFAULT_FRAME_RATE_HZ), options.get("pool", DEFAULT_POOL)
 

@@ -64,17 +64,17 @@ class NoParams:
 
 @dataclass(frozen=True)
 class FrameGrid:
-    """Where the frames of a stream lie, and what their columns are.
+    """The grid of a stream's frames, and the meaning of its columns.
 
     Args:
         width: Columns of a frame.
-        hop_length: Samples from one frame to the next; a fraction where it is not whole.
-        window_length: Samples that the first frame needs, and each later one a hop further on; the
-            hop where None, so that n samples give floor(n / hop) frames.
-        min_samples: Samples below which a clip gives no frame at all.
-        fc_hz: Centre frequency of each channel, where there are any.
-        columns: Name of each column, where they are different quantities.
-        unit: Unit of the values where parameters decide it; "" for that of the stream's kind.
+        hop_length: Samples from one frame to the next; may be a fraction.
+        window_length: Samples that the first frame needs; None is the hop, so that n samples give
+            floor(n / hop) frames.
+        min_samples: Least samples of a clip with frames.
+        fc_hz: Centre frequency of each channel, if there are any.
+        columns: Name of each column, if columns are different quantities.
+        unit: Unit of the values, if parameters decide it; "" takes the unit of the stream's kind.
 
     >>> FrameGrid(40, 160, window_length=400).n_frames(720)
     3
@@ -103,7 +103,7 @@ class FrameGrid:
         return int((n_samples - window) // self.hop_length) + 1
 
     def info(self, name: str, model: str, kind: StreamKind, fs_hz: float) -> StreamInfo:
-        """The stream as it is described to a job."""
+        """Return the description of the stream."""
         return StreamInfo(
             name=name,
             model=model,
@@ -124,17 +124,17 @@ class FrameDesign:
     """A model at one rate with its parameters.
 
     Args:
-        grids: Of every stream, by name.
-        compute: A signal, float32 in the model's input unit, to frames (frame, column) of every
-            stream; it must not depend on any signal before.
+        grids: Grid of every stream, by name.
+        compute: Computes the frames (frame, column) of every stream from a signal, float32 in the
+            model's input unit; must not depend on earlier signals.
         constants: Arrays that decide the values, such as filters or weights: provenance hashes
             them beside the parameters.
-        open_stream: Starts on a long signal, which then comes chunk by chunk; the frames must be
-            those of `compute`. None for a model that needs whole clips.
-        memory_s: As of `Extractor`: 0 where a frame depends on its window alone. Frames may depend
-            on up to a second that follows. None where long recordings must go in order.
-        compute_batch: Frames of several signals, in their order; `compute` of each signal where
-            None. The values of a signal must not depend on the other signals.
+        open_stream: Starts on a long signal, chunk by chunk, with the frames of `compute`. None for
+            a model that needs whole clips.
+        memory_s: See `Extractor`; 0 if a frame depends on its window alone. Frames may depend on up
+            to a second that follows. None if long recordings must go in order.
+        compute_batch: Computes the frames of several signals, in their order; None is `compute` of
+            each signal. The values of a signal must not depend on the other signals.
     """
 
     grids: Mapping[str, FrameGrid]
@@ -160,17 +160,11 @@ class FrameModel(FeatureModel, Generic[P]):
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        """The fields of `params_class`."""
         return parameters_of(getattr(self, "params_class", NoParams))
 
     @abstractmethod
     def design(self, fs_hz: float, params: P) -> FrameDesign:
-        """The model at a rate.
-
-        Args:
-            fs_hz: Sampling rate of the clips.
-            params: An object of `params_class`.
-        """
+        """Return the model at a sampling rate, with an object of `params_class`."""
 
     def build(
         self,
@@ -220,18 +214,16 @@ class FrameExtractor(Extractor):
         self._design, self._all_params = design, all_params
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
-        """Return the number of whole frames of each stream in `n_samples` samples."""
         grids = self._design.grids
         return {info.name: grids[info.name].n_frames(n_samples) for info in self.streams}
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
-        """Features of several clips; none depends on its neighbours."""
         arrays = [as_clip(clip, self.dtype) for clip in clips]
         signals = [
             (each.cpu().numpy() if isinstance(each, Tensor) else each).astype(np.float32)
             for each in arrays
         ]
-        # Without a frame there is nothing to compute, and a model need not take such signals.
+        # A model need not accept signals without frames.
         asked = [i for i, each in enumerate(signals) if any(self.n_frames(len(each)).values())]
         chosen = [signals[i] for i in asked]
         batch = self._design.compute_batch
@@ -253,7 +245,6 @@ class FrameExtractor(Extractor):
         return made
 
     def open_stream(self) -> ExtractStream:
-        """Start on a long signal; end it with `finish`. Raises where a clip must be whole."""
         if self._design.open_stream is None:
             raise ParameterError(
                 f"model {self.model!r} needs whole clips and cannot run chunk by chunk"
@@ -261,14 +252,13 @@ class FrameExtractor(Extractor):
         return _AskedStreams(self._design.open_stream(), [info.name for info in self.streams])
 
     def constants(self) -> list[tuple[str, Tensor]]:
-        """Constants of the design."""
         return [
             (name, torch.as_tensor(value).detach().cpu())
             for name, value in sorted(self._design.constants.items())
         ]
 
     def settings(self) -> str:
-        """Rate, parameters and streams: with a model of this kind they decide the values too."""
+        """Return rate, parameters and streams, which decide the values beside the constants."""
         streams = [info.to_dict() for info in self.streams]
         facts = [self.model, self.fs_hz, dict(self._all_params), streams]
         return json.dumps(facts, sort_keys=True, default=str)
@@ -281,11 +271,9 @@ class _AskedStreams(ExtractStream):
         self._stream, self._names = stream, names
 
     def push(self, chunk: Frames) -> ClipFeatures:
-        """Feed the next samples (1-D, input unit); returns the frames they complete."""
         return self._asked(self._stream.push(as_clip(chunk, np.dtype(np.float32))))
 
     def finish(self) -> ClipFeatures:
-        """End the signal; returns the frames that were waiting for what follows its last sample."""
         return self._asked(self._stream.finish())
 
     def _asked(self, made: ClipFeatures) -> ClipFeatures:
@@ -293,6 +281,6 @@ class _AskedStreams(ExtractStream):
 
 
 def check_float32(model: str, dtype: str) -> None:
-    """Raises for another working type."""
+    """Raise for another working type."""
     if dtype != "float32":
         raise ParameterError(f"model {model!r} works in float32 only, got dtype {dtype!r}")

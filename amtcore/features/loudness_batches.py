@@ -1,13 +1,12 @@
-"""Loudness of many signals on a GPU: their blocks one after another, so many at a time.
+"""Loudness of many signals on a GPU, in batches of a fixed number of blocks.
 
     signals, longest first    | a a a a a | b b b | c c c | d | e |
-    waves of blocks           | a a a a | a b b b | c c c d | e . . . |    (. is silence).
+    batches of blocks         | a a a a | a b b b | c c c d | e . . . |    (. is silence).
 
-All that works on frames (transforms, products, sums) has the same shapes in every wave, and a
-frame the same place in its block: the device takes the same kernels and adds in the same order,
-whatever signals there are and in whatever order. Recurrences run over the blocks of each signal;
-they add nothing across signals. So a signal's values do not depend on its company, and a wave
-bounds the memory.
+Transforms, products and sums over frames have equal shapes in every batch, and a frame keeps its
+place in its block. So the device takes equal kernels and adds in equal order for any set of
+signals. Recurrences run over the blocks of each signal. The values of a signal therefore do not
+depend on other signals, and the size of a batch bounds the memory.
 """
 
 from __future__ import annotations
@@ -23,28 +22,23 @@ from torch import Tensor
 from amtcore.features.feature_model import ClipFeatures, Frames
 from amtcore.features.loudness_pooling import ClipNumbers, Pooler, StreamPlan
 from amtcore.kernels.backend import Backend
-from amtcore.kernels.chain import PooledChain, compile_chain, identity_bank
+from amtcore.kernels.chain import ChainPlan, compile_chain, identity_bank
 from amtcore.models.composition import require_fusable
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Recurrence
 
-#: Blocks of a batch, counted per ear. 16384 frames on a GPU: their longest windows, laid out for a
-#: product, are 134 MB of float32.
+#: Blocks of a batch, counted per ear. On a GPU the longest windows of these 16384 frames are 134 MB
+#: of float32.
 _WAVE_BLOCKS = {"cuda": 128}
-#: On a processor that stands in for one.
+#: Blocks of a batch on an interpreter.
 _FEW_BLOCKS = 4
-#: Features that may wait on the device for the next that are taken to the host.
+#: Size of the features that are collected on the device before they go to the host.
 _HELD_BYTES = 2**28
 
 
 @dataclass
 class SignalState:
-    """State of one signal between batches.
-
-    Args:
-        states: Of the model's recurrences.
-        pooling: Of each pooled stream.
-    """
+    """State of one signal between batches: recurrences of the model, and pooled streams."""
 
     states: dict[str, Any] = field(default_factory=dict)
     pooling: dict[str, Any] = field(default_factory=dict)
@@ -52,16 +46,16 @@ class SignalState:
 
 @dataclass(frozen=True)
 class Signal:
-    """A signal, or the part of it that is known.
+    """A signal, or its part that is known.
 
     Args:
-        ears: (ear, time) in the working type, of the host or of the device.
+        ears: (ear, time) in the working type, on the host or on the device.
         first: Index of the first of these samples in the signal.
-        samples: Length of the signal as far as it is known.
-        begin: Model frame to begin with, the first of a block.
-        end: The one to end before.
-        goes_on: Whether more of it will come: `begin` of that is then `end`.
-        carried: From what came before to what will come.
+        samples: Number of known samples of the signal.
+        begin: First model frame, which is the first of a block.
+        end: Model frame after the last one.
+        goes_on: Whether another part will follow, with `begin` at this part's `end`.
+        carried: State from the part before to the part after.
     """
 
     ears: Any
@@ -75,14 +69,14 @@ class Signal:
 
 @dataclass(frozen=True)
 class BlockRun:
-    """Successive blocks of one signal in a wave.
+    """Successive blocks of one signal in a batch.
 
     Args:
-        number: Of the signal.
-        begin: Its model frame to begin with.
-        end: The one to end before.
-        at: First block in the wave.
-        blocks: How many.
+        number: Index of the signal.
+        begin: First model frame of the signal.
+        end: Model frame after the last one.
+        at: First block in the batch.
+        blocks: Number of blocks.
     """
 
     number: int
@@ -94,32 +88,30 @@ class BlockRun:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Rows of a wave that follow one another and run in one go: as long as one another.
+    """Successive runs of equal length that run together.
 
-    Args:
-        rows: In order.
-        carried: Of the one row that has something before it or after it; None without.
+    A run with a part of its signal before or after is alone in its group, with its state `carried`.
     """
 
     rows: list[BlockRun]
     carried: SignalState | None
 
     def cut(self, values: Tensor) -> Tensor:
-        """(block, frame, ..) of a wave -> (row, frame, ..)."""
+        """Return (run, frame, ..) of (block, frame, ..)."""
         first, last = self.rows[0], self.rows[-1]
         mine = values[first.at : last.at + last.blocks]
         return mine.reshape(len(self.rows), -1, *values.shape[2:])
 
 
 class _RunsOverTime(OverTime):
-    """Recurrences over the rows of a wave."""
+    """Recurrences over the runs of a batch."""
 
     def __init__(self, groups: Sequence[RunGroup]) -> None:
         super().__init__({})
         self._groups = groups
 
     def __call__(self, name: str, recurrence: Recurrence, x: Tensor) -> Tensor:
-        """(block, frame, ..) -> the same shape; 0 where there is silence."""
+        """Run a recurrence over (block, frame, ..); silent blocks get 0."""
         parts, left = [], len(x)
         for group in self._groups:
             states = {} if group.carried is None else group.carried.states
@@ -130,7 +122,7 @@ class _RunsOverTime(OverTime):
 
 
 def batches_of_runs(signals: Sequence[Signal], size: int) -> Iterator[list[BlockRun]]:
-    """Rows of `size` blocks at a time, signals in their order."""
+    """Yield the runs of batches of `size` blocks, signals in their order."""
     rows: list[BlockRun] = []
     at = 0
     for number, signal in enumerate(signals):
@@ -148,7 +140,7 @@ def batches_of_runs(signals: Sequence[Signal], size: int) -> Iterator[list[Block
 
 
 def grouped(rows: Sequence[BlockRun], signals: Sequence[Signal]) -> list[RunGroup]:
-    """Rows as they can run together; one that carries something runs alone."""
+    """Group runs that can run together."""
     groups: list[RunGroup] = []
     for row in rows:
         signal = signals[row.number]
@@ -163,13 +155,13 @@ def grouped(rows: Sequence[BlockRun], signals: Sequence[Signal]) -> list[RunGrou
 
 
 class _Unpooled:
-    """The frames of a stream as the model makes them."""
+    """A stream of the model's own frames."""
 
     def __init__(self, plan: StreamPlan) -> None:
         self._plan = plan
 
     def take(self, groups: Sequence[RunGroup], loudness: Loudness) -> list[Tensor]:
-        """Frames of every row."""
+        """Return the frames of every run."""
         values = self._plan.source(loudness)
         return [
             rows[i, : row.end - row.begin]
@@ -180,15 +172,15 @@ class _Unpooled:
 
 
 class _Pooled:
-    """The frames of a stream pooled by the fused kernel."""
+    """A stream of frames pooled by the fused kernel."""
 
     def __init__(self, plan: StreamPlan, like: Tensor, backend: Backend) -> None:
         self._plan, self._chain = plan, backend.place(_pooling(plan, like))
 
     def take(self, groups: Sequence[RunGroup], loudness: Loudness) -> list[Tensor]:
-        """Frames that every row completes."""
+        """Return the frames that every run completes."""
         values = self._plan.source(loudness)
-        # (row, column, frame): what follows the end of a signal completes no frame of it.
+        # (run, column, frame)
         parts = [group.cut(values).transpose(1, 2).contiguous() for group in groups]
         fresh = [row for group, rows in zip(groups, parts, strict=True)
                  if group.carried is None for row in rows]  # fmt: skip
@@ -208,8 +200,8 @@ class _Pooled:
         return [frames[0][: count(row.end) - count(row.begin)]]
 
 
-def _pooling(plan: StreamPlan, like: Tensor) -> PooledChain:
-    """A chain that does nothing but pool model frames."""
+def _pooling(plan: StreamPlan, like: Tensor) -> ChainPlan:
+    """Return a chain that only pools model frames."""
     assert plan.ratio is not None
     bank, rate = identity_bank(plan.info.width, like), plan.info.frame_rate_hz
     chain = compile_chain([], bank, plan.info.pool, rate, rate)
@@ -220,10 +212,10 @@ class LoudnessBatches:
     """A loudness model and its streams on a GPU; any number of callers at once.
 
     Args:
-        model: On the backend's device.
-        plans: Of the streams.
-        backend: What computes.
-        taps: Of the ear filter, there too.
+        model: Model on the backend's device.
+        plans: Streams.
+        backend: Backend of the computation.
+        taps: Taps of the ear filter on the device.
     """
 
     def __init__(
@@ -239,20 +231,20 @@ class LoudnessBatches:
         ]
 
     def finishers(self) -> list[ClipNumbers | Pooler]:
-        """Return what turns pooled frames of a signal into frames of each stream."""
+        """Return the last step of every stream of a signal: its unit, or numbers of a clip."""
         one = (1, 1)
         return [
             ClipNumbers(plan) if plan.ratio is None else Pooler(plan, one) for plan in self._plans
         ]
 
     def as_input(self, ears: Any) -> Any:
-        """(ear, time) in the working type: of the host as it is, a tensor on the device."""
+        """Convert (ear, time) to the working type; a tensor goes to the device."""
         if isinstance(ears, Tensor):
             return ears.to(self.backend.device, self._model.dtype)
         return np.ascontiguousarray(ears, self.dtype)
 
     def extract(self, clips: Sequence[Any]) -> list[ClipFeatures]:
-        """Features of clips (ear, time)."""
+        """Return the features of clips (ear, time)."""
         signals = [
             Signal(clip, 0, clip.shape[-1], 0, clip.shape[-1] // self._grid.hop)
             for clip in map(self.as_input, clips)
@@ -265,7 +257,7 @@ class LoudnessBatches:
         finishers: Sequence[Sequence[ClipNumbers | Pooler]],
         last: bool,
     ) -> list[ClipFeatures]:
-        """Frames of every signal by stream; `last` where the signals end here."""
+        """Return the frames of every signal by stream; with `last` the signals end here."""
         results: list[ClipFeatures] = []
         for of_signal, mine in zip(self.run(signals), finishers, strict=True):
             made: ClipFeatures = {}
@@ -276,7 +268,7 @@ class LoudnessBatches:
         return results
 
     def run(self, signals: Sequence[Signal]) -> list[list[list[Frames]]]:
-        """Frames of every signal and stream in pieces, before they are put into its unit."""
+        """Return the frames of every signal and stream in pieces, before `finishers`."""
         require_fusable(self._model, self._model.named_children())
         made: list[list[list[Frames]]] = [[[] for _ in self._makers] for _ in signals]
         by_ears = sorted({len(signal.ears) for signal in signals})
@@ -289,7 +281,7 @@ class LoudnessBatches:
         return made
 
     def _run_alike(self, signals: Sequence[Signal], results: list[list[list[Frames]]]) -> None:
-        """Signals of one number of ears."""
+        """Run signals with equal numbers of ears."""
         size = max(self._blocks // len(signals[0].ears), 1)
         of_streams = list(zip(*results, strict=True))
         held: list[Tensor] = []
@@ -313,10 +305,10 @@ class LoudnessBatches:
     def _samples(
         self, rows: Sequence[BlockRun], signals: Sequence[Signal], size: int
     ) -> tuple[Tensor, Tensor]:
-        """(block, ear, samples) of a wave, and (block, 1, samples), whether there is signal."""
+        """Return (block, ear, samples), and (block, 1, samples), True inside a signal."""
         grid, parts, place = self._grid, [], 0
-        # Columns of a block: place of sample 0 of its signal in the parts, samples from one ear to
-        # the next. Then index of its first sample, and length of its signal.
+        # Rows of the table: place of sample 0 of the signal in the parts, distance of ears, index
+        # of the block's first sample, and length of the signal.
         table: Any = np.zeros((4, size), np.int64)
         for row in rows:
             signal, span = signals[row.number], BLOCK_FRAMES * grid.hop

@@ -1,8 +1,8 @@
 """Feature streams of the loudness models: traces, specific loudness, one row of numbers a clip.
 
-The models make a frame every hop; streams pool these frames further. A stream's frame f covers
-model frames ceil(f S) up to ceil((f + 1) S), S of them a frame. The model frame that is centred
-on the end of a signal belongs to none: T samples give as many frames as in other models.
+The models compute a frame every hop; streams pool S model frames to a frame. A stream's frame f
+covers model frames ceil(f S) up to ceil((f + 1) S). The model frame at the end of a signal is left
+out, so that T samples give as many frames as in other models.
 """
 
 from __future__ import annotations
@@ -59,18 +59,14 @@ _OPTIONS = {
     SPECIFIC: ("frame_rate_hz", "pool"),
     SUMMARY: ("unit",),
 }
-#: Seconds that a model is given at a time: bounds the memory of a long clip.
+#: Seconds of a clip that a model processes at a time, to bound the memory.
 _PIECE_S = 16.0
 
 
 class LoudnessStream(ExtractStream):
     """Loudness of one long signal, chunk by chunk.
 
-    Percentiles need every short-term value: 4 bytes a model frame, 14 MB an hour. All else takes
-    memory that does not grow.
-
-    Invariants:
-        Frames of all pushes and of `finish`, concatenated, equal the frames of the whole signal.
+    Percentiles need every short-term value: 4 bytes a model frame, 14 MB an hour.
     """
 
     def __init__(self, model: LoudnessModel, plans: Sequence[StreamPlan]) -> None:
@@ -81,13 +77,11 @@ class LoudnessStream(ExtractStream):
         self._state: LoudnessState | None = None
 
     def push(self, chunk: Frames) -> ClipFeatures:
-        """Feed the next samples in Pa, (time,) or (ear, time); returns the frames they complete."""
         signal = get_backend("cpu").upload(as_ears(chunk, self._model)).to(self._model.dtype)
         pieces = signal.split(round(_PIECE_S * self._model.fs), -1)
         return joined([self._take(piece, last=False) for piece in pieces])
 
     def finish(self) -> ClipFeatures:
-        """The frames that were waiting for what follows the last sample."""
         ears = 1 if self._state is None else self._state.blocks.tail.shape[1]
         return self._take(torch.zeros(ears, 0, dtype=self._model.dtype), last=True)
 
@@ -103,11 +97,7 @@ class LoudnessStream(ExtractStream):
 
 
 class LoudnessBatchStream(ExtractStream):
-    """Loudness of one long signal on a GPU, chunk by chunk.
-
-    Invariants:
-        Frames of all pushes and of `finish`, concatenated, equal the frames of the whole signal.
-    """
+    """Loudness of one long signal on a GPU, chunk by chunk."""
 
     def __init__(self, waves: LoudnessBatches, model: LoudnessModel) -> None:
         self._waves, self._model, self._finishers = waves, model, waves.finishers()
@@ -116,14 +106,12 @@ class LoudnessBatchStream(ExtractStream):
         self._carried = SignalState()
 
     def push(self, chunk: Frames) -> ClipFeatures:
-        """Feed the next samples in Pa, (time,) or (ear, time); returns the frames they complete."""
         signal = self._waves.as_input(as_ears(chunk, self._model))
         size = round(_PIECE_S * self._model.fs)
         starts = range(0, max(signal.shape[-1], 1), size)
         return joined([self._take(signal[:, at : at + size], last=False) for at in starts])
 
     def finish(self) -> ClipFeatures:
-        """The frames that were waiting for what follows the last sample."""
         ears = 1 if self._tail is None else len(self._tail)
         return self._take(np.zeros((ears, 0), self._waves.dtype), last=True)
 
@@ -147,10 +135,7 @@ class LoudnessBatchStream(ExtractStream):
 
 
 class LoudnessExtractor(Extractor):
-    """One warm loudness model and its streams; on the processor not for several callers at once.
-
-    Build it with `build.build_extractor`.
-    """
+    """One warm loudness model and its streams; on the CPU not for several callers at once."""
 
     def __init__(
         self, name: str, model: LoudnessModel, plans: Sequence[StreamPlan], params: Params
@@ -175,8 +160,8 @@ class LoudnessExtractor(Extractor):
         self._waves: LoudnessBatches | None = None
 
     def place(self, backend: Backend) -> None:
-        """Compute there from now on; a GPU takes many clips at once."""
-        # Designed where the module is; moving waits until all is there, for whatever stream.
+        """Compute with this backend from now on; a GPU takes many clips at once."""
+        # The module is still on its old device; `to` waits for the copy.
         taps = self._module.ear.taps().detach().to(backend.device)
         self.backend, self._waves = backend, None
         self._module.to(backend.device)
@@ -184,33 +169,22 @@ class LoudnessExtractor(Extractor):
             self._waves = LoudnessBatches(self._module, self._plans, backend, taps)
 
     def constants(self) -> list[tuple[str, Tensor]]:
-        """Constants of the model."""
         return module_constants(self._module)
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
-        """Return the number of whole frames of each stream in `n_samples` samples."""
         outputs = n_samples // self._module.hop_length
         return {plan.info.name: plan.n_frames(outputs) for plan in self._plans}
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
-        """Features of several clips.
-
-        Args:
-            clips: Signals in Pa at `fs_hz`, (time,) or, with two ears, (2, time).
-        Returns:
-            Per clip, stream name -> (frames, width). A clip's values do not depend on its
-            neighbours: the processor takes one after another, a GPU as `loudness_batches` says.
-        """
-        if self._waves is None:
-            return [self._extract_one(clip) for clip in clips]
-        return self._waves.extract([as_ears(clip, self._module) for clip in clips])
-
-    def _extract_one(self, clip: Frames) -> ClipFeatures:
-        stream = self.open_stream()
-        return joined([stream.push(clip), stream.finish()])
+        if self._waves is not None:
+            return self._waves.extract([as_ears(clip, self._module) for clip in clips])
+        made = []
+        for clip in clips:
+            stream = self.open_stream()
+            made.append(joined([stream.push(clip), stream.finish()]))
+        return made
 
     def open_stream(self) -> ExtractStream:
-        """Start on a long signal; end it with `finish`."""
         if self._waves is None:
             return LoudnessStream(self._module, self._plans)
         return LoudnessBatchStream(self._waves, self._module)
@@ -225,12 +199,12 @@ def _memory_s(model: LoudnessModel, plans: Sequence[StreamPlan]) -> float | None
 
 
 def joined(parts: Sequence[ClipFeatures]) -> ClipFeatures:
-    """Frames of stretches that follow one another, by stream."""
+    """Concatenate successive frames by stream."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def as_ears(clip: Any, model: LoudnessModel) -> Any:
-    """(ear, time), a finite array or tensor; raises for a shape the model does not take."""
+    """Return a finite array or tensor (ear, time); raise for a shape the model does not take."""
     given = clip.detach() if isinstance(clip, Tensor) else np.asarray(clip)
     ears = given[None] if given.ndim == 1 else given
     floating = (
@@ -260,9 +234,11 @@ class LoudnessFeatureModel(ModuleModel[LoudnessModel]):
         streams: Mapping[str, StreamOptions],
         dtype: str = "float32",
     ) -> LoudnessExtractor:
-        """Build the extractor; stream options are `frame_rate_hz` (traces: default every model
-        frame; specific loudness: 100), `pool` (default mean) and, but for specific loudness, `unit`
-        (sone or phon)."""
+        """Build the extractor.
+
+        Stream options are `frame_rate_hz` (default: model frames for traces, 100 for specific
+        loudness), `pool` (default mean) and `unit` (sone or phon, not for specific loudness).
+        """
         model = self.module(fs_hz, params, dtype)
         # Matrix products run on torch's own threads, the kernels on the pool: one number for both.
         torch.set_num_threads(get_num_threads())
@@ -308,7 +284,7 @@ def _plan(
 def _rate(
     model: LoudnessModel, name: str, asked_hz: float | None
 ) -> tuple[float, tuple[int, int] | None]:
-    """Frames per second of a stream, and model frames per frame."""
+    """Return frames per second of a stream, and model frames per frame."""
     if name == SUMMARY:
         return PER_CLIP_RATE_HZ, None
     if asked_hz is None and name != SPECIFIC:

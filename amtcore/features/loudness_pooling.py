@@ -31,12 +31,12 @@ _STATISTICS: dict[str, Callable[[Frames], Frames]] = {
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """How one stream is made.
+    """One stream of a loudness model.
 
     Args:
-        info: What it is.
+        info: Description of the stream.
         ratio: Model frames per frame as an exact fraction; None is one row a clip.
-        phon: Table that turns sone into phon; None leaves sone.
+        phon: Table to convert sone to phon; None leaves sone.
     """
 
     info: StreamInfo
@@ -45,7 +45,7 @@ class StreamPlan:
 
     @property
     def unpooled(self) -> bool:
-        """Return True if it is made of all model frames as they are."""
+        """Return True if its frames are the model frames."""
         return self.ratio is None or self.ratio[0] == self.ratio[1]
 
     @property
@@ -60,7 +60,7 @@ class StreamPlan:
         return outputs * self.ratio[1] // self.ratio[0]
 
     def source(self, loudness: Loudness) -> Tensor:
-        """(batch, frame, column) as the model has it; for numbers of a clip both traces."""
+        """Return the model's (batch, frame, column); both traces for numbers of a clip."""
         if self.info.name == SPECIFIC:
             return loudness.specific
         if self.info.name == SUMMARY:
@@ -68,14 +68,14 @@ class StreamPlan:
         return (loudness.short if self.info.name == SHORT else loudness.long).unsqueeze(-1)
 
     def finished(self, frames: Frames) -> Frames:
-        """Frames in the stream's unit."""
+        """Convert frames to the stream's unit."""
         if self.phon is None:
             return frames
         return self.phon.phon(torch.from_numpy(np.ascontiguousarray(frames))).numpy()
 
 
 class Pooler:
-    """Model frames of one clip, in order, to the frames of one stream."""
+    """Pools the model frames of one clip, in order, to frames of one stream."""
 
     def __init__(self, plan: StreamPlan, ratio: tuple[int, int]) -> None:
         self._plan, self._ratio = plan, ratio
@@ -83,7 +83,7 @@ class Pooler:
         self._first = self._made = 0  # model frame at the head of the waiting, frames made
 
     def push(self, outputs: Frames, last: bool) -> Frames:
-        """Frames that these model frames complete; the last ones complete no more than others."""
+        """Return the frames that these model frames complete."""
         samples, frames = self._ratio
         if samples == frames:
             return self._plan.finished(outputs)
@@ -101,15 +101,15 @@ class Pooler:
 
 
 class ClipNumbers:
-    """Both traces of one clip, in order, to its one row of numbers."""
+    """Reduces both traces of one clip, in order, to one row of numbers."""
 
     def __init__(self, plan: StreamPlan) -> None:
         self._plan = plan
-        self._short = bytearray()  # one piece of memory that grows: many small ones scatter
+        self._short = bytearray()  # grows in place; many small arrays would fragment the memory
         self._long_max = 0.0
 
     def push(self, outputs: Frames, last: bool) -> Frames:
-        """Nothing until the last model frames have come."""
+        """Return the row after the last model frames, and no row before."""
         self._short += outputs[:, 0].tobytes()
         self._long_max = float(np.maximum(self._long_max, outputs[:, 1].max(initial=0.0)))
         if not (last and self._short):

@@ -1,12 +1,11 @@
-"""Spectra on the mel scale and their cepstra, from torchaudio: a baseline beside auditory models.
+"""Mel spectra and cepstra from torchaudio, as a baseline for the auditory models.
 
     samples, padded by half a window at both ends -> blocks of frames on a fixed grid
-        -> torchaudio.transforms.MelSpectrogram -> logarithm [-> discrete cosine transform].
+        -> torchaudio.transforms.MelSpectrogram -> logarithm [-> discrete cosine transform]
 
-Every block has the same shape whatever the clip, so frames do not depend on the clip's length, its
-neighbours or its chunks, and one compilation serves all. Frame f is centred on sample f * hop.
-A signal of n samples has floor(n / hop) frames, as in the other models. The frame that torchaudio
-centres on the end of a signal is left out.
+All blocks have one shape, so frames do not depend on the clip's length, on other clips or on
+chunks, and one compilation serves all. Frame f is centred on sample f * hop. A signal of n samples
+has floor(n / hop) frames, without the frame that torchaudio centres on the end of a signal.
 """
 
 from __future__ import annotations
@@ -33,6 +32,9 @@ WINDOWS: dict[str, Callable[..., Tensor]] = {
     "hamming": torch.hamming_window,
     "blackman": torch.blackman_window,
 }
+#: Parameters that have the name and meaning of torchaudio's.
+_TORCHAUDIO = ("n_fft", "win_length", "hop_length", "f_min", "f_max", "n_mels", "power", "norm",
+               "mel_scale")  # fmt: skip
 #: Mel scales as torchaudio has them: HTK's 2595 log10(1 + f/700); Slaney's is linear up to 1 kHz.
 _HTK_FACTOR, _HTK_HZ = 2595.0, 700.0
 _SLANEY_HZ, _SLANEY_KNEE_HZ, _SLANEY_STEP = 200.0 / 3.0, 1000.0, np.log(6.4) / 27.0
@@ -60,10 +62,10 @@ class MelParams:
         pad_mode: "reflect" or "constant" (zeros).
         log: "db" is 10 log10 of power over ref (20 log10 of magnitude), "ln" and "log10" are of the
             value over ref; null keeps the values.
-        ref: What counts as 0 dB, in the unit of the values.
-        floor: Smaller values count as this before the logarithm.
-        top_db: With "db", raise what lies further below the clip's maximum to that; needs whole
-            clips. Null does not.
+        ref: Value at 0 dB, in the unit of the values.
+        floor: Least value before the logarithm.
+        top_db: With "db", raise values to this many dB below the clip's maximum; needs whole clips.
+            Null does not.
         compile: Run under torch.compile, compiled once in every worker.
     """
 
@@ -154,13 +156,7 @@ _SCALES = {"htk": (_htk_mel, _htk_hz), "slaney": (_slaney_mel, _slaney_hz)}
 
 
 class MelBlocks:
-    """Blocks of frames: log-mel, and cepstra where there is a transform.
-
-    Args:
-        params: What is asked for.
-        fs_hz: Sampling rate.
-        dct: (n_mels, n_mfcc); None for spectra.
-    """
+    """Blocks of log-mel frames, or of cepstra with the transform `dct` (n_mels, n_mfcc)."""
 
     def __init__(self, params: MelParams, fs_hz: float, dct: Tensor | None) -> None:
         if not 0 <= params.f_min < (fs_hz / 2 if params.f_max is None else params.f_max):
@@ -175,25 +171,15 @@ class MelBlocks:
         if fs_hz != round(fs_hz):
             raise ParameterError(f"expected a whole sampling rate in Hz, got {fs_hz:g}")
         self.params, self.fs_hz, self.dct = params, fs_hz, dct
+        shared = {name: getattr(params, name) for name in _TORCHAUDIO}
         self.mel = torchaudio.transforms.MelSpectrogram(
-            round(fs_hz),
-            n_fft=params.n_fft,
-            win_length=params.win_length,
-            hop_length=params.hop_length,
-            f_min=params.f_min,
-            f_max=params.f_max,
-            n_mels=params.n_mels,
-            window_fn=WINDOWS[params.window],
-            power=params.power,
-            center=False,
-            norm=params.norm,
-            mel_scale=params.mel_scale,
+            round(fs_hz), window_fn=WINDOWS[params.window], center=False, **shared
         )
         self.samples = (BLOCK_FRAMES - 1) * params.hop_length + params.n_fft
         self._spectra = Compiled("melspectrogram", self._log_mel, enabled=params.compile)
 
     def _log_mel(self, samples: Tensor) -> Tensor:
-        """(sample,) -> (frame, band)."""
+        """Return (frame, band) of (sample,)."""
         x: Tensor = self.mel(samples).T
         params = self.params
         if params.log is None:
@@ -202,18 +188,18 @@ class MelBlocks:
         if params.log == "ln":
             return torch.log(x / params.ref)
         decades = torch.log10(x / params.ref)
-        # A magnitude counts twice, a power once, whatever the exponent.
+        # 20 log10 of magnitudes, 10 log10 of powers.
         return decades * (20.0 / params.power) if params.log == "db" else decades
 
     def spectra(self, samples: Rows, frames: int) -> Rows:
-        """The first frames, up to a block of them, of a stretch of samples; zeros follow it."""
+        """Return the first frames, at most a block, of samples followed by zeros."""
         block = np.zeros(self.samples, np.float32)
         block[: len(samples)] = samples[: self.samples]
         rows: Rows = self._spectra(torch.from_numpy(block)).numpy()
         return rows[:frames]
 
     def finished(self, rows: Rows) -> Rows:
-        """Return log-mel spectra (frame, band) as they are, or their cepstra."""
+        """Return log-mel spectra (frame, band), or their cepstra."""
         if self.dct is None:
             return rows
         made = [
@@ -233,8 +219,8 @@ class MelStream(ExtractStream):
 
     Args:
         stream: Name of the stream.
-        blocks: What makes blocks of frames.
-        finished: What becomes of log-mel spectra (frame, band).
+        blocks: Computes blocks of frames.
+        finished: Converts log-mel spectra (frame, band) to the frames of the stream.
     """
 
     def __init__(self, stream: str, blocks: MelBlocks, finished: Callable[[Rows], Rows]) -> None:
@@ -243,13 +229,12 @@ class MelStream(ExtractStream):
         self._pad = blocks.params.n_fft // 2 if blocks.params.center else 0
         self._grid = grid_of(blocks.params)
         self._samples = self._frames = 0
-        self._head = np.zeros(0, np.float32)  # all there is, until it is enough to be reflected
+        self._head = np.zeros(0, np.float32)  # first samples, until they can be reflected
         self._started = False
         self._waiting = np.zeros(0, np.float32)  # padded samples from the next frame on
-        self._last = np.zeros(0, np.float32)  # what the end is reflected from
+        self._last = np.zeros(0, np.float32)  # last samples, reflected at the end
 
     def push(self, chunk: Rows) -> ClipFeatures:
-        """Feed the next samples; returns the blocks of frames they complete."""
         self._samples += len(chunk)
         self._last = np.concatenate([self._last, chunk])[-(self._pad + 1) :]
         if not self._started:
@@ -259,13 +244,12 @@ class MelStream(ExtractStream):
             chunk, self._started = self._padded(self._head, self._pad, 0), True
         self._waiting = np.concatenate([self._waiting, chunk])
         rows = []
-        # No frame is made that the signal would not have if it ended here.
+        # Only frames that the signal has if it ends here.
         while len(self._waiting) >= self._blocks.samples and self._left() >= BLOCK_FRAMES:
             rows.append(self._block(BLOCK_FRAMES))
         return self._made(rows)
 
     def finish(self) -> ClipFeatures:
-        """End the signal; returns the frames left."""
         if self._started:
             end = self._padded(self._last, 0, self._pad)[len(self._last) :]
             self._waiting = np.concatenate([self._waiting, end])
@@ -283,7 +267,7 @@ class MelStream(ExtractStream):
         return rows
 
     def _left(self) -> int:
-        """Frames of the signal so far that are not made yet."""
+        """Return the number of frames of the signal so far that were not returned yet."""
         return self._grid.n_frames(self._samples) - self._frames
 
     def _padded(self, samples: Rows, before: int, after: int) -> Rows:
@@ -299,7 +283,7 @@ class MelStream(ExtractStream):
 
 
 def grid_of(params: MelParams) -> FrameGrid:
-    """Where the frames of the spectra lie."""
+    """Return the grid of the spectra's frames."""
     window = None if params.center else params.n_fft
     return FrameGrid(params.n_mels, params.hop_length, window, unit=_unit(params))
 
@@ -312,7 +296,7 @@ def _unit(params: MelParams) -> str:
 
 
 def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
-    """The one stream of a model here; with `top_db` a clip must be whole."""
+    """Return the design of a model with one stream; with `top_db` it needs whole clips."""
     top_db = blocks.params.top_db
 
     def open_stream() -> MelStream:
@@ -330,7 +314,7 @@ def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
         constants["dct"] = blocks.dct
     if top_db:
         return FrameDesign({stream: grid}, compute, constants)
-    # A frame needs its window only; a span is read with a margin of up to a second.
+    # A frame depends on its window alone, which must be shorter than the margin of one second.
     memory_s = 0.0 if blocks.params.n_fft <= blocks.fs_hz else None
     return FrameDesign({stream: grid}, compute, constants, open_stream, memory_s)
 
@@ -345,7 +329,6 @@ class MelSpectrogram(FrameModel[MelParams]):
     params_class = MelParams
 
     def design(self, fs_hz: float, params: MelParams) -> FrameDesign:
-        """Spectra at a rate."""
         blocks = MelBlocks(params, fs_hz, None)
         grid = replace(grid_of(params), fc_hz=mel_centres_hz(params, fs_hz))
         return mel_design("mel", blocks, grid)
@@ -361,7 +344,6 @@ class Mfcc(FrameModel[MfccParams]):
     params_class = MfccParams
 
     def design(self, fs_hz: float, params: MfccParams) -> FrameDesign:
-        """Cepstra at a rate."""
         dct = torchaudio.functional.create_dct(params.n_mfcc, params.n_mels, params.dct_norm)
         names = tuple(f"c{i}" for i in range(params.n_mfcc))
         grid = replace(grid_of(params), width=params.n_mfcc, columns=names)

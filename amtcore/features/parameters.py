@@ -1,7 +1,7 @@
 """Parameters of models: type, default and meaning of each.
 
-A model's parameters are the arguments of its constructor, or the fields of a dataclass: types come
-from the annotations, meanings from `Args` in the docstring. Nothing is said twice.
+Parameters are the arguments of a model's constructor, or the fields of a dataclass. Types come from
+the annotations, meanings from `Args` in the docstring.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Parameter:
 
     @property
     def type_text(self) -> str:
-        """The type in words, as a job's author would say it."""
+        """The type in words, for the author of a job."""
         return _words(self.type)
 
     @property
@@ -70,7 +70,7 @@ class Parameter:
         return self.default is REQUIRED
 
     def checked(self, value: object) -> Any:
-        """The value in the parameter's type: a whole number as a float, a list as a tuple."""
+        """Return the value in the parameter's type, such as a list as a tuple."""
         try:
             return _fitted(self.type, value)
         except _Misfit:
@@ -79,13 +79,13 @@ class Parameter:
             ) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Type, meaning and, where there is one, default; ready for JSON."""
+        """Return type, meaning, and default if there is one; ready for JSON."""
         plain = {"type": self.type_text, "doc": self.doc}
         return plain if self.required else plain | {"default": self.default}
 
 
 def parameters_of(constructor: type, *, leave_out: Collection[str] = ()) -> dict[str, Parameter]:
-    """The parameters of a class, by name: the arguments of its constructor, or its fields.
+    """Return the parameters of a class by name: arguments of its constructor, or its fields.
 
     >>> from amtcore.models import Dau1997
     >>> flow = parameters_of(Dau1997)["flow"]
@@ -113,10 +113,10 @@ def parameters_of(constructor: type, *, leave_out: Collection[str] = ()) -> dict
 def checked_params(
     model: str, known: Mapping[str, Parameter], params: Mapping[str, object]
 ) -> dict[str, Any]:
-    """The parameters that are given, each in its type.
+    """Return the given parameters, each in its type.
 
     Raises:
-        ParameterError: An unknown name, with the nearest one; a wrong type; a required one missing.
+        ParameterError: A name is unknown, a type is wrong, or a required parameter is missing.
     """
     for name in params:
         if name not in known:
@@ -143,7 +143,7 @@ def built(constructor: Callable[..., _Built], model: str, params: Mapping[str, o
 
 
 def _meanings(docstring: str | None) -> dict[str, str]:
-    """The entries of `Args`, each on one line."""
+    """Return the entries of `Args`, each on one line."""
     text = inspect.cleandoc(docstring or "")
     _, _, section = text.partition("\nArgs:\n")
     section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
@@ -164,7 +164,7 @@ def _words(wanted: Any) -> str:
 
 
 def _plain(wanted: Any) -> Any:
-    """The class of a type without what it holds; every mapping is one."""
+    """Return the class of a type without its parameters; every mapping type is `Mapping`."""
     origin = get_origin(wanted) or wanted
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return Mapping
@@ -172,7 +172,7 @@ def _plain(wanted: Any) -> Any:
 
 
 def _fitted(wanted: Any, value: Any) -> Any:
-    """A value in a type; `_Misfit` where it is of another."""
+    """Return a value in a type; raise `_Misfit` for a value of another type."""
     origin, parts = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
         return _first_fitting(parts, value)

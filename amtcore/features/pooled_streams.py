@@ -1,10 +1,10 @@
-"""From samples to frames of one feature stream: through the fused kernel, or of a whole clip.
+"""Samples to frames of one feature stream, by the fused kernel or from whole clips.
 
     clip -> front end -> fused chain: operations, filters, pooling                (any length)
     clip -> front end -> operations at full rate -> one band at a time -> pooling (clip in memory).
 
-The second way is for what needs the whole signal, such as a Hilbert envelope. The front end, where
-a model has one, is computed once for all streams.
+The second way serves stages that need the whole signal, such as a Hilbert envelope. The front end
+is computed once for all streams.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from amtcore.errors import ParameterError
 from amtcore.kernels.backend import Backend, Samples
-from amtcore.kernels.chain import BlockOp, PooledChain, check_sizes
+from amtcore.kernels.chain import ChainPlan, ChainStep, check_sizes
 from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 from amtcore.stages.stage import Stage
@@ -30,20 +30,14 @@ _CHANNEL_BYTES = 2**28
 
 
 class FrontEnd:
-    """The stages of a model that act on the waveform before its channels split.
-
-    Args:
-        stages: In order.
-        backend: What they compute with.
-    """
+    """The stages of a model before its filterbank, in order."""
 
     def __init__(self, stages: Sequence[Stage], backend: Backend) -> None:
         self._stages, self._backend = stages, backend
         self._states: list[Any] = [None] * len(stages)
 
     def push(self, chunk: Samples | Tensor, last: bool = False) -> Any:
-        """Filter the next samples, in the form a chain takes; with `last` also what was held
-        back."""
+        """Filter the next samples, and with `last` the samples that were held back."""
         if not self._stages:
             return chunk
         x = self._backend.upload(chunk)
@@ -62,16 +56,16 @@ class PooledStream(Protocol):
     """Frames of one stream, chunk by chunk."""
 
     def push(self, chunk: Any) -> Samples:
-        """Frames that the next samples complete."""
+        """Return the frames that the next samples complete."""
 
     def finish(self) -> Samples:
-        """Frames that were waiting for what follows the last sample."""
+        """Return the last frames of the signal."""
 
 
 class FusedFeatures:
-    """A stream that the fused kernel makes, chunk by chunk or whole."""
+    """A stream of the fused kernel, chunk by chunk or whole."""
 
-    def __init__(self, chain: PooledChain) -> None:
+    def __init__(self, chain: ChainPlan) -> None:
         self._compiled, self.width = chain, chain.tables.width
         #: Samples from frame to frame, and factors by which the chain decimates.
         self.hops = chain.hops
@@ -80,7 +74,7 @@ class FusedFeatures:
         self.place(get_backend("cpu"))
 
     def place(self, backend: Backend) -> None:
-        """Compute there from now on."""
+        """Compute with this backend from now on."""
         self._backend, self.chain = backend, backend.place(self._compiled)
 
     def n_frames(self, n_samples: int) -> int:
@@ -88,7 +82,7 @@ class FusedFeatures:
         return self._compiled.n_frames(n_samples)
 
     def push(self, clips: Sequence[Any], states: Any, start: int) -> list[Samples]:
-        """Frames that the next samples of each clip complete."""
+        """Return the frames that the next samples of each clip complete."""
         return self._backend.download(self.chain.push(clips, states, start))
 
     def finish(self, states: Any, samples: Sequence[int]) -> list[Samples]:
@@ -96,7 +90,7 @@ class FusedFeatures:
         return self._backend.download(self.chain.finish(states, samples))
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:
-        """Per clip (frames, width)."""
+        """Return (frames, width) of each clip."""
         states = self.chain.fresh(len(clips))
         frames = self.push(clips, states, 0)
         if self.chain.tail is None:
@@ -124,24 +118,25 @@ class _FusedStream:
 
 
 class WholeClipFeatures:
-    """A stream that needs the whole clip: channels at full rate, then one modulation band at a
-    time, so that memory is that of a few bands of as many clips as there are threads. On a GPU
-    clips of similar length run together.
+    """A stream that needs whole clips: channels at full rate, then one modulation band at a time.
+
+    The memory is a few bands of one clip for each thread. On a GPU clips of similar length run
+    together.
 
     Args:
         ops: Operations up to the bands' input.
         bands: See `models.time_domain.WholeSignalBands`.
-        n_bands: How many there are.
+        n_bands: Number of bands.
         pooling: Pools one band of all channels.
         rates: (up, down): time' = floor(time * up / down).
     """
 
     def __init__(
         self,
-        ops: Sequence[BlockOp],
+        ops: Sequence[ChainStep],
         bands: Bands,
         n_bands: int,
-        pooling: PooledChain,
+        pooling: ChainPlan,
         rates: tuple[int, int],
     ) -> None:
         check_sizes(ops)
@@ -150,12 +145,12 @@ class WholeClipFeatures:
         self._rest = torch.cat([op.state for op in ops], 1)
         self._bands, self._n_bands, self._compiled, self._rates = bands, n_bands, pooling, rates
         self.width = n_bands * pooling.tables.width
-        #: None: a clip that is whole begins with its grids.
+        #: Empty: the grids of a whole clip begin with the clip.
         self.hops: tuple[Fraction, ...] = ()
         self.place(get_backend("cpu"))
 
     def place(self, backend: Backend) -> None:
-        """Compute there from now on."""
+        """Compute with this backend from now on."""
         self._backend, self._pooling = backend, backend.place(self._compiled)
         self._coef, self._rest = self._coef.to(backend.device), self._rest.to(backend.device)
 
@@ -164,7 +159,7 @@ class WholeClipFeatures:
         return self._compiled.n_frames(n_samples * self._rates[0] // self._rates[1])
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:
-        """Per clip (frames, width), columns channel by channel."""
+        """Return (frames, width) of each clip, columns channel by channel."""
         groups = self._groups(clips)
         frames: dict[int, list[Any]] = {}
 
@@ -182,12 +177,12 @@ class WholeClipFeatures:
         return [self._by_channel(clip, arrays) for clip in clips]
 
     def _groups(self, clips: Sequence[Any]) -> list[list[int]]:
-        """Clips that have frames, as they run together: on the processor each alone."""
+        """Group the clips with frames that run together; on the CPU each runs alone."""
         heard = [i for i, clip in enumerate(clips) if self.n_frames(len(clip))]
         if self._backend.name == "cpu":
             return [[i] for i in heard]
         groups: list[list[int]] = []
-        most = 0  # as many as the first of the group, which is the longest, allows
+        most = 0  # clips of a group, by the length of its first clip, the longest
         for i in sorted(heard, key=lambda i: -len(clips[i])):
             if not groups or len(groups[-1]) >= most:
                 most = _CHANNEL_BYTES // (self._coef.shape[0] * len(clips[i]) * 8)
@@ -196,7 +191,7 @@ class WholeClipFeatures:
         return groups
 
     def _by_channel(self, clip: Any, bands: Iterator[Samples]) -> Samples:
-        """The next bands of (frames, channel) as (frames, width)."""
+        """Return the next bands (frames, channel) as (frames, width)."""
         out = np.empty((self.n_frames(len(clip)), self.width), self._compiled.coef.dtype)
         if len(out):
             for m in range(self._n_bands):
@@ -204,10 +199,10 @@ class WholeClipFeatures:
         return out
 
     def _pooled(self, clips: Sequence[Any]) -> list[list[Any]]:
-        """Frames of every clip and band where the backend computes."""
+        """Return the frames of every clip and band, on the device."""
         frames: list[list[Any]] = [[] for _ in clips]
         with torch.no_grad():
-            # What follows the end of a clip changes nothing before it: no operation looks ahead.
+            # Padding after a clip does not change its frames, as no operation looks ahead.
             signals = [
                 clip if isinstance(clip, Tensor) else self._backend.upload(clip)
                 for clip in self._backend.share(list(clips))
@@ -223,7 +218,7 @@ class WholeClipFeatures:
         return frames
 
     def open(self) -> PooledStream:
-        """Not possible: raises what to ask for instead."""
+        """Raise, with the parameters that can stream."""
         raise ParameterError(
             "this stream needs whole clips and cannot run chunk by chunk; for King2019 that is "
             "phase_insens='hilbert' or subfs: use phase_insens='none' without subfs"

@@ -1,12 +1,13 @@
 """Models by name, and from a name to a warm extractor.
 
-A distribution brings a model by an entry point of the group `amtcore.models`. The entry point has
-the name of the model, and resolves to a `FeatureModel` or to a class of one without arguments.
+A distribution registers a model by an entry point of the group `amtcore.models`:
 
     [project.entry-points."amtcore.models"]
     mymodel = "mypackage.models:MyModel"
 
-A model is imported when it is asked for, so a broken distribution does not harm the other models.
+The entry point has the name of the model, and resolves to a `FeatureModel` or to a class of one
+without arguments. A model is imported on first use, so a broken distribution does not affect the
+other models.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from amtcore.errors import ModelLoadError, ParameterError, UnknownModelError, nearest_hint
+from amtcore.errors import (
+    ModelLoadError,
+    ParameterError,
+    UnknownModelError,
+    nearest_hint,
+    one_line,
+)  # fmt: skip
 from amtcore.features.feature_model import DTYPES, Extractor, FeatureModel
 from amtcore.features.parameters import Parameter
 from amtcore.kernels.devices import get_backend
@@ -39,27 +46,22 @@ _HERE = "amtcore"
 
 @dataclass(frozen=True)
 class Registration:
-    """A name under which a model is registered.
-
-    Args:
-        name: Of the model.
-        entry_points: Where it is; more than one is a clash.
-    """
+    """The name of a model and its entry points; more than one is an error."""
 
     name: str
     entry_points: tuple[EntryPoint, ...]
 
     @property
     def distribution(self) -> str | None:
-        """Name and version of the distribution that brings it; None for this package."""
+        """Name and version of the model's distribution; None for this package."""
         return _distribution(self.entry_points[0])
 
     def load(self) -> FeatureModel:
-        """The model.
+        """Return the model.
 
         Raises:
-            ModelLoadError: Two distributions claim the name, its module cannot be imported, or what
-                it names is no model of this name.
+            ModelLoadError: Two distributions claim the name, or the entry point cannot be imported
+                or is no model of this name.
         """
         if len(self.entry_points) > 1:
             owners = [f"{_owner(each)} ({each.value})" for each in self.entry_points]
@@ -71,7 +73,7 @@ class Registration:
 
 
 def registrations() -> Mapping[str, Registration]:
-    """Every registered name; nothing is imported for it."""
+    """Return every registered name, without importing a model."""
     found: dict[str, list[EntryPoint]] = {
         name: [EntryPoint(name, value, GROUP)] for name, value in BUILT_IN.items()
     }
@@ -90,7 +92,7 @@ def _installed(path: tuple[str, ...]) -> list[EntryPoint]:
 
 
 def get_registration(name: str) -> Registration:
-    """Where a model is; `UnknownModelError` names the nearest one."""
+    """Return the registration of a model; `UnknownModelError` names the nearest name."""
     known = registrations()
     if name not in known:
         raise UnknownModelError(f"unknown model {name!r}{nearest_hint(name, known)}")
@@ -98,7 +100,7 @@ def get_registration(name: str) -> Registration:
 
 
 def get_model(name: str) -> FeatureModel:
-    """The model of this name."""
+    """Return the model of this name."""
     return get_registration(name).load()
 
 
@@ -108,8 +110,7 @@ def _loaded(entry_point: EntryPoint) -> FeatureModel:
         found = entry_point.load()
         model = found() if isinstance(found, type) else found
     except Exception as error:  # a stranger's module may raise anything while it is imported
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ModelLoadError(f"{where}: cannot be loaded: {reason}") from error
+        raise ModelLoadError(f"{where}: cannot be loaded: {one_line(error)}") from error
     if not isinstance(model, FeatureModel):
         raise ModelLoadError(
             f"{where}: expected a FeatureModel or a class of one, got {type(model).__name__}"
@@ -141,12 +142,12 @@ class ModelInfo:
     Args:
         name: Name in a job.
         summary: Description in one line.
-        input_unit: Unit of the samples it wants.
-        default_fs_hz: Sampling rate where a job names none.
-        params: What `params` of a job may hold.
-        streams: Name of each stream to one line of what it is.
-        distribution: Name and version of what brings it; None for the models of this package.
-        error: Why it cannot be used; None where it can.
+        input_unit: Unit of the samples.
+        default_fs_hz: Sampling rate if a job names none.
+        params: Parameters of the model.
+        streams: Summary of each stream by name.
+        distribution: Name and version of the distribution; None for the models of this package.
+        error: Reason why the model cannot be used; None for a usable model.
     """
 
     name: str
@@ -159,7 +160,7 @@ class ModelInfo:
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return plain values, ready for JSON."""
         params = {name: parameter.to_dict() for name, parameter in self.params.items()}
         return {**vars(self), "params": params, "streams": dict(self.streams)}
 
@@ -174,12 +175,11 @@ def build_extractor(
     dtype: str = "float32",
     backend: str | None = None,
 ) -> Extractor:
-    """Build a model with its streams; everything wrong with the request is raised here.
+    """Build a model with its streams; raise every error of the request.
 
     A job calibrates audio and quarantines bad clips; an extractor that is called by hand does
     neither. Multiply digital audio by `Calibration(..).gain(clip, extractor.input_unit)` first. A
-    clip with NaN or infinity raises `NonFiniteError`. Features are returned as the model makes
-    them, without a check.
+    clip with NaN or infinity raises `NonFiniteError`. Features are not checked.
 
     >>> import numpy as np
     >>> from amtcore.units import Calibration
@@ -193,14 +193,14 @@ def build_extractor(
         model: Registered name, see `list_models`.
         fs_hz: Sampling rate of the input; None takes the model's default.
         params: The model's parameters, see `list_models`.
-        streams: Stream name -> options, which are the model's: those of a filterbank have
-            `frame_rate_hz` (default 100) and `pool` (default mean), "spikes" has those of
-            `spikes.SpikeOptions`. None asks for the model's default streams, mostly its first.
+        streams: Options by name of the stream. Streams of a filterbank have `frame_rate_hz`
+            (default 100) and `pool` (default mean), "spikes" has the fields of `SpikeOptions`. None
+            takes the model's default streams, mostly its first.
         threads: Threads for the kernels of this process; None keeps the number.
         dtype: "float32" or "float64".
-        backend: What computes: "cpu" (None), "cuda", or "interpreted", which is cuda with an
-            interpreter in the place of the driver. A model that knows the processor only stays
-            there; `Extractor.backend` says so.
+        backend: "cpu" (None), "cuda", or "interpreted", which is cuda with an interpreter in the
+            place of the driver. A model that can only use the CPU stays there; see
+            `Extractor.backend`.
     Raises:
         ParameterError: A model, parameter, stream or option that does not exist or does not fit.
         BackendError: No such backend, or no GPU for it.
@@ -225,7 +225,7 @@ def build_extractor(
 
 
 def list_models() -> list[ModelInfo]:
-    """Every registered model with its parameters and streams; one that is broken says why."""
+    """Return every registered model with its parameters and streams, or its error."""
     return [_info(registration) for registration in registrations().values()]
 
 

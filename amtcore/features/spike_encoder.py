@@ -2,9 +2,8 @@
 
     Clip -> fused chain of the source stream, pooled to the neurons' steps -> neurons -> events.
 
-Frames of a channelwise stage (adaptation, envelope) at the neurons' step rate go through
-`LIFExodus`, one neuron a channel unless more are asked for; the events are sparse. Frames of a
-stretch are dropped when the neurons have processed them, so steps at the sampling rate cost no more
+Frames of a stage with one column a channel go through `LIFExodus` at the neurons' step rate; the
+events are sparse. A clip is processed in stretches, so that steps at the sampling rate need no more
 memory than steps at 1000 Hz. For learning use the layer itself.
 """
 
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError, nearest_hint
 from amtcore.features.feature_model import StreamOptions
-from amtcore.features.pooled_streams import FusedFeatures, PooledStream
+from amtcore.features.pooled_streams import FusedFeatures
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamKind
 from amtcore.kernels.backend import Samples
@@ -33,8 +32,8 @@ from amtcore.stages.lif_attributes import checked
 
 Numbers = float | tuple[float, ...]
 
-#: Gain by the source's unit, where that says enough to have one: steady sound of 60 dB SPL is
-#: about 60 model units after the adaptation loops, hence about 65 spikes/s with the default leak.
+#: Gain by the unit of the source. Steady sound of 60 dB SPL is about 60 model units after the
+#: adaptation loops, which gives about 65 spikes/s with the default leak.
 DEFAULT_GAINS = {"model units": 2.0}
 #: Options that may differ from neuron to neuron.
 _PER_NEURON = ("gain", "tau_mem", "tau_syn", "threshold", "bias")
@@ -116,7 +115,7 @@ class SpikeOptions:
 
 
 def _numbers(name: str, value: Any) -> Numbers:
-    """One number or a tuple of them; an error names what else was given."""
+    """Return one number or a tuple of numbers as floats."""
     many = isinstance(value, (list, tuple, np.ndarray))
     for number in value if many else [value]:
         if isinstance(number, bool) or not isinstance(number, (int, float, np.number)):
@@ -125,13 +124,13 @@ def _numbers(name: str, value: Any) -> Numbers:
 
 
 class FrameSource(Protocol):
-    """Source of frames, chunk by chunk: an `ExtractStream`."""
+    """Source of frames, or of frames by name of the stream, such as an `ExtractStream`."""
 
-    def push(self, chunk: NDArray[np.floating[Any]]) -> dict[str, NDArray[np.floating[Any]]]:
-        """The next samples in, the frames they complete out."""
+    def push(self, chunk: NDArray[np.floating[Any]]) -> Any:
+        """Return the frames that the next samples complete."""
 
-    def finish(self) -> dict[str, NDArray[np.floating[Any]]]:
-        """The frames that were waiting for what follows the last sample."""
+    def finish(self) -> Any:
+        """Return the last frames of the signal."""
 
 
 class SpikeStream:
@@ -147,19 +146,23 @@ class SpikeStream:
         self._frames = 0
 
     def push_frames(self, frames: NDArray[np.floating[Any]]) -> SpikeEvents:
-        """Feed the next frames (step, channel)."""
+        """Return the events of the next frames (step, channel)."""
         counts, self._state = self._encoder.step(frames, self._state)
         events = SpikeEvents.from_dense(counts, self._frames)
         self._frames += events.n_frames
         return events
 
     def push(self, chunk: NDArray[np.floating[Any]]) -> SpikeEvents:
-        """Feed the next samples (1-D, the model's input unit) through the source's model."""
-        return self.push_frames(self._frame_source().push(chunk)[self._encoder.options.source])
+        """Return the events of the next samples (1-D, the model's input unit)."""
+        return self._push_heard(self._frame_source().push(chunk))
 
     def finish(self) -> SpikeEvents:
-        """End the signal; returns the events of frames that the model held back, if it did."""
-        return self.push_frames(self._frame_source().finish()[self._encoder.options.source])
+        """End the signal; return the events of frames that the model held back."""
+        return self._push_heard(self._frame_source().finish())
+
+    def _push_heard(self, heard: Any) -> SpikeEvents:
+        by_name = isinstance(heard, Mapping)
+        return self.push_frames(heard[self._encoder.options.source] if by_name else heard)
 
     def _frame_source(self) -> FrameSource:
         if self._source is None:
@@ -225,12 +228,12 @@ class SpikeEncoder:
 
     @property
     def memory_s(self) -> float:
-        """Time constant in s with which the slowest neuron forgets what it heard."""
+        """Sum of the slowest membrane and synapse time constants in s."""
         slowest = (torch.as_tensor(self._per_neuron(name)).max() for name in ("tau_mem", "tau_syn"))
         return float(sum(slowest))
 
     def _per_neuron(self, name: str) -> float | list[float]:
-        """An option as one number or one per neuron."""
+        """Return an option as one number or one per neuron."""
         value = getattr(self.options, name)
         if not isinstance(value, tuple):
             return float(value)
@@ -245,11 +248,11 @@ class SpikeEncoder:
 
     @property
     def channel_offsets(self) -> tuple[int, ...]:
-        """(channel + 1), cuts the neurons into channels."""
+        """First neuron of every channel, and the number of neurons."""
         return tuple(range(0, self.n_neurons + 1, self.options.neurons_per_channel))
 
     def constants(self) -> dict[str, Tensor]:
-        """Everything that decides the events of given frames, by name."""
+        """Return the constants that decide the events of given frames, by name."""
         most = torch.tensor(self.layer.max_spikes_per_dt, dtype=torch.float64)
         coefficients = self.layer.coefficients().detach()
         made = {"scale": self._scale, "coefficients": coefficients, "max_spikes": most}
@@ -258,11 +261,9 @@ class SpikeEncoder:
     def step(
         self, frames: NDArray[np.floating[Any]], state: Tensor | None = None
     ) -> tuple[NDArray[np.floating[Any]], Tensor]:
-        """Spike counts (step, neuron) of the next frames, and the neurons' state after them.
+        """Return the spike counts (step, neuron) of frames (step, channel), and the next state.
 
-        Args:
-            frames: (step, channel) of the source.
-            state: What the previous call returned; None at the start.
+        `state` is the state that the previous call returned; None at the start.
         """
         if frames.ndim != 2 or frames.shape[1] != self.n_channels:
             raise ShapeError(
@@ -274,15 +275,11 @@ class SpikeEncoder:
         return counts[0].numpy(), state
 
     def encode(self, frames: NDArray[np.floating[Any]]) -> SpikeEvents:
-        """Events of a whole signal from its frames (step, channel)."""
+        """Return the events of a whole signal from its frames (step, channel)."""
         return self.open_stream().push_frames(frames)
 
     def open_stream(self, source: FrameSource | None = None) -> SpikeStream:
-        """Start on a long signal.
-
-        Args:
-            source: Delivers the frames of waveform chunks; None when frames are pushed directly.
-        """
+        """Start on a long signal; without a source its frames are pushed directly."""
         return SpikeStream(self, source)
 
 
@@ -291,7 +288,7 @@ STRETCH_BYTES = 32 * 2**20
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Stretches of one stream in order as one: arrays of frames, or events.
+    """Concatenate stretches of one stream: arrays of frames, or events.
 
     >>> join([np.zeros((2, 3)), np.ones((1, 3))]).shape
     (3, 3)
@@ -302,12 +299,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 class SpikeFeatures:
-    """A stream of spike events.
-
-    Args:
-        source: Frames of the driving stream, one a step.
-        encoder: The neurons.
-    """
+    """A stream of spike events: frames of the driving stream, one a step, and the neurons."""
 
     def __init__(self, source: FusedFeatures, encoder: SpikeEncoder) -> None:
         self.source, self.encoder = source, encoder
@@ -319,14 +311,14 @@ class SpikeFeatures:
         return self.source.n_frames(n_samples)
 
     def extract(self, clips: Sequence[Samples]) -> list[SpikeEvents]:
-        """Events of each clip; its neurons start at rest, whatever the others do."""
+        """Return the events of each clip, with neurons that start at rest."""
         states = self.source.chain.fresh(len(clips))
         neurons = [self.encoder.open_stream() for _ in clips]
         parts: list[list[SpikeEvents]] = [[] for _ in clips]
         longest = max((len(clip) for clip in clips), default=0)
         stretch = self._stretch_samples(longest, len(clips))
         for start in range(0, longest, stretch):
-            # A clip that has ended gives an empty piece, which makes no frames.
+            # A clip that has ended gives an empty piece, which completes no frames.
             pieces = [clip[start : start + stretch] for clip in clips]
             for i, heard in enumerate(self.source.push(pieces, states, start)):
                 if len(heard):
@@ -336,33 +328,14 @@ class SpikeFeatures:
         return [SpikeEvents.concatenate(of_clip) for of_clip in parts]
 
     def _stretch_samples(self, samples: int, clips: int) -> int:
-        """Samples of each clip whose frames fit the bound."""
+        """Return the samples of each clip whose frames fit into `STRETCH_BYTES`."""
         row_bytes = self.source.width * self.source.itemsize
         held = self.n_frames(samples) * row_bytes * clips
         return max(1, samples // max(1, -(-held // STRETCH_BYTES)))
 
-    def open(self) -> EventStream:
+    def open(self) -> SpikeStream:
         """Start on a long signal."""
-        return EventStream(self.source.open(), self.encoder)
-
-    def constants(self) -> dict[str, Tensor]:
-        """Every constant of the neurons, by name."""
-        return self.encoder.constants()
-
-
-class EventStream:
-    """Events of one long signal, chunk by chunk."""
-
-    def __init__(self, source: PooledStream, encoder: SpikeEncoder) -> None:
-        self._source, self._neurons = source, encoder.open_stream()
-
-    def push(self, samples: Samples) -> SpikeEvents:
-        """Events of the steps that the next samples complete."""
-        return self._neurons.push_frames(self._source.push(samples))
-
-    def finish(self) -> SpikeEvents:
-        """Events of steps that were waiting for what follows the last sample."""
-        return self._neurons.push_frames(self._source.finish())
+        return self.encoder.open_stream(self.source.open())
 
 
 def build_spikes(
@@ -372,14 +345,14 @@ def build_spikes(
     given: StreamOptions,
     features: Callable[[TimeDomainModel, str, str, float], tuple[Any, tuple[int, ...]]],
 ) -> SpikeFeatures:
-    """The neurons of a stream and what they hear; an error names the stream and the option.
+    """Build a stream of spikes; an error names the stream and the option.
 
     Args:
         streams: All streams of the model.
         model: The model.
         name: Name of the stream.
-        given: Its options, those of `SpikeOptions`.
-        features: Makes frames of another stream from model, name, pooling and rate.
+        given: Fields of `SpikeOptions`.
+        features: Builds the frames of a stream from model, name, pooling and rate.
     """
     kind = streams[name]
     heard = [k for k, each in streams.items() if each != kind and each.axes == kind.axes]

@@ -34,11 +34,11 @@ class StreamInfo:
         axes: Names of the two axes.
         channel_offsets: (channel + 1), cuts the columns into channels of M_i columns.
         fc_hz: Centre frequency of each channel.
-        mfc_hz: Modulation centre frequency of each column; empty where there is no modulation axis.
+        mfc_hz: Modulation centre frequency of each column; empty without a modulation axis.
         columns: Name of each column, for streams whose columns are different quantities.
-        layout: "frames", or "events": sparse, a column being a neuron and a frame one of its steps.
-            Where frames are stored with scales, how: "int8".
-        scale_factor: What stored values are multiplied by to be in `unit`; models leave it at 1.
+        layout: "frames", or "events" for sparse streams with a neuron a column and a step a frame.
+            "int8" for stored frames with scales.
+        scale_factor: Factor from stored values to `unit`; models leave it at 1.
     """
 
     name: str
@@ -66,7 +66,7 @@ class StreamInfo:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; the last three only where they are not usual."""
+        """Return plain values, ready for JSON, without the last three fields at their default."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
         if not self.columns:
             del plain["columns"]

@@ -1,4 +1,4 @@
-"""`torch.compile` where it works; where it fails the function itself, and one line in the log.
+"""`torch.compile` of a function, with a fallback to the function itself and one line in the log.
 
 Every shape is compiled separately, so callers keep the number of shapes small.
 """
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amtcore.errors import one_line
+
 _LOG = logging.getLogger(__name__)
 _COMPILING = threading.Lock()
 
@@ -21,12 +23,12 @@ _COMPILING = threading.Lock()
 class Compiled:
     """A function of one tensor under `torch.compile`, without gradients.
 
-    A compiler that is missing, or that cannot compile the function, is reported once in the log.
-    The function then runs as it is; its values differ by rounding.
+    If the compiler is missing or fails, the log says so once, and the function runs uncompiled. Its
+    values then differ by rounding.
 
     Args:
-        name: What it is, for the log.
-        function: The function.
+        name: Name of the function in the log.
+        function: Function of a tensor.
         enabled: Whether to compile at all.
         dynamic: Compile once for all lengths instead of once for each.
     """
@@ -42,7 +44,7 @@ class Compiled:
         self._name, self._function = name, function
         self._enabled, self._dynamic = enabled, dynamic
         self._compiled: Any = None
-        #: Shapes that have run: another shape is compiled, one at a time.
+        #: Shapes that are compiled.
         self._shapes: set[torch.Size] = set()
 
     def __call__(self, x: Tensor) -> Any:
@@ -53,22 +55,17 @@ class Compiled:
             try:
                 if x.shape in self._shapes:
                     return self._compiled(x)
-                # One at a time: filters of warnings are the process's.
+                # One compilation at a time, since warning filters belong to the process.
                 with _COMPILING, warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of the compiler, about itself
-                    if self._compiled is None:  # loads the compiler: seconds
+                    warnings.simplefilter("ignore")  # warnings of the compiler about itself
+                    if self._compiled is None:
                         self._compiled = torch.compile(self._function, dynamic=self._dynamic)
                     made = self._compiled(x)
                     self._shapes.add(x.shape)
                     return made
-            except Exception as error:  # compilers fail in many ways; the function decides below
+            except Exception as error:  # an error of the function itself is raised below
                 made = self._function(x)
                 self._enabled = False
-                reason = " ".join(str(error).split())[:200]
-                _LOG.warning(
-                    "%s runs without torch.compile, which failed: %s: %s",
-                    self._name,
-                    type(error).__name__,
-                    reason,
-                )
+                reason = one_line(error)[:200]
+                _LOG.warning("%s runs without torch.compile, which failed: %s", self._name, reason)
                 return made

@@ -1,4 +1,4 @@
-"""Any importable `nn.Module` as a feature model: the job names its class and says what comes out.
+"""Any importable `nn.Module` as a feature model: the job names its class and declares its outputs.
 
     extract:
       - model: torch_module
@@ -7,16 +7,14 @@
         streams:
           encoded: {width: 64, hop_length: 320, window_length: 400}
 
-    Clips -> buckets of length -> one padded tensor (clip, sample) per batch -> the module once
-        -> every stream takes its output -> frames cut per clip.
+Clips are grouped in buckets of length. A batch of a bucket is one zero-padded tensor (clip, sample)
+that goes through the module once. Every stream takes its output of the module, cut to the frames of
+each clip. All batches of a bucket have one shape, filled up with clips of zeros, so a compiled
+module has few shapes. When a module is built, noise of three lengths goes through it, clip by clip
+and together; a module whose frames differ is refused.
 
-A bucket has one batch shape. Clips are padded with zeros to the length of their bucket, and a batch
-with fewer clips is filled up with clips of zeros. So a compiled module has few shapes, and a clip
-meets the same shape whatever clips run beside it. Noise of three lengths goes through the module
-when it is built, clip by clip and together; a module whose frames differ is refused.
-
-Only names of installed classes of `nn.Module` are taken: neither paths nor URLs, and never a name
-that a dataset tells (`names_code`).
+Only names of installed classes of `nn.Module` are accepted, no paths or URLs, and no names from a
+dataset (`names_code`).
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from amtcore.errors import ParameterError, ShapeError, nearest_hint
+from amtcore.errors import ParameterError, ShapeError, nearest_hint, one_line
 from amtcore.features import FeatureModel, FrameDesign, FrameGrid, Parameter, StreamKind
 from amtcore.features.feature_model import Frames, Params, StreamOptions, check_options
 from amtcore.features.frame_model import FrameExtractor, Signal, check_float32
@@ -46,11 +44,11 @@ from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 #: Shortest bucket; each further bucket is twice as long.
 BUCKET_S = 1.0
-#: Most clips of a batch, and most padded audio of a batch in s. Up to 4 s 8 clips run together, of
-#: 16 s two, and longer clips alone. Activations of 512 channels every 5 samples take 0.2 GB then.
+#: Most clips, and most seconds of padded audio, of a batch: 8 clips up to 4 s, 2 clips of 16 s.
+#: Activations of 512 channels every 5 samples then take 0.2 GB.
 BATCH_CLIPS, BATCH_S = 8, 32.0
-#: Largest change of a frame by padding and by other clips, relative to the largest value: rounding
-#: in another order.
+#: Largest change of a frame by padding and other clips, relative to the largest value. Sums in
+#: another order round differently.
 BATCH_RTOL = 1e-4
 #: Lengths in s of the noise that goes through the module when it is built.
 TRIED_S = (0.7, 1.3, 1.9)
@@ -125,7 +123,7 @@ class ModuleStream:
             raise ParameterError(f"frame_rate_hz must be above 0, got {self.frame_rate_hz}")
 
     def grid(self, fs_hz: float) -> FrameGrid:
-        """Where the frames lie."""
+        """Return the grid of the frames."""
         hop: int | Fraction
         if self.hop_length is not None:
             hop = self.hop_length
@@ -167,7 +165,7 @@ def _picked(returned: Any, name: str, output: int | str | None) -> Any:
 
 
 class TorchModule(FeatureModel):
-    """A module of the job's author; its streams have the names that the job gives them."""
+    """A module of the job's author; the job names its streams."""
 
     name, summary, default_fs_hz = "torch_module", "Any importable torch.nn.Module", 16000.0
     streams = {  # noqa: RUF012
@@ -181,11 +179,10 @@ class TorchModule(FeatureModel):
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        """The fields of `ModuleParams`."""
         return parameters_of(ModuleParams)
 
     def kind(self, stream: str) -> StreamKind:
-        """Every name is the name of a stream."""
+        """Return the kind of a stream; any identifier is a name of a stream."""
         if not stream.isidentifier():
             raise ParameterError(f"stream {stream!r}: expected a name of letters, digits and _")
         return self.streams["features"]
@@ -207,27 +204,19 @@ class TorchModule(FeatureModel):
         module = load_module(asked)
         runner = ModuleRunner(module, asked, declared, grids, fs_hz)
         runner.check()
-        return FrameExtractor(
-            self.name,
-            fs_hz,
-            self.input_unit,
-            infos,
-            FrameDesign(
-                grids,
-                lambda signal: runner.run([signal])[0],
-                dict(module.state_dict()),
-                compute_batch=runner.run,
-            ),
-            params,
-            _hashed(asked, declared),
-        )
+        design = FrameDesign(
+            grids, lambda signal: runner.run([signal])[0], dict(module.state_dict()),
+            compute_batch=runner.run,
+        )  # fmt: skip
+        facts = _hashed(asked, declared)
+        return FrameExtractor(self.name, fs_hz, self.input_unit, infos, design, params, facts)
 
 
 def _hashed(params: ModuleParams, streams: Mapping[str, ModuleStream]) -> dict[str, Any]:
     """Return the facts that decide the values, for provenance.
 
-    A parameter that a later version added is left out if it has its default: older jobs keep their
-    hash.
+    Parameters that a later version added are left out at their default, so that the hash of older
+    jobs does not change.
     """
     facts = {name: getattr(params, name) for name in parameters_of(ModuleParams)}
     if params.batch is None:
@@ -238,7 +227,7 @@ def _hashed(params: ModuleParams, streams: Mapping[str, ModuleStream]) -> dict[s
 
 
 class _Layers(nn.Module):
-    """A module that also returns outputs of its submodules: (output, output by layer)."""
+    """A module that returns its output and the outputs of some submodules by name."""
 
     def __init__(self, module: nn.Module, layers: Sequence[str]) -> None:
         super().__init__()
@@ -254,17 +243,16 @@ class _Layers(nn.Module):
         return hook
 
     def forward(self, x: Tensor) -> tuple[Any, dict[str, Any]]:
-        """Run the module once."""
         output = self.module(x)
         layers, self._outputs = self._outputs, {}
         return output, layers
 
 
 def _copies(module: nn.Module) -> list[nn.Module]:
-    """Return a copy of a module for every thread, on the same weights; the module alone if it
-    cannot be copied.
+    """Return a copy of a module for every thread, with shared weights.
 
-    A module may keep values in attributes while it runs, so two threads must not share it.
+    Two threads must not share a module, which may keep values in attributes while it runs. A module
+    that cannot be copied is returned alone.
     """
     weights = {id(weight): weight for weight in module.parameters()}
     try:
@@ -277,15 +265,8 @@ def _copies(module: nn.Module) -> list[nn.Module]:
 class ModuleRunner:
     """A module and its streams on batches of signals.
 
-    Batches run side by side, each on one thread with a copy of the module. On torch's own threads
-    the short operations of a small module mostly wait for each other.
-
-    Args:
-        module: Ready for inference.
-        params: How it runs.
-        streams: Which of its outputs are taken.
-        grids: Where the frames of each stream lie.
-        fs_hz: Sampling rate.
+    Each batch runs on one thread with a copy of the module. The operations of a small module are
+    too short to be shared by torch's own threads.
     """
 
     def __init__(
@@ -363,14 +344,14 @@ class ModuleRunner:
         return [made[i] for i in range(len(signals))]
 
     def _padded(self, signals: Sequence[Signal], n_samples: int, clips: int) -> Tensor:
-        """(clip, sample) or (clip, 1, sample): the signals, and zeros behind and below them."""
+        """Return the signals as (clip, sample) or (clip, 1, sample), padded with zeros."""
         x = torch.zeros(clips, n_samples)
         for row, signal in zip(x, signals, strict=False):
             row[: len(signal)] = torch.from_numpy(signal)
         return x.unsqueeze(1) if self._params.channel_axis else x
 
     def _taken(self, returned: Any, clips: int) -> dict[str, np.ndarray]:
-        """Every stream as (clip, frame, column)."""
+        """Return every stream as (clip, frame, column)."""
         output, layers = returned if isinstance(self._plain, _Layers) else (returned, {})
         return {
             name: each.frames(name, layers[each.layer] if each.layer else output, clips)
@@ -378,15 +359,17 @@ class ModuleRunner:
         }
 
     def _cut(self, found: Mapping[str, np.ndarray], row: int, n_samples: int) -> dict[str, Frames]:
-        """Frames of one clip, without frames of the padding; copies, which keep no batch alive."""
+        """Return copies of one clip's frames, without frames of the padding."""
         return {
             name: each[row, : self._grids[name].n_frames(n_samples)].copy()
             for name, each in found.items()
         }
 
     def check(self) -> None:
-        """Run noise through the module; raise where its frames are not as declared, or depend on
-        padding or on the other clips of a batch."""
+        """Run noise through the module, and raise if its frames are not as declared.
+
+        Frames must not depend on padding or on the other clips of a batch.
+        """
         rng = np.random.default_rng(0)
         lengths = [round(seconds * self._fs_hz) for seconds in TRIED_S]
         signals = [(0.05 * rng.standard_normal(n)).astype(np.float32) for n in lengths]
@@ -420,16 +403,15 @@ class ModuleRunner:
                 )
 
     def _tried(self, signals: Sequence[Signal], n_samples: int) -> list[dict[str, Frames]]:
-        """Run signals together, uncompiled; errors of the module are errors of the request."""
+        """Run signals together, uncompiled; an error of the module becomes a ParameterError."""
         x = self._padded(signals, n_samples, len(signals))
         try:
             with torch.no_grad():
                 returned = self._plain(x)
         except Exception as error:  # whatever the module raises for an input that it does not take
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ParameterError(
-                f"module {self._params.module!r} does not take {tuple(x.shape)}: {reason}; "
-                "see channel_axis"
+                f"module {self._params.module!r} does not take {tuple(x.shape)}: "
+                f"{one_line(error)}; see channel_axis"
             ) from error
         found = self._taken(returned, len(signals))
         return [self._cut(found, row, len(signal)) for row, signal in enumerate(signals)]
@@ -456,10 +438,10 @@ class ModuleRunner:
 
 
 def load_module(params: ModuleParams) -> nn.Module:
-    """The module that a job names, ready for inference.
+    """Return the module that a job names, ready for inference.
 
     Raises:
-        ParameterError: No name, none that can be imported, or not a class of `nn.Module`.
+        ParameterError: The name is invalid, cannot be imported, or is no class of `nn.Module`.
     """
     if not NAME.fullmatch(params.module):
         raise ParameterError(
@@ -472,8 +454,9 @@ def load_module(params: ModuleParams) -> nn.Module:
         for part in what.split("."):
             found = getattr(found, part)
     except Exception as error:  # a module may raise anything while it is imported
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ParameterError(f"module {params.module!r} cannot be imported: {reason}") from error
+        raise ParameterError(
+            f"module {params.module!r} cannot be imported: {one_line(error)}"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ParameterError(
             f"module {params.module!r}: expected a class of torch.nn.Module, got {found!r:.80}"
@@ -483,8 +466,7 @@ def load_module(params: ModuleParams) -> nn.Module:
         try:
             made = found(**(params.kwargs or {}))
         except Exception as error:  # of the module's author, about the arguments
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ParameterError(f"module {params.module!r}: {reason}") from error
+            raise ParameterError(f"module {params.module!r}: {one_line(error)}") from error
     return made.eval().requires_grad_(False)
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.kernels.chain import PooledChain, PooledTables, Steps
+from amtcore.kernels.chain import ChainPlan, ChainTables, Steps
 from amtcore.kernels.operation import RowOperation
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -26,24 +26,24 @@ class Chain(Protocol):
     """A pooled chain where its backend computes."""
 
     @property
-    def tables(self) -> PooledTables:
-        """What it needs to know besides coefficients and states."""
+    def tables(self) -> ChainTables:
+        """The steps, the filters, and the frame rate."""
 
     @property
-    def tail(self) -> PooledTables | None:
-        """The operations from the first that looks ahead on; None where none does."""
+    def tail(self) -> ChainTables | None:
+        """The steps from the first look-ahead on; None if no step looks ahead."""
 
     def n_frames(self, n_samples: int) -> int:
-        """Whole frames in so many samples."""
+        """Return the number of whole frames in `n_samples` samples."""
 
     def fresh(self, clips: int) -> Any:
-        """States of so many signals before their first sample."""
+        """Return the states of `clips` signals before their first sample."""
 
     def push(self, clips: Sequence[Any], states: Any, start: int) -> list[Any]:
-        """Frames that these samples complete, (frames, width) a clip; states move on."""
+        """Return the frames that these samples complete, (frames, width) a clip; update states."""
 
     def finish(self, states: Any, samples: Sequence[int]) -> list[Any]:
-        """Frames that were waiting for what follows the last of so many samples."""
+        """Return the last frames of signals that ended after `samples` samples each."""
 
 
 class Backend(ABC):
@@ -58,58 +58,60 @@ class Backend(ABC):
     device: torch.device
 
     @abstractmethod
-    def place(self, chain: PooledChain) -> Chain:
-        """A chain, ready to run here."""
+    def place(self, chain: ChainPlan) -> Chain:
+        """Load a chain onto the device."""
 
     @abstractmethod
     def stream(self) -> AbstractContextManager[Any]:
-        """Inside, work of this thread does not wait for that of others."""
+        """Run the body on a device stream of this thread, independent of other threads."""
 
     @abstractmethod
     def upload(self, clip: Samples | Tensor) -> Tensor:
-        """Samples as a tensor on the device."""
+        """Return samples as a tensor on the device."""
 
     @abstractmethod
     def clip_of(self, x: Tensor) -> Any:
-        """A tensor as a chain takes its clips."""
+        """Convert a tensor to the form in which a chain takes clips."""
 
     @abstractmethod
     def download(self, frames: list[Any]) -> list[Samples]:
-        """What a chain made, as arrays of the host."""
+        """Return frames of a chain as arrays in host memory."""
 
     def share(self, clips: list[Any]) -> list[Any]:
-        """Clips that several chains will take, moved once."""
+        """Move clips to the device once, for several chains."""
         return clips
 
     @abstractmethod
     def run_steps(
         self, steps: Steps, x: Tensor, coef: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Operations that keep the rate: x (batch, channel or 1, time) -> (batch, channel, time)
-        and the states after them; coefficients and states lie side by side."""
+        """Run operations that keep the rate; coefficients and states lie side by side.
+
+        x (batch, channel or 1, time) becomes (batch, channel, time) and the final states.
+        """
 
     @abstractmethod
     def run_step_adjoint(
         self, steps: Steps, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
     ) -> Gradients:
-        """Gradients of one operation with respect to x, coef and state."""
+        """Return the gradients of one operation with respect to x, coef and state."""
 
     @abstractmethod
     def run_bank(
         self, x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """The filters of a bank at full rate: (batch, channel, time) -> (batch, filter, time)."""
+        """Run a filter bank at full rate: (batch, channel, time) -> (batch, filter, time)."""
 
     @abstractmethod
     def run_bank_adjoint(
         self, x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int],
         offsets: Sequence[int], gy: Tensor, gstate: Tensor,
     ) -> Gradients:  # fmt: skip
-        """Gradients of a bank with respect to x, coef and state."""
+        """Return the gradients of a bank with respect to x, coef and state."""
 
     @abstractmethod
     def run_rows(self, operation: RowOperation, *args: Any) -> Any:
-        """A row operation; its plain form where it has no kernel for this device."""
+        """Run a row operation, or its plain form if it has no kernel for this device."""
 
     @abstractmethod
     def run_items(self, body: Any, items: int, *arguments: Tensor | int, room: int = 0) -> None:

@@ -34,7 +34,7 @@ Steps = tuple[tuple[ChainOperation, int], ...]
 
 
 @dataclass(frozen=True)
-class BlockOp:
+class ChainStep:
     """One step of a chain.
 
     Args:
@@ -51,7 +51,7 @@ class BlockOp:
 
 
 @dataclass(frozen=True)
-class Bank:
+class FilterBank:
     """The filters that end a chain, several per channel.
 
     Args:
@@ -65,10 +65,10 @@ class Bank:
     offsets: tuple[int, ...]
 
 
-def identity_bank(channels: int, like: Tensor) -> Bank:
-    """One filter a channel that changes nothing: for pooling a stage without a bank."""
+def identity_bank(channels: int, like: Tensor) -> FilterBank:
+    """Return one identity filter a channel, to pool a stage that has no filter bank."""
     coef = like.new_zeros(channels, FILTER_COEFS)
-    return Bank((BANK_IDENTITY,), coef, tuple(range(channels + 1)))
+    return FilterBank((BANK_IDENTITY,), coef, tuple(range(channels + 1)))
 
 
 def text_of(steps: Steps) -> str:
@@ -99,14 +99,14 @@ def first_rows(steps: Steps) -> tuple[tuple[int, int], ...]:
 
 
 def check_keeps_rate(steps: Steps) -> None:
-    """Raises where an operation has fewer outputs than samples."""
+    """Raise if an operation has fewer outputs than samples."""
     for operation, argument in steps:
         if operation.rate(argument) != Rate():
             raise ParameterError(f"operations at full rate must keep it: {operation.name} does not")
 
 
-def check_sizes(ops: Sequence[BlockOp]) -> None:
-    """Raises where an operation would read another's coefficients or state."""
+def check_sizes(ops: Sequence[ChainStep]) -> None:
+    """Raise if an operation would read coefficients or states of another operation."""
     for op in ops:
         operation = op.operation
         expected = operation.coefficients(op.argument), operation.states(op.argument)
@@ -141,7 +141,7 @@ def bank_layout(
 
 @functools.lru_cache(maxsize=64)
 def _places(offsets: tuple[int, ...], most: int, device: torch.device) -> Tensor:
-    """Where each filter is among `most` places a channel."""
+    """Return the index of each filter when every channel has `most` places."""
     counts = [end - begin for begin, end in pairwise(offsets)]
     places = [c * most + m for c, count in enumerate(counts) for m in range(count)]
     return torch.tensor(places, dtype=torch.int64).to(device)
@@ -162,15 +162,12 @@ def unpad_filters(wide: Tensor, offsets: Sequence[int], most: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PooledTables:
-    """What a device needs to know of a pooled chain besides coefficients and state.
+class ChainTables:
+    """The layout of a pooled chain: steps, filters, and frames.
 
-    Frames are cut from the outputs of the steps; output m is there once sample
-    m * samples_per_output + lookahead is in.
-
-    Args:
-        steps: Operations in order.
-        rows: First coefficient row and first state row of each.
+    Frames are cut from the outputs of the steps. Output m is complete once sample
+    m * samples_per_output + lookahead has arrived. `rows` holds the first coefficient row and the
+    first state row of each step.
     """
 
     steps: Steps
@@ -185,28 +182,28 @@ class PooledTables:
     lookahead: int = 0
 
     def frames_before(self, sample: int) -> int:
-        """Whole frames that are there after the first `sample` samples."""
+        """Return the number of frames that `sample` samples complete."""
         outputs = -(-(sample - self.lookahead) // self.samples_per_output)
         return self.frames_of(max(0, outputs))
 
     def frames_of(self, outputs: int) -> int:
-        """Whole frames in so many outputs."""
+        """Return the number of whole frames in `outputs` outputs."""
         samples, frames = self.samples_per_frame
         return outputs * frames // samples
 
 
 @dataclass(frozen=True)
-class PooledChain:
+class ChainPlan:
     """A chain ready for a device: tables, packed coefficients, and the packed state at rest.
 
-    Where the operations look ahead (a decimation does), `tail` are the ones from there on: at the
-    end of a signal they are fed the zeros that follow it.
+    `tail` holds the steps from the first look-ahead on, such as a decimation. At the end of a
+    signal these steps take zeros in the place of samples.
     """
 
-    tables: PooledTables
+    tables: ChainTables
     coef: NDArray[np.floating]
     rest: NDArray[np.floating]
-    tail: PooledTables | None = None
+    tail: ChainTables | None = None
 
     @property
     def hops(self) -> tuple[Fraction, Fraction]:
@@ -215,11 +212,11 @@ class PooledChain:
         return stride, stride * Fraction(*self.tables.samples_per_frame)
 
     def n_frames(self, n_samples: int) -> int:
-        """Whole frames in so many samples."""
+        """Return the number of whole frames in `n_samples` samples."""
         return self.tables.frames_of(n_samples // self.tables.samples_per_output)
 
     def zeros_after(self, samples: int) -> int:
-        """How many zeros after a clip of so many samples the last of its frames needs."""
+        """Return how many zeros must follow a clip of `samples` samples to complete its frames."""
         outputs, tables = samples // self.tables.samples_per_output, self.tables
         if self.tail is None or outputs == 0:
             return 0
@@ -227,7 +224,7 @@ class PooledChain:
 
 
 def frame_ratio(fs_hz: float, frame_rate_hz: float, stride: int = 1) -> tuple[int, int]:
-    """Outputs per frame as a fraction (outputs, frames), an output every `stride` samples."""
+    """Return outputs per frame as a fraction (outputs, frames), one output in `stride` samples."""
     if not 0 < frame_rate_hz <= fs_hz / stride:
         raise ParameterError(
             f"the frame rate must lie above 0 and up to the output's rate {fs_hz / stride:g} Hz, "
@@ -243,8 +240,8 @@ def frame_ratio(fs_hz: float, frame_rate_hz: float, stride: int = 1) -> tuple[in
 
 
 def compile_chain(
-    ops: Sequence[BlockOp], bank: Bank, pool: str, fs_hz: float, frame_rate_hz: float
-) -> PooledChain:
+    ops: Sequence[ChainStep], bank: FilterBank, pool: str, fs_hz: float, frame_rate_hz: float
+) -> ChainPlan:
     """Lay coefficients and state of all operations side by side and build the kernel's tables."""
     if pool not in POOLS:
         raise ParameterError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
@@ -263,7 +260,7 @@ def compile_chain(
             "a chain has one operation at most that lowers the rate or looks ahead"
         )
     stride, lookahead = rates[slower[0]] if slower else (1, 0)
-    tables = PooledTables(
+    tables = ChainTables(
         steps=steps,
         rows=first_rows(steps),
         filters=filters,
@@ -278,4 +275,4 @@ def compile_chain(
     tail = None
     if slower:
         tail = replace(tables, steps=steps[slower[0] :], rows=tables.rows[slower[0] :])
-    return PooledChain(tables, pack(torch.cat(coefs, 1)), pack(torch.cat(states, 1)), tail)
+    return ChainPlan(tables, pack(torch.cat(coefs, 1)), pack(torch.cat(states, 1)), tail)

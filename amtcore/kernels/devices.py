@@ -19,9 +19,9 @@ from amtcore.kernels.backend import Backend
 from amtcore.kernels.cpu.backend import CpuBackend
 from amtcore.kernels.gpu.backend import GpuBackend
 
-#: What `get_backend` knows.
+#: Names of the backends.
 BACKENDS = ("cpu", "cuda", "interpreted")
-#: Entry points of what runs kernels in the place of a GPU's driver: a `Launcher` without arguments.
+#: Entry point group of `Launcher` classes that replace a GPU's driver.
 LAUNCHERS = "amtcore.launchers"
 _VARIABLE = "AMTCORE_GPU"
 
@@ -30,15 +30,15 @@ _of_cpu_tensors: Backend = _cpu
 
 
 def backend_of(x: Tensor) -> Backend:
-    """The backend that computes where this tensor lies."""
+    """Return the backend of the device of a tensor."""
     return _cuda(x.device) if x.is_cuda else _of_cpu_tensors
 
 
 def get_backend(name: str) -> Backend:
-    """A backend by its name.
+    """Return a backend by its name.
 
     Raises:
-        BackendError: There is none of that name, or no GPU that it could use.
+        BackendError: The name is unknown, or there is no usable GPU.
     """
     if name == "cpu":
         return _cpu
@@ -50,10 +50,10 @@ def get_backend(name: str) -> Backend:
 
 
 def gpu_backend() -> Backend:
-    """The backend of this process's GPU, or what the environment puts in its place.
+    """Return the backend of the GPU, or the interpreter if the environment asks for it.
 
     Raises:
-        BackendError: There is none, with the reason and what to do.
+        BackendError: There is no usable GPU; the message has the reason and what to do.
     """
     stand_in = os.environ.get(_VARIABLE, "")
     if stand_in not in ("", "interpreted"):
@@ -63,8 +63,10 @@ def gpu_backend() -> Backend:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[Backend]:
-    """Inside, this backend computes on tensors of the CPU, in the whole process: for "interpreted",
-    which else only extraction uses."""
+    """Compute on CPU tensors with this backend, in the whole process, within the context.
+
+    Without this context only extraction can use "interpreted".
+    """
     global _of_cpu_tensors
     outer, backend = _of_cpu_tensors, get_backend(name)
     if backend.device.type != "cpu":

@@ -1,9 +1,7 @@
-"""Descriptions of operations: all that the engine knows of an operation is one of these objects.
+"""Descriptions of operations. The engine knows an operation only through one of these objects.
 
-    ChainOperation  runs inside a chain, on blocks of samples of LANES channels
-    RowOperation    has its own loop over items: rows of samples, frames, neurons
-
-The engine never names an operation, and a module of an operation never imports the engine.
+A `ChainOperation` runs inside a chain, on blocks of samples of LANES channels. A `RowOperation` has
+its own loop over rows of samples, frames, or neurons. An operation never imports the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from amtcore.errors import ParameterError
+from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.vector.source_digest import sources_digest
 
 Size = Callable[[int], int]
@@ -29,11 +27,11 @@ ADJOINT_PARAMETERS = (
 
 
 class Rate(NamedTuple):
-    """How outputs of an operation lie in time.
+    """The timing of an operation's outputs.
 
     Args:
-        samples_per_output: 1 where the operation keeps the rate.
-        lookahead: Samples after an output's own that it waits for.
+        samples_per_output: 1 if the operation keeps the rate.
+        lookahead: Samples after its own sample that an output needs.
     """
 
     samples_per_output: int = 1
@@ -56,17 +54,27 @@ class Example(NamedTuple):
     x: Tensor
 
 
+def check_tensors(x: Tensor, coef: Tensor, state: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise if the state has another shape, or a tensor another dtype than float32 or float64."""
+    if tuple(state.shape) != shape:
+        raise ShapeError(f"expected a state of shape {shape}, got {tuple(state.shape)}")
+    if not x.dtype == coef.dtype == state.dtype or x.dtype not in (torch.float32, torch.float64):
+        raise ShapeError(
+            "input, coefficients and state must share one dtype, float32 or float64; got "
+            f"{x.dtype}, {coef.dtype}, {state.dtype}; convert the input or build the model "
+            "with dtype="
+        )
+
+
 def always(count: int) -> Size:
-    """A size that does not depend on the argument."""
+    """Return a size that does not depend on the argument."""
     return lambda argument: count
 
 
 def over_time(samples: Sequence[Tensor], state: Tensor) -> Tensor:
-    """(batch, channel, time) of the samples of a plain loop; no time where there are none.
+    """Stack samples (batch, channel) of a plain loop to (batch, channel, time).
 
-    Args:
-        samples: (batch, channel) each.
-        state: (batch, channel, values), of the same operation.
+    Without samples the time axis is empty, and `state` (batch, channel, values) gives the shape.
     """
     return torch.stack(list(samples), -1) if samples else state[..., :0]
 
@@ -76,21 +84,21 @@ class ChainOperation:
     """An operation of a chain.
 
     Args:
-        name: Of its torch operator and in messages; an identifier that no other operation has.
+        name: Identifier of the torch operator and in messages; unique.
         coefficients: Argument -> coefficients of a channel.
         states: Argument -> state values of a channel.
-        block: Part (a, b, side, n, argument, coef, c, state, s) -> samples after it. It changes the
-            `n` samples in `a` in place; `b` is scratch, `side` the second signal of the chain.
+        block: Part (a, b, side, n, argument, coef, c, state, s) -> number of outputs. It changes
+            the `n` samples in `a` in place; `b` is scratch, `side` the second signal of the chain.
         reference: Plain loop in torch, (x, coef, state, argument) -> (y, state), with gradients.
         adjoint: Part (x, gy, gx, n, argument, coef, gcoef, c, state, gstate, s, scratch): gradients
-            of one block, backwards in time. `state` is the one before the block, `gstate` goes from
-            the gradient of the state after it to that of the state before it, `gcoef` is added to.
-            Without an adjoint the plain loop runs where a gradient may be asked for.
-        taped: Argument -> rows of scratch a sample that the adjoint writes down.
+            of one block, backwards in time. `state` is the state before the block. `gstate` enters
+            as the gradient of the state after the block and leaves as the gradient of the state
+            before it. `gcoef` is added to. Without an adjoint the plain loop computes gradients.
+        taped: Argument -> rows of scratch a sample that the adjoint needs.
         rate: Argument -> samples an output and look-ahead.
         paths: For an operation that only moves signals: (signal, side) -> (signal, side).
-        exponentials: True where every sample takes an exponential or a logarithm, whose series need
-            registers of a GPU.
+        exponentials: True if every sample takes an exponential or a logarithm, which need GPU
+            registers.
         example: Cases for `amtcore.testing.operations`.
     """
 
@@ -105,7 +113,7 @@ class ChainOperation:
     paths: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     exponentials: bool = False
     example: Callable[[], Sequence[Example]] | None = None
-    #: Whether there is an adjoint; compilers cannot look at a part.
+    #: True if there is an adjoint. `torch.compile` can read this flag, but not a compiled part.
     has_adjoint: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,27 +134,23 @@ class ChainOperation:
                 )
 
     def __repr__(self) -> str:
-        """The name and the hash of its sources: part of the keys of compiled code."""
+        """Return the name and the hash of the sources, a part of the keys of compiled code."""
         folder = Path(self.block.py_func.__code__.co_filename).parent
         return f"{self.name}@{sources_digest(folder)}"
 
 
 class Device(Protocol):
-    """What runs the items of a row operation."""
+    """A device that runs the items of a row operation."""
 
     def run_items(self, body: Any, items: int, *arguments: Tensor | int, room: int = 0) -> None:
-        """Call `body(item, *arguments)` for every item, tensors as flat arrays.
+        """Call the kernel `body(item, *arguments)` for 0 <= item < items.
 
-        Args:
-            body: A kernel.
-            items: How many.
-            arguments: Contiguous tensors, and integers.
-            room: With a number above 0, numbers of memory of its own that every worker of the
-                device passes as a last argument.
+        Arguments are integers and contiguous tensors, which `body` gets as flat arrays. With `room`
+        above 0 each worker passes its own scratch memory of `room` numbers as a last argument.
         """
 
 
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     pass
 
 
@@ -155,21 +159,20 @@ class RowOperation:
     """An operation with a loop of its own.
 
     Args:
-        name: Of its torch operator, `amtcore::<name>`; an identifier.
-        cpu: (device, *args) -> outputs. The annotations of its arguments and result are the
-            operator's schema.
-        gpu: The same for a GPU; None where the plain form runs there.
-        fake: (*args) -> empty outputs, for compilers.
+        name: Identifier of its torch operator, `amtcore::<name>`.
+        cpu: (device, *args) -> outputs.
+        gpu: (device, *args) -> outputs on a GPU; None to run `reference` there.
+        fake: (*args) -> empty outputs, for compilers; its annotations are the operator's schema.
         reference: (*args) -> outputs in torch, differentiable.
-        check: (*args): raises where shapes or types are wrong.
-        keep: (ctx, inputs, output): what the gradient needs.
+        check: (*args): raises if shapes or types are wrong.
+        keep: (ctx, inputs, output): saves what the gradient needs.
         backward: (ctx, run, *upstream) -> a gradient or None for every argument; `run(operation,
-            *args)` runs another operation. None where there is no gradient.
-        batched: Positions of the arguments that have the batch first, as outputs have, for vmap;
-            None for an adjoint, whose gradients of coefficients are sums over the batch.
-        call: (run, *args) -> what the caller gets, where that is more than the operator.
-        numbers_only: True for kernels that compute float32 numbers on the CPU only: the plain form
-            runs wherever a derivative, another type or another device is asked for.
+            *args)` runs another operation. None if there is no gradient.
+        batched: For vmap, positions of the arguments whose first axis is the batch. None for an
+            adjoint, whose gradients of coefficients are sums over the batch.
+        call: (run, *args) -> result for the caller, if it does more than call the operator.
+        numbers_only: True if the kernels compute float32 on the CPU without gradients. The plain
+            form then runs for derivatives, other types and other devices.
     """
 
     name: str
@@ -178,7 +181,7 @@ class RowOperation:
     fake: Callable[..., Any]
     reference: Callable[..., Any] | None = None
     check: Callable[..., None] | None = None
-    keep: Callable[..., None] = _keep_nothing
+    keep: Callable[..., None] = keep_nothing
     backward: Callable[..., Any] | None = None
     batched: tuple[int, ...] | None = (0,)
     call: Callable[..., Any] | None = None

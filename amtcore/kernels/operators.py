@@ -1,25 +1,27 @@
-"""Operations as torch sees them: checks, derivatives, and compiled graphs.
+"""Torch operators of the operations: checks, derivatives, and compiled graphs.
 
-Every forward operator has a hand-written adjoint, an operator of its own. What differentiates once
-and backwards works: `backward`, `torch.func.grad`, `vjp`, `jacrev`, and `vmap` of and in all of
-them, which folds the mapped axis of the signals into their batch. Second derivatives and
-forward-mode ones do not exist and raise; the plain loops have both.
+Every forward operator has a hand-written adjoint, which is an operator too. First derivatives in
+reverse mode work: `backward`, `torch.func.grad`, `vjp` and `jacrev`, also combined with `vmap`,
+which folds the mapped axis into the batch. Second and forward-mode derivatives raise; the plain
+loops have both. A call takes one of three ways:
 
-    nobody watches   the function itself: an operator's first call would import the compiler, which
-                     takes as long as importing torch did
-    derivatives      a torch.autograd.Function with rules for vmap, whose forward is the function
-    compiled         a torch.library operator with a registered gradient and an empty twin
+    no derivative    the plain function. An operator's first call would import the compiler, which
+                     takes as long as importing torch
+    derivatives      a torch.autograd.Function with rules for vmap
+    compiled         a torch.library operator with a registered gradient and a fake
 
-Public torch cannot do two things: `torch.compile` of a function that calls `torch.func.grad` raises
-torch's own error (compile the model, and call `torch.func.grad` outside), and a tracer that shows
-neither in its tensors nor in `torch.compiler` runs the function itself.
+Two things are impossible with public torch. `torch.compile` of a function that calls
+`torch.func.grad` raises torch's own error: compile the model, and call `torch.func.grad` outside.
+A tracer that is visible neither in its tensors nor in `torch.compiler` runs the plain function.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
+import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,9 +29,9 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import DerivativeError, ParameterError, ShapeError
-from amtcore.kernels.chain import BlockOp, Steps, check_sizes, steps_of, text_of
+from amtcore.kernels.chain import ChainStep, Steps, check_sizes, steps_of, text_of
 from amtcore.kernels.devices import backend_of, get_backend
-from amtcore.kernels.operation import ChainOperation, RowOperation
+from amtcore.kernels.operation import ChainOperation, RowOperation, check_tensors, keep_nothing
 from amtcore.kernels.operations import modulation_filters
 from amtcore.kernels.operations.modulation_filters import (
     BANK_TWO_SECTIONS,
@@ -45,14 +47,17 @@ from amtcore.kernels.torch_state import (
     wants_derivative,
 )
 from amtcore.kernels.vector.result_pool import training
+from amtcore.torch_internals import COMPILER
 
 Call = Callable[..., Any]
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def _folded(call: Call, positions: tuple[int, ...]) -> Call:
-    """The vmap rule of an operator whose outputs, and arguments at `positions`, have the batch
-    first; the other arguments are the same for all."""
+    """Return the vmap rule of an operator whose outputs have the batch as their first axis.
+
+    Arguments at `positions` have the batch first too; the others must not be mapped.
+    """
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         size, folded_args = info.batch_size, []
@@ -81,8 +86,10 @@ def _folded(call: Call, positions: tuple[int, ...]) -> Call:
 
 
 def _one_by_one(call: Call) -> Call:
-    """The vmap rule of an adjoint: gradients of coefficients are sums over the batch, so mapped
-    signals cannot share one."""
+    """Return the vmap rule of an adjoint, which runs each mapped item separately.
+
+    The gradient of coefficients is a sum over the batch, so mapped items cannot share a batch.
+    """
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         mapped = [isinstance(a, Tensor) and axis is not None
@@ -122,7 +129,7 @@ def _refuse_any(*_: Any) -> Any:
 def _differentiable(
     function: Call, keep: Call, backward: Call, rule: Callable[[Call], Call]
 ) -> Call:
-    """A function under automatic differentiation, for use outside a compiler."""
+    """Return a function with a gradient, for use outside a compiler."""
 
     class Differentiated(torch.autograd.Function):
         @staticmethod
@@ -147,20 +154,22 @@ def _differentiable(
 
 
 def _refuse_tangents(args: Iterable[Any]) -> None:
-    """Raise where an argument has a forward-mode derivative, which operators would pass by."""
+    """Raise if an argument has a forward-mode tangent, which an operator would ignore."""
     for tensor in args:
         if isinstance(tensor, Tensor) and has_tangent(tensor, unknown=True):
             _refuse_forward_mode()
 
 
 def _uncompiled(function: Call) -> Call:
-    """`torch.compiler.disable` of a function, from when there is a compiler in this process: to
-    import one takes as long as torch does, and most processes never compile."""
+    """Apply `torch.compiler.disable` once the process has imported the compiler.
+
+    Importing the compiler takes as long as importing torch, and most processes never compile.
+    """
     disabled: list[Call] = []
 
     def call(*args: Any) -> Any:
         if not disabled:
-            if "torch._dynamo" not in sys.modules:
+            if COMPILER not in sys.modules:
                 return function(*args)
             disabled.append(torch.compiler.disable(function))
         return disabled[0](*args)
@@ -168,20 +177,40 @@ def _uncompiled(function: Call) -> Call:
     return call
 
 
+def _schema_of(fake: Call) -> str:
+    """Return an operator's schema, from the annotations of its empty twin.
+
+    Annotations of lists become `typing.Sequence`, because torch 2.6 does not know `list[int]`.
+    """
+
+    def known(hint: Any) -> Any:
+        is_list = typing.get_origin(hint) is list
+        return typing.Sequence[typing.get_args(hint)] if is_list else hint  # type: ignore[misc]
+
+    hints = {name: known(hint) for name, hint in typing.get_type_hints(fake).items()}
+    signature = inspect.signature(fake)
+    parameters = [
+        each.replace(annotation=hints[name]) for name, each in signature.parameters.items()
+    ]
+
+    @functools.wraps(fake)
+    def twin(*args: Any) -> Any:
+        return fake(*args)
+
+    twin.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=parameters, return_annotation=hints["return"]
+    )
+    return torch.library.infer_schema(twin, mutates_args=())
+
+
 def _define(
     name: str, function: Call, fake: Call, *, keep: Call, backward: Call,
     batched: tuple[int, ...] | None, encode: Call = lambda *args: args,
 ) -> Call:  # fmt: skip
-    """An operation as torch calls it.
+    """Define the operator `amtcore::<name>` and return the function that calls it.
 
-    Args:
-        name: Of the operator, `amtcore::<name>`.
-        function: Computes the outputs of plain tensors.
-        fake: (*args) -> empty outputs; its annotations are the operator's schema.
-        keep: (ctx, inputs, output): what the gradient needs.
-        backward: (ctx, *upstream) -> a gradient or None for every argument.
-        batched: See `RowOperation`.
-        encode: Arguments -> the operator's arguments.
+    `function` computes outputs of plain tensors. The other arguments are as in `RowOperation`, but
+    `backward(ctx, *upstream)`. `encode` converts call arguments to operator arguments.
     """
 
     def rule(call: Call) -> Call:
@@ -189,7 +218,7 @@ def _define(
 
     def compute(*args: Any) -> Any:
         _refuse_tangents(args)
-        made = function(*args)  # a compiler expects outputs to lie as those of `fake` do
+        made = function(*args)  # contiguous, because a compiler expects the layout of `fake`
         return made.contiguous() if isinstance(made, Tensor) else tuple(
             y.contiguous() for y in made
         )  # fmt: skip
@@ -199,7 +228,7 @@ def _define(
         compute,
         mutates_args=(),
         device_types=DEVICES,
-        schema=torch.library.infer_schema(fake, mutates_args=()),
+        schema=_schema_of(fake),
     )
     operator.register_fake(fake)
     operator.register_autograd(backward, setup_context=keep)
@@ -279,13 +308,6 @@ def operator(operation: RowOperation) -> Call:
 # --- operations of a chain ---
 
 
-def _check_step(
-    operation: ChainOperation, argument: int, x: Tensor, coef: Tensor, state: Tensor
-) -> None:
-    """Check shapes and dtypes that every chain relies on; the kernels do not check bounds."""
-    check_signals(x, coef, state, operation.coefficients(argument), operation.states(argument))
-
-
 def check_signals(x: Tensor, coef: Tensor, state: Tensor, rows: int, values: int) -> None:
     """Check shapes and dtypes that every chain relies on; the kernels do not check bounds.
 
@@ -302,15 +324,7 @@ def check_signals(x: Tensor, coef: Tensor, state: Tensor, rows: int, values: int
         )
     if coef.shape[1] != rows:
         raise ShapeError(f"expected {rows} coefficients per channel, got {coef.shape[1]}")
-    wanted = (x.shape[0], coef.shape[0], values)
-    if tuple(state.shape) != wanted:
-        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
-    if not x.dtype == coef.dtype == state.dtype or x.dtype not in (torch.float32, torch.float64):
-        raise ShapeError(
-            "input, coefficients and state must share one dtype, float32 or float64; got "
-            f"{x.dtype}, {coef.dtype}, {state.dtype}; convert the input or build the model "
-            "with dtype="
-        )
+    check_tensors(x, coef, state, (x.shape[0], coef.shape[0], values))
 
 
 def _keep_signals(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -319,8 +333,23 @@ def _keep_signals(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.constants = inputs[3:]
 
 
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    pass
+def _define_pair(
+    name: str, function: Call, fake: Call, gradients: Call, fake_gradients: Call,
+    encode: Call = lambda *args: args,
+) -> Call:  # fmt: skip
+    """Define an operator of (x, coef, state, *constants) and its adjoint."""
+    adjoint = _define(
+        f"{name}_adjoint", gradients, fake_gradients, keep=keep_nothing, backward=_refuse_second,
+        batched=None, encode=encode,
+    )  # fmt: skip
+
+    def backward(ctx: Any, gy: Tensor, gstate: Tensor) -> tuple[Tensor | None, ...]:
+        found = adjoint(*ctx.saved_tensors, *ctx.constants, gy, gstate)
+        return (*found, *(None for _ in ctx.constants))
+
+    return _define(
+        name, function, fake, keep=_keep_signals, backward=backward, batched=(0, 2), encode=encode
+    )
 
 
 def _chain(x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str) -> tuple[Tensor, Tensor]:
@@ -331,17 +360,13 @@ def _fake_chain(x: Tensor, coef: Tensor, state: Tensor, steps: str) -> tuple[Ten
     return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
 
 
-def _chain_backward(ctx: Any, gy: Tensor, gstate: Tensor) -> tuple[Tensor | None, ...]:
-    steps = steps_of(ctx.constants[0])
-    if len(steps) != 1 or not steps[0][0].has_adjoint:
-        _refuse_any()
-    return (*_chain_adjoint(*ctx.saved_tensors, steps, gy, gstate), None)
-
-
 def _chain_gradients(
     x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str, gy: Tensor, gstate: Tensor
 ) -> Gradients:
-    return backend_of(x).run_step_adjoint(steps_of(steps), x, coef, state, gy, gstate)
+    known = steps_of(steps)
+    if len(known) != 1 or not known[0][0].has_adjoint:
+        _refuse_any()
+    return backend_of(x).run_step_adjoint(known, x, coef, state, gy, gstate)
 
 
 def _fake_chain_gradients(
@@ -350,18 +375,15 @@ def _fake_chain_gradients(
     return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
 
 
-def _with_text(x: Tensor, coef: Tensor, state: Tensor, steps: Steps, *rest: Any) -> tuple[Any, ...]:
-    return x, coef, state, text_of(steps), *rest
+def _with_text(
+    x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str, *rest: Any
+) -> tuple[Any, ...]:
+    return x, coef, state, text_of(steps_of(steps)), *rest
 
 
-_chain_operator = _define(
-    "chain", _chain, _fake_chain, keep=_keep_signals, backward=_chain_backward, batched=(0, 2),
-    encode=_with_text,
-)  # fmt: skip
-_chain_adjoint = _define(
-    "chain_adjoint", _chain_gradients, _fake_chain_gradients, keep=_keep_nothing,
-    backward=_refuse_second, batched=None, encode=_with_text,
-)  # fmt: skip
+_chain_operator = _define_pair(
+    "chain", _chain, _fake_chain, _chain_gradients, _fake_chain_gradients, _with_text
+)
 
 
 def run_step(
@@ -369,7 +391,7 @@ def run_step(
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run one operation that keeps the rate: x (batch, channel or 1, time) -> y, and the state."""
-    _check_step(operation, argument, x, coef, state)
+    check_signals(x, coef, state, operation.coefficients(argument), operation.states(argument))
     if use_reference(x, backend) or not operation.has_adjoint:
         if operation.reference is None:
             raise ParameterError(f"operation {operation.name} has no operator at full rate")
@@ -378,12 +400,12 @@ def run_step(
     return made
 
 
-def can_fuse(x: Tensor, ops: Sequence[BlockOp]) -> bool:
-    """Return True where nothing that enters the operations may want a derivative."""
+def can_fuse(x: Tensor, ops: Sequence[ChainStep]) -> bool:
+    """Return True if no derivative with respect to the input or coefficients may be requested."""
     return not wants_derivative(x, *(op.coef for op in ops))
 
 
-def run_fused(x: Tensor, ops: Sequence[BlockOp], state: Tensor) -> tuple[Tensor, Tensor]:
+def run_fused(x: Tensor, ops: Sequence[ChainStep], state: Tensor) -> tuple[Tensor, Tensor]:
     """Run operations that keep the rate in one pass, all of them in cache; it has no gradient.
 
     Args:
@@ -399,13 +421,13 @@ def run_fused(x: Tensor, ops: Sequence[BlockOp], state: Tensor) -> tuple[Tensor,
     return made
 
 
-def rest_state(ops: Sequence[BlockOp], batch: int) -> Tensor:
-    """States of all operations before the first sample, (batch, channel, values)."""
+def rest_state(ops: Sequence[ChainStep], batch: int) -> Tensor:
+    """Return the states of all operations before the first sample, (batch, channel, values)."""
     return torch.cat([op.state for op in ops], -1).expand(batch, -1, -1)
 
 
 def run_ops(
-    x: Tensor, ops: Sequence[BlockOp], state: Tensor, backend: str | None = None
+    x: Tensor, ops: Sequence[ChainStep], state: Tensor, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """Run operations that keep the rate, one after another.
 
@@ -415,8 +437,8 @@ def run_ops(
         state: (batch, channel, values), the states of all operations side by side.
         backend: Kernel choice; None picks.
     Returns:
-        Outputs (batch, channel, time) and the state after them. Where several operations run and
-        nobody may ask for a derivative, they share one pass; the numbers are the same.
+        Outputs (batch, channel, time) and the state after them. Several operations without a
+        derivative share one pass, with the same values.
     """
     if len(ops) > 1 and can_fuse(x, ops) and not use_reference(x, backend):
         return run_fused(x, ops, state)
@@ -450,10 +472,6 @@ def _fake_bank(
     return x.new_empty(x.shape[0], offsets[-1], x.shape[2]), torch.empty_like(state)
 
 
-def _bank_backward(ctx: Any, gy: Tensor, gstate: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_bank_adjoint(*ctx.saved_tensors, *ctx.constants, gy, gstate), None, None)
-
-
 def _bank_gradients(
     x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int],
     gy: Tensor, gstate: Tensor,
@@ -468,14 +486,9 @@ def _fake_bank_gradients(
     return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
 
 
-_bank_operator = _define(
-    "modulation_bank", _bank, _fake_bank, keep=_keep_signals, backward=_bank_backward,
-    batched=(0, 2),
-)  # fmt: skip
-_bank_adjoint = _define(
-    "modulation_bank_adjoint", _bank_gradients, _fake_bank_gradients, keep=_keep_nothing,
-    backward=_refuse_second, batched=None,
-)  # fmt: skip
+_bank_operator = _define_pair(
+    "modulation_bank", _bank, _fake_bank, _bank_gradients, _fake_bank_gradients
+)
 
 
 def modulation_bank(

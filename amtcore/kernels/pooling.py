@@ -9,7 +9,7 @@ from amtcore.kernels.vector.simd import LANES, fma, vload, vmax, vstore
 
 #: Samples of a block that gradients go back over, on every device.
 ADJOINT_BLOCK = 128
-# What happens to the outputs of a chain.
+# Modes of a chain's outputs: store them, store a bank's, or pool a bank's into frames.
 STORE = 0
 STORE_BANK = 1
 POOL_BANK = 2
@@ -39,8 +39,10 @@ def pool_samples(y: Any, n: int, pool: int, first: bool, state: Any, s: int) -> 
 
 @part
 def frame_bounds(f: int, frame: Any) -> Any:
-    """First output of frame `f`, first one after it, and after how many samples the last is there;
-    `frame` as in the kernel."""
+    """Return the first output of frame `f`, the output after its last, and the samples needed.
+
+    `frame` is as in `chain_loop.run_chain`.
+    """
     num, den, start, stride, delay = frame[0], frame[1], frame[2], frame[3], frame[4]
     begin, end = -(-f * num // den), -(-(f + 1) * num // den)
     return begin, end, (end - 1) * stride + delay + 1 - start
@@ -48,7 +50,7 @@ def frame_bounds(f: int, frame: Any) -> Any:
 
 @part
 def first_frame(mode: int, frame: Any) -> Any:
-    """Outputs before this stretch, number of the frame it begins in, and the bounds of that."""
+    """Return the number of earlier outputs, the frame of the next one, and that frame's bounds."""
     if mode != POOL_BANK:
         return 0, 0, 0, 0, 0
     made = max(0, -(-(frame[2] - frame[4]) // frame[3]))

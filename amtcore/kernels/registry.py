@@ -1,10 +1,10 @@
-"""Chain operations by name: the built-in ones, and those that other distributions register.
+"""Chain operations by name, built in or registered by another distribution.
 
     [project.entry-points."amtcore.operations"]
     leaky_peak = "mypackage.leaky_peak:LEAKY_PEAK"
 
-The place in `BUILT_IN` is the code of an operation in tables of kernels. Kernels of a processor are
-compiled for the built-in operations together, and once more for a chain with others.
+An operation's index in `BUILT_IN` is its code in kernel tables. The CPU kernels are compiled for
+all built-in operations together, and once more for a chain with other operations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def get_operation(name: str) -> ChainOperation:
     """Return an operation by its name.
 
     Raises:
-        ParameterError: There is none of that name, or two distributions claim the name.
+        ParameterError: The name is unknown, or two distributions claim it.
     """
     found = list(entry_points(group=GROUP, name=name))
     claims = ["amtcore"] * (name in _BUILT_IN) + [each.value for each in found]
@@ -63,6 +63,6 @@ def get_operation(name: str) -> ChainOperation:
 
 
 def others(operations: Iterable[ChainOperation]) -> tuple[ChainOperation, ...]:
-    """Return those that are not built in, in the order of their names."""
+    """Return the operations that are not built in, sorted by name."""
     found = {each for each in operations if _BUILT_IN.get(each.name) is not each}
     return tuple(sorted(found, key=lambda each: each.name))

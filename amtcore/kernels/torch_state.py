@@ -1,7 +1,7 @@
-"""What torch does with a call: which tensors somebody watches, and who records or compiles.
+"""Queries about torch's state: compilation, export, derivatives, and transforms of torch.func.
 
-By public names of torch only, so what a transform of torch.func does is seen by its tensors: they
-have no memory of their own.
+Only public names of torch are used. A transform of torch.func shows in its tensors: they have no
+memory of their own.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from amtcore.errors import BackendError
 
 #: Devices on which the operators run.
 DEVICES = ("cpu", "cuda")
-#: What `backend=` of a stage may be.
+#: Values of a stage's `backend=`, beside None.
 BACKENDS = ("reference", "cpu")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_exporting() -> bool:
-    """Return True while `torch.export` records, in its default mode.
+    """Return True while `torch.export` records, in its non-strict mode.
 
-    Under `torch.compile`, and in the strict mode of `torch.export`, Dynamo answers True to
-    `torch.compiler.is_exporting` as well. There a model must run as it does without a compiler.
+    Under `torch.compile`, and in the strict mode of `torch.export`, Dynamo records. There a model
+    must run as it does without a compiler. Torch 2.6 has no `torch.compiler.is_exporting`.
     """
-    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -46,23 +46,22 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_real(tensor: Tensor) -> bool:
-    """Return True for a tensor of torch's own class on a device of the kernels, or one of a
-    transform of torch.func, which has that class too; False for those of tracers and of "meta"."""
+    """Return True for a tensor of torch's own class on the CPU or a CUDA device.
+
+    Tensors inside a transform of torch.func have that class too; tensors of tracers have not.
+    """
     return type(tensor) in _PLAIN and tensor.device.type in DEVICES
 
 
 def is_watched(tensor: Tensor) -> bool:
-    """Return True where a derivative may be asked for by this very tensor."""
+    """Return True if a derivative with respect to this tensor may be requested."""
     return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
 
 
 def has_tangent(tensor: Tensor, unknown: bool = False) -> bool:
-    """Return True where a level of forward mode follows this very tensor.
+    """Return True if the tensor has a forward-mode tangent.
 
-    Args:
-        tensor: Any.
-        unknown: The answer for a tensor that cannot tell: of vmap, or inside an operator while a
-            level is open.
+    A tensor of vmap cannot tell, nor can a tensor inside an operator; `unknown` is their answer.
     """
     try:
         return forward_ad.unpack_dual(tensor).tangent is not None
@@ -71,11 +70,13 @@ def has_tangent(tensor: Tensor, unknown: bool = False) -> bool:
 
 
 def is_transformed(*tensors: Tensor) -> bool:
-    """Return True where one of the tensors, or whatever torch makes here, belongs to a transform of
-    torch.func: it must not be kept, nor go to another thread."""
+    """Return True inside a transform of torch.func, or if one of the tensors belongs to one.
+
+    Tensors of a transform must not be kept, nor passed to another thread.
+    """
     if torch.compiler.is_compiling():
         return False
-    # Inside `grad` and its like every new tensor is the transform's, inside `vmap` only some are.
+    # Inside `grad`, `vjp` and `jvp` every new tensor belongs to the transform; in `vmap` only some.
     return any(_is_wrapper(tensor) for tensor in (*tensors, torch.zeros(1)))
 
 
@@ -84,16 +85,20 @@ def _is_wrapper(tensor: Tensor) -> bool:
 
 
 def wants_derivative(*tensors: Tensor) -> bool:
-    """Return True where somebody may ask for a derivative by one of these: what has none is to be
-    avoided. Tensors of a transform count, as they do not show that they are watched further out."""
+    """Return True if a derivative with respect to one of the tensors may be requested.
+
+    Tensors of a transform count: an outer transform that differentiates them is not visible.
+    """
     if any(is_watched(tensor) for tensor in tensors):
         return True
     return not torch.compiler.is_compiling() and any(_is_wrapper(tensor) for tensor in tensors)
 
 
 def can_compute(*tensors: Tensor) -> bool:
-    """Return True where kernels for numbers alone may run: float32 in the processor's memory, no
-    derivative. Exported programs may run elsewhere, so they get torch's operators."""
+    """Return True if kernels without gradients may run: float32 on the CPU, no derivative.
+
+    An exported program may run on another device, so it gets torch's operators.
+    """
     if is_exporting() or wants_derivative(*tensors):
         return False
     return all(
@@ -102,10 +107,10 @@ def can_compute(*tensors: Tensor) -> bool:
 
 
 def use_reference(x: Tensor, backend: str | None) -> bool:
-    """Return True when the plain loop is asked for.
+    """Return True if `backend` asks for the plain loop.
 
     Raises:
-        BackendError: There is no such backend, or it cannot run on `x`.
+        BackendError: The backend is unknown, or cannot run on `x`.
     """
     if backend not in (None, *BACKENDS):
         raise BackendError(f"backend must be one of {', '.join(BACKENDS)} or None, got {backend!r}")
@@ -127,8 +132,8 @@ def use_reference(x: Tensor, backend: str | None) -> bool:
 def rows_of(x: Tensor) -> Tensor:
     """Return (.., time) as (row, time).
 
-    The way through one dimension costs nothing and keeps a dynamic time axis exportable: merging
-    several dimensions at once makes `torch.export` compare multiples of the unknown length.
+    The reshape goes through one dimension to keep a dynamic time axis exportable. Merging several
+    dimensions at once makes `torch.export` compare multiples of the unknown length.
     """
     if x.ndim == 2:
         return x
@@ -136,11 +141,11 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def by_item(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a function to every item of a batch by itself: (batch, ..) -> (batch, ..).
+    """Apply a function to every item of a batch separately: (batch, ..) -> (batch, ..).
 
-    Products, transforms and vectors that end in the middle of a row sum or round in an order that
-    depends on shape and alignment. One item in memory of its own gives the same bits in any batch.
-    A compiler and a GPU take the batch as it is: there the bits are not promised.
+    The rounding of sums in torch depends on the shape and alignment of a tensor. Each item is
+    copied, so that an item has the same bits in any batch. A compiler and a GPU take the whole
+    batch: there the bits may differ.
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling() or len(x) == 0:
         return function(x)

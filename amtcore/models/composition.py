@@ -1,10 +1,10 @@
-"""How a model is put together: arguments of its stages, one type for all, replaced stages, hooks.
+"""Composition of models: arguments of stages, one dtype for all stages, replaced stages, hooks.
 
 Streams, blocks and fused kernels use methods of our stages instead of calling them. Only a call
-runs hooks, or a stage that a user put in, so these paths check first.
+runs hooks or a replaced stage, so these paths check for both first.
 
-`load_state_dict(.., assign=True)` keeps the tensors that it is given. Stages without constants,
-such as a resampler, are given none and would stay in their old type: `share_type` converts them.
+`load_state_dict(.., assign=True)` takes over the given tensors and their dtype. `share_type` then
+converts stages without constants, such as a resampler.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ def stage_arguments(
     models: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """All arguments of a stage.
+    """Return all arguments of a stage.
 
     Args:
-        name: Of the model's argument that holds `given`, for the error.
-        given: What the caller set for the stage; None is nothing.
-        models: What is the model's to say, such as learnable and dtype; the caller may repeat it
-            but not contradict it.
-        defaults: What the model sets for the stage and the caller may change.
+        name: Name of the model's argument that holds `given`, for the error.
+        given: The caller's arguments for the stage, or None.
+        models: Arguments that the model sets, such as dtype; the caller must not contradict them.
+        defaults: Arguments that the model sets and the caller may change.
     """
     given = given or {}
     for key in models.keys() & given.keys():
@@ -63,12 +62,9 @@ _WHOLE = "call the model itself with the whole signal, which calls every stage a
 
 
 def defines(stage: nn.Module, changed: Iterable[str], unless: Iterable[str] = ()) -> bool:
-    """Return True if a class that is not ours changes one of the methods that we go around.
+    """Return True if a class of another package overrides one of the methods `changed`.
 
-    Args:
-        stage: One of ours, one derived from ours, or any module.
-        changed: Methods that decide what the stage computes.
-        unless: Methods by which such a class takes part after all.
+    A class that also has one of the methods `unless` does not count.
     """
     for kind in type(stage).__mro__:
         if kind.__module__.startswith(_OWN) or any(name in vars(kind) for name in unless):
@@ -79,12 +75,12 @@ def defines(stage: nn.Module, changed: Iterable[str], unless: Iterable[str] = ()
 
 
 def is_replaced(stage: nn.Module) -> bool:
-    """Return True if only a call computes what the stage computes."""
+    """Return True if the stage must be called, since its class is not ours."""
     return defines(stage, ("forward", "stream", "_run"))
 
 
 def require_streamable(name: str, stage: nn.Module) -> None:
-    """Raises where a stage cannot take chunks."""
+    """Raise if a stage cannot take chunks."""
     if defines(stage, ("forward",), ("stream", "_run")):
         raise ParameterError(
             f"the stage {name!r} is a {type(stage).__name__} without stream() and cannot process "
@@ -95,7 +91,7 @@ def require_streamable(name: str, stage: nn.Module) -> None:
 def require_fusable(
     model: nn.Module, stages: Iterable[tuple[str, nn.Module]], *unless: str
 ) -> None:
-    """Raises where kernels would compute something else than the stages, or pass hooks by."""
+    """Raise if kernels would skip hooks or replaced stages."""
     for name, stage in stages:
         what = ""
         if has_hooks(stage):

@@ -88,7 +88,6 @@ class Dau1997(TimeDomainModel):
         )
 
     def extra_repr(self) -> str:
-        """Rate, range and size."""
         channels = ""
         if isinstance(self.filterbank, GammatoneFilterbank):
             channels = f"num_channels={self.num_channels}, "

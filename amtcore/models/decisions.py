@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amtcore.arguments import Text
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.plain_numbers import plain_number
 
@@ -26,28 +27,28 @@ RULES = {"max": "greater", "min": "less", "greater": "greater", "less": "less"}
 
 
 def roi_selection(
-    representation: Representation,
+    internal_repr: Representation,
     fs_hz: float,
     time_window: tuple[float, float] | None = None,
     channel_range: tuple[int, int] | None = None,
     modulation_range: tuple[int, int] | None = None,
 ) -> list[Tensor]:
-    """A region of a representation.
+    """Return a region of a representation.
 
     Args:
-        representation: List over channels of (.., M_i, time).
+        internal_repr: List over channels of (.., M_i, time).
         fs_hz: Its sampling rate.
         time_window: (start, end) in s: samples floor(start fs) up to, not including, floor(end fs).
         channel_range: (start, end) channels, the end left out.
         modulation_range: (start, end) modulation filters of every channel, the end left out; a
             channel with fewer keeps what it has of them.
     """
-    _check_channels(representation)
-    channels = _span("channel_range", channel_range, len(representation))
-    chosen = list(representation)[channels]
-    time = _time_span(time_window, representation[0].shape[-1], fs_hz)
+    _check_channels(internal_repr)
+    channels = _span("channel_range", channel_range, len(internal_repr))
+    chosen = list(internal_repr)[channels]
+    time = _time_span(time_window, internal_repr[0].shape[-1], fs_hz)
     filters = _span("modulation_range", modulation_range, max(y.shape[-2] for y in chosen))
-    # A region of its own memory: kept or saved, it does not hold on to the whole.
+    # Copies: a region that is kept must not keep the whole representation alive.
     return [y[..., filters, time].clone() for y in chosen]
 
 
@@ -94,24 +95,24 @@ def _time_span(window: tuple[float, float] | None, samples: int, fs_hz: float) -
 
 
 def template_correlation(
-    representation: Representation, template: Representation, normalize: bool = True
+    internal_repr: Representation, template: Representation, normalize: bool = True
 ) -> Tensor:
-    """Correlation of a representation with a template, over all channels, filters and samples.
+    """Return the correlation with a template, over all channels, filters and samples.
 
     Normalised: Pearson's r, sum of (x - mean x)(t - mean t) over the root of the product of the two
     sums of squares, 0 where either is constant. Otherwise: the inner product, sum of x t.
 
     Args:
-        representation: List over channels of (batch, M_i, time) or (M_i, time).
-        template: The same, with the same batch or a batch of 1.
-        normalize: Which of the two.
+        internal_repr: List over channels of (batch, M_i, time) or (M_i, time).
+        template: Like `internal_repr`, with the same batch or a batch of 1.
+        normalize: Whether to return Pearson's r.
     Returns:
         (batch,), or a scalar without a batch.
     """
-    shapes = [[tuple(y.shape[-2:]) for y in each] for each in (representation, template)]
+    shapes = [[tuple(y.shape[-2:]) for y in each] for each in (internal_repr, template)]
     if shapes[0] != shapes[1]:
         raise ShapeError("the template must have the channels, filters and samples of the test")
-    x, t = _flat(representation), _flat(template)
+    x, t = _flat(internal_repr), _flat(template)
     if normalize:
         x, t = (values - values.mean(-1, keepdim=True) for values in (x, t))
     product = (x * t).sum(-1)
@@ -143,14 +144,14 @@ def _flat(representation: Representation) -> Tensor:
 
 
 def decision_variable(
-    representation: Representation,
+    internal_repr: Representation,
     metric: str = "rms",
     channel_weights: Tensor | None = None,
     modulation_weights: Tensor | None = None,
 ) -> Tensor:
-    """One number for a representation.
+    """Return one number for a representation.
 
-    With w = w_channel w_modulation of each filter output y (1 without weights), n samples each:
+    Each filter output y of n samples has the weight w = w_channel w_modulation, by default 1:
 
         rms   sqrt( sum of w mean(y^2) / sum of w )
         mean  sum of w mean(y) / sum of w
@@ -158,18 +159,17 @@ def decision_variable(
         l2    sqrt( sum of w sum(y^2) )
 
     Args:
-        representation: List over channels of (batch, M_i, time) or (M_i, time).
-        metric: One of the four.
+        internal_repr: List over channels of (batch, M_i, time) or (M_i, time).
+        metric: "rms", "mean", "max" or "l2".
         channel_weights: (channel,), 0 or more, which is checked on the CPU.
         modulation_weights: (filter,), likewise, at least as many as the longest channel has.
     Returns:
         (batch,), or a scalar without a batch.
     """
-    _check_channels(representation)
-    if metric not in METRICS:
-        raise ParameterError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
-    y = torch.cat(list(representation), -2)  # (.., filter of any channel, time)
-    weights = _weights(representation, channel_weights, modulation_weights).to(y)
+    _check_channels(internal_repr)
+    Text(METRICS)("metric", metric)
+    y = torch.cat(list(internal_repr), -2)  # (.., filter of any channel, time)
+    weights = _weights(internal_repr, channel_weights, modulation_weights).to(y)
     if metric == "max":
         return (weights.unsqueeze(-1) * y).amax((-2, -1))
     if metric == "mean":
@@ -185,7 +185,7 @@ def _weights(
     """(filter,): the weight of every filter output, channel after channel."""
     counts = [y.shape[-2] for y in representation]
     like = representation[0]
-    # All ones are fine, and those on a GPU cannot be looked at without waiting for it.
+    # Default weights need no check, and a check of weights on a GPU would wait for the device.
     given_some = of_channel is not None or of_filter is not None
     looked_at = given_some and like.device.type == "cpu"
     of_channel, of_filter = (
@@ -206,17 +206,14 @@ def _weights(
 
 def comparison_of(rule: str) -> str:
     """Return the comparison, "greater" or "less", of a rule of discrimination."""
-    if rule not in RULES:
-        raise ParameterError(f"decision_rule must be one of {', '.join(RULES)}, got {rule!r}")
-    return RULES[rule]
+    return RULES[Text(RULES)("decision_rule", rule)]
 
 
 def make_decision(
     decision_var: Tensor, threshold: float = 0.0, criterion: str = "greater"
 ) -> Tensor:
     """Return True if the decision variable is above ("greater") or below ("less") the threshold."""
-    if criterion not in CRITERIA:
-        raise ParameterError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}")
+    Text(CRITERIA)("criterion", criterion)
     return decision_var > threshold if criterion == "greater" else decision_var < threshold
 
 
@@ -237,7 +234,7 @@ class DecisionMethods:
         channel_range: tuple[int, int] | None = None,
         modulation_range: tuple[int, int] | None = None,
     ) -> list[Tensor]:
-        """A region in time (s), channels and modulation filters; see `decisions.roi_selection`."""
+        """Return a region in time (s), channels and filters; see `decisions.roi_selection`."""
         return roi_selection(
             internal_repr, self.fs_resampled, time_window, channel_range, modulation_range
         )
@@ -245,7 +242,7 @@ class DecisionMethods:
     def template_correlation(
         self, internal_repr: Representation, template: Representation, normalize: bool = True
     ) -> Tensor:
-        """Pearson's r, or the inner product; see `decisions.template_correlation`."""
+        """Return Pearson's r, or the inner product; see `decisions.template_correlation`."""
         return template_correlation(internal_repr, template, normalize)
 
     def compute_decision_variable(
@@ -255,7 +252,7 @@ class DecisionMethods:
         channel_weights: Tensor | None = None,
         modulation_weights: Tensor | None = None,
     ) -> Tensor:
-        """Weighted rms, mean, max or l2; see `decisions.decision_variable`."""
+        """Return the weighted rms, mean, max or l2; see `decisions.decision_variable`."""
         return decision_variable(internal_repr, metric, channel_weights, modulation_weights)
 
     def make_decision(
@@ -272,14 +269,14 @@ class DecisionMethods:
         threshold: float | None = None,
         return_decision_var: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Is there a signal: is the decision variable of its representation above a threshold?
+        """Decide if there is a signal: its decision variable is above a threshold.
 
         Args:
             signal_audio: (batch, time) or (time,).
-            noise_audio: The noise alone, with the same batch or a batch of 1: its representation
-                is subtracted from the signal's, so that what is left is the signal's own.
-            metric: Of the decision variable.
-            threshold: None returns the decision variable itself: there is no decision.
+            noise_audio: The noise alone, with the same batch or a batch of 1; its representation is
+                subtracted from the representation of the signal.
+            metric: Metric of the decision variable.
+            threshold: None returns the decision variable without a decision.
             return_decision_var: Whether to return (decisions, decision variable).
         """
         test = self._represent(signal_audio)
@@ -300,18 +297,17 @@ class DecisionMethods:
         return_decision_var: bool = False,
         criterion: str | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Which of two intervals is chosen: True where it is the first.
+        """Choose one of two intervals: True for the first.
 
         Args:
             stimulus1: First interval, (batch, time) or (time,).
             stimulus2: Second interval, likewise.
-            metric: Of the decision variable.
-            decision_rule: "max" (or "greater") chooses the interval with the larger variable,
-                "min" (or "less") that with the smaller. Where they are equal it is the second.
-            return_decision_var: Whether to return (answer, variable of the first less that of the
-                second).
-            criterion: The page's example: the metric under this name asks for the chosen interval
-                as a number, 0 or 1 (int64, 0 where they are equal), instead of a bool.
+            metric: Metric of the decision variable.
+            decision_rule: "max" (or "greater") chooses the interval with the larger variable, "min"
+                (or "less") the interval with the smaller. Equal variables choose the second.
+            return_decision_var: Whether to return (answer, difference of the variables).
+            criterion: Another name of the metric, from the page's example. The answer is then the
+                number of the chosen interval, 0 or 1 (int64, 0 for equal variables), not a bool.
         """
         rule = comparison_of(decision_rule)
         first, second = (

@@ -4,13 +4,12 @@
                     |- reach -|                      |- reach -|
     frames                    x    x    x  ..  x    x              frames b n .. b n + n - 1.
 
-Blocks lie on a fixed grid whatever the chunks, and every block has the same size (zeros fill the
-last): so chunks equal the whole bit by bit. `reach` is half a window and half a filter.
+The grid of blocks is fixed, and all blocks have the same size; zeros fill the last block. So chunks
+equal the whole signal bit by bit. `reach` is half a window and half a filter.
 
-`map_blocks` gives each block one thread when no gradient is asked for. A block is many small matrix
-products, and on torch's own threads two blocks mostly wait for each other. A GPU has its own
-threads: it takes the blocks one after another on the stream of the caller, which other threads do
-not know.
+Without gradients `map_blocks` gives each block one thread. A block is many small matrix products,
+for which torch's own threads mostly wait. A GPU takes the blocks one after another on the stream of
+the caller, since a stream belongs to a thread.
 """
 
 from __future__ import annotations
@@ -31,13 +30,7 @@ BLOCK_FRAMES = 128
 
 @dataclass(frozen=True)
 class FrameState:
-    """Where a stream is.
-
-    Args:
-        tail: (.., samples): what the next block needs of the samples so far.
-        samples: Samples so far.
-        frames: Frames of the blocks so far.
-    """
+    """Progress of a stream: samples (.., time) kept for the next block, samples, and frames."""
 
     tail: Tensor
     samples: int
@@ -49,9 +42,9 @@ class Segment:
     """The samples of one block.
 
     Args:
-        x: (.., samples); zeros where there is no signal.
-        first: Index of its first sample in the signal.
-        frames: Frames that count: all of a block but the last.
+        x: (.., samples); zeros outside of the signal.
+        first: Index of the first sample in the signal.
+        frames: Frames of the signal in this block.
     """
 
     x: Tensor
@@ -61,27 +54,17 @@ class Segment:
 
 @dataclass(frozen=True)
 class FrameBlocks:
-    """The grid.
-
-    Args:
-        hop: Samples between frames.
-        reach: Samples that a frame needs on either side of its centre.
-    """
+    """The grid: samples between frames, and samples that a frame needs on either side."""
 
     hop: int
     reach: int
 
     def start(self, like: Tensor) -> FrameState:
-        """State before the first sample; there are zeros before it."""
+        """Return the state before the first sample, with zeros before the signal."""
         return FrameState(like.new_zeros(*like.shape[:-1], self.reach), 0, 0)
 
     def split(self, x: Tensor, state: FrameState) -> tuple[list[Segment], FrameState]:
-        """Take a chunk in; returns the blocks it completes.
-
-        Args:
-            x: (.., time).
-            state: What the previous chunk returned.
-        """
+        """Return the blocks that a chunk (.., time) completes, and the new state."""
         signal = torch.cat((state.tail, x), -1)
         segments, at, frames = [], 0, state.frames
         while signal.shape[-1] - at >= self.segment_samples:
@@ -92,7 +75,7 @@ class FrameBlocks:
         return segments, FrameState(signal[..., at:], state.samples + x.shape[-1], frames)
 
     def remaining(self, state: FrameState) -> list[Segment]:
-        """The blocks that zeros after the last sample complete."""
+        """Return the blocks that are completed by zeros after the last sample."""
         if state.samples == 0:
             return []
         left = state.samples // self.hop + 1 - state.frames
@@ -106,7 +89,7 @@ class FrameBlocks:
         ]
 
     def complete(self, samples: int) -> int:
-        """Return the frames of the blocks that `samples` samples complete, whatever follows."""
+        """Return the number of frames in the blocks that `samples` samples complete."""
         left = samples + self.reach - self.segment_samples
         return max(left // (BLOCK_FRAMES * self.hop) + 1, 0) * BLOCK_FRAMES
 
@@ -117,12 +100,7 @@ class FrameBlocks:
 
 
 def inside(values: Tensor, first: int, samples: int) -> Tensor:
-    """Zero what lies outside of a signal.
-
-    Args:
-        values: (.., time), the first of them at index `first` of the signal.
-        samples: Length of the signal.
-    """
+    """Zero the values (.., time) from index `first` on that lie outside of a signal."""
     head, tail = max(-first, 0), max(first + values.shape[-1] - samples, 0)
     if head == 0 and tail == 0:
         return values
@@ -136,21 +114,18 @@ Out = TypeVar("Out")
 
 
 def can_share(like: Tensor) -> bool:
-    """Return True if blocks may go to threads.
-
-    Gradients, compilation, vmap and the streams of a GPU know one thread only.
-    """
+    """Return True if blocks may go to threads: on the CPU, without gradients and transforms."""
     one_thread = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed(like)
     return like.device.type == "cpu" and not one_thread
 
 
 def map_blocks(function: Callable[[In], Out], blocks: Sequence[In], like: Tensor) -> list[Out]:
-    """`function` of every block, in order; they are made of `like`."""
+    """Return `function` of every block, in order; `like` is a tensor of the signal."""
     if not can_share(like):
         return [function(block) for block in blocks]
     results: dict[int, Out] = {}
-    # A mode of autograd belongs to a thread. Blocks change tensors of the caller in place, which
-    # torch allows for tensors of inference mode in that mode only.
+    # The modes of autograd are per thread. Blocks change tensors of the caller in place, which
+    # torch allows for tensors of inference mode only in inference mode.
     mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
 
     def run(i: int) -> None:

@@ -2,8 +2,8 @@
 
 Ear filter (1997 tables), six running spectra, level per ERB, excitation pattern, specific loudness,
 instantaneous loudness, short-term and long-term smoothing. Input in Pa; excitation is relative to
-(20 uPa)^2. Not copied from the interface's page: its law in three regimes and its single filter of
-50 and 200 ms, with which 1 kHz at 40 dB SPL would be 11.5 sone.
+(20 uPa)^2. The interface's page has a law in three regimes and one filter of 50 and 200 ms. With
+these 1 kHz at 40 dB SPL would be 11.5 sone, so this model uses the published law and filters.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
-from amtcore.kernels.operations.loudness_frames import Frames
+from amtcore.kernels.operations.loudness_frames import LoudnessKernel
 from amtcore.kernels.operations.specific_loudness import audible
 from amtcore.models.composition import stage_arguments
-from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, frames_of
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, loudness_kernel
 from amtcore.models.time_domain import Kwargs
 from amtcore.stages.ears import LoudnessEar
 from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
@@ -65,6 +65,11 @@ class Glasberg2002(LoudnessModel):
     torch.Size([2, 101])
     """
 
+    shown = (
+        "fs={0.fs:g}, hop_length={0.hop_length}, learnable={0.learnable}, "
+        "return_stages={0.return_stages}, dtype={0.dtype}"
+    )
+
     @checked_arguments()
     def __init__(
         self,
@@ -82,9 +87,8 @@ class Glasberg2002(LoudnessModel):
         super().__init__()
         self.fs, self.learnable, self.return_stages = check_fs(fs), learnable, return_stages
         common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
-        own, ear = (
-            partial(stage_arguments, models=common), {"compensation_type": "tfOuterMiddle1997"}
-        )  # fmt: skip
+        own = partial(stage_arguments, models=common)
+        ear = {"compensation_type": "tfOuterMiddle1997"}
         self.outer_middle_ear = LoudnessEar(
             **own("outer_middle_ear_kwargs", outer_middle_ear_kwargs, defaults=ear)
         )
@@ -100,33 +104,21 @@ class Glasberg2002(LoudnessModel):
         )
         self._hop_length, self._bin_hz = self.multi_fft.hop_length, self.multi_fft.bin_hz
         self._erb_step = self.erb_integration.erb_step
-        timed = {
-            **common,
-            "hop_length": self._hop_length,
-            "erb_step": self._erb_step,
-        }
+        timed = {**common, "hop_length": self._hop_length, "erb_step": self._erb_step}
         self.loudness_integration = LoudnessIntegration(
             **stage_arguments("loudness_integration_kwargs", loudness_integration_kwargs, timed)
         )
 
     @property
     def memories_s(self) -> tuple[float, float]:
-        """Time constants in s with which short-term and long-term loudness forget what was."""
         return self.loudness_integration.memories_s
 
     @property
-    def ear(self) -> LoudnessEar:
-        """The ear filter."""
-        return self.outer_middle_ear
-
-    @property
     def running_spectrum(self) -> WindowedSpectrum:
-        """The spectrum stage."""
         return self.multi_fft
 
     @property
     def fc(self) -> Tensor:
-        """Centre frequencies of the channels in Hz."""
         return self.erb_integration.fc_erb
 
     def _as_batch(self, x: Tensor) -> tuple[Tensor, bool]:
@@ -136,7 +128,7 @@ class Glasberg2002(LoudnessModel):
 
     def _analyse(self, filtered: Tensor) -> dict[str, Tensor]:
         spectrum = self.multi_fft.intensities(filtered)
-        # The bands lie where the channels do, and so do their nodes.
+        # Bands and channels have equal centres, and therefore equal nodes.
         nodes = self.erb_integration.at_nodes(spectrum[:, 0], inaudible(spectrum))
         levels = self.erb_integration.of_nodes(nodes)
         excitation = self.excitation_pattern.of_nodes(nodes, levels)
@@ -149,8 +141,8 @@ class Glasberg2002(LoudnessModel):
             }
         return stages
 
-    def _frames(self) -> Frames | None:
-        return frames_of(
+    def _kernel(self) -> LoudnessKernel | None:
+        return loudness_kernel(
             self.multi_fft, INAUDIBLE, self.erb_integration,
             ("bands", "bandwidth_scale", "fc_erb"), self.excitation_pattern,
             self.specific_loudness,
@@ -165,10 +157,7 @@ class Glasberg2002(LoudnessModel):
         if self.return_stages:
             stages = {"stl": short, "specific_loudness": specific}
             stages |= {name: analysed[name][:, 0] for name in ("excitation", "erb_excitation")}
-            stages |= {
-                "psd": analysed["psd"][:, 0],
-                "inst": now,
-            }
+            stages |= {"psd": analysed["psd"][:, 0], "inst": now}
         return Loudness(short, long, 2.0 * specific, stages, over_time.after)
 
     def _by_modules(self, signal: Tensor) -> Loudness:
@@ -204,7 +193,6 @@ class Glasberg2002(LoudnessModel):
         return long, stages
 
     def steady_loudness(self, specific: Tensor) -> Tensor:
-        """(batch, 1, frame, channel) -> loudness in sone once it stays, (batch, frame)."""
         return self.loudness_integration.instantaneous(specific[:, 0])
 
     def get_learnable_parameters(self) -> dict[str, dict[str, Any]]:
@@ -230,10 +218,3 @@ class Glasberg2002(LoudnessModel):
             groups[name] = {k: v.item() if v.ndim == 0 else v for k, v in values.items()}
         groups["erb_integration"]["fc_erb"] = self.fc.clone()
         return groups
-
-    def extra_repr(self) -> str:
-        """Rate, hop and type."""
-        return (
-            f"fs={self.fs:g}, hop_length={self.hop_length}, learnable={self.learnable}, "
-            f"return_stages={self.return_stages}, dtype={self.dtype}"
-        )

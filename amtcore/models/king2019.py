@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.arguments import checked_arguments
+from amtcore.arguments import Text, checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.models.composition import stage_arguments
 from amtcore.models.time_domain import (
@@ -38,7 +38,7 @@ _LOW_PASS_HZ = 150.0
 
 
 def _centre_frequencies(flow_hz: float, fhigh_hz: float, basef_hz: float | None) -> list[float]:
-    """1 ERB apart: centred in the range, or five of them around a base frequency."""
+    """Return frequencies 1 ERB apart, centred in the range, or five around a base frequency."""
     if basef_hz is None:
         return erb_space_bw(flow_hz, fhigh_hz).tolist()
     steps = range(-_ERB_AROUND_BASE, _ERB_AROUND_BASE + 1)
@@ -108,7 +108,7 @@ class King2019(TimeDomainModel):
     output_unit = "input unit"
     streaming_advice = "set phase_insens to none and leave subfs out"
 
-    @checked_arguments()
+    @checked_arguments(compression_type=Text(COMPRESSIONS))
     def __init__(
         self,
         fs: float,
@@ -138,11 +138,6 @@ class King2019(TimeDomainModel):
         phase_insens: str = "hilbert",
     ) -> None:
         super().__init__(fs, learnable, return_stages)
-        if compression_type not in COMPRESSIONS:
-            raise ParameterError(
-                f"compression_type must be one of {', '.join(COMPRESSIONS)}, "
-                f"got {compression_type!r}"
-            )
         if basef is None:
             check_range(fs, flow, fhigh)
         common: dict[str, Any] = {"learnable": learnable, "dtype": dtype}
@@ -200,9 +195,7 @@ class King2019(TimeDomainModel):
             yield [self.resampler(of_signal) for of_signal in band]
 
     def mfc_by_column(self) -> Tensor:
-        """Modulation centre frequency in Hz of each column of the modulation stream."""
         return self.mfc.repeat(self.num_channels)
 
     def extra_repr(self) -> str:
-        """Rate, range, size and compression."""
         return f"{super().extra_repr()}, compression_type={self.compression_type}"

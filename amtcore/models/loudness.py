@@ -1,15 +1,14 @@
 """Base class of the loudness models: frames from chunks of samples, loudness level, streaming.
 
-A frame needs samples after its instant (half a window, half a filter), so a stream holds the last
-0.1 s back until it is told that the signal ends. The method `forward` is the stream of one chunk.
+A frame needs half a window and half a filter of samples after its instant. So a stream holds the
+last 0.1 s back until the signal ends. The method `forward` is the stream of one chunk.
 
-The function `rows_of_blocks` computes rows of specific loudness by one kernel, where only numbers
-are wanted:
+Without gradients and `return_stages`, `rows_of_blocks` computes specific loudness by one kernel:
 
     rows    | left ear's channels | right ear's channels | zeros |      one row a frame
 
-A row is as wide as whole vectors of channels, the form that the gain controls read. Nothing between
-samples and rows is kept in memory. The numbers equal the numbers of the stages bit by bit.
+Rows are padded to whole vectors of channels, the layout of the gain controls. The values equal the
+values of the stages bit by bit.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.operations.loudness_frames import Frames, Prepared
+from amtcore.kernels.operations.loudness_frames import LoudnessKernel
 from amtcore.kernels.torch_state import can_compute, is_exporting, is_transformed, wants_derivative
 from amtcore.kernels.vector.simd import LANES
 from amtcore.models.composition import is_replaced, require_fusable, share_type
@@ -50,13 +49,7 @@ from amtcore.torch_internals import has_any_hooks
 
 @dataclass(frozen=True)
 class Rows:
-    """Specific loudness of some frames.
-
-    Args:
-        values: (batch, frame, width), float32.
-        ears: Number of ears.
-        channels: Of an ear.
-    """
+    """Specific loudness of some frames: (batch, frame, width), ears, and channels of an ear."""
 
     values: Tensor
     ears: int
@@ -69,26 +62,29 @@ class Rows:
         return used.unflatten(-1, (self.ears, self.channels)).transpose(1, 2)
 
 
-def frames_of(
+def loudness_kernel(
     spectrum: WindowedSpectrum,
     limits: tuple[float, float, float],
     levels: ComponentStage,
     level_weights: tuple[str, ...],
     filters: RoexFilters,
     law: CompressiveLaw,
-) -> Frames | None:
-    """Collect the tables that the kernel needs from the stages; None where they have none for it.
+) -> LoudnessKernel | None:
+    """Return the kernel for specific loudness, or None if the stages cannot use it.
 
     Args:
-        limits: What components must be above, `FAINTEST` or `INAUDIBLE`.
-        levels: Has the nodes, and the weights of the levels per ERB.
-        level_weights: Name of these, and what they follow from.
+        spectrum: Stage of the spectra.
+        limits: `FAINTEST` or `INAUDIBLE`, the threshold of components.
+        levels: Stage with the nodes and the weights of the levels per ERB.
+        level_weights: Name of the weights, and the constants they depend on.
+        filters: Stage of the excitation pattern.
+        law: Stage of specific loudness.
     """
     if not spectrum.has_factors() or filters.backend is not None or len(filters.fc) < LANES:
         return None
     name, *of = level_weights
     blocks, places = levels.derived(f"{name}_blocks", *of), levels.derived(name, *of).shape[1]
-    return Frames(
+    return LoudnessKernel(
         spectrum.factors(), torch.tensor(limits), *levels.groups(), blocks, places,
         filters.filters(), law.constants_by_channel(), (law.high_divisor, law.high_exponent),
     )  # fmt: skip
@@ -98,25 +94,23 @@ def rows_of_blocks(
     together: Sequence[Sequence[Segment | None]],
     heard: Callable[[Sequence[Segment | None]], Sequence[Tensor]],
     specific: Callable[[Tensor], Tensor],
-    frames: Frames,
+    kernel: LoudnessKernel,
 ) -> Rows:
-    """All blocks of some signals, side by side on the kernels' threads.
+    """Compute all blocks of some signals, side by side on the kernels' threads.
 
     Args:
-        together: The blocks that go through the ear at once, all of them in order; None is
-            silence. One block or more.
-        heard: From these to what the ear lets through of each, (batch, ear, sample).
-        specific: From one signal of that to what the stages make of it, (ear, frame, channel):
-            for samples that are no finite numbers, which the kernel leaves alone.
-        frames: What the kernel needs.
+        together: Groups of blocks that go through the ear at once, in order; None is silence.
+        heard: Filters a group by the ear, (batch, ear, sample) for each block.
+        specific: Computes (ear, frame, channel) by the stages, for a non-finite signal.
+        kernel: Kernel for finite signals.
     """
-    prepared, segments = Prepared(frames), [s for some in together for s in some if s is not None]
+    segments = [s for some in together for s in some if s is not None]
     batch, ears = segments[0].x.shape[:2]
-    used = ears * prepared.channels
+    used = ears * kernel.channels
     *begins, count = accumulate((segment.frames for segment in segments), initial=0)
     places = {s.first: slice(at, at + s.frames) for s, at in zip(segments, begins, strict=True)}
     values = segments[0].x.new_empty(batch, count, used + -used % LANES)
-    rows = Rows(values, ears, prepared.channels)
+    rows = Rows(values, ears, kernel.channels)
 
     def make(some: Sequence[Segment | None]) -> None:
         for segment, signals in zip(some, heard(some), strict=True):
@@ -125,49 +119,40 @@ def rows_of_blocks(
             part = places[segment.first]
             values[:, part, used:] = 0.0
             for b, signal in enumerate(signals):
-                if not prepared.specific(signal, values[b, part]):
+                if not kernel.specific(signal, values[b, part]):
                     rows.specific[b, :, part] = specific(signal)[:, : segment.frames]
 
     map_blocks(make, together, values)
     return rows
 
 
-#: Samples up to this count as 0 (-306 dB SPL): powers of them would be denormal, hence slow.
+#: Largest sample that counts as 0 (-306 dB SPL): its power would be denormal, hence slow.
 SILENT_PA = 1e-20
 
-
-#: The next frames (batch, frame, ..) and the state before them, None at the start -> frames of the
-#: same shape and the state after them.
+#: (frames (batch, frame, ..), state or None) -> (frames of the same shape, next state).
 Recurrence = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
 class OverTime:
-    """Runs recurrences over some frames of signals.
-
-    Args:
-        before: States after the frames before these, by name; empty at the start.
-
-    Attributes:
-        after: States after these frames.
-    """
+    """Recurrences over some frames, with states by name `before` and `after` these frames."""
 
     def __init__(self, before: Mapping[str, Any]) -> None:
         self._before = before
         self.after: dict[str, Any] = {}
 
     def __call__(self, name: str, recurrence: Recurrence, x: Tensor) -> Tensor:
-        """Run the recurrence of this name over the frames."""
+        """Run a recurrence over the frames, and keep its state."""
         y, self.after[name] = recurrence(x, self._before.get(name))
         return y
 
 
 @dataclass(frozen=True)
 class LoudnessState:
-    """Between two chunks.
+    """State between two chunks.
 
     Args:
-        blocks: Samples that later frames need, and the place in the signal.
-        integration: Of the gain controls.
+        blocks: Progress of the blocks.
+        integration: States of the gain controls.
         batched: Whether the caller's tensors have a batch axis.
     """
 
@@ -183,9 +168,9 @@ class Loudness:
     Args:
         short: Short-term loudness in sone, (batch, frame).
         long: Long-term loudness in sone, (batch, frame).
-        specific: In sone per Cam, both ears together, (batch, frame, channel).
-        stages: What `return_stages` adds, by name.
-        state: Of the gain controls after the last frame.
+        specific: Specific loudness of both ears in sone per Cam, (batch, frame, channel).
+        stages: Tensors of `return_stages`, by name.
+        state: States of the gain controls after the last frame.
     """
 
     short: Tensor
@@ -223,10 +208,12 @@ class LoudnessModel(Converted):
         super().__init__()
         self.register_load_state_dict_post_hook(share_type)
 
+    outer_middle_ear: LoudnessEar
+
     @property
     def ear(self) -> LoudnessEar:
         """The ear filter."""
-        raise NotImplementedError
+        return self.outer_middle_ear
 
     @property
     def running_spectrum(self) -> WindowedSpectrum:
@@ -239,27 +226,27 @@ class LoudnessModel(Converted):
         raise NotImplementedError
 
     def _analyse(self, filtered: Tensor) -> dict[str, Tensor]:
-        """(batch, ear, time) -> stages (batch, ear, frame, ..), among them "specific"."""
+        """Return the stages (batch, ear, frame, ..), among them "specific"."""
         raise NotImplementedError
 
-    def _frames(self) -> Frames | None:
-        """How the kernel makes specific loudness of filtered samples; None where it cannot."""
+    def _kernel(self) -> LoudnessKernel | None:
+        """Return the kernel for specific loudness, or None."""
         return None
 
     def _integrate_rows(self, rows: Rows, over_time: OverTime) -> Loudness:
-        """Like `_integrate`; may change the rows."""
+        """Integrate rows over time; may change the rows."""
         return self._integrate({"specific": rows.specific}, over_time)
 
     def _integrate(self, analysed: dict[str, Tensor], over_time: OverTime) -> Loudness:
-        """Specific loudness (batch, ear, frame, channel) to loudness over time."""
+        """Integrate specific loudness (batch, ear, frame, channel) over time."""
         raise NotImplementedError
 
     def _as_batch(self, x: Tensor) -> tuple[Tensor, bool]:
-        """(batch, ear, time) in the working type, and whether there was a batch axis."""
+        """Return (batch, ear, time) in the working type, and True if there was a batch axis."""
         raise NotImplementedError
 
     def _by_modules(self, signal: Tensor) -> Loudness:
-        """Loudness of a whole signal (batch, ear, time), every stage called as a module."""
+        """Return the loudness of a whole signal (batch, ear, time) by calls of all stages."""
         raise NotImplementedError
 
     def _result(self, loudness: Loudness, batched: bool) -> Any:
@@ -278,7 +265,7 @@ class LoudnessModel(Converted):
 
     @property
     def memories_s(self) -> tuple[float, float]:
-        """Time constants in s with which short-term and long-term loudness forget what was."""
+        """Slowest time constants in s of short-term and long-term loudness."""
         raise NotImplementedError
 
     @property
@@ -297,11 +284,11 @@ class LoudnessModel(Converted):
 
         Args:
             x: As for `forward`; may be empty.
-            state: What the previous chunk returned; None at the start.
-            last: Whether the signal ends here; the frames that were held back then come too.
+            state: State after the previous chunk; None at the start.
+            last: Whether the signal ends here; then the frames that were held back come too.
         Returns:
-            What `forward` returns, for the frames that are ready (there may be none; they come in
-            blocks of 128), and the state to pass with the next chunk.
+            The output of `forward` for the frames that are ready, in blocks of 128, and the state
+            to pass with the next chunk.
         """
         loudness, state = self.stream_loudness(x, state, last)
         return self._result(loudness, state.batched), state
@@ -309,9 +296,8 @@ class LoudnessModel(Converted):
     def forward(self, audio: Tensor) -> Any:
         """The whole signal at once.
 
-        Where a stage has hooks, or is not ours, every stage is called as a module, once with the
-        whole signal. Otherwise blocks go through one by one, in less memory.
-        `torch.export` records the whole signal too: the number of blocks depends on its length.
+        If a stage has hooks or was replaced, every stage is called once with the whole signal, as
+        in `torch.export`. Otherwise blocks go through the stages one by one, in less memory.
         """
         if not (is_exporting() or self._needs_calls()):
             return self.stream(audio, None, True)[0]
@@ -320,11 +306,11 @@ class LoudnessModel(Converted):
         return self._result(self._by_modules(signal), batched)
 
     def _needs_calls(self) -> bool:
-        """Return True if blocks would pass a hook by, or compute something else than a stage."""
+        """Return True if blocks would skip a hook or a replaced stage."""
         return any(has_any_hooks(stage) or is_replaced(stage) for stage in self.children())
 
     def _stage(self) -> Stage:
-        """Any stage of ours: all have the same working type."""
+        """Return any stage of this package; all have the same working type."""
         ours = [stage for stage in self.children() if isinstance(stage, Stage)]
         if not ours:
             raise ParameterError(f"{type(self).__name__} has no stage of its own left")
@@ -333,7 +319,7 @@ class LoudnessModel(Converted):
     def stream_loudness(
         self, x: Tensor, state: LoudnessState | None = None, last: bool = False
     ) -> tuple[Loudness, LoudnessState]:
-        """Like `stream`, with everything there is to know of the frames."""
+        """Process the next chunk like `stream`, and return all `Loudness` of its frames."""
         require_fusable(self, self.named_children())
         if state is not None:
             check_state(self, state, LoudnessState)
@@ -353,26 +339,26 @@ class LoudnessModel(Converted):
         return loudness, LoudnessState(blocks, loudness.state, batched)
 
     def grid(self) -> FrameBlocks:
-        """How signals are cut into blocks."""
+        """Return the grid of blocks."""
         reach = (self.running_spectrum.windows[0] + self.ear.order) // 2
         return FrameBlocks(self.hop_length, reach)
 
     def _run(
         self, segments: list[Segment], blocks: FrameState, state: dict[str, Tensor] | None
     ) -> Loudness:
-        """Blocks to loudness; what they have in common is made once."""
+        """Return the loudness of blocks."""
         shown = segments or [self._nothing(blocks.tail)]
         response = self.ear.response(self.ear.taps(), shown[0].x.shape[-1])
-        frames = self._frames() if self._wants_numbers(blocks.tail) else None
+        kernel = self._kernel() if self._wants_numbers(blocks.tail) else None
         batch, ears = blocks.tail.shape[:2]
         alone = batch == 1 or (batch > 1 and self._takes_items_alone(blocks.tail))
         if can_share(blocks.tail) and ears == 1 and alone:
             together = self._pairs(shown)
         else:
             together = [[segment] for segment in shown]
-        if frames is not None and segments:
+        if kernel is not None and segments:
             heard = partial(self._heard, response=response, samples=blocks.samples)
-            rows = rows_of_blocks(together, heard, self._specific, frames)
+            rows = rows_of_blocks(together, heard, self._specific, kernel)
             return self._integrate_rows(rows, OverTime(state or {}))
         items = [slice(b, b + 1) for b in range(batch)] if alone else [slice(None)]
         stages = self._stages_of(together, items, response, blocks)
@@ -385,7 +371,7 @@ class LoudnessModel(Converted):
         response: Tensor,
         blocks: FrameState,
     ) -> dict[str, Tensor]:
-        """Return the stages of all blocks, made for these items of the batch at a time."""
+        """Return the stages of all blocks, computed for these items of the batch at a time."""
         parts = map_blocks(
             lambda some: self._blocks(some, response, blocks.samples),
             [_of_items(some, item) for item in items for some in together],
@@ -403,9 +389,9 @@ class LoudnessModel(Converted):
     def _takes_items_alone(self, x: Tensor) -> bool:
         """Return True if the items of a batch go through the stages one by one.
 
-        A matrix product sums in an order that depends on its shape; of one item it has the same
-        bits in any batch. Kernels need no such care, since they take every frame by itself.
-        Learning makes tables anew with every product, so it takes a batch as one.
+        The rounding of a matrix product depends on its shape, so separate items have the same bits
+        in any batch. Kernels take frames separately and need no such care. Learning takes a whole
+        batch, because each pass computes the tables again.
         """
         if torch.compiler.is_compiling() or is_transformed(x) or x.device.type != "cpu":
             return False
@@ -413,14 +399,13 @@ class LoudnessModel(Converted):
         return not (by_kernels or wants_derivative(*self.parameters()))
 
     def _wants_numbers(self, x: Tensor) -> bool:
-        """Return True if specific loudness is all that is wanted, and nobody asks for more than
-        numbers."""
+        """Return True if only loudness without gradients is needed."""
         return not self.return_stages and can_share(x) and can_compute(x)
 
     def _heard(
         self, segments: Sequence[Segment | None], response: Tensor, samples: int
     ) -> list[Tensor]:
-        """Filter some blocks of equal shape by the ear; None is silence."""
+        """Filter blocks of equal shape by the ear; None is silence."""
         like, half = next(s.x for s in segments if s is not None), self.ear.order // 2
         x = [torch.zeros_like(like) if segment is None else segment.x for segment in segments]
         filtered = self.ear.filter_by(torch.cat(x), response).split(len(like))
@@ -430,17 +415,17 @@ class LoudnessModel(Converted):
         ]
 
     def _specific(self, filtered: Tensor) -> Tensor:
-        """(ear, time) -> (ear, frame, channel), by the stages."""
+        """Return (ear, frame, channel) of (ear, time), by the stages."""
         return self._analyse(filtered.unsqueeze(0))["specific"][0]
 
     def run_blocks(self, x: Tensor, inside: Tensor, taps: Tensor, over_time: OverTime) -> Loudness:
-        """Loudness of blocks of any signals at once.
+        """Return the loudness of blocks of any signals at once.
 
         Args:
-            x: (block, ear, samples) in Pa in the working type: see `FrameBlocks`.
-            inside: (block, 1, samples), whether there is signal.
-            taps: Of the ear filter.
-            over_time: Runs recurrences over the frames of each signal, one block after another.
+            x: (block, ear, samples) in Pa in the working type, see `FrameBlocks`.
+            inside: (block, 1, samples), True inside a signal.
+            taps: Taps of the ear filter.
+            over_time: Runs recurrences over the frames of each signal, block after block.
         """
         half = self.ear.order // 2
         silenced = torch.where(inside, torch.nn.functional.hardshrink(x, SILENT_PA), 0.0)
@@ -449,15 +434,17 @@ class LoudnessModel(Converted):
         return self._integrate(self._analyse(heard), over_time)
 
     def _nothing(self, tail: Tensor) -> Segment:
-        """A block of no frames, for chunks that complete none."""
+        """Return a block without frames, for chunks that complete none."""
         silence = tail.new_zeros(*tail.shape[:-1], 2 * self.grid().reach)
-        # The sum of nothing is 0, and hangs on the input: its gradient is 0, not missing.
+        # The empty sum connects the output to the input, so that its gradient is 0, not missing.
         return Segment(silence + tail[..., :0].sum(-1, keepdim=True), 0, 0)
 
     def _pairs(self, segments: list[Segment]) -> list[list[Segment | None]]:
-        """Blocks of one signal by twos, which products take better. Each has its place by its
-        number in the signal, with silence where the other is not at hand: so its products are of
-        one shape, and the same bits whatever the chunks."""
+        """Group the blocks of one signal in pairs, which makes products faster.
+
+        The number of a block in the signal decides its pair and place. A missing block is silence,
+        so that the products have one shape, and the same bits for any chunks.
+        """
         pairs: dict[int, list[Segment | None]] = {}
         for segment in segments:
             number = (segment.first + self.grid().reach) // (BLOCK_FRAMES * self.hop_length)
@@ -467,7 +454,7 @@ class LoudnessModel(Converted):
     def _blocks(
         self, segments: Sequence[Segment | None], response: Tensor, samples: int
     ) -> list[dict[str, Tensor]]:
-        """Stages of some blocks of equal shape; None is silence, which has none."""
+        """Return the stages of blocks of equal shape; None is silence and returns no stages."""
         half, window = self.ear.order // 2, self.running_spectrum.windows[0]
         heard = self._heard(segments, response, samples)
         analysed = self._analyse(torch.cat(heard))
@@ -485,7 +472,7 @@ class LoudnessModel(Converted):
         return made
 
     def phon_table(self) -> PhonTable:
-        """The model's own loudness of steady 1 kHz tones, both ears alike."""
+        """Return the model's loudness of steady 1 kHz tones at both ears."""
         levels = table_levels()
         reach = self.grid().reach
         with torch.no_grad():
@@ -495,11 +482,11 @@ class LoudnessModel(Converted):
         return PhonTable(levels.to(sone.device, non_blocking=True), sone)
 
     def steady_loudness(self, specific: Tensor) -> Tensor:
-        """(batch, 1, frame, channel) -> loudness in sone once it stays, (batch, frame)."""
+        """Return the steady loudness in sone, (batch, frame), of (batch, 1, frame, channel)."""
         raise NotImplementedError
 
     def compute_loudness_level(self, ltl: Tensor, method: str = "table") -> Tensor:
-        """Loudness in sone -> loudness level in phon, of the same shape.
+        """Return the loudness level in phon, of the same shape.
 
         Args:
             ltl: Loudness in sone.
@@ -513,12 +500,8 @@ class LoudnessModel(Converted):
         return self.fc
 
     def get_parameters(self) -> dict[str, Any]:
-        """Rate and switches of the model."""
-        return {
-            "fs": self.fs,
-            "learnable": self.learnable,
-            "return_stages": self.return_stages,
-        }
+        """Return the rate and the switches of the model."""
+        return {name: getattr(self, name) for name in ("fs", "learnable", "return_stages")}
 
     def reset_state(self) -> None:
         """Does nothing: a model keeps no state between calls; `stream` returns it."""

@@ -18,11 +18,11 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.operations.binaural_inhibition import sides_of
-from amtcore.kernels.operations.loudness_frames import Frames
+from amtcore.kernels.operations.loudness_frames import LoudnessKernel
 from amtcore.kernels.operations.specific_loudness import audible
 from amtcore.models.composition import stage_arguments
 from amtcore.models.frame_blocks import BLOCK_FRAMES, map_blocks
-from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Rows, frames_of
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Rows, loudness_kernel
 from amtcore.models.time_domain import Kwargs
 from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
 from amtcore.stages.ears import LoudnessEar
@@ -75,6 +75,10 @@ class Moore2016(LoudnessModel):
     """
 
     input_channels = (1, 2)
+    shown = (
+        "fs={0.fs:g}, hop_length={0.hop_length}, learnable={0.learnable}, "
+        "return_stages={0.return_stages}, dtype={0.dtype}"
+    )
 
     @checked_arguments()
     def __init__(
@@ -122,23 +126,15 @@ class Moore2016(LoudnessModel):
 
     @property
     def memories_s(self) -> tuple[float, float]:
-        """Time constants in s with which short-term and long-term loudness forget what was."""
         agcs = self.ltl_agc_left, self.ltl_agc_right
         return self.temporal_integration.memory_s, max(agc.memory_s for agc in agcs)
 
     @property
-    def ear(self) -> LoudnessEar:
-        """The ear filter."""
-        return self.outer_middle_ear
-
-    @property
     def running_spectrum(self) -> WindowedSpectrum:
-        """The spectrum stage."""
         return self.spectrum
 
     @property
     def fc(self) -> Tensor:
-        """Centre frequencies of the channels in Hz, (150,)."""
         return self.excitation.fc
 
     def _as_batch(self, x: Tensor) -> tuple[Tensor, bool]:
@@ -182,8 +178,8 @@ class Moore2016(LoudnessModel):
         ]
         return long, over_time("loudest", _loudest, long[0] + long[1])
 
-    def _frames(self) -> Frames | None:
-        return frames_of(
+    def _kernel(self) -> LoudnessKernel | None:
+        return loudness_kernel(
             self.spectrum, FAINTEST, self.excitation, ("between_nodes", "fc"), self.excitation,
             self.specific_loudness,
         )  # fmt: skip
@@ -246,7 +242,7 @@ class Moore2016(LoudnessModel):
         short: list[Tensor],
         long: list[Tensor],
     ) -> dict[str, Tensor]:
-        """The page's stages; a single signal counts for both ears. Time is axis 1 in all."""
+        """Return the page's stages, with time as axis 1; a single signal counts for both ears."""
         stages: dict[str, Tensor] = {}
         heard = self.spectrum if hasattr(self.spectrum, "frequencies") else self.excitation
         for number, ear in enumerate(EARS):
@@ -264,11 +260,7 @@ class Moore2016(LoudnessModel):
         return stages
 
     def _result(self, loudness: Loudness, batched: bool) -> Any:
-        outputs: tuple[Tensor, ...] = (
-            loudness.short,
-            loudness.long,
-            loudness.state["loudest"],
-        )
+        outputs: tuple[Tensor, ...] = (loudness.short, loudness.long, loudness.state["loudest"])
         stages = loudness.stages
         if not batched:
             outputs = tuple(values.squeeze(0) for values in outputs)
@@ -276,29 +268,21 @@ class Moore2016(LoudnessModel):
         return (outputs, stages) if self.return_stages else outputs
 
     def steady_loudness(self, specific: Tensor) -> Tensor:
-        """(batch, 1, frame, channel) -> loudness in sone once it stays, (batch, frame)."""
         return 2.0 * self.binaural_loudness.total(self.binaural_loudness.diotic(specific[:, 0]))
-
-    def extra_repr(self) -> str:
-        """Rate, hop and type."""
-        return (
-            f"fs={self.fs:g}, hop_length={self.hop_length}, learnable={self.learnable}, "
-            f"return_stages={self.return_stages}, dtype={self.dtype}"
-        )
 
 
 def _rows(specific: Tensor) -> Tensor:
-    """(batch, ear, frame, channel) -> (batch, frame, ear * channel)."""
+    """Return (batch, frame, ear * channel) of (batch, ear, frame, channel)."""
     return specific.transpose(1, 2).flatten(2)
 
 
 def _ears(rows: Tensor, specific: Tensor) -> tuple[Tensor, ...]:
-    """The inverse of `_rows`, ear by ear: (batch, frame, channel) each."""
+    """Return (batch, frame, channel) of each ear, the inverse of `_rows`."""
     batch, ears, frames, channels = specific.shape
     return rows.reshape(batch, frames, ears, channels).unbind(2)
 
 
 def _loudest(total: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(batch, frame) as it is, and (batch,): the largest value so far."""
+    """Return `total` (batch, frame), and the largest value so far (batch,)."""
     most = total.new_zeros(total.shape[0]) if before is None else before
     return total, torch.cat((most.unsqueeze(-1), total), -1).amax(-1)

@@ -103,5 +103,4 @@ class Osses2021(TimeDomainModel):
         )
 
     def extra_repr(self) -> str:
-        """Rate, range, phase and size."""
         return f"{super().extra_repr()}, phase_type={self.phase_type}"

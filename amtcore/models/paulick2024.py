@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.arguments import checked_arguments
-from amtcore.errors import ParameterError
+from amtcore.arguments import Text, checked_arguments
 from amtcore.models.composition import stage_arguments
 from amtcore.models.decisions import DecisionMethods
 from amtcore.models.time_domain import (
@@ -53,7 +52,7 @@ def adaptation_min_level(fc_hz: list[float]) -> Tensor:
 
 
 def _ear(kwargs: dict[str, Any]) -> StageSequence:
-    """Headphone (linear phase) and middle ear (minimum phase), causal, to stapes velocity."""
+    """Return headphone (linear phase) and middle ear (minimum phase), to stapes velocity."""
     of_middle_ear = {"filter_type": "lopezpoveda2001", "normalize_gain": False}
     of_middle_ear |= {name: kwargs.pop(name) for name in of_middle_ear if name in kwargs}
     phase = {"phase_type": "amt", "compensate_delay": False}
@@ -65,7 +64,7 @@ def _ear(kwargs: dict[str, Any]) -> StageSequence:
 def _hair_cell(
     model: str, kwargs: dict[str, Any], common: dict[str, Any]
 ) -> tuple[IHCPaulick2024 | IHCEnvelope, SquaringExpansion | None]:
-    """The hair cell of a model and what follows it."""
+    """Return the hair cell of a model and the expansion after it, if any."""
     if model == "paulick2024":
         return IHCPaulick2024(**kwargs), None
     envelope = IHCEnvelope(**{"method": "relanoiborra2019", **kwargs})
@@ -121,7 +120,7 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
     )
     input_unit = "pa"
 
-    @checked_arguments()
+    @checked_arguments(model=Text(MODELS))
     def __init__(
         self,
         fs: float = 44100,
@@ -141,8 +140,6 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
         model: str = "paulick2024",
     ) -> None:
         super().__init__(fs, learnable, return_stages)
-        if model not in MODELS:
-            raise ParameterError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
         check_range(fs, flow, fhigh)
         common: dict[str, Any] = {"learnable": learnable, "dtype": dtype}
         own = partial(stage_arguments, models={"fs": fs, **common})
@@ -175,9 +172,7 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
 
     @property
     def auditory_filters(self) -> DRNLFilterbank:
-        """The stage that splits the waveform into channels."""
         return self.drnl
 
     def extra_repr(self) -> str:
-        """Rate, range, size and model."""
         return f"{super().extra_repr()}, model={self.model}, use_outerear={self.use_outerear}"

@@ -1,9 +1,9 @@
 """Base class of the time-domain models: an ordered chain of stages, for whole signals or chunks.
 
-    waveform -> front end (waveform to waveform) -> channels, stage by stage -> modulation filters.
+    waveform -> front end -> filterbank -> stages of each channel -> modulation filters
 
 A model names its stages once, as `chain_stages`. Signals, chunks and gradients go through them one
-by one; the fused kernel that pools features gets the operations from the filterbank on.
+by one; the fused kernel for features gets the operations from the filterbank on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, StateError, nearest_hint
-from amtcore.kernels.chain import Bank, BlockOp, identity_bank
+from amtcore.kernels.chain import ChainStep, FilterBank, identity_bank
 from amtcore.models.composition import require_fusable, require_streamable, share_type
 from amtcore.stages.constants import Converted
 from amtcore.stages.stage import BlockStage, Stage, StreamChunk, accepts_chunks, check_fs
@@ -31,7 +31,7 @@ _STATES = (
 
 
 def check_range(fs: float, flow: float, fhigh: float) -> None:
-    """Raises where the limits of the centre frequencies are no range below fs/2."""
+    """Raise if the limits of the centre frequencies are no range below fs/2."""
     if not flow < fhigh <= fs / 2:
         raise ParameterError(
             f"expected 0 <= flow < fhigh <= half the sampling rate ({fs / 2:g} Hz), got flow "
@@ -44,11 +44,11 @@ class ChainStage:
     """One stage of a model's chain.
 
     Args:
-        name: The attribute that holds the stage; where that is None, signals pass on unchanged.
-        returned: What `return_stages` calls the signal after it; "" where it is left out.
-        stream: The feature stream that ends with it; "" for none.
+        name: Attribute that holds the stage, or None to pass signals on unchanged.
+        returned: Name in `return_stages` of the signal after the stage; "" for none.
+        stream: Feature stream that ends with the stage; "" for none.
 
-    Where several stages have the same `returned` or `stream`, the last of them counts.
+    If several stages have the same `returned` or `stream`, the last of them counts.
     """
 
     name: str
@@ -57,12 +57,12 @@ class ChainStage:
 
 
 class StreamContext:
-    """One chunk on its way through a model: hands each stage its state and keeps the new one.
+    """One pass of a chunk through a model: gives each stage its state and collects new states.
 
     Args:
-        state: What the previous chunk left; None at the start.
+        state: States after the previous chunk; None at the start.
         last: Whether the signal ends with this chunk.
-        whole: Whether the chunk is the signal: every stage is then called as any module is.
+        whole: Whether the chunk is the whole signal; then every stage is called as a module.
     """
 
     def __init__(self, state: State | None, last: bool, whole: bool = False) -> None:
@@ -73,7 +73,7 @@ class StreamContext:
         self.state: State = {}
 
     def __call__(self, name: str, stage: nn.Module, x: Tensor) -> Any:
-        """The output of a stage for this chunk; a stage that cannot stream needs the whole."""
+        """Return the output of a stage for this chunk."""
         if self._whole or (self._alone and not getattr(stage, "can_stream", True)):
             return stage(x)
         require_streamable(name, stage)
@@ -91,7 +91,7 @@ class StreamContext:
         return y
 
     def check_left(self) -> None:
-        """Raise where a state has stages that were not asked for."""
+        """Raise if the state has stages that this pass did not call."""
         left = sorted(set(self._before or ()) - set(self.state))
         if left:
             raise StateError(f"{_STATES}, got one with the stages {', '.join(left)} of another")
@@ -135,11 +135,11 @@ class WholeSignalBands:
     """Modulation bands that need the whole signal.
 
     Args:
-        bands: (batch, channel, time) and the length of each signal -> every band in turn: of each
-            signal (1, channel, time').
-        count: How many there are.
-        fs_hz: Their sampling rate.
-        rates: (up, down) from the model's rate to theirs.
+        bands: (batch, channel, time) and the length of each signal -> for each band a list of
+            (1, channel, time'), one for each signal.
+        count: Number of bands.
+        fs_hz: Sampling rate of the bands.
+        rates: (up, down) from the model's rate to the bands' rate.
     """
 
     bands: Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
@@ -157,7 +157,7 @@ class TimeDomainModel(Converted):
     Args:
         fs: Sampling rate in Hz.
         learnable: Whether the constants of all stages are parameters.
-        return_stages: Whether outputs come with a dict of what the stages made.
+        return_stages: Whether outputs come with a dict of the stages' outputs.
 
     Invariants:
         `model(x)` equals the chunks of `model.stream` over any split of x, one after another.
@@ -198,7 +198,7 @@ class TimeDomainModel(Converted):
         return self.auditory_filters.num_channels
 
     def forward_chunk(self, x: Tensor, step: StreamContext) -> tuple[Any, dict[str, Tensor]]:
-        """Output and returned stages of one chunk."""
+        """Return the output and the returned stages of one chunk."""
         returned: dict[str, Tensor] = {}
         for link in self.chain_stages:
             stage = getattr(self, link.name)
@@ -219,11 +219,11 @@ class TimeDomainModel(Converted):
 
         Args:
             x: (batch, time) or (time,).
-            state: What the previous chunk returned; None at the start.
-            last: Whether the signal ends here. Only models that look ahead need to know: they
-                return what they held back.
+            state: State after the previous chunk; None at the start.
+            last: Whether the signal ends here; models that look ahead then return their last
+                outputs.
         Returns:
-            What `forward` returns for this chunk, and the state to pass with the next one.
+            The output of `forward` for this chunk, and the state to pass with the next chunk.
         """
         step = StreamContext(state, last)
         out, stages = self.forward_chunk(x, step)
@@ -237,17 +237,16 @@ class TimeDomainModel(Converted):
 
     @property
     def memory_s(self) -> float | None:
-        """Time constant in s with which the output forgets: the sum of the slowest time constants
-        of all stages in series. None if a stage does not state one."""
+        """Sum of the stages' time constants in s; None if a stage does not state one."""
         return _summed_s(dict(self._present(self.chain_stages)).values())
 
     def _present(self, links: Sequence[ChainStage]) -> list[tuple[str, Any]]:
-        """Names and stages of those links that have one."""
+        """Return names and stages of the links that have a stage."""
         stages = ((link.name, getattr(self, link.name)) for link in links)
         return [(name, stage) for name, stage in stages if stage is not None]
 
     def front_end(self) -> list[Stage]:
-        """The stages before the channels split: waveform in, waveform out."""
+        """Return the stages before the filterbank: waveform in, waveform out."""
         ear: list[Any] = []
         for name, stage in self._present(self.chain_stages):
             if stage is self.auditory_filters:
@@ -258,12 +257,8 @@ class TimeDomainModel(Converted):
                 ear.append(part)
         return ear
 
-    def chain(self, stream: str) -> tuple[list[BlockOp], Bank]:
-        """The operations and the final bank of a feature stream, for the fused kernel.
-
-        Args:
-            stream: Of one of the `chain_stages`.
-        """
+    def chain(self, stream: str) -> tuple[list[ChainStep], FilterBank]:
+        """Return the steps and the filters of a feature stream, for the fused kernel."""
         require_fusable(self, self.named_children(), "block_ops", "bank")
         ends = {link.stream: i + 1 for i, link in enumerate(self.chain_stages) if link.stream}
         if stream not in ends:
@@ -279,9 +274,9 @@ class TimeDomainModel(Converted):
         return ops, stages[-1].bank(self.num_channels)
 
     def whole_bands(self, stream: str) -> WholeSignalBands | None:
-        """How a feature stream is made that the fused kernel cannot make; None where it can.
+        """Return the bands of a feature stream that needs whole signals, or None.
 
-        `chain` then gives the operations up to the bands' input, and no bank to speak of.
+        `chain` then returns the steps up to the bands' input, and an identity bank.
         """
         return None
 
@@ -293,7 +288,6 @@ class TimeDomainModel(Converted):
         """Does nothing: no filters share coefficients, so every gradient is already in place."""
 
     def extra_repr(self) -> str:
-        """Rate, range and size."""
         channels = ""
         if isinstance(self.auditory_filters, Stage):
             ends = f"{self.fc[0].item():.1f}..{self.fc[-1].item():.1f} Hz"

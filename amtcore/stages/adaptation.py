@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amtcore.arguments import checked_arguments
+from amtcore.arguments import Text, checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.adaptation import ADAPTATION
 from amtcore.stages.constants import SECONDS, Range
 from amtcore.stages.stage import ChannelStage
@@ -77,7 +77,7 @@ class AdaptLoop(ChannelStage):
     limit: Tensor
     min_level: Tensor
 
-    @checked_arguments()
+    @checked_arguments(preset=Text(PRESETS))
     def __init__(
         self,
         fs: float,
@@ -91,20 +91,14 @@ class AdaptLoop(ChannelStage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        if preset not in PRESETS:
-            raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
         self.preset = preset
         chosen = PRESETS[preset].limit if limit is None else float(limit)
         if chosen != 0 and not chosen > 1:
             raise ParameterError(f"limit must be 0 (off) or above 1, got {limit}")
         self.limited = chosen > 1.0
         tau_s = torch.as_tensor(PRESETS[preset].tau_s if tau is None else tau, dtype=torch.float64)
-        if tau_s.ndim != 1 or tau_s.numel() == 0 or not bool((tau_s > 0).all()):
-            raise ParameterError("tau must be a list of time constants above 0 s")
         level = 10.0 ** ((minspl - 100.0) / 20.0) if min_level is None else min_level
         levels = torch.as_tensor(level, dtype=torch.float64)
-        if levels.ndim > 1 or not bool(((levels > 0) & (levels < 1)).all()):
-            raise ParameterError("min_level must lie between 0 and 1 in units of the input")
         # Faster than a sample, a loop would swing about its steady state for ever.
         self.constant("tau", tau_s, Range(1.0 / self.fs, SECONDS.highest))
         bounds = _LIMITS if self.limited else _LIMIT_OFF
@@ -120,7 +114,6 @@ class AdaptLoop(ChannelStage):
 
     @property
     def memory_s(self) -> float:
-        """Time constant of the slowest loop, in s."""
         return float(self.tau.detach().max())
 
     def _resting(self, levels: Tensor) -> Tensor:
@@ -144,8 +137,7 @@ class AdaptLoop(ChannelStage):
         loops = torch.stack((rise, overshoot, -2.0 / overshoot), -1).flatten(1)
         return torch.cat((levels, offset, 100.0 / (1.0 - offset), loops), 1).to(self.dtype)
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
-        """The loops, with their divisors at rest."""
+    def recurrences(self, channels: int) -> list[ChainStep]:
         if self.min_level.numel() not in (1, channels):
             raise ParameterError(
                 f"there are {self.min_level.numel()} minimum levels for {channels} channels"
@@ -153,10 +145,9 @@ class AdaptLoop(ChannelStage):
         levels = self.min_level.reshape(-1, 1).expand(channels, 1)
         argument = 2 * self.num_loops + int(self.limited)
         rest = self._resting(levels).to(self.dtype)
-        return [BlockOp(ADAPTATION, argument, self.coefficients(channels), rest)]
+        return [ChainStep(ADAPTATION, argument, self.coefficients(channels), rest)]
 
     def extra_repr(self) -> str:
-        """Preset, loops and limiter."""
         return (
             f"preset={self.preset}, tau={[round(t, 4) for t in self.tau.tolist()]} s, "
             f"limit={self.limit.item():g}, fs={self.fs:g}, learnable={self.learnable}"

@@ -5,10 +5,10 @@
 than the expanded polynomial.
 
 The `DRNLFilterbank` maps stapes velocity in m/s to basilar-membrane velocity (Lopez-Poveda and
-Meddis 2001, with the parameters of Paulick et al. 2024 and of Jepsen, Ewert and Dau 2008, whose
-gammatones are longer). Each channel sums a linear path (gain, gammatone, low-pass) and a
-compressive path (gammatone, broken stick, gammatone, low-pass). `HIx` is a cochlea whose
-compressive path has no gain.
+Meddis 2001). Parameters are from Paulick et al. (2024) or from Jepsen, Ewert and Dau (2008), whose
+gammatones are longer. Each channel sums a linear path (gain, gammatone, low-pass) and a compressive
+path (gammatone, broken stick, gammatone, low-pass). `HIx` is a cochlea whose compressive path has
+no gain.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from amtcore import filter_design as design
-from amtcore.arguments import checked_arguments, whole
-from amtcore.errors import ParameterError
-from amtcore.kernels.chain import BlockOp
+from amtcore.arguments import Text, checked_arguments, whole
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operation import ChainOperation
 from amtcore.kernels.operations.compression import BROKEN_STICK
 from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
@@ -85,16 +84,10 @@ class GammatoneFilterbank(FilterbankStage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        if not (isinstance(n, int) and n >= 1):
-            raise ParameterError(f"the filter order n must be an integer of 1 or more, got {n!r}")
         fc_hz = torch.as_tensor(fc, dtype=torch.float64)
-        if fc_hz.ndim != 1 or fc_hz.numel() == 0 or not bool((fc_hz > 0).all()):
-            raise ParameterError("fc must be a non-empty list of frequencies above 0 Hz")
         check_below_nyquist("the highest centre frequency", float(fc_hz.max()), self.fs)
         self.n = n
         self.betamul = default_betamul(n) if betamul is None else float(betamul)
-        if not (self.betamul > 0 and erb_scale > 0):
-            raise ParameterError("betamul and erb_scale must be above 0")
         self.erb_scale = float(erb_scale)
         erb = ERB_FLOOR_HZ + fc_hz / ERB_Q
         self.constant("fc", fc_hz, frequencies(self.fs))
@@ -103,12 +96,10 @@ class GammatoneFilterbank(FilterbankStage):
 
     @property
     def num_channels(self) -> int:
-        """Number of filters."""
         return int(self.fc.shape[0])
 
     @property
     def memory_s(self) -> float:
-        """Time constant of the narrowest filter, in s."""
         return 1.0 / (2.0 * math.pi * float(self.bandwidth.detach().min()))
 
     def coefficients(self) -> Tensor:
@@ -121,14 +112,12 @@ class GammatoneFilterbank(FilterbankStage):
         rows = (decay * torch.cos(angle), -decay * torch.sin(angle), 2.0 * (1.0 - decay) ** self.n)
         return torch.stack(rows, -1).to(self.dtype)
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
-        """The stage as operations of the fused kernel."""
+    def block_ops(self, channels: int) -> list[ChainStep]:
         check_channels(self.num_channels, channels)
         coef = self.coefficients()
-        return [BlockOp(ONE_POLE_CASCADE, self.n, coef, coef.new_zeros(channels, 2 * self.n))]
+        return [ChainStep(ONE_POLE_CASCADE, self.n, coef, coef.new_zeros(channels, 2 * self.n))]
 
     def extra_repr(self) -> str:
-        """Number, range and order of the filters."""
         return (
             f"num_channels={self.num_channels}, fc={self.fc[0]:.1f}..{self.fc[-1]:.1f} Hz, "
             f"n={self.n}, fs={self.fs:g}, learnable={self.learnable}"
@@ -151,7 +140,7 @@ _SHARED_HZ = 1500.0
 
 
 def _limits(fs: float) -> dict[str, Limit]:
-    """Bounds of the constants; `a` is 0 where there is no gain, and stays it."""
+    """Return the bounds of the constants; an `a` of 0 stays 0."""
     hz, width_hz = frequencies(fs), bandwidths(fs)
     return {
         "lin_gain": Range(1e-3, 1e7),
@@ -171,7 +160,7 @@ def _power(intercept: float, slope: float, logarithm: Tensor) -> Tensor:
 
 
 def drnl_parameters(fc_hz: Tensor, subject: str) -> dict[str, Tensor]:
-    """The constants of each channel, float64; frequencies and bandwidths in Hz."""
+    """Return the constants of each channel, float64; frequencies and bandwidths in Hz."""
     log_fc = torch.log10(fc_hz)
     shared = torch.where(fc_hz <= _CORNER_HZ, log_fc, math.log10(_SHARED_HZ))
     impaired = subject == "HIx"
@@ -225,7 +214,7 @@ class DRNLFilterbank(FilterbankStage):
     b: Tensor
     c: Tensor
 
-    @checked_arguments()
+    @checked_arguments(model=Text(MODELS), subject=Text(SUBJECTS))
     def __init__(
         self,
         fc: Tensor | Sequence[float],
@@ -237,13 +226,7 @@ class DRNLFilterbank(FilterbankStage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        if model not in MODELS:
-            raise ParameterError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
-        if subject not in SUBJECTS:
-            raise ParameterError(f"subject must be one of {', '.join(SUBJECTS)}, got {subject!r}")
         fc_hz = torch.as_tensor(fc, dtype=torch.float64)
-        if fc_hz.ndim != 1 or fc_hz.numel() == 0 or not bool((fc_hz > 0).all()):
-            raise ParameterError("fc must be a non-empty list of frequencies above 0 Hz")
         constants = drnl_parameters(fc_hz, subject)
         check_below_nyquist("the highest centre frequency", float(fc_hz.max()), self.fs)
         highest = max(float(constants[f"{path}_fc"].max()) for path in ("lin", "nlin"))
@@ -256,12 +239,10 @@ class DRNLFilterbank(FilterbankStage):
 
     @property
     def num_channels(self) -> int:
-        """Number of channels."""
         return int(self.fc.shape[0])
 
     @property
     def memory_s(self) -> float:
-        """Time constant of the narrowest filter or lowest low-pass, in s."""
         widths_hz = torch.cat((self.lin_bw, self.nlin_bw)).detach()
         cutoffs_hz = torch.cat((self.lin_cutoff, self.nlin_fc)).detach()
         return max(
@@ -269,10 +250,10 @@ class DRNLFilterbank(FilterbankStage):
         )
 
     def _gammatone(self, fc_hz: Tensor, bw_hz: Tensor, gain: Tensor) -> Tensor:
-        """(channel, 3) rows of a pole-zero gammatone whose gain at fc is `gain`.
+        """Return (channel, 3), the rows of a pole-zero gammatone whose gain at fc is `gain`.
 
-        One section is a0 (1 - Re q / z) / |1 - q / z|^2 with the pole q = exp(-phi - i theta); a0
-        makes it 1 at theta, and each of the sections takes its root of the gain.
+        One section is a0 (1 - Re q / z) / |1 - q / z|^2 with the pole q = exp(-phi - i theta). The
+        factor a0 makes the gain 1 at theta. Each section has a root of the gain.
         """
         theta, phi = 2 * math.pi * fc_hz.double() / self.fs, 2 * math.pi * bw_hz.double() / self.fs
         decay = torch.exp(-phi)
@@ -283,14 +264,13 @@ class DRNLFilterbank(FilterbankStage):
         return torch.stack(rows, -1)
 
     def _stick(self) -> Tensor:
-        """(channel, 4) rows of the broken stick; where a is 0 the knee is at infinity."""
+        """Return (channel, 4), the rows of the broken stick; for a = 0 the knee is infinite."""
         a, b, c = self.a.double(), self.b.double(), self.c.double()
         with torch.no_grad():
             knee = torch.exp(torch.log(b / a) / (1.0 - c))
         return torch.stack((a, b, c, knee), -1)
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
-        """The stage as operations of the fused kernel: one path aside while the other runs."""
+    def block_ops(self, channels: int) -> list[ChainStep]:
         check_channels(self.num_channels, channels)
         one = torch.ones_like(self.lin_gain)
         linear = self._gammatone(self.lin_fc, self.lin_bw, self.lin_gain)
@@ -315,14 +295,13 @@ class DRNLFilterbank(FilterbankStage):
         coef: Tensor | None = None,
         values: int = 0,
         argument: int = 0,
-    ) -> BlockOp:
+    ) -> ChainStep:
         if coef is None:
             coef = self.fc.new_zeros(self.num_channels, 0)
         rest = self.fc.new_zeros(self.num_channels, values)
-        return BlockOp(operation, argument, coef.to(self.dtype), rest)
+        return ChainStep(operation, argument, coef.to(self.dtype), rest)
 
     def extra_repr(self) -> str:
-        """Model, subject, number and range of the filters."""
         return (
             f"model={self.model}, subject={self.subject}, num_channels={self.num_channels}, "
             f"fc={self.fc[0].item():.1f}..{self.fc[-1].item():.1f} Hz, fs={self.fs:g}, "

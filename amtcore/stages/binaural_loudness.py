@@ -1,4 +1,4 @@
-"""Binaural inhibition: each ear is made softer by what the other one hears nearby.
+"""Binaural inhibition: sound in one ear reduces the loudness at the other ear.
 
     L, R = specific loudness smoothed over channels with exp(-(sigma g)^2), plus 1e-13;
     left ear divided by 2 / (1 + sech(R / L)^p), right ear by 2 / (1 + sech(L / R)^p)
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
-from amtcore.errors import ParameterError, ShapeError
+from amtcore.errors import ShapeError
 from amtcore.kernels.operations.binaural_inhibition import (
     INHIBITION,
     TINY,
@@ -62,6 +62,7 @@ class Moore2016BinauralLoudness(Stage):
 
     sigma: Tensor
     p: Tensor
+    shown = "sigma={0.sigma:g}, p={0.p:g}, learnable={0.learnable}"
 
     @checked_arguments()
     def __init__(
@@ -74,8 +75,6 @@ class Moore2016BinauralLoudness(Stage):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(fs, learnable, dtype)
-        if not (sigma > 0 and p > 0):
-            raise ParameterError(f"sigma and p must be above 0, got {sigma} and {p}")
         self.erb_step = erb_step
         self.constant("sigma", sigma, Range(1e-6, 1e3))
         self.constant("p", p, Range(1e-3, 1e2))
@@ -112,17 +111,11 @@ class Moore2016BinauralLoudness(Stage):
     def inhibited_rows(
         self, rows: Tensor, channels: int, sides: NDArray[Any]
     ) -> tuple[Tensor, Tensor]:
-        """Like `inhibited`, of float32 rows for which nobody wants a gradient.
-
-        Args:
-            rows: (frame, channel or more), the left ear's channels before the right ear's.
-            channels: Of an ear.
-            sides: The smoothing, by `sides_of`.
-        """
+        """Inhibit float32 rows without gradients; see `inhibition_of_rows`."""
         return inhibition_of_rows(rows, channels, sides, self.p)
 
     def diotic(self, one: Tensor) -> Tensor:
-        """Specific loudness of either ear when both get the same: the ratio of the ears is 1."""
+        """Return the specific loudness of either ear for equal signals, whose ratio is 1."""
         alike = one.new_ones(())
         return one / divisor(alike, alike, self.p)
 
@@ -134,10 +127,3 @@ class Moore2016BinauralLoudness(Stage):
         """Loudness of the left and the right ear in the presence of the other."""
         inhibited_left, inhibited_right = self.inhibited(left, right)
         return self.total(inhibited_left), self.total(inhibited_right)
-
-    def extra_repr(self) -> str:
-        """Constants."""
-        return (
-            f"sigma={float(self.sigma.detach()):g}, p={float(self.p.detach()):g}, "
-            f"learnable={self.learnable}"
-        )

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from amtcore import filter_design as design
-from amtcore.arguments import RATE, checked_arguments, whole
-from amtcore.errors import ParameterError
-from amtcore.kernels.chain import BlockOp
+from amtcore.arguments import RATE, Text, checked_arguments, whole
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
 from amtcore.stages.constants import frequencies
 from amtcore.stages.stage import ChannelStage, check_below_nyquist, lowpass_memory_s
@@ -42,8 +41,9 @@ class ButterworthFilter(ChannelStage):
     """
 
     fc: Tensor
+    shown = "btype={0.btype}, order={0.order}, fc={0.fc:g} Hz, fs={0.fs:g}, learnable={0.learnable}"
 
-    @checked_arguments(fc=RATE, order=whole(1, 64))
+    @checked_arguments(fc=RATE, order=whole(1, 64), btype=Text(("low", "high")))
     def __init__(
         self,
         fs: float,
@@ -55,19 +55,12 @@ class ButterworthFilter(ChannelStage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        if not (isinstance(order, int) and order >= 1):
-            raise ParameterError(f"order must be an integer of 1 or more, got {order!r}")
-        if btype not in ("low", "high"):
-            raise ParameterError(f"btype must be 'low' or 'high', got {btype!r}")
-        if not fc > 0:
-            raise ParameterError(f"the cutoff fc must be above 0 Hz, got {fc}")
         check_below_nyquist("the cutoff", fc, self.fs)
         self.order, self.btype = order, btype
         self.constant("fc", float(fc), frequencies(self.fs))
 
     @property
     def memory_s(self) -> float:
-        """Time constant of the slowest section, in s."""
         return lowpass_memory_s(float(self.fc.detach()), self.order)
 
     def sections(self) -> list[Tensor]:
@@ -75,18 +68,10 @@ class ButterworthFilter(ChannelStage):
         rows = design.butterworth_rows(self.fc, self.fs, self.order, self.btype)
         return [section.to(self.dtype) for section in rows]
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
-        """The sections."""
+    def recurrences(self, channels: int) -> list[ChainStep]:
         ops = []
         for section in self.sections():
             code, values = (STATE_VARIABLE, 2) if len(section) == 6 else (FIRST_ORDER, 1)
             coef = section.expand(channels, -1)
-            ops.append(BlockOp(code, 0, coef, coef.new_zeros(channels, values)))
+            ops.append(ChainStep(code, 0, coef, coef.new_zeros(channels, values)))
         return ops
-
-    def extra_repr(self) -> str:
-        """Kind, order and cutoff."""
-        return (
-            f"btype={self.btype}, order={self.order}, fc={self.fc.item():g} Hz, fs={self.fs:g}, "
-            f"learnable={self.learnable}"
-        )

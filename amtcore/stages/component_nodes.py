@@ -1,14 +1,13 @@
-"""Components between two channels as a few that stand for them: nodes.
+"""Nodes: a few frequencies that stand for the components between two channels.
 
-Weights of the ear's filters are smooth in frequency between the centres of neighbouring channels,
-where above 1.5 kHz many components lie. With the Gauss nodes x_q of these components f_i, each
-counted once, and the Lagrange polynomials l_q of the nodes,
+Weights of the ear's filters are smooth in frequency between the centres of neighbouring channels.
+Above 1.5 kHz many components f_i lie there. They are replaced by their Gauss nodes x_q, with the
+Lagrange polynomials l_q of the nodes:
 
     sum_i I_i w(f_i) = sum_q J_q w(x_q),   J_q = sum_i I_i l_q(f_i).
 
-This holds for every w that is a polynomial of degree q - 1, and up to 2 q - 1 where all I_i are
-alike. Below, components are their own nodes. Some J_q may be negative: they are weights of a rule,
-no sounds.
+This holds for every polynomial w of degree q - 1, and up to 2 q - 1 if all I_i are equal. At low
+frequencies components are their own nodes. Some J_q may be negative, as weights of a quadrature.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ from amtcore.stages.stage import Stage, product
 
 Array = NDArray[np.float64]
 
-#: Components that are weighted together: matrices of this size cost least.
+#: Components that are weighted together: the fastest size of matrices.
 _PART_COMPONENTS = 120
 
-#: Components from the first to before the last, and their weights (component, node); None where
-#: they are their own nodes.
+#: First component, end, and weights (component, node); None if components are their own nodes.
 Part = tuple[int, int, Array | None]
 
 _nodes_of_audible = operator(NODES_OF_AUDIBLE)
@@ -48,9 +46,9 @@ class Nodes:
     """Nodes of components.
 
     Args:
-        f_hz: Of the nodes, ascending.
-        starts: Of every group its first component, and the end of the last.
-        weights: (component, nodes of a group); not used of those that are their own nodes.
+        f_hz: Frequencies of the nodes, ascending.
+        starts: First component of every group, and the end of the last group.
+        weights: (component, nodes of a group); unused for components that are their own nodes.
     """
 
     f_hz: Array
@@ -78,12 +76,12 @@ class Nodes:
 
 
 def nodes_of(f_hz: Array, fc_hz: Array, most: int = NODES) -> Nodes:
-    """Nodes of components between channels.
+    """Return the nodes of components between channels.
 
     Args:
-        f_hz: Of the components, ascending.
-        fc_hz: Of the channels; one at a component's frequency belongs to what is above.
-        most: Nodes of the components between two channels, where there are more of these.
+        f_hz: Frequencies of the components, ascending.
+        fc_hz: Frequencies of the channels; a component at a channel belongs to the group above.
+        most: Most nodes between two channels.
     """
     starts = np.unique(np.concatenate(([0], np.searchsorted(f_hz, fc_hz), [len(f_hz)])))
     nodes_hz, weights = [f_hz[:0]], np.zeros((len(f_hz), most))
@@ -96,7 +94,7 @@ def nodes_of(f_hz: Array, fc_hz: Array, most: int = NODES) -> Nodes:
 
 
 def _gauss(f_hz: Array, nodes: int) -> tuple[Array, Array]:
-    """Gauss nodes of more components than nodes, and the weights (component, node)."""
+    """Return Gauss nodes of more components than nodes, and the weights (component, node)."""
     middle, half = (f_hz[0] + f_hz[-1]) / 2, (f_hz[-1] - f_hz[0]) / 2
     places = (f_hz - middle) / half
     basis, _ = np.linalg.qr(np.vander(places, nodes, increasing=True))
@@ -146,7 +144,6 @@ class ComponentStage(Stage):
         return nodes_of(f_hz, self.get_buffer(self.centres).detach().cpu().double().numpy())
 
     def tables(self) -> dict[str, Tensor]:
-        """The frequencies of the components, and what these add to their nodes."""
         nodes = self._nodes()
         self._parts = nodes.parts()
         weights = {
@@ -161,19 +158,14 @@ class ComponentStage(Stage):
         return {"frequencies": self._components_hz.to(self.dtype), **groups, **weights}
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """The frequencies of the nodes."""
         return {"nodes_hz": lambda: torch.from_numpy(self._nodes().f_hz).to(self.dtype)}
 
     def at_nodes(self, intensity: Tensor, least: Tensor | None = None) -> Tensor:
-        """Components to their nodes.
+        """Return (.., component) at the nodes, (.., node).
 
-        Args:
-            intensity: (.., component).
-            least: (.., 1), what components must be above to count; None counts all.
-        Returns:
-            (.., node).
+        Components must be above `least` (.., 1) to count; None counts all.
         """
-        self.derived("nodes_hz", self.centres)  # all tables are true from here on
+        self.derived("nodes_hz", self.centres)  # updates all tables
         if can_compute(intensity):
             limits = intensity.new_full((1,), -math.inf) if least is None else least
             return _nodes_of_audible(intensity, limits, *self.groups(), len(self.nodes_hz))
@@ -187,28 +179,25 @@ class ComponentStage(Stage):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def groups(self) -> tuple[Tensor, Tensor]:
-        """First component of every group and the end of the last, and weights (component, node)."""
-        self.derived("nodes_hz", self.centres)  # tables are true from here on
+        """Return `Nodes.starts` and `Nodes.weights` as tensors."""
+        self.derived("nodes_hz", self.centres)  # updates all tables
         return self.get_buffer("group_starts"), self.get_buffer("group_weights")
 
     def by_kernel(self, *tensors: Tensor) -> bool:
-        """Return True if the kernel for numbers alone may take these tensors.
-
-        Tables among them show whether a derivative by a constant is wanted.
-        """
+        """Return True if the kernel without gradients may take these tensors and tables."""
         return self.backend is None and can_compute(*tensors)
 
     def blocks_of(self, weights: Tensor) -> Tensor:
-        """(node, place) as the kernel takes it; nothing in float64, which has none."""
+        """Convert (node, place) to the kernel's layout; empty in float64, which has no kernel."""
         single = self.dtype == torch.float32
         return excitation.blocks_of(weights) if single else weights.new_empty(0)
 
     def weighting(self, name: str, make: Callable[[], Tensor]) -> dict[str, Callable[[], Tensor]]:
-        """Entries of `derive` for weights (node, place) that `levels_db` takes by their name."""
+        """Return entries of `derive` for weights (node, place) that `levels_db` takes by name."""
         return {name: make, f"{name}_blocks": lambda: self.blocks_of(make())}
 
     def levels_db(self, nodes: Tensor, name: str, *of: str) -> Tensor:
-        """(.., node) -> the level at every place of `weighting`; `of` as for `derived`."""
+        """Return the level at every place of `weighting`; `of` as for `derived`."""
         weights = self.derived(name, *of)
         if self.by_kernel(nodes, weights):
             return _erb_levels(nodes, weights, self.derived(f"{name}_blocks", *of))

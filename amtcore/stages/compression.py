@@ -14,7 +14,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.compression import BROKEN_STICK, SQUARE
 from amtcore.stages.constants import DECIBELS, Range
 from amtcore.stages.stage import ChannelStage
@@ -58,11 +58,8 @@ class BrokenStickCompression(ChannelStage):
     ) -> None:
         # Nothing depends on the sampling rate; 1 Hz stands for "one sample at a time".
         super().__init__(1.0, learnable, dtype, backend)
-        exponents = torch.as_tensor(n, dtype=torch.float64)
-        if exponents.ndim > 1 or not bool((exponents > 0).all()):
-            raise ParameterError(f"the compression exponent n must be above 0, got {n}")
         self.dboffset = float(dboffset)
-        self.constant("n", exponents, _EXPONENTS)
+        self.constant("n", n, _EXPONENTS)
         self.constant("knee_db", float(knee_db), DECIBELS)
 
     def coefficients(self, channels: int) -> Tensor:
@@ -78,16 +75,13 @@ class BrokenStickCompression(ChannelStage):
 
     @property
     def memory_s(self) -> float:
-        """None: a sample depends on no other."""
         return 0.0
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
-        """The nonlinearity, which carries nothing."""
+    def recurrences(self, channels: int) -> list[ChainStep]:
         coef = self.coefficients(channels)
-        return [BlockOp(BROKEN_STICK, 0, coef, coef.new_zeros(channels, 0))]
+        return [ChainStep(BROKEN_STICK, 0, coef, coef.new_zeros(channels, 0))]
 
     def extra_repr(self) -> str:
-        """Knee, exponent and calibration."""
         return (
             f"knee_db={self.knee_db.item():g}, n={self.n.tolist()}, dboffset={self.dboffset:g}, "
             f"learnable={self.learnable}"
@@ -129,6 +123,7 @@ class SquaringExpansion(ChannelStage):
     """
 
     gain_db: Tensor
+    shown = "gain_db={0.gain_db:g}, learnable={0.learnable}"
 
     @checked_arguments()
     def __init__(
@@ -146,14 +141,8 @@ class SquaringExpansion(ChannelStage):
 
     @property
     def memory_s(self) -> float:
-        """None: a sample depends on no other."""
         return 0.0
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
-        """The square, which carries nothing."""
+    def recurrences(self, channels: int) -> list[ChainStep]:
         coef = self._gain().expand(channels, 1)
-        return [BlockOp(SQUARE, 0, coef, coef.new_zeros(channels, 0))]
-
-    def extra_repr(self) -> str:
-        """Gain."""
-        return f"gain_db={self.gain_db.item():g}, learnable={self.learnable}"
+        return [ChainStep(SQUARE, 0, coef, coef.new_zeros(channels, 0))]

@@ -56,19 +56,19 @@ class Limit(Protocol):
     """Bounds of one constant; all tensors are float64."""
 
     def check(self, name: str, value: Tensor) -> None:
-        """Raise where a value is out of bounds."""
+        """Raise if a value is out of bounds."""
 
     def raw(self, value: Tensor) -> Tensor:
-        """Return the parameter of a value."""
+        """Return the unbounded parameter of a value."""
 
     def value(self, raw: Tensor) -> Tensor:
-        """The inverse of `raw`, within the bounds for any finite `raw`."""
+        """Return the value of a parameter, within the bounds for any finite `raw`."""
 
     def within(self, value: Tensor) -> Tensor:
-        """A value of `value` that rounding may have put out of bounds."""
+        """Return a value that rounding may have put out of bounds to the bounds."""
 
     def gradient(self, raw: Tensor, of_raw: Tensor) -> Tensor:
-        """The gradient by the value from the gradient by `raw`; 0 where a bound holds the value."""
+        """Convert a gradient with respect to `raw` to the value; 0 if a bound holds the value."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,6 @@ class Range:
         return 1.0 if self.unit is None else 4.0 * self.unit / (self.highest - self.lowest)
 
     def check(self, name: str, value: Tensor) -> None:
-        """Raise where a value is out of bounds."""
         low, high = (end * _BOUND_ROUNDING for end in (abs(self.lowest), abs(self.highest)))
         good = (value >= self.lowest - low) & (value <= self.highest + high)
         if not bool(good.all()):
@@ -101,22 +100,18 @@ class Range:
             )
 
     def raw(self, value: Tensor) -> Tensor:
-        """Return the parameter of a value."""
         share = (value - self.lowest) / (self.highest - self.lowest)
         return torch.logit(share.clamp(0.0, 1.0)).clamp(-_AT_BOUND, _AT_BOUND) / self._rate
 
     def value(self, raw: Tensor) -> Tensor:
-        """The inverse of `raw`."""
         turned = raw * self._rate
         inside = self.lowest + (self.highest - self.lowest) * torch.sigmoid(turned)
         return torch.where(turned > -_SATURATED, inside, self.lowest)
 
     def within(self, value: Tensor) -> Tensor:
-        """The nearest value within the bounds."""
         return value.clamp(self.lowest, self.highest)
 
     def gradient(self, raw: Tensor, of_raw: Tensor) -> Tensor:
-        """The gradient by the value from the gradient by `raw`."""
         share = torch.sigmoid(raw * self._rate)
         slope = self._rate * (self.highest - self.lowest) * share * (1.0 - share)
         return torch.where(raw.abs() * self._rate < _SATURATED, of_raw / slope, 0.0)
@@ -131,7 +126,6 @@ class StableDenominator:
         return (a[1],) if len(a) == 2 else (a[1] / (1.0 + a[2]), a[2])
 
     def check(self, name: str, value: Tensor) -> None:
-        """Raise where the filter is unstable."""
         inside = [k.abs() <= 1.0 - 0.5 * _LEAST_DAMPING for k in self._reflections(value)]
         inside.append(value[0].log().abs() <= _MOST_LOG)
         if not all(bool(each) for each in inside):
@@ -149,18 +143,15 @@ class StableDenominator:
         return torch.stack([first, *(torch.atanh(k.clamp(-edge, edge)) for k in shares)])
 
     def value(self, raw: Tensor) -> Tensor:
-        """The inverse of `raw`."""
         first = torch.exp(_MOST_LOG * torch.tanh(raw[0] / _MOST_LOG))
         k = (1.0 - _LEAST_DAMPING) * torch.tanh(raw[1:])
         others = (k[0],) if len(k) == 1 else (k[0] * (1.0 + k[1]), k[1])
         return first * torch.stack((torch.ones_like(first), *others))
 
     def within(self, value: Tensor) -> Tensor:
-        """The value itself: rounding is less than the damping that is left."""
-        return value
+        return value  # rounding is smaller than `_LEAST_DAMPING`
 
     def gradient(self, raw: Tensor, of_raw: Tensor) -> Tensor:
-        """The gradient by the value from the gradient by `raw`."""
         first, k = torch.tanh(raw[0] / _MOST_LOG), torch.tanh(raw[1:])
         value = self.value(raw)
         # value = first (1, k) or first (1, k0 (1 + k1), k1), solved from its far end. A matrix
@@ -175,7 +166,7 @@ class StableDenominator:
 
 
 def _unless_held(of_raw: Tensor, slope: Tensor) -> Tensor:
-    """A gradient by what a sigmoid bounds; 0 where the bound holds it."""
+    """Divide a gradient by the slope of a sigmoid; 0 on a bound."""
     return torch.where(slope > _HELD, of_raw / slope, 0.0)
 
 
@@ -186,17 +177,17 @@ DECIBELS = Range(-200.0, 300.0, 10.0)
 
 
 def frequencies(fs: float) -> Range:
-    """Frequencies in Hz at which a filter can be at this sampling rate."""
+    """Return the range of a filter's frequency in Hz at this sampling rate."""
     return Range(LEAST_CYCLES * fs, MOST_CYCLES * fs)
 
 
 def bandwidths(fs: float) -> Range:
-    """Bandwidths in Hz of a pole at this sampling rate."""
+    """Return the range of a pole's bandwidth in Hz at this sampling rate."""
     return Range(LEAST_CYCLES * fs, 2.0 * fs)
 
 
 def around(value: float, factor: float = 1e3) -> Range:
-    """Positive values up to `factor` times larger or smaller."""
+    """Return the range of positive values up to `factor` times larger or smaller."""
     return Range(value / factor, value * factor)
 
 
@@ -207,7 +198,7 @@ _RAW, _ROUNDING = "_raw", "_rounding"
 
 
 def check_conversion(fn: Callable[[Tensor], Tensor]) -> None:
-    """Raises where torch is about to convert a module to a type that it cannot work in."""
+    """Raise if `fn` converts a module to a type that it cannot work in."""
     kind = fn(torch.zeros(1, device="cpu")).dtype
     if kind not in WORKING_TYPES:
         raise ParameterError(
@@ -258,7 +249,8 @@ class BuiltOnCpu(type):
     device: so `with torch.device("meta")` builds them too."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        device = torch.get_default_device()
+        # In torch 2.6 `torch.get_default_device` passes over `with torch.device(...)`.
+        device = torch.empty(0).device
         with torch.device("cpu"), outside_inference():
             module = super().__call__(*args, **kwargs)
             if isinstance(module, HasConstants):
@@ -288,6 +280,8 @@ class Converted(Module, metaclass=BuiltOnCpu):
 
     #: Names of attributes that every call reads anew.
     assignable: ClassVar[frozenset[str]] = frozenset(("training", "backend", "return_stages"))
+    #: Format of `extra_repr`; field 0 is the module.
+    shown = ""
     #: Names of the attributes that the constructors of this package have set.
     _settings: frozenset[str] = frozenset()
     _loading = False
@@ -323,13 +317,16 @@ class Converted(Module, metaclass=BuiltOnCpu):
             or _is_class_data(type(self), name)
         )
 
+    def extra_repr(self) -> str:
+        """Return the settings and constants that `repr` shows."""
+        return self.shown.format(self)
+
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuse `torch.jit.script`, which calls this method of every module that it meets."""
         refuse_torchscript(type(self))
 
     def convert(self, fn: Any, recurse: bool) -> Any:
-        """Refuse a conversion to a type that nothing here works in, before it begins."""
-        check_conversion(fn)
+        check_conversion(fn)  # before any tensor is converted
         with outside_inference():
             return super().convert(fn, recurse)
 
@@ -375,9 +372,9 @@ class HasConstants(Converted):
 
         Args:
             name: Attribute and key in `state_dict`.
-            value: Its value; in a learnable module it then is what it is now, exactly.
-            limit: Its bounds; None for a constant that may be anything, learnt as it is.
-            learnable: Whether it is learnt; None takes the module's.
+            value: Initial value, kept exactly in a learnable module too.
+            limit: Bounds; None for an unbounded constant.
+            learnable: Whether the constant is learnt; None takes the module's flag.
         """
         tensor = torch.as_tensor(value, dtype=self.dtype).clone()
         learnt = self.learnable if learnable is None else learnable
@@ -406,7 +403,7 @@ class HasConstants(Converted):
         return super().__getattr__(name)
 
     def _value(self, name: str) -> Tensor:
-        """A learnt constant; its `grad` is the gradient of the parameter in the constant's unit."""
+        """Return a learnt constant, with the parameter's gradient in the unit of the constant."""
         raw = self._source(name)
         value = self._exact(name).to(raw.dtype)
         if not torch.compiler.is_compiling() and raw.is_leaf and raw.grad is not None:
@@ -421,7 +418,7 @@ class HasConstants(Converted):
             super().__setattr__(name, value)
 
     def limit_of(self, name: str) -> Limit:
-        """Bounds of a constant."""
+        """Return the bounds of a constant."""
         return self._limits[name]
 
     @property
@@ -435,8 +432,7 @@ class HasConstants(Converted):
         return tuple(name for name in self._limits if name in self._learnt)
 
     def _exact(self, name: str) -> Tensor:
-        """A learnt constant in float64: what follows from the parameter, and what its rounding
-        left of the value that was set."""
+        """Return a learnt constant in float64, corrected by the rounding of its parameter."""
         limit, rounding = self._limits[name], getattr(self, BUFFERS)[name + _ROUNDING]
         assert rounding is not None
         return limit.within(limit.value(self._source(name).double()) + rounding)
@@ -446,8 +442,8 @@ class HasConstants(Converted):
 
         Args:
             name: Of a constant with bounds.
-            value: One number, or as many as there are.
-            shape: Where the constant takes another shape.
+            value: One number, or one for each element.
+            shape: New shape of the constant; None keeps the shape.
         """
         kept = self._source(name)
         tensor = torch.as_tensor(value, dtype=torch.float64, device=kept.device).detach()
@@ -474,16 +470,18 @@ class HasConstants(Converted):
     # --- tables ---
 
     def tables(self) -> dict[str, Tensor]:
-        """What follows from the settings alone: kept as buffers, not saved."""
+        """Return tables that depend on settings alone; kept as buffers and not saved."""
         return {}
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """How to make what follows from constants too, in the graph; kept likewise."""
+        """Return functions that compute tables from constants, with gradients; kept likewise."""
         return {}
 
     def refresh(self) -> None:
-        """Make all tables again. Needed only after a change of a constant's memory that torch
-        does not see, as through `.data` or numpy."""
+        """Compute all tables again.
+
+        Only needed after a change that torch does not see, such as through `.data` or numpy.
+        """
         sources = self._sources()
         if any(kept.is_meta for kept in sources.values()):
             return
@@ -491,17 +489,17 @@ class HasConstants(Converted):
         with outside_inference(), torch.no_grad():
             for name, table in self.tables().items():
                 self._keep_table(name, table.to(device))
-            # What follows from constants may follow from settings as well.
+            # Functions of `derive` may read tables of settings.
             for name, make in self.derive().items():
                 self._keep_table(name, make().to(device))
-        # `torch.export` finds a buffer by its place among those that are not None, where it counts
-        # all before it: so the empty places of learnt constants come last.
+        # `torch.export` looks a buffer up by its index, counted without buffers that are None. So
+        # the empty buffers of learnt constants must come last.
         for name in self._learnt:
             getattr(self, BUFFERS)[name] = getattr(self, BUFFERS).pop(name)
         self._note_made(sources)
 
     def _note_made(self, sources: Mapping[str, Tensor]) -> None:
-        """Note what the tables are true to."""
+        """Record the sources and versions that the tables were computed from."""
         self._made_from = {
             **dict.fromkeys(self._learnt, (None, 0)),
             **{key: (kept, version_of(kept)) for key, kept in sources.items()},
@@ -512,12 +510,11 @@ class HasConstants(Converted):
         self.register_buffer(name, table, persistent=False)
 
     def derived(self, name: str, *of: str) -> Tensor:
-        """A table of `derive` that is true to the constants: with gradients where these have them,
-        made again where one was changed or exchanged.
+        """Return a table of `derive`, computed again if constants have changed or need gradients.
 
         Args:
-            name: Of the table.
-            of: The constants and buffers that it follows from; all of the module if there are none.
+            name: Name of the table.
+            of: Constants and buffers that the table depends on; all of the module if empty.
         """
         if not torch.compiler.is_compiling() and self._nothing_changed():
             return getattr(self, BUFFERS)[name]
@@ -548,14 +545,14 @@ class HasConstants(Converted):
         return kept is before and version_of(kept) == version
 
     def _source(self, name: str) -> Tensor:
-        """Where a constant is kept: its parameter or its buffer."""
+        """Return the parameter or buffer of a constant."""
         learnt = name in self._learnt
         kept = getattr(self, PARAMETERS)[name + _RAW] if learnt else getattr(self, BUFFERS)[name]
         assert kept is not None
         return kept
 
     def _sources(self) -> dict[str, Tensor]:
-        """All that a state dict holds, as it is kept or, for the time of a call, given."""
+        """Return the tensors of a state dict, or the tensors that `functional_call` put there."""
         own, made = (
             {**getattr(self, PARAMETERS), **getattr(self, BUFFERS)},
             getattr(self, UNSAVED_BUFFERS),
@@ -570,7 +567,6 @@ class HasConstants(Converted):
     # --- saving, loading, moving ---
 
     def save_own(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Save learnt constants in their unit."""
         super().save_own(destination, prefix, keep_vars)
         for name in self.learnt:
             value = getattr(self, name)
@@ -587,7 +583,6 @@ class HasConstants(Converted):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Values in, raw values kept: loads what either kind has saved."""
         own = {k: v for k, v in state_dict.items() if k[len(prefix) :] not in self._once_saved}
         if local_metadata.get("assign_to_params_buffers", False):
             own = self._assignable(own, prefix)
@@ -597,7 +592,7 @@ class HasConstants(Converted):
             if not isinstance(value, Tensor) or value.is_meta:
                 continue
             if value.shape != self._source(name).shape:
-                continue  # left to torch, which says so
+                continue  # torch reports the wrong shape
             try:
                 limit.check(prefix + name, value.double())
             except ParameterError as error:
@@ -625,8 +620,7 @@ class HasConstants(Converted):
         self.refresh()
 
     def _assignable(self, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
-        """A state dict to take the tensors of: those in a type that nothing works in, such as the
-        half precision of a checkpoint, come to the module's."""
+        """Convert tensors of other types, such as half precision, to the module's type."""
         own = {prefix + key for key in (*self._sources(), *self._limits)}
         return {
             key: kept.to(self.dtype)
@@ -636,7 +630,6 @@ class HasConstants(Converted):
         }
 
     def convert(self, fn: Any, recurse: bool) -> Any:
-        """Keep `dtype` true, and the digits of learnt constants in a smaller type."""
         with outside_inference():
             return self._converted(fn, recurse)
 
@@ -648,7 +641,7 @@ class HasConstants(Converted):
         super().convert(fn, recurse)
         for name, exact in before.items():
             raw = self._source(name).detach()
-            if not exact.is_meta:  # else there is nothing to keep
+            if not exact.is_meta:
                 left = exact.to(raw.device) - self._limits[name].value(raw.double())
                 getattr(self, BUFFERS)[name + _ROUNDING] = left
         self._follow_dtype()
@@ -657,8 +650,10 @@ class HasConstants(Converted):
         return self
 
     def _follow_device(self, kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
-        """Tables that have moved along with all they were made from are still true. So they keep
-        the digits of the CPU's design on every device, and no call has to make them there."""
+        """Keep tables that moved to another device together with their sources.
+
+        They keep the digits of the design on the CPU, and no call computes them anew.
+        """
         sources = self._sources()
         moved = all(
             kept.dtype == kinds[key][0] and kept.device != kinds[key][1]
@@ -675,6 +670,6 @@ class HasConstants(Converted):
 
 
 def _split(limit: Limit, exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The parameter of a float64 value in a working type, and what its rounding left, float64."""
+    """Return the parameter of a float64 value in a working type, and its rounding error."""
     raw = limit.raw(exact).to(dtype)
     return raw, exact - limit.value(raw.double())

@@ -5,10 +5,10 @@
 Ewert and Dau (2008). Their outputs are as long as their inputs. Zero phase has the table's gain end
 to end, not the square of the gain that filtering twice would give.
 
-The `LoudnessEar` belongs to the loudness models: the tables' dB as amplitude gains 10^(dB/20),
-interpolated linearly between their frequencies (0 at 0 Hz), by frequency sampling with a Hamming
-window. The published loudness programs compute this filter, which is up to 0.4 dB from the table
-below 60 Hz.
+The `LoudnessEar` belongs to the loudness models. The tables' dB become amplitude gains 10^(dB/20),
+with linear interpolation between frequencies (0 at 0 Hz). The design is frequency sampling with a
+Hamming window. The published loudness programs compute this filter, which is up to 0.4 dB from the
+table below 60 Hz.
 
 The `OuterMiddleEarFilter` is a finer filter of the same tables (ANSI S3.4-2007; Moore, Glasberg and
 Baer 1997): PCHIP in dB on a 1 Hz grid, within 0.1 dB from 80 Hz to 15 kHz. Programs that design for
@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.arguments import checked_arguments
+from amtcore.arguments import Text, checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design import fir2, minimum_phase
 from amtcore.kernels.torch_state import is_exporting
@@ -39,20 +39,19 @@ from amtcore.units import REFERENCE_PA
 PHASE_TYPES = ("amt", "minimum", "zero")
 MIDDLE_EAR_TYPES = ("lopezpoveda2001", "jepsen2008")
 
-_LOW_RATE_HZ = 20000.0  # up to here the tables are cut at fs/2
-_MEASURED_DB = 104.0  # level of Goode et al. (1994)
-_STEP_HZ, _FALL_PER_STEP, _FALL_PER_HZ = 1000.0, 1.1, 1e-4  # extrapolation to fs/2
-_JEPSEN_PEAK = 1e-8  # largest gain of the jepsen2008 filter, at _MEASURED_DB
-_LEAST_GAIN, _LARGEST_GAIN = 1e-6, 1e3  # bounds of the gains, relative to their largest
-_PEAK_POINTS = 8192  # where the largest gain is looked for, evenly from 0 to fs/2
+#: Highest sampling rate at which the tables are cut at fs/2; above it they are extrapolated.
+_LOW_RATE_HZ = 20000.0
+_STEP_HZ, _FALL_PER_STEP, _FALL_PER_HZ = 1000.0, 1.1, 1e-4
+#: Level of Goode et al. (1994), and the largest gain of the jepsen2008 filter at this level.
+_MEASURED_DB, _JEPSEN_PEAK = 104.0, 1e-8
+#: Bounds of the gains, relative to their largest.
+_LEAST_GAIN, _LARGEST_GAIN = 1e-6, 1e3
+#: Points from 0 to fs/2 at which the largest gain is searched.
+_PEAK_POINTS = 8192
 
 
 def _as_delay(phase_type: str, order: int, compensate_delay: bool) -> int:
-    """Samples of delay that are taken out."""
-    if phase_type not in PHASE_TYPES:
-        raise ParameterError(
-            f"phase_type must be one of {', '.join(PHASE_TYPES)}, got {phase_type!r}"
-        )
+    """Return the samples of delay that are taken out."""
     if phase_type == "minimum" or not compensate_delay:
         return 0
     return order // 2 if phase_type == "zero" else math.ceil((order + 1) / 2)
@@ -63,8 +62,9 @@ class _TableFilter(FirStage):
 
     frequencies_hz: Tensor
     gains: Tensor
-    #: Values of `phase_type` whose filter is a minimum-phase one.
+    #: Values of `phase_type` with a minimum-phase filter.
     minimum_phase_types: tuple[str, ...] = ("minimum",)
+    shown = "fs={0.fs:g}, order={0.order}, phase_type={0.phase_type}, learnable={0.learnable}"
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class _TableFilter(FirStage):
         self.phase_type, self.compensate_delay = phase_type, compensate_delay
 
     def set_gains(self, f_hz: Tensor, gains: Tensor) -> None:
-        """Keep the table: the gains may be learnable, their frequencies are not."""
+        """Register the table: gains, which may be learnable, at fixed frequencies."""
         self.register_buffer("frequencies_hz", f_hz.to(self.dtype))
         peak = float(gains.max())
         self.constant("gains", gains, Range(_LEAST_GAIN * peak, _LARGEST_GAIN * peak))
@@ -98,7 +98,7 @@ class _TableFilter(FirStage):
         return torch.stack((self.frequencies_hz, self.gains), 1)
 
     def linear_phase(self) -> Tensor:
-        """The FIR of the table with the delay order/2; gain 0 at 0 Hz, and at fs/2 unless given."""
+        """Return the FIR with delay order/2; gain 0 at 0 Hz, and at fs/2 unless in the table."""
         f_hz, gains = self.frequencies_hz.double(), self.gains.double()
         f_hz, gains = (torch.nn.functional.pad(values, (1, 0)) for values in (f_hz, gains))
         if not self.ends_at_nyquist:
@@ -107,7 +107,7 @@ class _TableFilter(FirStage):
         return fir2(self.order, f_hz, gains, self.fs)
 
     def get_parameters(self) -> dict[str, Any]:
-        """The settings and the extent of the table."""
+        """Return the settings and the extent of the table."""
         return {
             "fs": self.fs,
             "order": self.order,
@@ -117,17 +117,6 @@ class _TableFilter(FirStage):
             "frequency_range": [float(self.frequencies_hz[0]), float(self.frequencies_hz[-1])],
             "compensate_delay": self.compensate_delay,
         }
-
-    def extra_repr(self) -> str:
-        """Rate, order and phase."""
-        return (
-            f"fs={self.fs:g}, {self._kind()}order={self.order}, phase_type={self.phase_type}, "
-            f"learnable={self.learnable}"
-        )
-
-    def _kind(self) -> str:
-        """Text of `extra_repr` before the order."""
-        return ""
 
 
 class HeadphoneFilter(_TableFilter):
@@ -154,7 +143,7 @@ class HeadphoneFilter(_TableFilter):
     torch.Size([2, 1600])
     """
 
-    @checked_arguments()
+    @checked_arguments(phase_type=Text(PHASE_TYPES))
     def __init__(
         self,
         fs: float,
@@ -172,13 +161,12 @@ class HeadphoneFilter(_TableFilter):
         self.set_gains(f_hz[inside], gain[inside])
 
     def design(self) -> Tensor:
-        """The taps in float64, (order + 1,)."""
         taps = self.linear_phase()
         return minimum_phase(taps) if self.phase_type in self.minimum_phase_types else taps
 
 
 def _goode_velocity(fs_hz: float) -> tuple[Tensor, Tensor]:
-    """Frequencies up to fs/2 in Hz and stapes velocity in m/s at 0 dB SPL."""
+    """Return frequencies up to fs/2 in Hz, and stapes velocity in m/s at 0 dB SPL."""
     measured = load_table("middle_ear_goode_1994")
     f_hz = measured["frequency_hz"].tolist()
     displacement_um = measured["peak_to_peak_stapes_displacement_um"].tolist()
@@ -200,7 +188,7 @@ def _goode_velocity(fs_hz: float) -> tuple[Tensor, Tensor]:
 
 
 def _jepsen_velocity(fs_hz: float) -> tuple[Tensor, Tensor]:
-    """Frequencies below fs/2 in Hz and relative stapes velocity."""
+    """Return frequencies below fs/2 in Hz, and relative stapes velocity."""
     table = load_table("middle_ear_jepsen_2008")
     f_hz, impedance = (torch.tensor(table[key]) for key in ("frequency_hz", "stapes_impedance"))
     inside = f_hz < fs_hz / 2
@@ -237,8 +225,12 @@ class MiddleEarFilter(_TableFilter):
 
     gain_normalization: Tensor
     minimum_phase_types = ("minimum", "amt")
+    shown = (
+        "fs={0.fs:g}, filter_type={0.filter_type}, order={0.order}, phase_type={0.phase_type}, "
+        "learnable={0.learnable}"
+    )
 
-    @checked_arguments()
+    @checked_arguments(phase_type=Text(PHASE_TYPES), filter_type=Text(MIDDLE_EAR_TYPES))
     def __init__(
         self,
         fs: float,
@@ -252,10 +244,6 @@ class MiddleEarFilter(_TableFilter):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, order, phase_type, learnable, compensate_delay, dtype, backend)
-        if filter_type not in MIDDLE_EAR_TYPES:
-            raise ParameterError(
-                f"filter_type must be one of {', '.join(MIDDLE_EAR_TYPES)}, got {filter_type!r}"
-            )
         self.filter_type, self.normalize_gain = filter_type, normalize_gain
         velocity = _goode_velocity if filter_type == "lopezpoveda2001" else _jepsen_velocity
         self.set_gains(*velocity(self.fs))
@@ -278,9 +266,6 @@ class MiddleEarFilter(_TableFilter):
         return 20.0 * math.log10(float(magnitude.max()))
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """The taps as they are and with the normalisation, whose power another device rounds
-        otherwise."""
-
         def applied() -> Tensor:
             gain = 10.0 ** (self.gain_normalization / 20.0)
             return self.design().to(self.dtype) * gain
@@ -288,17 +273,11 @@ class MiddleEarFilter(_TableFilter):
         return super().derive() | {"applied": applied}
 
     def applied_taps(self) -> Tensor:
-        """The taps with the normalisation."""
         return self.derived("applied")
 
     def get_parameters(self) -> dict[str, Any]:
-        """The settings and the extent of the table."""
         own = {"filter_type": self.filter_type, "normalize_gain": self.normalize_gain}
         return super().get_parameters() | own
-
-    def _kind(self) -> str:
-        """Text of `extra_repr` before the order."""
-        return f"filter_type={self.filter_type}, "
 
 
 #: Middle-ear table of each compensation type.
@@ -351,8 +330,12 @@ class OuterMiddleEarFilter(FirStage):
 
     tf_gains: Tensor
     fvec: Tensor
+    shown = (
+        "fs={0.fs:g}, type={0.compensation_type!r}, field={0.field_type!r}, order={0.order}, "
+        "learnable={0.learnable}"
+    )
 
-    @checked_arguments()
+    @checked_arguments(compensation_type=Text(MIDDLE_EARS), field_type=Text(FIELD_TYPES))
     def __init__(
         self,
         fs: float,
@@ -368,15 +351,6 @@ class OuterMiddleEarFilter(FirStage):
         super().__init__(fs, order, learnable, dtype, backend)
         if order % 2:
             raise ParameterError(f"zero phase needs an even order, got {order}")
-        if compensation_type not in MIDDLE_EARS:
-            raise ParameterError(
-                f"compensation_type must be one of {', '.join(MIDDLE_EARS)}, "
-                f"got {compensation_type!r}"
-            )
-        if field_type not in FIELD_TYPES:
-            raise ParameterError(
-                f"field_type must be one of {', '.join(FIELD_TYPES)}, got {field_type!r}"
-            )
         if not 20.0 <= flow < min(fhigh, self.fs / 2) or fhigh > 20000.0:
             raise ParameterError(
                 f"expected 20 <= flow < fhigh <= 20000 Hz with flow below fs/2, got {flow:g} and "
@@ -392,7 +366,6 @@ class OuterMiddleEarFilter(FirStage):
         self.constant("tf_gains", torch.from_numpy(gain_db), DECIBELS)
 
     def design(self) -> Tensor:
-        """The taps in float64, (order + 1,), symmetric."""
         gains = 10.0 ** (self.tf_gains.double() / 20.0)
         f_hz = self.fvec.double()
         if self.flow + len(gains) - 1 < self.fs / 2:
@@ -410,27 +383,14 @@ class OuterMiddleEarFilter(FirStage):
         """The transfer function that the filter is designed from: Hz and dB, each (frequency,)."""
         return self.fvec, self.tf_gains
 
-    def extra_repr(self) -> str:
-        """Rate, type, field and order."""
-        return (
-            f"fs={self.fs:g}, type={self.compensation_type!r}, field={self.field_type!r}, "
-            f"order={self.order}, learnable={self.learnable}"
-        )
-
 
 def ear_gain_db(
     compensation_type: str, field_type: str, highest_hz: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Frequencies of the tables up to `highest_hz`, and the gain of outer plus middle ear there.
+    """Return the tables' frequencies up to `highest_hz`, and the gain of outer plus middle ear.
 
     Beyond the end of a table its last value holds.
     """
-    if compensation_type not in MIDDLE_EARS:
-        raise ParameterError(
-            f"compensation_type must be one of {', '.join(MIDDLE_EARS)}, got {compensation_type!r}"
-        )
-    if field_type not in FIELDS:
-        raise ParameterError(f"field_type must be one of {', '.join(FIELDS)}, got {field_type!r}")
     middle, outer = (
         load_table(MIDDLE_EARS[compensation_type]),
         load_table("outer_ear_ansi_s3_4_2007"),
@@ -448,10 +408,10 @@ def ear_gain_db(
 
 
 def fft_length(samples: int) -> int:
-    """Smallest 4, 5, 6 or 7 times a power of two that is at least `samples`.
+    """Return the smallest 4, 5, 6 or 7 times a power of two that is at least `samples`.
 
-    For `torch.export` it is twice `samples`: a dynamic length has no such power, and of an even
-    length the number of frequencies is known without a division.
+    For `torch.export` the length is twice `samples`: a dynamic length has no known power of two,
+    and the number of frequencies of an even length needs no division.
     """
     if is_exporting():
         return 2 * samples
@@ -484,8 +444,12 @@ class LoudnessEar(Stage):
 
     gain_db: Tensor
     f_hz: Tensor
+    shown = (
+        "type={0.compensation_type}, field={0.field_type}, order={0.order}, fs={0.fs:g}, "
+        "learnable={0.learnable}"
+    )
 
-    @checked_arguments()
+    @checked_arguments(compensation_type=Text(MIDDLE_EARS), field_type=Text(FIELDS))
     def __init__(
         self,
         fs: float,
@@ -496,7 +460,7 @@ class LoudnessEar(Stage):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(fs, learnable, dtype)
-        if not (isinstance(order, int) and order >= 2 and order % 2 == 0):
+        if order % 2:
             raise ParameterError(f"order must be an even number of 2 or more, got {order!r}")
         self.compensation_type, self.field_type, self.order = compensation_type, field_type, order
         f_hz, gain_db = ear_gain_db(compensation_type, field_type, self.fs / 2)
@@ -504,7 +468,6 @@ class LoudnessEar(Stage):
         self._f_hz = f_hz
 
     def tables(self) -> dict[str, Tensor]:
-        """The tables' frequencies."""
         return {"f_hz": torch.from_numpy(self._f_hz)}
 
     def taps(self) -> Tensor:
@@ -535,10 +498,3 @@ class LoudnessEar(Stage):
         x = self.as_input(x, (1, 2, 3), "(.., time)")
         half = self.order // 2
         return self.filter_valid(torch.nn.functional.pad(x, (half, half)), self.taps())
-
-    def extra_repr(self) -> str:
-        """Type, field and order."""
-        return (
-            f"type={self.compensation_type}, field={self.field_type}, order={self.order}, "
-            f"fs={self.fs:g}, learnable={self.learnable}"
-        )

@@ -4,11 +4,11 @@
     at or above the centre fc:  p(fc)
     below it:  p(fc) - 0.35 (p(fc) / p(1 kHz)) (X - 51),  X the level per ERB at a component in dB.
 
-(Glasberg and Moore 1990; ANSI S3.4-2007.) The level per ERB and the upper slopes do not depend on
-the signal: they are matrix products. The lower slopes are a kernel; without gradients, in float32,
-one kernel computes the whole pattern. In float32 the components between two channels are weighted
-at a few nodes, see `component_nodes`; in float64 every component by itself. Moore2016 takes the
-level at every component, Glasberg2002 at the channels.
+(Glasberg and Moore 1990; ANSI S3.4-2007.) The weights of levels and upper slopes are constant, so
+both are matrix products. The lower slopes are a kernel; in float32 without gradients one kernel
+computes the whole pattern. In float32 the components between two channels are weighted at a few
+nodes, see `component_nodes`; in float64 every component is weighted. Moore2016 takes the level at
+every component, Glasberg2002 at the channels.
 
 Slopes in dB per ERB: with b = p ERB / f, W = (1 + b d) exp(-b d) at d ERB from the centre. Far from
 the centre this is 4.34 b dB per ERB. Below the centre b becomes b + c (X - 51) / 7.54, c the change
@@ -51,7 +51,7 @@ _BASE = Number(above=0.0, most=10.0)
 
 
 def slope_base(name: str, value: Any) -> float:
-    """The rule for b: measured filters have about 4 (17 dB per ERB)."""
+    """Check b, which is about 4 (17 dB per ERB) in measured filters."""
     number = plain_number(value)
     if number is None or not _BASE.fits(number):
         hint = "it is p ERB / f of the filter, 4 as published"
@@ -62,7 +62,7 @@ def slope_base(name: str, value: Any) -> float:
 
 
 def slope_per_db(name: str, value: Any) -> float:
-    """The rule for c: -0.35 to -0.38 as measured; filters widen with the level."""
+    """Check c, measured as -0.35 to -0.38; filters widen with the level."""
     number = plain_number(value)
     if number is None or not -10.0 <= number <= 0.0:
         raise ParameterError(
@@ -73,7 +73,7 @@ def slope_per_db(name: str, value: Any) -> float:
 
 
 def check_lower_slope(base: float, per_db: float) -> None:
-    """Raises where the lower slope would vanish at levels that are heard."""
+    """Raise if the lower slope vanishes below `LOUDEST_DB`."""
     least = -base * KHZ_PER_ERB / (LOUDEST_DB - REFERENCE_LEVEL_DB)
     if per_db < least:
         vanishes_db = REFERENCE_LEVEL_DB - base * KHZ_PER_ERB / per_db
@@ -90,9 +90,9 @@ def check_lower_slope(base: float, per_db: float) -> None:
 SLOPE_BASE = 4.0
 #: Change of p(1 kHz) of the lower slope per dB.
 LOWER_SLOPE_PER_DB = -0.35
-#: A filter reaches up to this far above the frequency it is relative to.
+#: Largest relative distance above its frequency at which a filter has weight.
 FARTHEST_G = 4.0
-#: Weights below this are 0: 200 dB down they mean nothing, and denormal ones make products slow.
+#: Smaller weights are 0: they are 200 dB down, and denormal weights make products slow.
 LEAST_WEIGHT = 1e-20
 #: Bounds of the slopes.
 _BASES, _CHANGES = Range(1e-3, 10.0), Range(-10.0, 0.0)
@@ -101,7 +101,7 @@ _lower_skirt, _pattern = operator(LOWER_SKIRT), operator(excitation.EXCITATION_P
 
 
 def roex(p: Tensor, g: Tensor) -> Tensor:
-    """Weight of a filter of slope p at the relative distance g; 0 beyond g = 4."""
+    """Return the weight of a filter of slope p at the relative distance g; 0 beyond g = 4."""
     x = p * g.abs()
     weight = (1.0 + x) * torch.exp(-x)
     return torch.where((g <= FARTHEST_G) & (weight >= LEAST_WEIGHT), weight, 0.0)
@@ -112,14 +112,14 @@ def _bandwidth(f_hz: Tensor) -> Tensor:
 
 
 def level_weights(from_hz: Tensor, to_hz: Tensor, base: Tensor | float) -> Tensor:
-    """(component, place): what each component adds to the level per ERB at each place."""
+    """Return (component, place), the weight of each component in the level per ERB."""
     source = from_hz.double()[:, None]
     g = (to_hz.double() - source) / source
     return roex(base * source / _bandwidth(source), g)
 
 
 def upper_weights(f_hz: Tensor, fc_hz: Tensor, base: Tensor) -> Tensor:
-    """(component, channel): what each component at or above a channel's centre adds to it."""
+    """Return (component, channel), the weight of each component at or above a channel's centre."""
     centre = fc_hz.double()
     g = (f_hz.double()[:, None] - centre) / centre
     weight = roex(base.double() * centre / _bandwidth(centre), g)
@@ -127,7 +127,7 @@ def upper_weights(f_hz: Tensor, fc_hz: Tensor, base: Tensor) -> Tensor:
 
 
 class RoexFilters(ComponentStage):
-    """The filters themselves: intensity and level of components to excitation of channels."""
+    """Rounded-exponential filters: intensity and level of components to excitation of channels."""
 
     centres = "fc"
     fc: Tensor
@@ -155,7 +155,6 @@ class RoexFilters(ComponentStage):
         self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(dtype))
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """Also tabulate the upper slopes per component, and the lower slopes per channel."""
         return {
             **super().derive(),
             "upper": self._upper,
@@ -166,16 +165,16 @@ class RoexFilters(ComponentStage):
         }
 
     def _rate(self) -> Tensor:
-        """Slope below a channel's centre per Hz, (channel,)."""
+        """Return the slope below each channel's centre per Hz, (channel,)."""
         return (self.lower_slope_base.double() / _bandwidth(self.fc.double())).to(self.dtype)
 
     def _away(self) -> Tensor:
-        """Distance of every node below each channel's centre, times its slope, (channel, node)."""
+        """Return every node's distance below a centre times the slope, (channel, node)."""
         distance = self.fc.double()[:, None] - self.nodes_hz.double()
         return (self._rate().double()[:, None] * distance).to(self.dtype)
 
     def _relative(self) -> Tensor:
-        """`relative_slope` as a line, (2,): change per dB, and at 0 dB."""
+        """Return `relative_slope` as a line, (2,): change per dB, and value at 0 dB."""
         change = (self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)).double()
         return torch.stack((change, 1.0 - change * REFERENCE_LEVEL_DB)).to(self.dtype)
 
@@ -189,9 +188,9 @@ class RoexFilters(ComponentStage):
         return int(self.fc.shape[0])
 
     def relative_slope(self, levels_db: Tensor) -> Tensor:
-        """Factor of the lower slope at each level per ERB.
+        """Return the factor of the lower slope at each level per ERB.
 
-        Never below 0, which it would reach at 137 dB: a filter does not amplify far components.
+        The factor would reach 0 at 137 dB; below 0 a filter would amplify far components.
         """
         change = self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)
         return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
@@ -206,7 +205,7 @@ class RoexFilters(ComponentStage):
         return levels_db
 
     def filters(self) -> excitation.Tables:
-        """All of them, as the kernel for numbers alone takes them."""
+        """Return the constants of the kernel for the whole pattern."""
         return excitation.Tables(
             self.derived("away", "lower_slope_base", "fc"),
             self.derived("relative", "lower_slope_base", "lower_slope_per_db"),
@@ -234,11 +233,10 @@ class RoexFilters(ComponentStage):
         )
 
     def extra_repr(self) -> str:
-        """Channels and slopes."""
         return (
             f"num_channels={self.num_channels}, fc={self.fc[0]:.1f}..{self.fc[-1]:.1f} Hz, "
-            f"slope_base={float(self.upper_slope_base.detach()):g} up, "
-            f"{float(self.lower_slope_base.detach()):g} down, learnable={self.learnable}"
+            f"slope_base={self.upper_slope_base:g} up, {self.lower_slope_base:g} down, "
+            f"learnable={self.learnable}"
         )
 
 
@@ -302,7 +300,6 @@ class Moore2016ExcitationPattern(RoexFilters):
         self.erb_step = erb_step
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """Also tabulate the share of every component in the level per ERB at every other."""
         return {**super().derive(), **self.weighting("between_nodes", self._between_nodes)}
 
     def _between_nodes(self) -> Tensor:
@@ -367,15 +364,12 @@ class ERBIntegration(ComponentStage):
             )
         lower = LOWER_CAM if f_min is None else float(cam_number(f_min))
         upper = UPPER_CAM if f_max is None else float(cam_number(f_max))
-        if not bandwidth_scale > 0:
-            raise ParameterError(f"bandwidth_scale must be above 0, got {bandwidth_scale}")
         self.erb_step = erb_step
         self.constant("bandwidth_scale", bandwidth_scale, Range(1e-2, 100.0))
         fc_hz = torch.from_numpy(cam_space(lower, upper, erb_step))
         self.register_buffer("fc_erb", fc_hz.to(dtype))
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """Also tabulate the share of every component in the level per ERB of every channel."""
         return {**super().derive(), **self.weighting("bands", self._bands)}
 
     def _bands(self) -> Tensor:
@@ -396,7 +390,6 @@ class ERBIntegration(ComponentStage):
         return self.levels_db(nodes, "bands", "bandwidth_scale", "fc_erb")
 
     def extra_repr(self) -> str:
-        """Channels."""
         return (
             f"n_erb_bands={self.n_erb_bands}, fc={self.fc_erb[0]:.1f}..{self.fc_erb[-1]:.1f} Hz, "
             f"learnable={self.learnable}"
@@ -468,7 +461,6 @@ class ExcitationPattern(RoexFilters):
             )
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """Where the nodes lie between the channels, too."""
         own = {"before": lambda: self._places()[0], "share": lambda: self._places()[1]}
         return {**super().derive(), **own}
 
@@ -488,20 +480,18 @@ class ExcitationPattern(RoexFilters):
         return self.pattern(nodes, levels_db)
 
     def between(self) -> tuple[Tensor, Tensor]:
-        """The channel below every node, and the share of the one above."""
         return self.derived("before", "fc"), self.derived("share", "fc")
 
     def levels_at_nodes(self, levels_db: Tensor) -> Tensor:
-        """(.., channel) -> (.., node), linear between the channels."""
         before, share = self.between()
         low = levels_db.index_select(-1, before)
         return torch.lerp(low, levels_db.index_select(-1, before + 1), share)
 
 
 def _between(at: Array, grid: Array) -> tuple[NDArray[np.int64], Array]:
-    """For linear interpolation on an ascending `grid`: the one before, and the share of the next.
+    """Return the index below and the weight of the next point, to interpolate on a rising `grid`.
 
-    Outside of the points the nearest value holds.
+    Outside of the grid the nearest value holds.
     """
     below = np.clip(np.searchsorted(grid, at, "right") - 1, 0, len(grid) - 2)
     share = np.clip((at - grid[below]) / (grid[below + 1] - grid[below]), 0.0, 1.0)

@@ -1,7 +1,7 @@
 """Finite impulse responses that may look ahead: filters of one response, and resampling.
 
-A filter without its delay returns sample n when sample n + advance is known. Chunks come out later
-than they go in, and the last chunk brings the rest:
+A filter without its delay returns sample n when sample n + advance is known. Outputs of a chunk
+come with later chunks:
 
     pushed      [ 1 ][ 2 ][ 3 ][ 4, last ]
     returned    []   [ 1 ][ 2 ][ 3    4  ].
@@ -22,7 +22,7 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.filter_design import resample_taps
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.fir import DECIMATE, FIR
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import is_exporting
@@ -65,11 +65,9 @@ class FirStage(Stage):
 
     @property
     def memory_s(self) -> float:
-        """The length of its response, in s."""
         return self.order / self.fs
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """The taps in the working type."""
         return {"taps": lambda: self.design().to(self.dtype)}
 
     def design(self) -> Tensor:
@@ -97,7 +95,7 @@ class FirStage(Stage):
 
         Args:
             x: (time,), (batch, time) or (batch, channel, time).
-            state: What the previous chunk returned: the last `order` samples and how many outputs
+            state: State after the previous chunk: the last `order` samples and how many outputs
                 are still ahead of the first sample; None at the start.
             last: Whether the signal ends here; what follows it is 0.
         Returns:
@@ -174,6 +172,7 @@ class Resampler(BlockStage):
     phases: Tensor
     looks_ahead = True
     _once_saved = ("phases",)
+    shown = "fs={0.fs:g}, fs_out={0.fs_out:g}, up={0.up}, down={0.down}"
 
     @checked_arguments()
     def __init__(
@@ -196,18 +195,16 @@ class Resampler(BlockStage):
 
     @property
     def memory_s(self) -> float:
-        """The length of its response, in s."""
         return 2 * self.reach / self.up / self.fs
 
     def tables(self) -> dict[str, Tensor]:
-        """The low-pass."""
         return {"phases": self._phases().to(self.dtype)}
 
     def _phases(self) -> Tensor:
-        """(up, window): the low-pass as each phase of the output sees it.
+        """Return (up, window), the taps for each phase of the output.
 
-        Output m sums taps[reach + m down - i up] x[i] over i. With i counted from the first one,
-        j = i - i_m, and s = i_m up - (m down - reach), the taps are taps[2 reach - s - j up].
+        Output m sums taps[reach + m down - i up] x[i] over i. Its first input is i_m. With
+        j = i - i_m and s = i_m up - (m down - reach), the taps are taps[2 reach - s - j up].
         """
         taps, window = resample_taps(self.up, self.down), 2 * self.reach // self.up + 1
         steps = torch.arange(self.up).unsqueeze(1) + self.up * torch.arange(window)
@@ -226,7 +223,7 @@ class Resampler(BlockStage):
 
         Args:
             x: (.., time).
-            state: What the previous chunk returned: the inputs still needed, and how many have
+            state: State after the previous chunk: the inputs still needed, and how many have
                 come in and gone out; None at the start.
             last: Whether the signal ends here; what follows it is 0.
         Returns:
@@ -248,8 +245,8 @@ class Resampler(BlockStage):
 
     def _outputs(self, x: Tensor, start: int, done: int, ready: int) -> Tensor:
         """Outputs done..ready-1; `x` starts with input `start`, around it there is silence."""
-        # Every phase gives as many outputs as the first, so that no number of parts depends on
-        # the length of the signal; the last of them may lie beyond `ready`.
+        # All phases give the count of the first phase, so that the number of parts does not depend
+        # on the length of the signal. Outputs beyond `ready` are dropped.
         count = -((done - ready) // self.up)
         parts = [
             _fir(x, self.phases[(self.reach - m * self.down) % self.up].flip(0), self.down,
@@ -269,7 +266,7 @@ class Resampler(BlockStage):
         x = self.as_input(x, _NDIMS, "(.., time)")
         return self._outputs(x, 0, 0, x.shape[-1] * self.up // self.down)
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         """The stage as an operation of the fused kernel, which can only lower the rate."""
         if self.up != 1:
             raise ParameterError(
@@ -279,8 +276,4 @@ class Resampler(BlockStage):
         taps = self.phases.shape[1]
         rest = coef.new_zeros(channels, taps)  # samples until the first output, then the past
         rest[:, 0] = self.reach + 1
-        return [BlockOp(DECIMATE, taps * 2**16 + self.down, coef, rest)]
-
-    def extra_repr(self) -> str:
-        """Rates and their ratio."""
-        return f"fs={self.fs:g}, fs_out={self.fs_out:g}, up={self.up}, down={self.down}"
+        return [ChainStep(DECIMATE, taps * 2**16 + self.down, coef, rest)]

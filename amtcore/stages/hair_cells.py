@@ -1,15 +1,15 @@
 """Inner hair cells: half-wave rectification with a low-pass, and an electrical circuit.
 
-The stage `IHCEnvelope` has presets after Dau et al. (1996), Breebaart et al. (2001), King et al.
-(2019), Lindemann (1986), Bernstein et al. (1999) and Relano-Iborra et al. (2019). The presets
-`hilbert` and `bernstein1999` take an analytic signal by FFT, which needs the whole signal. The
-king2019 cutoff is 1000 Hz as in its reference program, not the 1500 Hz that is sometimes quoted.
+The stage `IHCEnvelope` has presets after Dau et al. (1996), Breebaart et al. (2001) and King et al.
+(2019). Others follow Lindemann (1986), Bernstein et al. (1999) and Relano-Iborra et al. (2019). The
+presets `hilbert` and `bernstein1999` take an analytic signal by FFT, which needs the whole signal.
+The king2019 cutoff is 1000 Hz as in its reference program; some texts quote 1500 Hz.
 
 `IHCPaulick2024` maps basilar-membrane velocity to receptor potential: Lopez-Poveda and
-Eustaquio-Martin (2006) as simplified by Paulick et al. (2024), with a two-step transduction
-conductance, two potassium conductances and one capacitance, forward Euler at the sampling rate. The
-recurrence works on the deviation from rest: in float32 the potential itself would lose the
-threshold in rounding noise.
+Eustaquio-Martin (2006) as simplified by Paulick et al. (2024). The circuit has a two-step
+transduction conductance, two potassium conductances and one capacitance; the method is forward
+Euler at the sampling rate. The state is the deviation from rest, since float32 would lose
+potentials near threshold in the rounding of the potential itself.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from amtcore import filter_design as design
-from amtcore.arguments import checked_arguments, whole
+from amtcore.arguments import Text, checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.hair_cell import HAIR_CELL
 from amtcore.kernels.operations.sections import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.torch_state import by_item
@@ -35,7 +35,7 @@ _LARGEST_NUMERATOR = 10.0
 
 @dataclass(frozen=True)
 class _Preset:
-    """Low-pass cutoff in Hz, order, number of passes, and what happens before the filter."""
+    """Low-pass cutoff in Hz, order, number of passes, and nonlinearity before the filter."""
 
     cutoff_hz: float | None
     order: int = 1
@@ -96,8 +96,12 @@ class IHCEnvelope(ChannelStage):
 
     b: Tensor
     a: Tensor
+    shown = (
+        "method={0.method}, cutoff={0.cutoff}, order={0.order}, iterations={0.iterations}, "
+        "fs={0.fs:g}, learnable={0.learnable}"
+    )
 
-    @checked_arguments(order=whole(1, 2))
+    @checked_arguments(order=whole(1, 2), method=Text(PRESETS))
     def __init__(
         self,
         fs: float,
@@ -109,16 +113,12 @@ class IHCEnvelope(ChannelStage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        if method not in PRESETS:
-            raise ParameterError(f"method must be one of {', '.join(PRESETS)}, got {method!r}")
         preset = PRESETS[method]
         self.method = method
         self.order = max(order, preset.order)
         self.iterations = preset.iterations
         self.cutoff = preset.cutoff_hz if cutoff is None else float(cutoff)
         self._nonlinearity = preset.nonlinearity
-        if self.order not in (1, 2):
-            raise ParameterError(f"order must be 1 or 2, got {order}")
         if self.cutoff is not None and self._nonlinearity != "hilbert":
             check_below_nyquist("the low-pass cutoff", self.cutoff, self.fs)
             butter = design.butter1 if self.order == 1 else design.butter2
@@ -131,7 +131,6 @@ class IHCEnvelope(ChannelStage):
 
     @property
     def can_stream(self) -> bool:
-        """Return True if chunks can be processed one after another."""
         return self._nonlinearity == "half_wave"
 
     @property
@@ -146,17 +145,15 @@ class IHCEnvelope(ChannelStage):
         rows = design.first_order_rows if self.order == 1 else design.section_rows
         return rows(self.b, self.a).to(self.dtype).unsqueeze(0)
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
-        """The passes of the low-pass, the first one behind the rectifier where that is all."""
+    def recurrences(self, channels: int) -> list[ChainStep]:
         coef = self.coefficients().expand(channels, -1)
         code, values = (FIRST_ORDER, 1) if self.order == 1 else (STATE_VARIABLE, 2)
         rest, half_wave = coef.new_zeros(channels, values), self._nonlinearity == "half_wave"
         return [
-            BlockOp(code, int(half_wave and i == 0), coef, rest) for i in range(self.iterations)
+            ChainStep(code, int(half_wave and i == 0), coef, rest) for i in range(self.iterations)
         ]
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
-        """The stage as operations of the fused kernel."""
+    def block_ops(self, channels: int) -> list[ChainStep]:
         if not self.can_stream:
             raise ParameterError(
                 f"hair-cell method {self.method!r} needs the whole signal and cannot run block "
@@ -165,7 +162,6 @@ class IHCEnvelope(ChannelStage):
         return self.recurrences(channels)
 
     def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Process the next chunk; see `ChannelStage.stream`."""
         if not self.can_stream:
             raise ParameterError(
                 f"method {self.method!r} needs the whole signal and cannot stream; "
@@ -174,7 +170,6 @@ class IHCEnvelope(ChannelStage):
         return super().stream(x, state)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The whole signal at once: (batch, channel, time) or (channel, time), same shape out."""
         return super().stream(x)[0]
 
     def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -183,13 +178,6 @@ class IHCEnvelope(ChannelStage):
         if self._nonlinearity == "bernstein":
             x = by_item(_envelope_to_a_power, x)
         return super()._run(x, state)
-
-    def extra_repr(self) -> str:
-        """Method and filter."""
-        return (
-            f"method={self.method}, cutoff={self.cutoff}, order={self.order}, "
-            f"iterations={self.iterations}, fs={self.fs:g}, learnable={self.learnable}"
-        )
 
 
 #: Paulick et al. (2024): displacement per velocity; S, m, V and F.
@@ -245,6 +233,7 @@ class IHCPaulick2024(ChannelStage):
     Eks: Tensor
     V_rest: Tensor
     G_precharge: Tensor
+    shown = "fs={0.fs:g}, learnable={0.learnable}"
 
     @checked_arguments()
     def __init__(
@@ -301,16 +290,11 @@ class IHCPaulick2024(ChannelStage):
         )
         return torch.stack(rows).to(self.dtype).unsqueeze(0)
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
-        """The circuit, at rest."""
+    def recurrences(self, channels: int) -> list[ChainStep]:
         coef = self.coefficients().expand(channels, -1)
-        return [BlockOp(HAIR_CELL, 0, coef, coef.new_zeros(channels, 1))]
+        return [ChainStep(HAIR_CELL, 0, coef, coef.new_zeros(channels, 1))]
 
     def forward(self, vel: Tensor) -> Tensor:
         """The whole signal at once: basilar-membrane velocity in m/s, (batch, channel, time) or
         (channel, time), to potential in V, same shape."""
         return super().forward(vel)
-
-    def extra_repr(self) -> str:
-        """Rate."""
-        return f"fs={self.fs:g}, learnable={self.learnable}"

@@ -1,8 +1,8 @@
 """Leaky integrate-and-fire neurons with exponential synapses, as a layer for learning.
 
-One step is a synaptic decay, a membrane decay, threshold crossings that may be several, and a
-reset by subtraction (equations in `recurrence.lif.reference`). The gradient of the spike count is
-a surrogate: v / threshold within a window below the threshold, and everywhere above it.
+One step is a synaptic decay, a membrane decay, any number of threshold crossings, and a reset by
+subtraction (equations in `kernels.operations.lif`). The gradient of the spike count is a surrogate:
+v / threshold within a window below the threshold, and everywhere above it.
 """
 
 from __future__ import annotations
@@ -100,6 +100,11 @@ class LIFExodus(HasFiles, Stage):
     #: No recurrent weights and no noise, ever.
     w_rec: None = None
     noise_std = 0.0
+    shown = (
+        "shape={0.shape}, n_synapses={0.n_synapses}, leak_mode={0.leak_mode}, dt={0.dt:g} s, "
+        "learning_window={0.learning_window:g}, max_spikes_per_dt={0.max_spikes_per_dt:g}, "
+        "learnable={0.learnable}"
+    )
 
     @checked_arguments()
     def __init__(
@@ -162,18 +167,18 @@ class LIFExodus(HasFiles, Stage):
 
     @property
     def spike_generation_fn(self) -> Callable[..., Tensor]:
-        """The spike count with its surrogate gradient; the fast kernel computes the same."""
+        """The spike count with its surrogate gradient, as the kernel computes it."""
         return spike_count
 
     def check_constant(self, name: str, value: Any) -> Tensor:
-        """A value for a constant of the neurons in float64, or an error."""
+        """Return a value for a constant of the neurons in float64, or raise."""
         if name in ("bias", "threshold"):
             above = 0.0 if name == "threshold" else -math.inf
             return checked(name, value, ((self.size_out,),), above=above)
         return self.leak.check(name, value)
 
     def coefficients(self) -> Tensor:
-        """(neuron, 4 + synapse) rows of the recurrence."""
+        """Return (neuron, 4 + synapse), the rows of the recurrence."""
         alpha, beta = self.leak.factors(self.dt)
         if beta.ndim:
             beta = beta.reshape(self.size_out, -1)
@@ -184,11 +189,11 @@ class LIFExodus(HasFiles, Stage):
         return torch.cat((rows, beta), -1).to(self.dtype)
 
     def rest_state(self, batch: int) -> Tensor:
-        """State before the first step: zeros, (batch, neuron, 1 + synapse)."""
+        """Return the state before the first step: zeros, (batch, neuron, 1 + synapse)."""
         return self.bias.new_zeros(batch, self.size_out, 1 + self.n_synapses)
 
     def _run(self, data: Tensor, state: Tensor | None, record: bool) -> tuple[Tensor, ...]:
-        """Spikes, vmem, isyn of a batched signal and the state after it."""
+        """Return spikes, vmem and isyn of a batched signal, and the state after it."""
         return _lif(
             data,
             self.coefficients(),
@@ -209,18 +214,18 @@ class LIFExodus(HasFiles, Stage):
         return data if data.ndim == 3 else data.unsqueeze(0)
 
     def stream(self, data: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Process the next chunk with explicit state; the kept one is neither used nor changed.
+        """Process the next chunk with explicit state; the layer's own state is not used.
 
         Args:
             data: (batch, time, inputs) or (time, inputs).
-            state: What the previous chunk returned, (batch, neuron, 1 + synapse) with vmem first;
+            state: State after the previous chunk, (batch, neuron, 1 + synapse) with vmem first;
                 None at the start. Gradients flow through it.
         """
         spikes, _, _, state = self._run(self._as_batch(data), state, False)
         return (spikes if data.ndim == 3 else spikes.squeeze(0)), state
 
     def _continue(self, data: Tensor, record: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """Process a signal from the kept state on, and keep the last one, detached."""
+        """Process a signal from the kept state on, and keep the last state, detached."""
         batched = self._as_batch(data)
         spikes, vmem, isyn, last = self._run(batched, self._kept(batched.shape[0]), record)
         if is_transformed(last):
@@ -243,7 +248,7 @@ class LIFExodus(HasFiles, Stage):
         """Return the kept state for the recurrence; another batch gets its first item's."""
         vmem = self.vmem if self.vmem.ndim == 2 else self.vmem.unsqueeze(0)
         isyn = self.isyn.reshape(-1, self.size_out, self.n_synapses)
-        # One item serves any batch without a look at its size, which may be unknown in an export.
+        # One item expands to any batch, whose size may be unknown in an export.
         if vmem.shape[0] == 1 or vmem.shape[0] != batch:
             vmem = vmem[:1].expand(batch, -1)
         if isyn.shape[0] == 1 or isyn.shape[0] != batch:
@@ -251,7 +256,7 @@ class LIFExodus(HasFiles, Stage):
         return torch.cat((vmem.unsqueeze(-1), isyn), -1)
 
     def forward(self, data: Tensor) -> Tensor:
-        """Spike counts of the next stretch of time.
+        """Return the spike counts of the next stretch of time.
 
         A program of `torch.export` keeps no state: each call starts from the state at the export.
 
@@ -284,14 +289,5 @@ class LIFExodus(HasFiles, Stage):
         return self
 
     def load_own(self, *args: Any) -> None:
-        """Constants are loaded; states belong to a run, so the layer is at rest then."""
         super().load_own(*args)
-        self.reset_state()
-
-    def extra_repr(self) -> str:
-        """Size, leak and limits."""
-        return (
-            f"shape={self.shape}, n_synapses={self.n_synapses}, leak_mode={self.leak_mode}, "
-            f"dt={self.dt:g} s, learning_window={self.learning_window:g}, "
-            f"max_spikes_per_dt={self.max_spikes_per_dt:g}, learnable={self.learnable}"
-        )
+        self.reset_state()  # states belong to a run and are not saved

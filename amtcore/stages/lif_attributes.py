@@ -1,7 +1,7 @@
 """Constants, states and settings of an integrate-and-fire layer, by name and by family.
 
 Families are named as in Rockpool: "weights" (there are none), "taus", "decays", "bitshifts", "bias"
-and "thresholds". The leak has three forms, in each of which it can be stated and learned:
+and "thresholds". The leak can be stated and learned in three forms:
 
     taus: factor = exp(-dt / tau)    decays: the factor itself    bitshifts: factor = 1 - 2^-dash.
 
@@ -30,14 +30,9 @@ def checked(
     above: float = -math.inf,
     most: float = math.inf,
 ) -> Tensor:
-    """A constant in float64; an error names the argument, its value and the allowed values.
+    """Return a finite constant in float64: a number, or an array of one of the shapes.
 
-    Args:
-        name: Name of the argument.
-        value: Number, nested list, array or tensor.
-        shapes: Allowed shapes besides a single number.
-        above: Values must be larger than this.
-        most: Values must not be larger than this.
+    Values must be larger than `above`, and not larger than `most`.
     """
     try:
         given = torch.as_tensor(value)
@@ -68,7 +63,7 @@ def _holds_bool(value: Any) -> bool:
 
 
 def check_shape(shape: Any) -> tuple[int, int]:
-    """(inputs, neurons) of whole synapses; (n,) means one synapse a neuron."""
+    """Return (inputs, neurons) with equal numbers of synapses; (n,) is one synapse a neuron."""
     sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     sizes = tuple(int(size) if isinstance(size, np.integer) else size for size in sizes)
     if len(sizes) == 1:
@@ -86,7 +81,7 @@ def check_shape(shape: Any) -> tuple[int, int]:
 
 
 def check_max_spikes(most: Any) -> float:
-    """Most spikes in a step as a float."""
+    """Return the most spikes in a step as a float."""
     number = plain_number(most)
     if number is None or not number >= 1 or (number < math.inf and number % 1):
         raise ParameterError(
@@ -105,21 +100,21 @@ _MOST_ALLOWED = {"taus": math.inf, "decays": 1.0, "bitshifts": math.inf}
 
 
 def _limit(mode: str, dt_s: float) -> Range:
-    """Bounds within which the factor of a step lies above 0 and not above 1."""
+    """Return bounds for which the factor of a step lies above 0 and not above 1."""
     if mode == "taus":
         return Range(1e-6 * dt_s, 1e13 * dt_s)
     return Range(1e-9, 1.0) if mode == "decays" else Range(1e-6, 64.0)
 
 
 def to_factor(mode: str, constant: Tensor, dt_s: float) -> Tensor:
-    """Factor per step of a constant stated in `mode`."""
+    """Return the factor per step of a constant stated in `mode`."""
     if mode == "taus":
         return torch.exp(-dt_s / constant)
     return constant if mode == "decays" else 1.0 - torch.exp2(-constant)
 
 
 def from_factor(mode: str, factor: Tensor, dt_s: float) -> Tensor:
-    """The inverse of `to_factor`; a factor of 1 is a constant of infinity."""
+    """Return the constant of a factor per step; a factor of 1 gives infinity."""
     if mode == "taus":
         return dt_s / torch.log(1.0 / factor)
     return factor if mode == "decays" else -torch.log2(1.0 - factor)
@@ -130,8 +125,8 @@ class Leak(HasConstants):
 
     Args:
         mode: A key of `LEAK_MODES`.
-        constants: Name -> value as given, None where it was not; those of `mode` are kept, and
-            where they are missing they follow from the time constants.
+        constants: Name -> value or None. Constants of `mode` are kept, and missing ones follow from
+            the time constants.
         dt_s: Length of a step in s.
         shape: (inputs, neurons).
         learnable: Whether the constants are parameters (else buffers).
@@ -174,7 +169,7 @@ class Leak(HasConstants):
             self.constant(name, tensor, _limit(mode, dt_s))
 
     def check(self, name: str, value: Any) -> Tensor:
-        """A value for one of the six constants in float64, or an error."""
+        """Return a value for one of the six constants in float64, or raise."""
         (mode,) = (mode for mode, names in LEAK_MODES.items() if name in names)
         inputs, neurons = self._shape
         per_synapse = ((inputs,), (neurons, inputs // neurons))
@@ -187,12 +182,12 @@ class Leak(HasConstants):
         return LEAK_MODES[self.mode]
 
     def factors(self, dt_s: float) -> tuple[Tensor, Tensor]:
-        """Membrane and synapse factors per step, float64, in the shapes they were given."""
+        """Return membrane and synapse factors per step, float64."""
         mem, syn = (getattr(self, name).double() for name in self.names)
         return to_factor(self.mode, mem, dt_s), to_factor(self.mode, syn, dt_s)
 
     def value(self, name: str, dt_s: float) -> Tensor:
-        """One of the six constants: the parameter itself in its own mode, else what follows."""
+        """Return one of the six constants, converted from the leak's mode."""
         if name in self.names:
             return getattr(self, name)
         for mode, names in LEAK_MODES.items():
@@ -202,46 +197,26 @@ class Leak(HasConstants):
         raise ParameterError(f"there is no leak constant {name!r}")
 
 
+def _leak_constant(name: str, doc: str) -> Any:
+    return property(lambda owner: owner.leak.value(name, owner.dt), doc=doc)
+
+
 class HasLeak:
-    """The six constants of a leak as attributes, whatever mode they are kept in."""
+    """The six constants of a leak as attributes, in any leak mode."""
 
     leak: Leak
     dt: float
+    tau_mem = _leak_constant("tau_mem", "Membrane time constants in s.")
+    tau_syn = _leak_constant("tau_syn", "Synaptic time constants in s.")
+    alpha = _leak_constant("alpha", "Membrane decay factors.")
+    beta = _leak_constant("beta", "Synaptic decay factors.")
+    dash_mem = _leak_constant("dash_mem", "Membrane leak in bits.")
+    dash_syn = _leak_constant("dash_syn", "Synaptic leak in bits.")
 
     @property
     def leak_mode(self) -> str:
         """Form in which the leak is stated and learned."""
         return self.leak.mode
-
-    @property
-    def tau_mem(self) -> Tensor:
-        """Membrane time constants in s."""
-        return self.leak.value("tau_mem", self.dt)
-
-    @property
-    def tau_syn(self) -> Tensor:
-        """Synaptic time constants in s."""
-        return self.leak.value("tau_syn", self.dt)
-
-    @property
-    def alpha(self) -> Tensor:
-        """Membrane decay factors."""
-        return self.leak.value("alpha", self.dt)
-
-    @property
-    def beta(self) -> Tensor:
-        """Synaptic decay factors."""
-        return self.leak.value("beta", self.dt)
-
-    @property
-    def dash_mem(self) -> Tensor:
-        """Membrane leak in bits."""
-        return self.leak.value("dash_mem", self.dt)
-
-    @property
-    def dash_syn(self) -> Tensor:
-        """Synaptic leak in bits."""
-        return self.leak.value("dash_syn", self.dt)
 
 
 STATES: tuple[str, ...] = ("vmem", "isyn", "spikes")
@@ -257,7 +232,7 @@ Names = str | tuple[str, ...] | list[str]
 
 
 def chosen(kind: str, asked: Names, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The names asked for; an error says which of them there is not."""
+    """Return the requested names; raise for an unknown name."""
     names = (asked,) if isinstance(asked, str) else tuple(asked)
     for name in names:
         if name not in known:
@@ -266,7 +241,7 @@ def chosen(kind: str, asked: Names, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def write(owner: HasConstants, name: str, value: Tensor) -> None:
-    """Give a constant another value in place, so that an optimizer keeps hold of it."""
+    """Change the value of a constant in place, so that an optimizer keeps the parameter."""
     if name in owner.bounded:
         owner.set_constant(name, value, value.shape)
     else:
@@ -293,7 +268,7 @@ class HasAttributes(HasLeak, HasConstants):
             """Input synapses per neuron."""
 
         def check_constant(self, name: str, value: Any) -> Tensor:
-            """A value for a constant in float64, or an error."""
+            """Return a value for a constant in float64, or raise."""
 
     @property
     def class_name(self) -> str:
@@ -323,12 +298,12 @@ class HasAttributes(HasLeak, HasConstants):
     def parameters(  # type: ignore[override]
         self, family: Names | bool | None = None, recurse: bool = True
     ) -> Iterator[nn.Parameter] | dict[str, Tensor]:
-        """Constants of families by name, or without one all parameters, as torch has it.
+        """Return constants of families by name; without a family iterate like torch.
 
         Args:
-            family: One or several of "weights", "taus", "decays", "bitshifts" (of these three the
-                leak mode has constants), "bias" (or "biases") and "thresholds". None, or torch's
-                own flag, iterates.
+            family: One or several of "weights", "taus", "decays", "bitshifts" (only the family of
+                the leak mode has constants), "bias" (or "biases") and "thresholds". None, or
+                torch's own flag, iterates.
             recurse: Passed to torch.
         """
         if family is None or isinstance(family, bool):
@@ -399,7 +374,7 @@ class HasAttributes(HasLeak, HasConstants):
         return self
 
     def _in_own_mode(self, name: str, value: Tensor) -> tuple[str, Tensor]:
-        """A constant of the leak as the present mode states it, under the name it has there."""
+        """Convert a constant of the leak to the present mode; return its name and value there."""
         if name in self.constants:
             return name, value
         (mode,) = (mode for mode, names in LEAK_MODES.items() if name in names)
@@ -429,7 +404,7 @@ class HasAttributes(HasLeak, HasConstants):
             super().__setattr__(name, value)
 
     def to_torch(self, use_torch_call: bool = True) -> Self:
-        """The layer itself: it is a torch module already, and a call is `forward`."""
+        """Return the layer, which is a torch module already."""
         if not use_torch_call:
             raise ParameterError(
                 "a call of the layer is torch's: use_torch_call must be True, got "

@@ -28,7 +28,7 @@ from amtcore.stages.lif_attributes import HasAttributes
 
 
 def cuba_lif_arguments(layer: HasAttributes) -> dict[str, NDArray[np.float64]]:
-    """Arguments of NIR's `CubaLIF` for a layer with one synapse a neuron."""
+    """Return the arguments of NIR's `CubaLIF` for a layer with one synapse a neuron."""
     if layer.n_synapses != 1:
         raise ParameterError(
             f"NIR neurons have one synapse, this layer's have {layer.n_synapses}; "
@@ -55,7 +55,7 @@ def cuba_lif_arguments(layer: HasAttributes) -> dict[str, NDArray[np.float64]]:
 
 
 def to_nir(layer: HasAttributes) -> Any:
-    """A NIR graph input -> CubaLIF -> output; its metadata hold what NIR has no place for."""
+    """Return a NIR graph input -> CubaLIF -> output, with other settings as metadata."""
     arguments = cuba_lif_arguments(layer)
     try:
         nir = importlib.import_module("nir")
@@ -88,7 +88,7 @@ class HasFiles(HasAttributes):
             """(inputs, neurons)."""
 
     def to_json(self) -> str:
-        """Options and constants as JSON; states belong to a run and are left out."""
+        """Return options and constants as JSON, without states."""
         unlimited = self.max_spikes_per_dt == math.inf
         options: dict[str, Any] = {
             "class": _JSON_CLASS,
@@ -105,7 +105,7 @@ class HasFiles(HasAttributes):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The layer that `to_json` wrote, at rest."""
+        """Return the layer that `to_json` wrote, at rest."""
         try:
             options = json.loads(text)
             if options.pop("class") != _JSON_CLASS:
@@ -126,7 +126,7 @@ class HasFiles(HasAttributes):
     def load(self, filename: str | os.PathLike[str]) -> Self:
         """Take constants and options from a file that `save` wrote; states stay. Returns the layer.
 
-        Shape, time step and leak mode must be those of the layer: `from_json` builds any.
+        Shape, time step and leak mode must agree; `from_json` builds a new layer.
         """
         stored = type(self).from_json(Path(filename).read_text(encoding="utf-8"))
         for name in ("shape", "dt", "leak_mode"):
@@ -141,5 +141,5 @@ class HasFiles(HasAttributes):
         return self
 
     def to_nir(self) -> Any:
-        """The layer as a graph of the `nir` package; see `nir.to_nir`."""
+        """Return the layer as a graph of the `nir` package."""
         return to_nir(self)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
-from amtcore.errors import ParameterError
 from amtcore.kernels.operations.attack_release import ATTACK_RELEASE, smooth_rows
 from amtcore.kernels.operators import operator
 from amtcore.stages.constants import SECONDS, Range
@@ -64,6 +63,10 @@ class Moore2016AGC(Stage):
 
     attack_alpha: Tensor
     release_alpha: Tensor
+    shown = (
+        "attack_alpha={0.attack_alpha:g}, release_alpha={0.release_alpha:g}, "
+        "hop_length={0.hop_length}, learnable={0.learnable}"
+    )
 
     @checked_arguments()
     def __init__(
@@ -77,16 +80,12 @@ class Moore2016AGC(Stage):
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        for name, rate in (("attack_alpha", attack_alpha), ("release_alpha", release_alpha)):
-            if not 0 < rate < 1:
-                raise ParameterError(f"{name} must lie between 0 and 1 per ms, got {rate}")
         self.hop_length = default_hop(self.fs) if hop_length is None else hop_length
         self.constant("attack_alpha", attack_alpha, _RATES)
         self.constant("release_alpha", release_alpha, _RATES)
 
     @property
     def memory_s(self) -> float:
-        """Time constant of attack or release, whichever is slower, in s."""
         slowest = torch.minimum(self.attack_alpha, self.release_alpha)
         return tau_of_rate(float(slowest.detach()))
 
@@ -102,7 +101,7 @@ class Moore2016AGC(Stage):
 
         Args:
             x: (batch, frame) or (batch, frame, channel).
-            state: What the previous chunk returned, (batch, channel); None at the start.
+            state: State after the previous chunk, (batch, channel); None at the start.
         """
         x = self.as_input(x, (2, 3), "(batch, frame) or (batch, frame, channel)")
         rows = x if x.ndim == 3 else x.unsqueeze(-1)
@@ -115,12 +114,9 @@ class Moore2016AGC(Stage):
     def stream_rows(
         self, rows: Tensor, state: Tensor | None, channels: int
     ) -> tuple[Tensor, Tensor]:
-        """Like `stream`, in place, of float32 rows for which nobody wants a gradient.
+        """Process float32 rows in place, without gradients; `channels` counts without padding.
 
-        Args:
-            rows: (batch, frame, channel), filled up with zeros to whole vectors of channels.
-            state: What the previous chunk returned.
-            channels: That are no filling.
+        Rows (batch, frame, channel) are padded with zeros to whole vectors of channels.
         """
         if state is None:
             state = rows.new_zeros(rows.shape[0], channels)
@@ -129,14 +125,6 @@ class Moore2016AGC(Stage):
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""
         return self.stream(x)[0]
-
-    def extra_repr(self) -> str:
-        """Rates."""
-        return (
-            f"attack_alpha={float(self.attack_alpha.detach()):g}, "
-            f"release_alpha={float(self.release_alpha.detach()):g}, "
-            f"hop_length={self.hop_length}, learnable={self.learnable}"
-        )
 
 
 class Moore2016TemporalIntegration(Moore2016AGC):
@@ -198,6 +186,11 @@ class LoudnessIntegration(Stage):
     tau_release: Tensor
     ltl_tau_attack: Tensor
     ltl_tau_release: Tensor
+    shown = (
+        "tau_attack={0.tau_attack:.4g} s, tau_release={0.tau_release:.4g} s, "
+        "ltl_tau_attack={0.ltl_tau_attack:.4g} s, ltl_tau_release={0.ltl_tau_release:.4g} s, "
+        "learnable={0.learnable}"
+    )
 
     @checked_arguments()
     def __init__(
@@ -223,13 +216,11 @@ class LoudnessIntegration(Stage):
             "ltl_tau_release": ltl_tau_release,
         }
         for name, tau in taus.items():
-            if not tau > 0:
-                raise ParameterError(f"{name} must be a time in s above 0, got {tau}")
             self.constant(name, tau, SECONDS)
 
     @property
     def memories_s(self) -> tuple[float, float]:
-        """Time constants in s with which short-term and long-term loudness forget what was."""
+        """Slowest time constants in s of short-term and long-term loudness."""
         short = torch.maximum(self.tau_attack, self.tau_release)
         long = torch.maximum(self.ltl_tau_attack, self.ltl_tau_release)
         return float(short.detach()), float(long.detach())
@@ -250,7 +241,7 @@ class LoudnessIntegration(Stage):
 
         Args:
             specific: (batch, frame, channel).
-            state: What the previous chunk returned; None at the start.
+            state: State after the previous chunk; None at the start.
         """
         specific = self.as_input(specific, (3,), "(batch, frame, channel)")
         before = (None, None) if state is None else state
@@ -274,13 +265,3 @@ class LoudnessIntegration(Stage):
     def forward(self, specific: Tensor) -> tuple[Tensor, Tensor]:
         """The whole signal at once."""
         return self.stream(specific)[0]
-
-    def extra_repr(self) -> str:
-        """Time constants."""
-        return (
-            f"tau_attack={float(self.tau_attack.detach()):.4g} s, "
-            f"tau_release={float(self.tau_release.detach()):.4g} s, "
-            f"ltl_tau_attack={float(self.ltl_tau_attack.detach()):.4g} s, "
-            f"ltl_tau_release={float(self.ltl_tau_release.detach()):.4g} s, "
-            f"learnable={self.learnable}"
-        )

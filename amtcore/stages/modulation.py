@@ -2,14 +2,14 @@
 
 `ModulationFilterbank`: Dau, Kollmeier and Kohlrausch (1997, section II), Jepsen et al. (2008),
 Paulick et al. (2024). Filters of type `efilt` are frequency-shifted first-order low-passes. Up to
-10 Hz the output is the real part, above 10 Hz the modulus. `butterworth` filters are real
-band-passes of the same centres and bandwidths, whose output is the band signal, neither rectified
-nor attenuated.
+10 Hz the output is the real part, above 10 Hz the modulus. Filters of type `butterworth` are real
+band-passes with these centres and bandwidths. The output is the band signal, neither rectified nor
+attenuated.
 
-`King2019ModulationFilterbank`: King, Varnet and Lorenzi (2019), constant Q from 2 to 150 Hz, with
-two second-order Butterworth sections a filter (the fourth-order polynomial form is up to 4 % wrong
-at 2 Hz in float64). Above 10 Hz the output is the Hilbert envelope of the band, scaled to the RMS
-of the band, which needs the whole signal.
+`King2019ModulationFilterbank`: King, Varnet and Lorenzi (2019), constant Q from 2 to 150 Hz. Each
+filter has two second-order Butterworth sections; the fourth-order polynomial form is up to 4 %
+wrong at 2 Hz in float64. Above 10 Hz the output is the Hilbert envelope of the band, scaled to the
+RMS of the band, which needs the whole signal.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from amtcore import filter_design as design
-from amtcore.arguments import checked_arguments
+from amtcore.arguments import Text, checked_arguments
 from amtcore.errors import ParameterError, StateError
-from amtcore.kernels.chain import Bank, BlockOp
+from amtcore.kernels.chain import ChainStep, FilterBank
 from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
 from amtcore.kernels.operations.modulation_filters import (
     BANK_MODULUS,
@@ -48,23 +48,20 @@ from amtcore.stages.stage import (
 
 
 def can_separate(x: Tensor) -> bool:
-    """Return True if the memory of a result of `x` can be read.
-
-    Under torch.compile and torch.func, and on a GPU, outputs of channels stay views.
-    """
+    """Return True on the CPU outside of torch.compile and torch.func; else outputs stay views."""
     plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu"
     return plain and not (torch.compiler.is_compiling() or is_transformed(x)) and x.numel() > 0
 
 
 class SeparateOutputs(torch.autograd.Function):
-    """Parts of a tensor as tensors with storages of their own on the same memory.
+    """Split (row, time) into parts of `rows` rows, each with a storage of its own.
 
-    A part that is saved alone then takes its own bytes only; a view would take the whole tensor.
+    Parts share the memory of the tensor. Saving a part writes its own bytes only, while saving a
+    view would write the whole tensor.
     """
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        """Split (row, time) into parts of `rows` rows."""
         memory, at, parts = y.detach().numpy(), 0, []
         for count in rows:
             parts.append(torch.from_numpy(memory[at : at + count]))
@@ -73,7 +70,6 @@ class SeparateOutputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Join the gradients of the parts."""
         return torch.cat(gradients), None
 
 
@@ -155,7 +151,9 @@ class ModulationFilterbank(BlockStage):
     is_low: Tensor
     output_gain: Tensor
 
-    @checked_arguments()
+    @checked_arguments(
+        preset=Text(PRESETS, optional=True), filter_type=Text(("efilt", "butterworth"))
+    )
     def __init__(
         self,
         fs: float,
@@ -174,14 +172,6 @@ class ModulationFilterbank(BlockStage):
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
         preset = "dau1997" if preset is None else preset
-        if preset not in PRESETS:
-            raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
-        if filter_type not in ("efilt", "butterworth"):
-            raise ParameterError(
-                f"filter_type must be 'efilt' or 'butterworth', got {filter_type!r}"
-            )
-        if not Q > 0.5:
-            raise ParameterError(f"Q must be above 0.5, got {Q}")
         values = PRESETS[preset]
         self.preset, self.filter_type, self.Q = preset, filter_type, float(Q)
         self.max_mfc = values.max_mfc if max_mfc is None else float(max_mfc)
@@ -191,7 +181,9 @@ class ModulationFilterbank(BlockStage):
         )
         if max_mfc is not None:
             check_below_nyquist("max_mfc", self.max_mfc, self.fs)
-        self._set_lowpass(values.lowpass_cutoff if lowpass_cutoff is None else lowpass_cutoff)
+        in_front_hz = values.lowpass_cutoff if lowpass_cutoff is None else lowpass_cutoff
+        check_below_nyquist("lowpass_cutoff", in_front_hz, self.fs)
+        self.lowpass_cutoff = float(in_front_hz)
         fc_hz = [float(f) for f in fc]
         self._set_filters(fc_hz)
         low_hz = values.lp_cutoff if lp_cutoff is None else float(lp_cutoff)
@@ -199,15 +191,8 @@ class ModulationFilterbank(BlockStage):
         self.constant("lp_cutoff", low_hz, frequencies(self.fs))
         self.register_buffer("fc", torch.tensor(fc_hz, dtype=dtype))
 
-    def _set_lowpass(self, cutoff_hz: float) -> None:
-        """The low-pass in front."""
-        if not cutoff_hz >= 0:
-            raise ParameterError(f"lowpass_cutoff must be 0 Hz (none) or above, got {cutoff_hz}")
-        check_below_nyquist("lowpass_cutoff", cutoff_hz, self.fs)
-        self.lowpass_cutoff = float(cutoff_hz)
-
     def _set_filters(self, fc_hz: list[float]) -> None:
-        """Centres and bandwidths of all filters, and what the m-th filter of a channel is."""
+        """Set centres and bandwidths of all filters, and the kind of a channel's m-th filter."""
         limits = [min(f / 4, self.max_mfc) if self.use_upper_limit else self.max_mfc for f in fc_hz]
         centres = [modulation_centres(limit, self.Q) for limit in limits]
         self._counts = list(map(len, centres))
@@ -238,14 +223,12 @@ class ModulationFilterbank(BlockStage):
 
     @property
     def memory_s(self) -> float:
-        """Time constant of the slowest filter, in s."""
         widths_hz = self.bandwidth_hz.detach()[~self.is_low.bool()]
         bands = [1.0 / (math.pi * float(widths_hz.min()))] if len(widths_hz) else []
         lows_hz = [(float(self.lp_cutoff.detach()), 2), (self.lowpass_cutoff, 1)]
         return max([*bands, *(lowpass_memory_s(hz, order) for hz, order in lows_hz if hz)])
 
     def tables(self) -> dict[str, Tensor]:
-        """Mark the low-pass of each channel, and tabulate the output gain of each filter."""
         m = torch.cat([torch.arange(count) for count in self._counts])
         modulus = torch.tensor([kind == BANK_MODULUS for kind in self.kinds])[m]
         return {"is_low": m == 0, "output_gain": torch.where(modulus, self.att_factor, 1.0)}
@@ -279,18 +262,17 @@ class ModulationFilterbank(BlockStage):
         rows = torch.stack([self.fc.new_full((), value) for value in (b0, b1, a1)])
         return rows.expand(channels, -1)
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         """Return the low-pass in front of the bank, as operations of the fused kernel."""
         check_channels(self.num_channels, channels)
         if not self.lowpass_cutoff:
             return []
         coef = self._prefilter_rows(channels)
-        return [BlockOp(FIRST_ORDER, 0, coef, coef.new_zeros(channels, 1))]
+        return [ChainStep(FIRST_ORDER, 0, coef, coef.new_zeros(channels, 1))]
 
-    def bank(self, channels: int) -> Bank:
-        """The filters, for the fused kernel."""
+    def bank(self, channels: int) -> FilterBank:
         check_channels(self.num_channels, channels)
-        return Bank(tuple(self.kinds), self.coefficients().detach(), tuple(self.offsets))
+        return FilterBank(tuple(self.kinds), self.coefficients().detach(), tuple(self.offsets))
 
     def stream(
         self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
@@ -299,7 +281,7 @@ class ModulationFilterbank(BlockStage):
 
         Args:
             x: (batch, channel, time) or (channel, time).
-            state: What the previous chunk returned: prefilter (batch, channel, 1) and filters
+            state: State after the previous chunk: prefilter (batch, channel, 1) and filters
                 (batch, filter, 2); None at the start.
         """
         x = self.as_input(x, (2, 3), "(batch, channel, time) or (channel, time)")
@@ -330,7 +312,7 @@ class ModulationFilterbank(BlockStage):
         return parts, (before, filters)
 
     def _filter(self, x: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Outputs of every channel, each with a storage of its own where that can be had."""
+        """Return the outputs of every channel, each with its own storage if `can_separate`."""
         coef, counts, batch = self.coefficients(), self._counts, x.shape[0]
         if not can_separate(x):
             y, state = modulation_bank(x, coef, state, self.kinds, self.offsets, self.backend)
@@ -357,7 +339,6 @@ class ModulationFilterbank(BlockStage):
         return self.stream(x)[0]
 
     def extra_repr(self) -> str:
-        """Preset, size and range."""
         return (
             f"preset={self.preset}, num_channels={self.num_channels}, filters={self.offsets[-1]}, "
             f"max_mfc={self.max_mfc:g} Hz, Q={self.Q:g}, filter_type={self.filter_type}, "
@@ -366,8 +347,7 @@ class ModulationFilterbank(BlockStage):
 
 
 class FastModulationFilterbank(ModulationFilterbank):
-    """`ModulationFilterbank` under the name of its grouped approximation, which it is not: nothing
-    is rounded or shared between filters, so there is nothing to trade.
+    """`ModulationFilterbank` under the name of a grouped approximation; nothing is approximated.
 
     Args:
         tolerance: Accepted and without effect; no coefficients are rounded.
@@ -391,8 +371,10 @@ _hilbert_envelope = operator(HILBERT_ENVELOPE)
 
 
 def king_centres(mflow_hz: float, mfhigh_hz: float, q: float, nmod: int | None) -> list[float]:
-    """Centre frequencies in Hz: evenly in log frequency, `nmod` of them or in the ratio that lets
-    neighbouring filters of this Q meet at their band edges."""
+    """Return centre frequencies in Hz, evenly spaced in log frequency.
+
+    There are `nmod` of them; without `nmod`, neighbouring filters of this Q meet at their edges.
+    """
     low, high = math.log(mflow_hz), math.log(mfhigh_hz)
     if nmod is not None:
         return torch.linspace(low, high, nmod, dtype=torch.float64).exp().tolist()
@@ -433,7 +415,7 @@ class King2019ModulationFilterbank(BlockStage):
     mfc: Tensor
     qfactor: Tensor
 
-    @checked_arguments()
+    @checked_arguments(phase_insens=Text(PHASE_INSENSITIVITY))
     def __init__(
         self,
         fs: float,
@@ -450,15 +432,6 @@ class King2019ModulationFilterbank(BlockStage):
         if not 0 < mflow <= mfhigh:
             raise ParameterError(f"expected 0 < mflow <= mfhigh, got {mflow:g} and {mfhigh:g} Hz")
         check_below_nyquist("mfhigh", mfhigh, self.fs)
-        if not qfactor > 0:
-            raise ParameterError(f"qfactor must be above 0, got {qfactor}")
-        if nmod is not None and not (isinstance(nmod, int) and nmod >= 1):
-            raise ParameterError(f"nmod must be an integer of 1 or more, or None, got {nmod!r}")
-        if phase_insens not in PHASE_INSENSITIVITY:
-            raise ParameterError(
-                f"phase_insens must be one of {', '.join(PHASE_INSENSITIVITY)}, "
-                f"got {phase_insens!r}"
-            )
         self.phase_insens = phase_insens
         centres = king_centres(mflow, mfhigh, qfactor, nmod)
         self.constant("mfc", centres, frequencies(self.fs))
@@ -470,7 +443,6 @@ class King2019ModulationFilterbank(BlockStage):
 
     @property
     def can_stream(self) -> bool:
-        """Return True if chunks can be processed one after another."""
         return not any(self.insensitive)
 
     @property
@@ -488,8 +460,8 @@ class King2019ModulationFilterbank(BlockStage):
     def memory_s(self) -> float:
         """Time constant of the slowest filter, in s.
 
-        A pole p of the low-pass becomes those s of the band-pass with s^2 - p B s + w^2 = 0, B the
-        band and w its middle in rad/s; p = exp(+-3 pi i / 4).
+        A pole p = exp(+-3 pi i / 4) of the low-pass becomes the roots s of s^2 - p B s + w^2 = 0,
+        with the band B and its middle w in rad/s.
         """
         low, high = (2.0 * math.pi * edge.detach() for edge in self.edges())
         half = torch.polar(high - low, torch.full_like(low, 0.75 * math.pi)) / 2.0
@@ -503,31 +475,28 @@ class King2019ModulationFilterbank(BlockStage):
         edges = low.clamp(max=(1.0 - _LEAST_BAND) * most), high.clamp(max=most)
         return design.bandpass2_rows(*edges, self.fs).to(self.dtype)
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[ChainStep]:
         """Nothing comes before the filters."""
         return []
 
-    def bank(self, channels: int) -> Bank:
-        """The filters, for the fused kernel."""
+    def bank(self, channels: int) -> FilterBank:
         self._check_streamable()
         count = self.num_filters
         coef = self.coefficients().detach().repeat(channels, 1)
         offsets = tuple(range(0, count * channels + 1, count))
-        return Bank((BANK_TWO_SECTIONS,) * count, coef, offsets)
+        return FilterBank((BANK_TWO_SECTIONS,) * count, coef, offsets)
 
     def bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
-        """One filter after another over whole signals.
+        """Yield for each filter the bands of all whole signals, (1, channel, its time) each.
 
         Args:
-            x: (batch, channel, time), whatever behind the end of a signal.
+            x: (batch, channel, time) with any padding.
             samples: Length of each signal.
-        Returns:
-            For each filter the band of every signal, (1, channel, its time).
         """
         for m, rows in enumerate(self.coefficients()):
             y, _ = self._filter(x, rows.unsqueeze(0), self._rest(x, 1))
             band = y.squeeze(2)
-            # In memory of its own: then a transform sees the same, whatever was beside a signal.
+            # A copy: the rounding of a transform then does not depend on other signals.
             whole = (band[i : i + 1, :, :count].contiguous() for i, count in enumerate(samples))
             yield [self._finished(each, m) for each in whole]
 
@@ -557,7 +526,7 @@ class King2019ModulationFilterbank(BlockStage):
 
         Args:
             x: (batch, channel, time) or (channel, time).
-            state: What the previous chunk returned, (batch, channel * modulation, 4); None at the
+            state: State after the previous chunk, (batch, channel * modulation, 4); None at the
                 start.
         """
         self._check_streamable()
@@ -579,7 +548,6 @@ class King2019ModulationFilterbank(BlockStage):
         return torch.stack([self._finished(band, m) for m, band in enumerate(y.unbind(-2))], -2)
 
     def extra_repr(self) -> str:
-        """Range, Q and what happens to the phase."""
         return (
             f"mfc={[round(f, 2) for f in self.mfc.tolist()]} Hz, qfactor={self.qfactor.item():g}, "
             f"phase_insens={self.phase_insens}, fs={self.fs:g}, learnable={self.learnable}"
@@ -587,8 +555,7 @@ class King2019ModulationFilterbank(BlockStage):
 
 
 class FastKing2019ModulationFilterbank(King2019ModulationFilterbank):
-    """`King2019ModulationFilterbank` under the name of its FFT approximation, which it is not: the
-    recurrence is both exact and faster, so there is nothing to trade.
+    """`King2019ModulationFilterbank` under the name of an FFT approximation; it is exact.
 
     Args:
         ir_length_ratio: Accepted and without effect; there is no truncated impulse response.

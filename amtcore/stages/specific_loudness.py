@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
-from amtcore.errors import ParameterError
 from amtcore.kernels.operations.specific_loudness import SPECIFIC_LOUDNESS, law_rows
 from amtcore.kernels.operators import operator
 from amtcore.stages.constants import Range
@@ -71,8 +70,6 @@ class CompressiveLaw(Stage):
         self, fc_hz: ArrayLike, fs: float, C: float, learnable: bool, dtype: torch.dtype
     ) -> None:
         super().__init__(fs, learnable, dtype)
-        if not C > 0:
-            raise ParameterError(f"C must be above 0, got {C}")
         threshold = threshold_db(f"{self.tables_of}_excitation_threshold", fc_hz)
         self.flat_db = float(threshold_db(f"{self.tables_of}_excitation_threshold", FLAT_FROM_HZ))
         gain_db = self.flat_db - threshold
@@ -95,7 +92,6 @@ class CompressiveLaw(Stage):
         return self.derived("law", "C", "threshold_db", "alpha", "A")
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """The constants as the law takes them."""
         return {"law": self._law}
 
     def _law(self) -> Tensor:
@@ -106,9 +102,7 @@ class CompressiveLaw(Stage):
         return rows.to(self.dtype)
 
     def extra_repr(self) -> str:
-        """Channels and constant."""
-        constant = float(self.C.detach())
-        return f"num_channels={len(self.A)}, C={constant:g}, learnable={self.learnable}"
+        return f"num_channels={len(self.A)}, C={self.C:g}, learnable={self.learnable}"
 
 
 class Moore2016SpecificLoudness(CompressiveLaw):

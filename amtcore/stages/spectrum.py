@@ -2,19 +2,18 @@
 
 Six Hann windows, each half as long as the one before, all centred on the frame's instant (Glasberg
 and Moore 2002); each serves one range of frequencies. The transform is a matrix product with the
-few bins a window serves, which costs less than whole FFTs of all six. All windows are symmetric
-about one instant, where only the power of a bin counts: so frames are folded there:
+few bins a window serves, which takes less time than whole FFTs of all six. Only the power of a bin
+counts, and all windows are symmetric about one instant, so frames are folded there:
 
     e[m] = x[c + m] + x[c - 1 - m],   o[m] = x[c + m] - x[c - 1 - m],   c = windows[0] / 2
     power = (sum_m e[m] h[m] cos((m + 1/2) w))^2 + (sum_m o[m] h[m] sin((m + 1/2) w))^2
 
-which halves the products, and every window takes its share of the same e and o. Where nobody asks
-for more than numbers in float32, a kernel takes a few sums instead of all these products.
+This halves the products, and all windows share e and o. In float32 without gradients, a kernel
+computes fewer products by low-rank factors.
 
 The function `factors_of` finds the low-rank factors of the windowed transforms. Windows share
-hop-sized blocks, and neighbouring components share sums over blocks; an SVD finds both. Every
-component keeps its transform but for a share of `LEFT_OUT` of its length, half of the last digit of
-float32.
+hop-sized blocks, and neighbouring components share sums over blocks; an SVD finds both. The factors
+drop at most a share of `LEFT_OUT` of each transform, half of the last digit of float32.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def can_factor(windows: Sequence[int], hop: int) -> bool:
 
 
 def _few(unit: Array) -> Array:
-    """Orthonormal (function, column) that span rows but for `LEFT_OUT` of each.
+    """Return orthonormal (function, column) that span all rows up to `LEFT_OUT` of each row.
 
     Args:
         unit: (row, part, column), each row of length 1 at most over parts and columns.
@@ -62,26 +61,26 @@ def _few(unit: Array) -> Array:
         _, rows = np.linalg.qr(rows)  # has the same singular values and functions
     _, _, every = np.linalg.svd(rows, full_matrices=False)
     shares = np.square(unit @ every.T).sum(1)
-    left = np.flip(np.cumsum(np.flip(shares, 1), 1), 1).max(0)  # without the functions from here on
+    left = np.flip(np.cumsum(np.flip(shares, 1), 1), 1).max(0)  # share of this function and later
     return every[: int((left > LEFT_OUT**2).sum())]
 
 
 def _basis(cosines: Array, sines: Array, hop: int) -> tuple[Array, Array]:
-    """Even and odd functions of a block, (function, sample)."""
+    """Return even and odd functions of a block, (function, sample)."""
     both = np.concatenate((cosines, sines))
     blocks = (both / np.linalg.norm(both, axis=1)[:, None]).reshape(len(both), -1, hop)
     return _few((blocks + blocks[..., ::-1]) / 2), _few((blocks - blocks[..., ::-1]) / 2)
 
 
 def _side_by_side(p: Array, q: Array) -> Array:
-    """Two matrices (row, column) as `Factors` has them, flat."""
+    """Convert two matrices (row, column) to the flat layout of `Factors`."""
     missing = -len(p) % SIDE
     both = np.pad(np.stack((p, q)), ((0, 0), (0, missing), (0, 0)))
     return both.reshape(2, -1, SIDE, p.shape[1]).transpose(1, 3, 0, 2).ravel()
 
 
 def _reduced(p: Array, q: Array) -> tuple[int, list[Array]]:
-    """Rank (0: as they are) and matrices one after another: V and W, then P and Q."""
+    """Return the rank and the matrices V, W, P, Q; rank 0 with P and Q if factors do not pay."""
     v, w = (_few((m / np.linalg.norm(m, axis=1)[:, None])[:, None]) for m in (p, q))
     rank = max(len(v), len(w))
     size = p.shape[1]
@@ -92,11 +91,11 @@ def _reduced(p: Array, q: Array) -> tuple[int, list[Array]]:
 
 
 def factors_of(transforms: Sequence[tuple[Array, Array]], hop: int) -> Factors:
-    """Factors of all windows.
+    """Return the factors of all windows.
 
     Args:
-        transforms: Of every window cosines and sines, (component, sample from the instant on).
-        hop: Samples of a block, of which half a window has a whole number.
+        transforms: Cosines and sines of every window, (component, sample from the instant on).
+        hop: Samples of a block; half a window has a whole number of blocks.
     """
     functions, values, plan = [np.zeros((0, hop))], [np.zeros(0)], []
     first = component = at = 0
@@ -126,9 +125,9 @@ WINDOW_LIMITS_HZ = (20.0, 80.0, 500.0, 1250.0, 2540.0, 4050.0, 15000.0)
 LONGEST_WINDOW_S = 0.064
 #: Level of a sine of 1 Pa peak relative to its bin's |2 Y / N|^2 in Pa^2.
 PEAK_PA_DB = 10.0 * math.log10(0.5 / REFERENCE_PA**2)
-#: Gain that makes up for the windows. Moore2016: as published. Glasberg2002: the one that puts a
-#: 1 kHz tone of 40 dB SPL within 2 % of 1 sone and all else within 8 % of the reference program;
-#: the power of a windowed tone alone would take 0.426.
+#: Gain that compensates for the windows. The value of Moore2016 is published. With the value of
+#: Glasberg2002 a 1 kHz tone of 40 dB SPL is within 2 % of 1 sone. All other loudness is within 8 %
+#: of the reference program. The power of a windowed tone alone would give 0.426.
 MOORE2016_WINDOW_LOG10 = 0.332
 GLASBERG2002_WINDOW_LOG10 = 0.364
 #: Components this far below the strongest (or below a strongest of `LOUDEST_AT_LEAST_DB`) count as
@@ -208,14 +207,11 @@ class WindowedSpectrum(Stage):
     ) -> None:
         super().__init__(fs, learnable, dtype)
         hop = default_hop(self.fs) if hop_length is None else hop_length
-        if not (isinstance(hop, int) and hop >= 1):
-            raise ParameterError(f"hop_length must be 1 sample or more, got {hop_length!r}")
         self.hop_length, self.windows = hop, _checked_windows(windows)
         self.bin_hz, self._window_log10 = self.fs / self.windows[0], window_log10
         self._bins = self._ranges()
 
     def tables(self) -> dict[str, Tensor]:
-        """Every window's share of the transform, and the frequencies of the components."""
         tables, gain = {}, 10.0 ** (self._window_log10 / 2)
         for i, (cosines, sines) in enumerate(_transforms(self.windows, tuple(self._bins))):
             tables[f"cosines_{i}"] = (gain * cosines).to(self.dtype)
@@ -296,7 +292,6 @@ class WindowedSpectrum(Stage):
         return torch.nn.functional.pad(x, (half, half))
 
     def extra_repr(self) -> str:
-        """Rate, hop and windows."""
         return (
             f"fs={self.fs:g}, hop_length={self.hop_length}, windows={self.windows}, "
             f"components={len(self.frequencies)}"
@@ -315,10 +310,10 @@ def _checked_windows(windows: Sequence[int]) -> tuple[int, ...]:
 
 
 def _bases(windows: tuple[int, ...], i: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-    """(bin, half a window): cosines and sines times the Hann window, scaled to intensity.
+    """Return (bin, half a window): cosines and sines times the Hann window, scaled to intensity.
 
-    A window 2^i times shorter than the longest gives a tone 2^-2i of the power in each of 2^i times
-    as many bins; the factor 2^i evens out their sum.
+    In a window 2^i times shorter, a tone has 2^-2i of the power in each of 2^i times as many bins.
+    The factor 2^i makes the sums equal.
     """
     longest, length = windows[0], windows[i]
     place = torch.arange(length // 2, dtype=torch.float64) + 0.5
@@ -374,8 +369,6 @@ class Moore2016Spectrum(WindowedSpectrum):
         learnable: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if not (isinstance(n_windows, int) and 1 <= n_windows < len(WINDOW_LIMITS_HZ)):
-            raise ParameterError(f"n_windows must lie between 1 and 6, got {n_windows!r}")
         windows = window_samples(float(fs), n_windows)
         super().__init__(fs, hop_length, windows, MOORE2016_WINDOW_LOG10, learnable, dtype)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError, StateError, WrongDeviceError
-from amtcore.kernels.chain import Bank, BlockOp, identity_bank
+from amtcore.kernels.chain import ChainStep, FilterBank, identity_bank
 from amtcore.kernels.operators import rest_state, run_ops
 from amtcore.kernels.torch_state import is_exporting, rows_of
 from amtcore.stages.constants import WORKING_TYPES, HasConstants, refuse_torchscript
@@ -52,7 +52,7 @@ def check_state(owner: Any, state: Any, form: Form) -> None:
 
 
 def check_state_device(owner: Any, state: Any, x: Tensor) -> None:
-    """Raise where a state lies on another device than the chunk."""
+    """Raise if a state lies on another device than the chunk."""
     for part in state if isinstance(state, tuple) else (state,):
         if isinstance(part, Tensor) and part.device != x.device:
             raise WrongDeviceError(
@@ -62,7 +62,7 @@ def check_state_device(owner: Any, state: Any, x: Tensor) -> None:
 
 
 def check_kept(kept: tuple[int, ...], chunk: tuple[int, ...]) -> None:
-    """Raise where a chunk has other signals than the samples that are kept of the previous one."""
+    """Raise if a chunk differs in batch or channels from the previous chunk."""
     if kept != chunk:
         raise ShapeError(
             f"expected a chunk of batch and channels {tuple(kept)} as before, got {tuple(chunk)}; "
@@ -71,7 +71,7 @@ def check_kept(kept: tuple[int, ...], chunk: tuple[int, ...]) -> None:
 
 
 def checks_state(stream: Callable[..., Any], form: Form) -> Callable[..., Any]:
-    """A `stream` that refuses the state of something else before any work."""
+    """Wrap `stream` to check its state before any work."""
 
     @functools.wraps(stream)
     def call(self: Any, x: Tensor, state: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -85,14 +85,14 @@ def checks_state(stream: Callable[..., Any], form: Form) -> Callable[..., Any]:
 
 
 def check_fs(fs: float) -> float:
-    """The sampling rate as a float; raises when it is not a positive number."""
+    """Return the sampling rate as a float; raise if it is not a positive number."""
     if not (isinstance(fs, (int, float)) and fs > 0):
         raise ParameterError(f"fs must be a sampling rate in Hz above 0, got {fs!r}")
     return float(fs)
 
 
 def check_below_nyquist(name: str, highest_hz: float, fs: float) -> None:
-    """Raises when a frequency reaches half the sampling rate."""
+    """Raise if a frequency reaches half the sampling rate."""
     if not highest_hz < fs / 2:
         raise ParameterError(
             f"{name} {highest_hz:g} Hz must lie below half the sampling rate "
@@ -106,7 +106,7 @@ def in_autocast(x: Tensor) -> bool:
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
-    """x @ matrix in their own type, also where autocast would take half of the digits."""
+    """Return x @ matrix in their own type, also inside torch.autocast."""
     if is_exporting():  # a dynamic axis before the last one: see `rows_of`
         return (rows_of(x) @ matrix).reshape(*x.shape[:-1], matrix.shape[-1])
     if not in_autocast(x):
@@ -116,22 +116,22 @@ def product(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def lowpass_memory_s(cutoff_hz: float, order: int = 1) -> float:
-    """Time constant in s of the slowest pole of a Butterworth low- or high-pass."""
+    """Return the time constant in s of the slowest pole of a Butterworth low- or high-pass."""
     return 1.0 / (2.0 * math.pi * cutoff_hz * math.sin(math.pi / (2 * order)))
 
 
 def check_channels(expected: int, got: int) -> None:
-    """Raises where a stage that is built for its channels is asked for others."""
+    """Raise if a stage gets another number of channels than it was built for."""
     if expected != got:
         raise ParameterError(f"expected {expected} channels, got {got}")
 
 
 class StreamChunk:
-    """The state of a stage on its way through a call, so that hooks see chunks as they see signals.
+    """The state that a call of a stage takes and updates, so that hooks run on chunks too.
 
     Args:
-        state: What the previous chunk left; after the call what this one leaves.
-        ending: Whether the signal ends here, for stages that look ahead: {"last": ..}.
+        state: State after the previous chunk; after the call, state after this chunk.
+        ending: {"last": ..} for stages that look ahead, else empty.
     """
 
     def __init__(self, state: Any, ending: dict[str, bool]) -> None:
@@ -139,10 +139,10 @@ class StreamChunk:
 
 
 def accepts_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A `forward` that passes a `chunk` on to `stream`.
+    """Wrap `forward` to pass a `chunk` on to `stream`.
 
-    Torch runs backward hooks for a tensor or a tuple of them only. Where there are any, a list
-    passes them as a tuple, and `Stage.__call__` makes it a list again.
+    Torch runs backward hooks for tensors and tuples only. With such hooks a list becomes a tuple,
+    and `Stage.__call__` converts the tuple to a list again.
     """
 
     @functools.wraps(forward)
@@ -201,7 +201,6 @@ class Stage(HasConstants):
         self.backend = backend
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Torch's call of `forward`, with hooks."""
         y = super().__call__(*args, **kwargs)
         return list(y) if self.returns_list and isinstance(y, tuple) else y
 
@@ -212,14 +211,13 @@ class Stage(HasConstants):
 
     @property
     def memory_s(self) -> float | None:
-        """Time constant in s with which the slowest of its states forgets what was; None where the
-        stage does not say."""
+        """Time constant in s of the slowest state; None if the stage does not state one."""
         return None
 
     def as_input(self, x: Tensor, axes: tuple[int, ...], names: str) -> Tensor:
-        """Return `x` in the working type; raises if it is no float tensor of so many `axes`.
+        """Return `x` in the working type; raise if it is no float tensor with a number of `axes`.
 
-        Every call of a model comes through here, so a record of `torch.jit.trace` is refused here.
+        Every call of a model comes through here, so `torch.jit.trace` is refused here.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
             refuse_torchscript(type(self))
@@ -237,8 +235,7 @@ class Stage(HasConstants):
         return x.to(self.dtype)
 
     def _check_device(self, x: Tensor) -> None:
-        """Raises where x lies elsewhere than the constants: looked at, not moved, since a copy
-        between devices is the caller's to see and to time."""
+        """Raise if x lies on another device than the constants; copies are left to the caller."""
         kept = (*getattr(self, PARAMETERS).values(), *getattr(self, BUFFERS).values())
         own = next((constant.device for constant in kept if constant is not None), x.device)
         if own != x.device:
@@ -250,17 +247,14 @@ class Stage(HasConstants):
 
 
 class BlockStage(Stage):
-    """A stage that is made of recurrences, which it names once: as operations of the fused kernel.
+    """A stage of chain operations; signals, chunks and gradients all go through `run_ops`."""
 
-    Signals, chunks and gradients go through the same operations, see `run_ops`.
-    """
-
-    def block_ops(self, channels: int) -> list[BlockOp]:
-        """The stage as operations of the fused kernel; raises where it is more than those."""
+    def block_ops(self, channels: int) -> list[ChainStep]:
+        """Return the stage as steps of a chain; raise if it needs more than steps."""
         raise NotImplementedError
 
-    def bank(self, channels: int) -> Bank:
-        """The filters that follow the operations; here one a channel, which changes nothing."""
+    def bank(self, channels: int) -> FilterBank:
+        """Return the filters after the steps; by default one identity filter a channel."""
         return identity_bank(channels, torch.zeros(1, dtype=self.dtype))
 
 
@@ -279,7 +273,7 @@ class FilterbankStage(BlockStage):
 
         Args:
             x: (batch, time) or (time,).
-            state: What the previous chunk returned, (batch, channel, values); None at the start.
+            state: State after the previous chunk, (batch, channel, values); None at the start.
         """
         x = self.as_input(x, (1, 2), "(batch, time) or (time,)")
         batched = x if x.ndim == 2 else x.unsqueeze(0)
@@ -299,12 +293,11 @@ class ChannelStage(BlockStage):
 
     state_form: Form | None = Tensor
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
+    def recurrences(self, channels: int) -> list[ChainStep]:
         """Return the operations of the stage, in their order."""
         raise NotImplementedError
 
-    def block_ops(self, channels: int) -> list[BlockOp]:
-        """The stage as operations of the fused kernel; raises where it is more than those."""
+    def block_ops(self, channels: int) -> list[ChainStep]:
         return self.recurrences(channels)
 
     def rest_state(self, batch: int, channels: int) -> Tensor:
@@ -322,7 +315,7 @@ class ChannelStage(BlockStage):
 
         Args:
             x: (batch, channel, time) or (channel, time).
-            state: What the previous chunk returned; None at the start.
+            state: State after the previous chunk; None at the start.
         Returns:
             Output of the same shape as x, and the state to pass with the next chunk.
         """

@@ -3,8 +3,8 @@
     class TestLeakyPeak(OperationConformance):
         operation = "leaky_peak"              # registered name
 
-The cases are the operation's own examples. The plain loop is what the kernels are compared with, on
-the CPU and on the GPU's code, which the distribution amtcore-interpreter runs without a GPU.
+The cases are the operation's own examples. Kernels on the CPU, and GPU code that the distribution
+amtcore-interpreter runs without a GPU, are compared with the plain loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError
-from amtcore.kernels.chain import BlockOp, compile_chain, identity_bank
+from amtcore.kernels.chain import ChainStep, compile_chain, identity_bank
 from amtcore.kernels.devices import get_backend, use_backend
 from amtcore.kernels.operation import ChainOperation, Example
 from amtcore.kernels.operators import run_step
@@ -57,14 +57,12 @@ class OperationConformance:
             yield _batched(example, dtype)
 
     def test_sizes_are_those_of_the_examples(self) -> None:
-        """As many coefficients and states as the description says."""
         for argument, _, coef, state in self.cases(torch.float64):
             assert coef.shape[1] == self.described.coefficients(argument)
             assert state.shape[2] == self.described.states(argument)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_kernels_equal_the_plain_loop(self, dtype: torch.dtype) -> None:
-        """Values and states, on every backend."""
         for argument, x, coef, state in self.cases(dtype):
             wanted = run_step(self.described, argument, x, coef, state, "reference")
             for name in self.backends:
@@ -74,7 +72,6 @@ class OperationConformance:
                     self.check_close(value, expected, name)
 
     def test_backends_compute_the_same_bits(self) -> None:
-        """In float32."""
         for argument, x, coef, state in self.cases(torch.float32):
             made = []
             for name in self.backends:
@@ -94,7 +91,6 @@ class OperationConformance:
                 assert torch.equal(after, last)
 
     def test_gradients_equal_those_of_the_plain_loop(self) -> None:
-        """Of signal, coefficients and state, on every backend."""
         for argument, x, coef, state in self.cases(torch.float64):
             x = x[..., :_SHORT]
 
@@ -132,12 +128,11 @@ class OperationConformance:
         assert torch.equal(compiled(x[0], state[0]), loss(x[0], state[0]))
 
     def test_frames_of_a_chain_are_pooled_outputs(self) -> None:
-        """On every backend, the same frames."""
         frames = []
         for name in self.backends:
             for argument, x, coef, state in self.cases(torch.float32):
                 backend, bank = get_backend(name), identity_bank(len(coef), coef)
-                ops = [BlockOp(self.described, argument, coef, state[0])]
+                ops = [ChainStep(self.described, argument, coef, state[0])]
                 chain = backend.place(compile_chain(ops, bank, "mean", 1000.0, 100.0))
                 clip = backend.clip_of(x[0])
                 made = backend.download(chain.push([clip], chain.fresh(1), 0))[0]
@@ -170,7 +165,7 @@ def _check_close(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> No
 
 @contextmanager
 def computing(name: str) -> Iterator[None]:
-    """Inside, this backend computes; skips the test where "interpreted" is not installed."""
+    """Compute with this backend within the context; skip the test if it is not installed."""
     try:
         get_backend(name)
     except BackendError as error:

@@ -134,10 +134,17 @@ def _extreme(body: Body, i: Instruction) -> None:
     if is_float(kind):
         arithmetic_flushes(body, kind, modifiers)
         values = [flushed(body, value, kind, modifiers) for value in values]
-        name = f"{i.code[0]}imum" if "NaN" in modifiers else f"{i.code[0]}imumnum"
+        result = intrinsic(body, f"{i.code[0]}imum", kind, *values)
+        if "NaN" not in modifiers:
+            # LLVM 20 compiles `minimumnum` and `maximumnum` wrongly for x86.
+            for one, other in (values, values[::-1]):
+                is_nan = body.make(f"fcmp uno {llvm_type(kind)} {one}, {one}")
+                result = body.make(
+                    f"select i1 {is_nan}, {llvm_type(kind)} {other}, {llvm_type(kind)} {result}"
+                )
     else:
-        name = kind[0] + i.code[0]
-    body.write(i.operands[0], intrinsic(body, name, kind, *values), kind)
+        result = intrinsic(body, kind[0] + i.code[0], kind, *values)
+    body.write(i.operands[0], result, kind)
 
 
 @ARITHMETIC.of("copysign")

@@ -12,9 +12,9 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
-from numba.core.compiler_lock import global_compiler_lock
 from numpy.typing import NDArray
 
+from amtcore.numba_internals import compiler_lock
 from amtcore_interpreter.parser import parse
 from amtcore_interpreter.program import Program, cut
 from amtcore_interpreter.translate import Translation, piece_name, translate
@@ -77,7 +77,7 @@ def _addresses(program: Program, engine: Any) -> NDArray[np.int64]:
     return np.array(addresses, np.int64)
 
 
-@global_compiler_lock
+@compiler_lock
 def _host_functions(text: str, effort: int) -> Any:
     """LLVM's own state is one per process, and numba's lock guards it."""
     llvm.initialize_native_target()

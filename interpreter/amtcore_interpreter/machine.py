@@ -12,7 +12,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.typing import signature
 from numba.extending import intrinsic
 
 from amtcore.kernels.gpu.launcher import THREADS
@@ -70,7 +69,7 @@ def _call_piece(typing: Any, function: Any, frame: Any, registers: Any, count: A
             [*(builder.inttoptr(each, pointer) for each in args[1:3]), args[3]],
         )
 
-    return signature(types.int64, *[types.int64] * 4), codegen
+    return types.int64(*[types.int64] * 4), codegen
 
 
 @part

@@ -1,8 +1,6 @@
-"""`earmill demo`: a whole job on two minutes of generated sound, in about half a minute.
-
-The corpus is written as audio files, and the job runs as any other job. Two damaged files go to
-quarantine. The dataset is verified byte by byte, and read back in both formats by a DataLoader.
-"""
+"""`earmill demo`: a whole job on two minutes of generated sound, in about half a minute. Two
+damaged files go to quarantine. The dataset is verified byte by byte, and read back in both formats
+by a DataLoader."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""`earmill init`: ask five questions, write a commented job file, and estimate the job.
-
-Answers may be quoted, begin with `~`, have spaces at the ends, or be escaped for a shell. A wrong
-answer is explained with a message that says what to do.
-"""
+"""`earmill init`: ask five questions, write a commented job file, and estimate the job. Answers may
+be quoted, begin with `~`, have spaces at the ends, or be escaped for a shell. A wrong answer is
+explained with a message that says what to do."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -47,8 +46,8 @@ source:
 
 audio:
   channels: mean  # or left, right, each, binaural, a channel index
-  # What the samples mean: a digital RMS of 1 is so many dB SPL. 100 is a convention; if you know
-  # the level of your recordings, say it, since auditory models are not linear.
+  # Level in dB SPL of samples with an RMS of 1. 100 is a convention; if you know the level of your
+  # recordings, give it, since auditory models are not linear.
   calibration: {{rms1_db_spl: 100}}
 
 extract:
@@ -68,7 +67,7 @@ output:{output_note}
 """
 POOLING = """
         frame_rate_hz: {rate:g}  # rows of features per second
-        pool: {pool}  # what a frame says of its samples: mean, rms, max, subsample"""
+        pool: {pool}  # how a frame's samples become one value: mean, rms, max, subsample"""
 NO_POOLING = "  # its frame rate follows from the model's parameters"
 NO_LICENSES = """\
 # For the cards, which say "not stated" without:
@@ -157,7 +156,7 @@ def init(
         rate = None if frame_rate is None else str(frame_rate)
         pooling = POOLING.format(
             rate=ask("3/5  Frames per second?", rate, "100", _rate),
-            pool=ask("     How do samples become a frame?", pool, POOLS[0], _one_of(POOLS)),
+            pool=ask("     How do samples become a frame?", pool, POOLS[0], partial(_word, POOLS)),
         )
     elif frame_rate is not None or pool is not None:
         raise SpecError(
@@ -171,7 +170,7 @@ def init(
         lambda answer: _output(answer, place),
     )
     chosen_formats = ask("5/5  Stored as?", formats, "parquet,zarr", _formats)
-    dtype = ask("     In numbers of?", dtype, DTYPES[0], _one_of(DTYPES))
+    dtype = ask("     In numbers of?", dtype, DTYPES[0], partial(_word, DTYPES))
     licenses = {
         "source": ask(
             "     Licence of the audio, e.g. CC-BY-4.0, or nothing", source_license, "", _license
@@ -278,13 +277,10 @@ def _rate(answer: str) -> float:
     return rate
 
 
-def _one_of(words: Sequence[str]) -> Callable[[str], str]:
-    def parse(answer: str) -> str:
-        if answer not in words:
-            raise SpecError(f"expected one of {', '.join(words)}, got {answer!r}")
-        return answer
-
-    return parse
+def _word(words: Sequence[str], answer: str) -> str:
+    if answer not in words:
+        raise SpecError(f"expected one of {', '.join(words)}, got {answer!r}")
+    return answer
 
 
 def _output(answer: str, source: str) -> str:
@@ -307,7 +303,7 @@ def _formats(answer: str) -> list[str]:
     words = answer.replace(",", " ").split()
     if not words:
         raise SpecError(f"expected at least one of {', '.join(FORMATS.names())}")
-    return sorted(set(map(_one_of(FORMATS.names()), words)))
+    return sorted({_word(FORMATS.names(), word) for word in words})
 
 
 def _license(answer: str) -> str:

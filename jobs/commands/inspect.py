@@ -1,7 +1,4 @@
-"""`earmill inspect` and `earmill verify`: the contents of a dataset, and if they are whole.
-
-`inspect` reads commits, so that it works while a job is running.
-"""
+"""`earmill inspect`, also of a running job, and `earmill verify`: contents of a dataset, checks."""
 
 from __future__ import annotations
 

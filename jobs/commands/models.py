@@ -1,8 +1,5 @@
-"""`earmill models` and `earmill kernels`: list the models, and compile their kernels.
-
-The list is cached as JSON, because making it imports torch and numba, which takes seconds. The key
-of the cache holds the sources and versions.
-"""
+"""`earmill models` and `earmill kernels`: list the models, and compile their kernels. The list is
+cached as JSON, because making it imports torch and numba, which takes seconds."""
 
 from __future__ import annotations
 
@@ -79,23 +76,17 @@ def _table(model: Mapping[str, Any]) -> Table:
 def listed_models() -> list[dict[str, Any]]:
     """Return `ModelInfo.to_dict` of every model, from the cache if it is there."""
     key = models_key()
-    if key is not None:
-        kept = read_kept("models", key)
-        if isinstance(kept, list):
-            return kept
-    models = _describe_models()
-    if key is not None and not any(model["error"] for model in models):
-        keep("models", key, models)
-    return models
-
-
-def _describe_models() -> list[dict[str, Any]]:
+    kept = None if key is None else read_kept("models", key)
+    if isinstance(kept, list):
+        return kept
     from amtcore.features.registry import list_models
 
     # Through JSON, so that new and cached lists are equal: tuples become lists.
     text = json.dumps([model.to_dict() for model in list_models()], default=str)
-    listed: list[dict[str, Any]] = json.loads(text)
-    return listed
+    models: list[dict[str, Any]] = json.loads(text)
+    if key is not None and not any(model["error"] for model in models):
+        keep("models", key, models)
+    return models
 
 
 def kernels(

@@ -16,8 +16,7 @@ from earmill.pipeline.common.text import nearest
 # A heading of the page about errors, and a line of its table: reason, meaning, help.
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 REASON = re.compile(r"^\| `(\w+)` \| (.+) \| (.+) \|$", re.MULTILINE)
-# A link; a terminal shows its text alone.
-LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")  # A link; a terminal shows its text alone.
 # Optional articles of topics: `earmill explain source` shows `the-source`.
 ARTICLE = re.compile(r"^(the|an?)-")
 

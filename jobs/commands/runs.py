@@ -110,7 +110,7 @@ def extract(
     from earmill.pipeline.spec.job import JobSpec
 
     if repair and not resume:
-        raise typer.BadParameter("--repair goes on with an output: add --resume")
+        raise typer.BadParameter("--repair reads an existing output: add --resume")
     if (repair or update) and (join or finish):
         raise typer.BadParameter("--repair and --update need the output for themselves")
     if repair and update:

@@ -121,7 +121,7 @@ def gc(
     as_json: options.AsJson = False,
     storage_options: options.StorageOptions = None,
 ) -> None:
-    """Remove what no snapshot names; refused while a driver works there."""
+    """Remove files that no snapshot names; refused while a driver works there."""
     from earmill.pipeline.dataset.garbage import collect_garbage
 
     with options.open_output(uri, storage_options) as layout:

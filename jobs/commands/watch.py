@@ -1,8 +1,5 @@
-"""`earmill watch`: show the progress of a job from its plan and commits, until it is finished.
-
-It asks no driver and writes nothing. So it works on any machine that can read the output, with any
-number of drivers, and after the last driver has ended.
-"""
+"""`earmill watch`: show the progress of a job from its plan and commits, until it is finished. It
+asks no driver and writes nothing."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ if TYPE_CHECKING:
 
 # Largest share of the time that is spent on listing commits; a listing of many takes seconds.
 LOOKING = 0.1
-# Seconds between equal lines if standard output is no terminal.
-SAME_LINE_EVERY_S = 60.0
+SAME_LINE_EVERY_S = 60.0  # Seconds between equal lines if standard output is no terminal.
 BAR_WIDTH = 24
 
 
@@ -100,7 +96,7 @@ def _serve(
         try:
             say(f"{server.url} shows it; Ctrl-C ends it", file=sys.stderr)
             if not server.is_private:
-                warning = "whoever reaches this address sees the page: it has no password"
+                warning = "anybody who reaches this address sees the page: it has no password"
                 say(warning, file=sys.stderr)
             state = ""
             for progress, trouble in looks:
@@ -117,7 +113,7 @@ def _serve(
 def _looks(
     layout: Layout, job: JobWatch, *, once: bool, wait: bool, every: float, goes_on: bool
 ) -> Iterator[tuple[JobProgress, str]]:
-    """Yield the progress at every look, and why a look failed, where watching `goes_on` then."""
+    """Yield the progress at every look, or the error of a look if watching `goes_on` after it."""
     from earmill.pipeline.dataset.watch import wait_for_job
 
     with store_errors(layout.url()):

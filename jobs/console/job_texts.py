@@ -14,8 +14,7 @@ from earmill.pipeline.driver.run_totals import RunTotals
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress
 
-# Parts of the CPU time below this, in ms per second of audio, are left out.
-LEAST_MS = 0.005
+LEAST_MS = 0.005  # Parts of the CPU time below this, in ms per second of audio, are left out.
 # Kinds of events that are warnings in a log.
 LOG_WARNINGS = (
     *("source_changed", "shard_retry", "shard_waits", "worker_lost", "bisect_started"),

@@ -1,13 +1,11 @@
 """Signals and standard streams of the process that runs a command.
 
-SIGINT of Ctrl-C, SIGTERM, and SIGHUP of a closed terminal end a command. The first signal raises
-`Interrupted`, so that locks and temporary files are removed. The exit code is 128 plus the number
-of the signal, as a shell reports it. A second signal ends the process at once. A signal that was
-ignored when the process began stays ignored, because `nohup` asks for that.
+SIGINT, SIGTERM, and SIGHUP of a closed terminal end a command. The first signal raises
+`Interrupted`, so that locks and temporary files are removed; the exit code is 128 plus its number.
+A second signal ends the process at once. Signals that were ignored at the start (`nohup`) stay so.
 
-A command that only shows something ends when standard output cannot be written: without a message
-where nobody reads the pipe any more, else with one line. Text for a lost standard error is dropped.
-A job whose output is lost goes on, see `console.progress.Reporter`.
+A command ends when standard output cannot be written: without a message if the pipe has no reader,
+else with one line. A job whose output is lost goes on, see `console.progress.Reporter`.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, TextIO, cast
 
-# Exit code of Ctrl-C.
-INTERRUPTED = 128 + signal.SIGINT
+INTERRUPTED = 128 + signal.SIGINT  # Exit code of Ctrl-C.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # After a signal the process ends within this time, even if a thread or a store does not answer.
 LEAVES_WITHIN_S = 10.0
@@ -31,11 +28,9 @@ NOT_READ, NOT_WRITTEN = 141, 1
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that ends the command was received.
-
-    A class of its own: where KeyboardInterrupt itself passes through some C code, Python ends the
-    process with SIGINT later, whatever the signal was.
-    """
+    """A signal that ends the command was received. A class of its own: where KeyboardInterrupt
+    itself passes through some C code, Python ends the process with SIGINT later, whatever the
+    signal was."""
 
 
 class _State:
@@ -63,7 +58,8 @@ def end(number: int, frame: FrameType | None = None) -> None:
         leaves.daemon = True
         leaves.start()
         # An interrupted destructor or thread would print a traceback.
-        sys.unraisablehook = threading.excepthook = _ignore
+        sys.unraisablehook = lambda _: None
+        threading.excepthook = lambda _: None
     raise Interrupted
 
 
@@ -71,10 +67,6 @@ def _leave() -> None:
     if not _State.is_told:
         os.write(2, f"earmill: {interruption()}\n".encode())
     os._exit(exit_code())
-
-
-def _ignore(_: object) -> None:
-    pass
 
 
 def release_signals() -> None:
@@ -142,11 +134,9 @@ class _Stream:
 
 
 def guard_streams() -> None:
-    """Open closed standard streams on the null device, and watch the writes to all of them.
-
-    Else the first file that the process opens would get the number of a closed stream, and the
-    messages of a library would be written to that file.
-    """
+    """Open closed standard streams on the null device, and watch the writes to all of them. Else
+    the first file that the process opens would get the number of a closed stream, and the messages
+    of a library would be written to that file."""
     for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)

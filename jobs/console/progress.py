@@ -1,10 +1,8 @@
 """Report the progress of a run, and stop the run on a signal.
 
-A bar on a terminal, plain lines elsewhere, JSON or log lines on request. Progress goes to standard
-error as text, and the result to standard output. Planned figures are estimates: `about`.
-
-SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to finish the shards in flight; a second signal ends
-the process at once. Only work in flight is lost, and `--resume` continues from the commits.
+A bar on a terminal, plain lines elsewhere, JSON or log lines on request. Text goes to standard
+error, the result to standard output. SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to finish the
+shards in flight; a second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -45,12 +43,10 @@ SAME_LINE_EVERY_S = 60.0
 # Columns of the bar; columns of the spinner and the gaps beside the bar.
 BAR_WIDTH = 20
 BAR_MARGIN = 4
-# Terminals with fewer columns get half a bar.
-NARROW = 60
+NARROW = 60  # Terminals with fewer columns get half a bar.
 # Fields of events that have another name in log lines.
 _CALLED = {"shard_id": "shard", "text": "message"}
-# Seconds between totals in a log.
-PROGRESS_EVERY_S = 10.0
+PROGRESS_EVERY_S = 10.0  # Seconds between totals in a log.
 # Events that a bar shows in yellow.
 _WARNINGS = (
     events.ShardRetry,
@@ -63,15 +59,10 @@ _WARNINGS = (
 
 
 class Reporter:
-    """Takes every event of a run; `close` is called once at the end, also after an error.
+    """Takes every event of a run; `close` is called once at the end, also after an error. If the
+    output is lost, the run goes on, its exit code stays, and standard error says so once."""
 
-    The run goes on when the output cannot be written any more, as on a full disk or in a pipe
-    without a reader. Users find the same facts by `earmill watch` and `inspect`. The loss is
-    printed once on standard error; the exit code does not change.
-    """
-
-    # Report the end of the run alone.
-    quiet = False
+    quiet = False  # Report the end of the run alone.
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._tally, self._is_lost = clock, RunTotals(clock), False
@@ -162,10 +153,8 @@ class LogLines(Reporter):
 
 
 class Bar(Reporter):
-    """A live bar at the bottom of a terminal or of a notebook's output, with events above it.
-
-    The result goes to the stream `result`; without one, to the console.
-    """
+    """A live bar at the bottom of a terminal or of a notebook's output, with events above it. The
+    result goes to the stream `result`; without one, to the console."""
 
     def __init__(
         self,
@@ -245,10 +234,8 @@ def make_reporter(
 
 
 def notebook_reporter() -> Reporter | None:
-    """Return the reporter of a run in a notebook; None if this process is no notebook kernel.
-
-    It is a bar if ipywidgets are installed (the extra `notebook`), because rich needs them.
-    """
+    """Return the reporter of a run in a notebook; None if this process is no notebook kernel. It is
+    a bar if ipywidgets are installed (the extra `notebook`), because rich needs them."""
     shown = console()
     if not shown.is_jupyter:
         return None

@@ -1,11 +1,8 @@
 """Output of commands: text made visible, JSON lines, and structured log lines.
 
-A row id or an error text may hold escape sequences or rich markup; `say` and `console` show them
-instead of passing them to the terminal. JSON escapes every control character itself.
-
-`log_line` makes a log line: one JSON object on one line, for log collectors. Names of its fields
-are part of the interface (docs/watching.md lists them, a test compares). Texts come from
-exceptions, file names and rows, so secrets in URIs are removed and line breaks are escaped.
+`say` and `console` show escape sequences and rich markup of row ids and error texts instead of
+passing them to the terminal. `log_line` makes one JSON object on one line, without secrets; names
+of its fields are part of the interface (docs/watching.md lists them, a test compares).
 """
 
 from __future__ import annotations
@@ -29,10 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LINE_BREAK = "\n"
-# Error lines name this command with a topic.
-EXPLAIN = "earmill explain"
-# True in a process whose error events are log lines.
-_log_lines = [False]
+EXPLAIN = "earmill explain"  # Error lines name this command with a topic.
+_log_lines = [False]  # True in a process whose error events are log lines.
 
 
 def say(text: str, file: IO[str] | None = None) -> None:
@@ -111,10 +106,8 @@ def check_local(path: Path) -> None:
 
 
 INFO, WARNING, ERROR = "info", "warning", "error"
-# Characters of a text; an exception may quote megabytes.
-LONGEST_TEXT = 4000
-# Identifies the log lines of this process.
-RUN_ID = os.urandom(4).hex()
+LONGEST_TEXT = 4000  # Characters of a text; an exception may quote megabytes.
+RUN_ID = os.urandom(4).hex()  # Identifies the log lines of this process.
 
 
 def log_line(event: str, level: str, message: str, **fields: Any) -> str:

@@ -109,8 +109,8 @@ def as_array(values: Any) -> NDArray[Any]:
 
 
 def worst_error(got: Sequence[Any], expected: Sequence[Any], floor: float) -> float:
-    """Return the largest relative error of an array; infinity if a shape differs, or a value is not
-    finite. An array of zeros has the absolute error instead."""
+    """Return the largest relative error of an array (absolute for an array of zeros); infinity if a
+    shape differs, or a value is not finite."""
     worst = 0.0
     for one, other in zip(got, expected, strict=True):
         a, b = as_array(one).astype(np.float64), as_array(other).astype(np.float64)
@@ -209,10 +209,8 @@ _REPEATS = 2
 
 
 def speed_checks(*, gpu: bool) -> Iterator[Check]:
-    """Measure seconds of audio per second of each model, on all cores and on the GPU.
-
-    Samples and features are copied to and from the GPU.
-    """
+    """Measure seconds of audio per second of each model, on all cores and on the GPU. Samples and
+    features are copied to and from the GPU."""
     from amtcore.features.registry import BUILT_IN, build_extractor
 
     def measure(name: str) -> str:

@@ -29,13 +29,12 @@ from earmill.pipeline.storage.retrying import store_errors
 # Most rows with features; least and most seconds of each.
 MOST_EXAMPLES = 50
 SECONDS = (0.1, 120.0)
-# Characters of the job file that the page shows.
-MOST_SPEC = 20_000
+MOST_SPEC = 20_000  # Characters of the job file that the page shows.
 
 
 @dataclass(frozen=True)
 class Options:
-    """How much of a dataset its report shows.
+    """Limits and contents of the report of a dataset.
 
     Raises:
         ValueError: A number is out of its range, or `row_ids` is one id instead of a list.
@@ -82,10 +81,7 @@ def report_html(
     job: JobSpec | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Return the report of a dataset as one HTML page.
-
-    Credentials of the source are in `job`, because dataset.json does not hold them. The name of
-    each step goes to `on_begin` when the step begins.
+    """Return the report of a dataset as one HTML page. `job` has credentials of the source.
 
     Raises:
         SourceError: No dataset there, nothing committed yet, or no row with a given id.

@@ -44,16 +44,10 @@ T = TypeVar("T")
 MOST_TABLES, MOST_SUMMARIES = 256, 200
 MOST_SUMMARY_PLOTS = 4
 # Provenance of rows behind the figures, and its types.
-FACTS = pa.schema(
-    [
-        (name, FACT_TYPES.get(name, pa.string()))
-        for name in ("row_id", "rate_hz", "container", "codec", "channels", "gain_db")
-    ]
-)
-# A cut table has one quarantined row in `BAD_PART` rows, if there are any.
-BAD_PART = 4
-# Most columns of the source that the table shows.
-MOST_EXTRAS = 6
+SHOWN = ("row_id", "rate_hz", "container", "codec", "channels", "gain_db")
+FACTS = pa.schema([(name, FACT_TYPES.get(name, pa.string())) for name in SHOWN])
+BAD_PART = 4  # A cut table has one quarantined row in `BAD_PART` rows, if there are any.
+MOST_EXTRAS = 6  # Most columns of the source that the table shows.
 # Most tables of quarantined rows that are read; most rows of each reason that are shown.
 MOST_BAD_TABLES, MOST_EXAMPLES = 200, 5
 
@@ -99,25 +93,20 @@ def _spread_over(items: Sequence[T], most: int) -> list[T]:
 def _figures(stored: Stored, total_s: float) -> list[tuple[str, str, str]]:
     good, bad = len(stored.features), stored.rows_bad
     nbytes, speed = sum(one.nbytes for one in stored.facts), mean_speed(stored.facts)
+    of_an_hour = f"{bytes_text(3600 * nbytes / total_s)} an hour" if total_s else ""
     return [
         ("rows", f"{good:,}", "with features"),
         ("quarantined", f"{bad:,}", percent(bad / (good + bad)) if bad else "none"),
         ("audio", hours_text(total_s), f"{total_s:,.0f} s"),
-        (
-            "stored",
-            bytes_text(nbytes),
-            f"{bytes_text(3600 * nbytes / total_s)} an hour" if total_s else "",
-        ),
+        ("stored", bytes_text(nbytes), of_an_hour),
         ("shards", f"{len(stored.shards):,}", "closed" if stored.entry else "not closed"),
         ("speed", f"{number_text(speed)} {TIMES}" if speed else "unknown", "of real time"),
     ]
 
 
 def _levels_db(stored: Stored, facts: pa.Table) -> Values:
-    """Return the levels of the clips in dB re an RMS of 1.
-
-    Gains tell the levels only in jobs that scale every clip to one level; else there are none.
-    """
+    """Return the levels of the clips in dB re an RMS of 1. Gains tell the levels only in jobs that
+    scale every clip to one level; else there are none."""
     from amtcore.units import PA_PER_UNIT, db_to_pa
 
     dataset = stored.features.dataset

@@ -1,9 +1,6 @@
-"""A few rows in detail: their sound as a small MP3, and their streams as figures.
-
-The sound comes from the source if its file has the sha256 of the row's provenance. It has the
-channels that the models heard, the level of the file, and at most 48 kHz; a second takes about
-6 kB.
-"""
+"""A few rows in detail: their sound as a small MP3, and their streams as figures. The sound comes
+from the source if its file has the sha256 of the row's provenance, with the channels that the
+models heard and the level of the file; a second takes about 6 kB."""
 
 from __future__ import annotations
 
@@ -45,11 +42,9 @@ from earmill.pipeline.storage.retrying import is_store_error
 RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 COMPRESSION = 0.75
 LOUDEST = 0.999
-# Containers whose decoder, libmpg123, prints warnings about damaged bytes. They are decoded by a
-# child process without standard error.
+# libmpg123 prints warnings about damaged bytes: a child without standard error decodes these.
 NOISY = frozenset({"MP3"})
-# Larger files are not fetched for a few seconds of sound.
-MOST_BYTES = 512 * 2**20
+MOST_BYTES = 512 * 2**20  # Larger files are not fetched for a few seconds of sound.
 
 
 # Provenance that the page shows, in this order.
@@ -77,11 +72,8 @@ class Player:
         self._source: Source = open_source(spec.source, spec.audio.array_rate_hz)
 
     def sound(self, item: Item, channel: int, facts: Mapping[str, Any]) -> Sound:
-        """Return the beginning of a row, or an empty sound with the reason.
-
-        `channel` is -1 for mixed channels or both ears; `facts` are the row's provenance. A source
-        that does not answer raises SourceOutage.
-        """
+        """Return the beginning of a row, given its provenance, or an empty sound with the reason;
+        SourceOutage if the source does not answer."""
         if (item.size or 0) > MOST_BYTES:
             return Sound(why=f"its file of {item.size:,} bytes is too large to fetch for a player")
         try:
@@ -91,7 +83,7 @@ class Player:
             with stream:
                 expected = facts.get("bytes_sha256")
                 if expected and digest_of(stream) != expected:
-                    return Sound(why="its file is another one now than the features were made of")
+                    return Sound(why="its file has changed since the features were made")
                 is_noisy = facts.get("container") in NOISY
                 samples, rate_hz = self._beginning(stream, item, channel, is_noisy=is_noisy)
             return Sound(as_mp3(samples, rate_hz), level=self._level(samples))
@@ -176,10 +168,8 @@ def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
 def examples(
     stored: Stored, positions: Sequence[int], seconds: float, job: JobSpec | str
 ) -> list[dict[str, Any]]:
-    """Return the first seconds of rows in detail, by their positions in `stored.features`.
-
-    The sound comes from the source of `job`, which is a reason where there is no sound.
-    """
+    """Return the first seconds of rows in detail, by their positions in `stored.features`. `job`
+    names the source of the sound, or is the reason why there is none."""
     sounds = _Sounds(stored, job, seconds)
     shown = []
     for number, position in enumerate(positions, 1):

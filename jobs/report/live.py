@@ -19,10 +19,8 @@ from earmill.pipeline.dataset.watch import JobProgress, JobWatch, ShardFacts
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
-# Most tables of quarantined rows that one look reads.
-TABLES_AT_ONCE = 20
-# Steps of the share done in the text for screen readers, in percent.
-TOLD_STEP = 10
+TABLES_AT_ONCE = 20  # Most tables of quarantined rows that one look reads.
+TOLD_STEP = 10  # Steps of the share done in the text for screen readers, in percent.
 
 
 class LivePage:
@@ -50,10 +48,8 @@ class LivePage:
         return page("live.html", self._common | values)
 
     def of(self, progress: JobProgress, trouble: str = "") -> str:
-        """Return the page of one look.
-
-        `trouble` says why this look failed; the figures are then older.
-        """
+        """Return the page of one look. `trouble` says why this look failed; the figures are then
+        older."""
         facts = self._job.facts
         self._read_bad_rows(facts)
         percent_done = TOLD_STEP * int(100 * progress.share_done / TOLD_STEP)

@@ -1,12 +1,8 @@
 """The HTML of a page: templates filled with plain values, in one file that loads nothing else.
 
 Every text is escaped twice, and no template can skip that: invisible characters (`visible`), then
-HTML's own characters. Style and scripts belong to this package, and the Content-Security-Policy of
-the page allows them by their hashes; pictures and sound are data URIs. So no text of a corpus can
-run or load anything.
-
-`picture` turns an array into a small PNG with a palette. Values are averaged to at most
-`MOST_ROWS` by `MOST_COLUMNS` (events are summed), so the size does not grow with the clip.
+HTML's own characters. The Content-Security-Policy allows style and scripts of this package by their
+hashes; pictures and sound are data URIs. So no text of a corpus can run or load anything.
 """
 
 from __future__ import annotations
@@ -27,11 +23,10 @@ from markupsafe import Markup
 from earmill.jobs.report.plots import Values, seconds_text
 from earmill.pipeline.common.text import visible
 
-MOST_COLUMNS, MOST_ROWS = 600, 128
+MOST_COLUMNS, MOST_ROWS = 600, 128  # Limits of a picture: values are averaged to these.
 # Number of colours; more cannot be told apart in a figure of this size, and cost bytes.
 COLOURS = 96
-# Colours of the gradient that explains a picture.
-GRADIENT_STOPS = 9
+GRADIENT_STOPS = 9  # Colours of the gradient that explains a picture.
 
 
 @lru_cache(maxsize=1)
@@ -44,10 +39,8 @@ def palette() -> bytes:
 
 
 def picture(values: Values, low: float, high: float) -> str:
-    """Return a PNG of (row, column), row 0 at the bottom, as data URI.
-
-    `low` has the first colour and `high` the last one; NaN gets the first colour.
-    """
+    """Return a PNG of (row, column), row 0 at the bottom, as data URI. `low` has the first colour
+    and `high` the last one; NaN gets the first colour."""
     from PIL import Image
 
     span = (high - low) or 1.0
@@ -77,8 +70,7 @@ def pooled(values: Values, most: int, axis: int) -> Values:
     return means
 
 
-# Longer texts are cut, because a name may have 10 kB.
-LONGEST_TEXT = 160
+LONGEST_TEXT = 160  # Longer texts are cut, because a name may have 10 kB.
 LINE_BREAK = "\n"
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src data:; media-src data:; "

@@ -1,8 +1,6 @@
-"""Figures as plain values: places of marks and ticks, in percent of the plot's area.
-
-The page draws them as SVG. The plot's area stretches and text keeps its size, so a figure is
-readable on a phone too. Every figure has a text for screen readers and a table with its numbers.
-"""
+"""Figures as plain values: places of marks and ticks, in percent of the plot's area. The page draws
+them as SVG. The plot's area stretches and text keeps its size, so a figure is readable on a phone
+too. Every figure has a text for screen readers and a table with its numbers."""
 
 from __future__ import annotations
 
@@ -20,13 +18,11 @@ from earmill.pipeline.common.text import in_units
 Values = NDArray[np.float64]
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
-# Most ticks of an axis; a phone shows every second one.
-MOST_TICKS = 6
+MOST_TICKS = 6  # Most ticks of an axis; a phone shows every second one.
 HISTOGRAM_BINS = 40
 # Values whose largest is more than this times the smallest get bins of equal ratio.
 LOG_RATIO = 30.0
-# Most bars of a category chart; other categories share one bar.
-MOST_BARS = 12
+MOST_BARS = 12  # Most bars of a category chart; other categories share one bar.
 
 
 @dataclass(frozen=True)
@@ -203,6 +199,11 @@ def histogram(
     low, middle, high = np.quantile(values, (0.05, 0.5, 0.95)).tolist()
     spread = f"{text(middle)}, 90 % of {rows} from {text(low)} to {text(high)}"
     extremes = f"; shortest {text(values.min())}, longest {text(values.max())}"
+    counted = tuple((span, f"{n:,}") for _, n, span in bins)
+    boxes = (
+        Box(k * width, 100 - 100 * n / top, width, 100 * n / top, "one", f"{span}: {n:,} {rows}")
+        for k, n, span in bins
+    )
     return Plot(
         title=title,
         alt=f"Histogram of {len(values):,} {rows}: median {spread}.",
@@ -210,16 +211,9 @@ def histogram(
         y_label=rows,
         x_ticks=x_ticks,
         y_ticks=ticks([v for v in nice_steps(0, top, 5) if v == int(v)], 0, top, short_text),
-        boxes=tuple(
-            Box(
-                k * width, 100 - 100 * n / top, width, 100 * n / top, "one", f"{span}: {n:,} {rows}"
-            )
-            for k, n, span in bins
-        ),
+        boxes=tuple(boxes),
         note=f"Median {spread}{extremes if text is seconds_text else ''}.",
-        table=Table(
-            (x_label, rows), tuple((span, f"{n:,}") for _, n, span in bins), frozenset({1})
-        ),
+        table=Table((x_label, rows), counted, frozenset({1})),
     )
 
 
@@ -240,10 +234,8 @@ def _bins(values: Values, text: Callable[[float], str]) -> tuple[list[float], tu
 
 
 def bars(counts: Mapping[str, int], title: str, what: str, kind: str = "one") -> dict[str, Any]:
-    """Return a table of categories by count with a column of bars, most frequent first.
-
-    Categories beyond `MOST_BARS` share one bar. Widths are in percent of the longest bar.
-    """
+    """Return a table of categories by count with a column of bars, most frequent first. Categories
+    beyond `MOST_BARS` share one bar. Widths are in percent of the longest bar."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     shown, others = ordered[:MOST_BARS], ordered[MOST_BARS:]
     if others:

@@ -41,19 +41,14 @@ from earmill.pipeline.loader.rows import Row
 ENVELOPE_RANGE_DB, MODULATION_RANGE_DB = 50.0, 30.0
 FREQUENCIES_HZ = (50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
 MOST_TRACES = 4
-# Quantile of the counts above 0 that gets the brightest colour.
-BRIGHTEST = 0.95
-# Most labels below a modulation spectrum; most columns of its table.
-MOST_LABELS = 8
-MOST_COLUMNS_IN_TABLE = 16
+BRIGHTEST = 0.95  # Quantile of the counts above 0 that gets the brightest colour.
+MOST_LABELS, MOST_COLUMNS_IN_TABLE = 8, 16  # Limits of a modulation spectrum's figure.
 TIME = "time (s)"
 
 
 def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[Plot]:
-    """Return a figure for each stream of frames or events, in the order of the page.
-
-    The row holds the first `seconds` of the clip.
-    """
+    """Return a figure for each stream of frames or events, in the order of the page. The row holds
+    the first `seconds` of the clip."""
     spectrograms, modulation, rasters = [], [], []
     traces: dict[str, list[StreamInfo]] = {}
     for name, info in streams.items():
@@ -181,10 +176,8 @@ def _column_ticks(columns: int) -> tuple[Tick, ...]:
 
 
 def _modulation_rms(values: Values, info: StreamInfo) -> tuple[list[float], Values]:
-    """Return the rates of modulation filters, and the RMS over time of (channel, rate).
-
-    NaN marks a filter that a channel lacks.
-    """
+    """Return the rates of modulation filters, and the RMS over time of (channel, rate). NaN marks a
+    filter that a channel lacks."""
     rates_hz = sorted(set(info.mfc_hz))
     rms = np.full((len(info.channel_offsets) - 1, len(rates_hz)), np.nan)
     of_columns = np.sqrt(np.mean(values**2, axis=0))

@@ -1,9 +1,6 @@
-"""Server of one page for the browsers of this machine, protected from scripts of other sites.
-
-Another site can make a browser send requests to this server, by a name that resolves to its address
-or from its own page. So a request must name this server by an address or by its own name, and must
-not come from another page.
-"""
+"""Server of one page for the browsers of this machine, protected from scripts of other sites. A
+request must name this server by an address or by its own name, and must not come from another page:
+another site can make a browser send requests here."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from urllib.parse import urlsplit
 from earmill.pipeline.common.errors import OutputError
 
 LOOPBACK = "127.0.0.1"
-# Seconds after which a silent connection is closed.
-SILENT_S = 10
+SILENT_S = 10  # Seconds after which a silent connection is closed.
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",

@@ -44,11 +44,8 @@ class StoredShard:
 
 @dataclass(frozen=True)
 class Stored:
-    """A dataset opened for its report.
-
-    Shards and log entry come from the current snapshot. Before the dataset is closed, all
-    committed shards are here, and no entry.
-    """
+    """A dataset opened for its report. Shards and log entry come from the current snapshot. Before
+    the dataset is closed, all committed shards are here, and no entry."""
 
     uri: str
     storage_options: Mapping[str, Any]

@@ -1,8 +1,5 @@
-"""The work on a dataset over time, from its commit records: throughput, CPU time, workers.
-
-A record says when its shard was committed and how long the shard took; audio and CPU time are
-spread evenly over this time. Long pauses are cut out of the time axis and marked.
-"""
+"""The work on a dataset over time, from its commit records: throughput, CPU time, workers. Audio
+and CPU time of a shard are spread evenly over its time. Long pauses are cut out of the axis."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ from earmill.pipeline.common import monitoring
 from earmill.pipeline.common.text import in_units
 from earmill.pipeline.dataset.watch import ShardFacts
 
-# Longer times without work are cut out of the axis.
-LONGEST_PAUSE_S = 3600.0
+LONGEST_PAUSE_S = 3600.0  # Longer times without work are cut out of the axis.
 MOST_BINS = 60
 # Round widths of a bin in seconds.
 WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
@@ -85,10 +81,8 @@ def stamp(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class _Clock:
-    """The axis of working time: periods of work joined end to end, and cut into bins.
-
-    Periods begin and end in seconds since 1970; `places` are their begins on the axis, in seconds.
-    """
+    """The axis of working time: periods of work joined end to end, and cut into bins. Periods begin
+    and end in seconds since 1970; `places` are their begins on the axis, in seconds."""
 
     begins: Values
     ends: Values
@@ -198,10 +192,8 @@ def _time_plot(
     columns: Mapping[str, Values],
     **fields: Any,
 ) -> Plot:
-    """Plot (bin, kind) values over working time, stacked.
-
-    `titles` has a title of the boxes for each kind; its braces are numbers of the table's columns.
-    """
+    """Plot (bin, kind) values over working time, stacked. `titles` has a title of the boxes for
+    each kind; its braces are numbers of the table's columns."""
     top = float(values.sum(axis=1).max()) or 1.0
     spans = list(pairwise(clock.edges.tolist()))
     times = [f"{seconds_text(first)} to {seconds_text(last)}" for first, last in spans]
@@ -238,10 +230,8 @@ def _time_plot(
 
 
 def _parts(facts: Sequence[ShardFacts]) -> list[dict[str, Any]]:
-    """Return all parts of the CPU time, in the order in which a clip passes them.
-
-    `per_audio` is in milliseconds per second of audio.
-    """
+    """Return all parts of the CPU time, in the order in which a clip passes them. `per_audio` is in
+    milliseconds per second of audio."""
     sums = np.array([one.cpu_s for one in facts]).sum(axis=0).tolist() if facts else []
     whole, audio_s = sum(sums) or 1.0, sum(one.audio_s for one in facts)
     per_audio = aligned([1000 * seconds / audio_s for seconds in sums]) if audio_s else []

@@ -1,4 +1,1 @@
-"""From bytes to samples at a model's rate: containers, decoders, channels, resampling.
-
-It may import `common`.
-"""
+"""From bytes to samples at a model's rate: containers, decoders, channels, resampling."""

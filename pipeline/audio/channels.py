@@ -1,10 +1,8 @@
 """Channel policy: the channels of a file that become clips.
 
-"mean" averages all channels. "left" and "right" pick the first and second channel. "each" makes one
-clip of each channel. A number picks a channel by index. "binaural" takes two channels as the ears
-of one listener: a model of two ears hears both, any other model hears their mean. A mono file
-sounds at both ears. Levels are not corrected: the mean of two equal channels is the channel itself,
-and the mean of two independent channels is 3 dB below either.
+"each" makes one clip of each channel. "binaural" takes two channels as the ears of one listener: a
+model of two ears hears both, any other model hears their mean. A mono file sounds at both ears.
+Levels are not corrected: the mean of two independent channels is 3 dB below either.
 """
 
 from __future__ import annotations
@@ -24,9 +22,7 @@ NAMED_CHANNELS = {"left": 0, "right": 1}
 
 
 def channel_ids(channels: Channels, n_channels: int) -> tuple[int, ...]:
-    """Return the channels that a policy selects, MIXED for the mean; ChannelIndexError if the file
-    has other channels.
-    """
+    """Return the channels that a policy selects, MIXED for the mean; or ChannelIndexError."""
     if channels == "mean":
         return (MIXED,)
     if channels == BINAURAL and n_channels > EARS:
@@ -44,10 +40,8 @@ def channel_ids(channels: Channels, n_channels: int) -> tuple[int, ...]:
 
 
 def mix(block: AudioBlock, ids: tuple[int, ...]) -> AudioBlock:
-    """Turn (frames, channels) into (len(ids), frames): the picked channels, or the mean of all.
-
-    The mean adds in float64, channel by channel, so that no sample depends on its block's length.
-    """
+    """Turn (frames, channels) into (len(ids), frames): the picked channels, or the mean of all. The
+    mean adds in float64, channel by channel, so that no sample depends on its block's length."""
     if ids != (MIXED,):
         return np.ascontiguousarray(block.T[list(ids)])
     n_channels = block.shape[1]

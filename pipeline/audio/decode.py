@@ -1,10 +1,8 @@
 """Decode encoded bytes to float32 samples, block by block, and to facts about them.
 
-`BlockReader` decodes one span of one stream in constant memory, in one pass. It checks the
-container's bookkeeping before decoding, that samples are finite during decoding, and the delivered
-length against the declared length afterwards. Spans are cut from the samples of the whole file:
-lossy streams are decoded from their start. docs/howto/audio-files.md lists the damage that cannot
-be found.
+`BlockReader` checks the container's bookkeeping before decoding, that samples are finite during
+decoding, and the delivered length against the declared length afterwards. Lossy streams are decoded
+from their start. docs/howto/audio-files.md lists the damage that cannot be found.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class Limits:
     min_rate_hz: float = 1000.0
     max_rate_hz: float = 768000.0
     max_seconds: float = 86400.0
-    span_tolerance_s: float = END_SLACK_S  # A span may end so much behind its file.
+    span_tolerance_s: float = END_SLACK_S  # Seconds that a span may end behind its file.
     unterminated: bool = False  # Ogg files without an end mark are accepted.
 
 
@@ -67,10 +65,8 @@ class AudioFacts:
 
 
 class Blocks(ABC):
-    """Blocks of one span, read once, decoded in this process or in another.
-
-    For the channels of a block see `channels.channel_ids`. Facts are complete after the last block.
-    """
+    """Blocks of one span, read once, decoded in this process or in another. Facts are complete
+    after the last block."""
 
     rate_hz: int
     channel_ids: tuple[int, ...]
@@ -98,13 +94,10 @@ class Blocks(ABC):
 class BlockReader(Blocks):
     """Mixed blocks of one span in constant memory: (len(channel_ids), <= block_frames) float32.
 
-    Damage may show only after good blocks. The results of these blocks are then invalid. A RowError
-    says that the stream cannot be decoded; its subclass names the reason.
-
-    The caller closes the seekable stream; `uri` names it in messages. Without `digest`, its sha256
-    is the result of the stream's method `digest()`, or is computed. The span is from `start_s` to
-    `end_s`; None is the beginning or end. Blocks also contain `margins_s` whole seconds before and
-    after the span, within the file. The facts are about the span alone.
+    Damage may show only after good blocks, whose results are then invalid. The caller closes the
+    seekable stream. Without `digest`, its sha256 is the result of the stream's method `digest()`,
+    or is computed. Blocks also contain `margins_s` whole seconds before and after the span, within
+    the file. The facts are about the span alone.
     """
 
     def __init__(

@@ -47,9 +47,8 @@ PATIENCE = 20.0
 # Signals that come from other processes, never from a decoder.
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 START_S = 60.0
-# Largest stream without a file that is passed in memory.
-SMALL_BYTES = 64 << 20
-KEPT = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "HOME"})
+SMALL_BYTES = 64 << 20  # Largest stream without a file that is passed in memory.
+KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "HOME"})
 
 
 class DecoderPool:
@@ -108,7 +107,7 @@ class _Child:
         self._cpu_s = 0.0
         self.peer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         paths = os.pathsep.join(path for path in sys.path if path)
-        kept = {name: value for name, value in os.environ.items() if name in KEPT}
+        kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
         # Each thread of OpenBLAS reserves address space.
         extra = {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         module, handle = "earmill.pipeline.audio.decoder_process", theirs.fileno()
@@ -156,11 +155,9 @@ class _Child:
 
 
 class ChildReader(Blocks):
-    """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`.
-
-    Beside its errors, a DecoderCrashError if the file crashed the child, or a DecoderLimitError if
-    it took more time or memory than a file may.
-    """
+    """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`. Beside its
+    errors, DecoderCrashError if the file crashed the child, DecoderLimitError if it took more time
+    or memory than a file may."""
 
     def __init__(
         self, children: DecoderPool, child: _Child, stream: BinaryIO, request: Mapping[str, Any]
@@ -173,7 +170,7 @@ class ChildReader(Blocks):
             rate_hz, ids = message.get("rate_hz"), message.get("channel_ids")
             numbers: list[Any] = [rate_hz, *ids] if isinstance(ids, list) and ids else [None]
             if not all(type(each) is int for each in numbers) or numbers[0] <= 0:
-                raise self._nonsense("a rate or channels that are none")
+                raise self._invalid("an invalid rate or invalid channels")
             self.rate_hz, self.channel_ids = numbers[0], tuple(numbers[1:])
         except BaseException:
             self.close()
@@ -192,12 +189,12 @@ class ChildReader(Blocks):
                 try:
                     self._facts = AudioFacts(**message["facts"])
                 except TypeError as error:
-                    raise self._nonsense("facts that are none") from error
+                    raise self._invalid("invalid facts") from error
                 self._give_back()
                 return
             rows = len(self.channel_ids)
             if message.get("rows") != rows or len(payload) % (4 * rows) or not payload:
-                raise self._nonsense("a block of another shape")
+                raise self._invalid("a block of another shape")
             yield np.frombuffer(payload, "<f4").reshape(rows, -1).astype(np.float32, copy=False)
 
     def _give_back(self) -> None:
@@ -226,11 +223,11 @@ class ChildReader(Blocks):
             self.close()
             return DecoderLimitError(
                 f"{self._request['uri']}: the decoder took more than {MEMORY_BYTES >> 30} GiB of "
-                "memory, which a file may not"
+                "memory for one file"
             )
         kind = getattr(errors, str(message["error"]), None)
         if not (isinstance(kind, type) and issubclass(kind, RowError)):
-            return self._nonsense("an error that is none")
+            return self._invalid("an invalid error")
         number = message.get("errno")
         if isinstance(number, int) and hasattr(self._stream, "failure"):
             self._stream.failure = OSError(number, os.strerror(number))
@@ -244,7 +241,7 @@ class ChildReader(Blocks):
         if code == -signal.SIGXCPU:
             return DecoderLimitError(
                 f"{uri}: the decoder took more than {math.ceil(self._request['cpu_s'])} s of CPU "
-                "time for a block, which a file may not"
+                "time for one block"
             )
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         if -code in FROM_OUTSIDE:
@@ -252,7 +249,7 @@ class ChildReader(Blocks):
             return ChildProcessError(f"{uri}: the decoder was killed ({name})")
         return DecoderCrashError(f"{uri}: the decoder crashed ({name})")
 
-    def _nonsense(self, what: str) -> DecoderCrashError:
+    def _invalid(self, what: str) -> DecoderCrashError:
         self.close()
         return DecoderCrashError(f"{self._request['uri']}: the decoder was broken: it sent {what}")
 

@@ -2,13 +2,12 @@
 
 The command `python -P -m earmill.pipeline.audio.decoder_process SOCKET MEMORY_BYTES` serves
 requests until the worker (`decoder_pool`) is gone. The process has no credentials in its
-environment and can write no file. It ends if a block takes more memory or CPU time than the worker
-allows. Messages go over a socket.
+environment and can write no file. Memory and CPU time of a block are limited.
 
     frame = length of JSON, length of payload (two little-endian uint32), JSON, payload
 
-Nothing is unpickled: a child that was taken over by the bytes it decodes can send only numbers and
-text within bounds. A request has an open file beside its JSON.
+Nothing is unpickled: a child that its input has taken over can send only numbers and text within
+bounds. A request has an open file beside its JSON.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from earmill.pipeline.common.errors import RowError
 
 LENGTHS = struct.Struct("<II")
 MOST_JSON_BYTES = 1 << 16
-# A block of as many channels as libsndfile takes.
-MOST_PAYLOAD_BYTES = (1 << 16) * 1024 * 4
+MOST_PAYLOAD_BYTES = (1 << 16) * 1024 * 4  # A block of as many channels as libsndfile takes.
 
 
 class MessageError(Exception):

@@ -39,11 +39,7 @@ if TYPE_CHECKING:
 
 
 class DecoderError(Exception):
-    """A library cannot open the bytes, or fails while decoding.
-
-    With `not_audio` the library does not know the bytes. With `unsupported` the container is known,
-    but the codec in it is not.
-    """
+    """A library does not know the bytes (`not_audio`) or the codec (`unsupported`), or fails."""
 
     def __init__(self, reason: str, *, not_audio: bool = False, unsupported: bool = False) -> None:
         super().__init__(reason)
@@ -56,11 +52,8 @@ HEADER_READS = 200_000
 
 
 class DecoderInput:
-    """A stream as decoding libraries read it: without a name, with bounds, keeping errors.
-
-    Libraries read through callbacks, in which an exception is lost: the first one is kept here.
-    Until `opened` is called, a header that makes a library read on and on meets the file's end.
-    """
+    """A stream as decoding libraries read it. The first exception, which their callbacks lose, is
+    kept. Until `opened` is called, a header that makes a library read on meets the file's end."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -112,15 +105,12 @@ class DecoderInput:
         return self._stream.tell()
 
 
-# libsndfile answers SF_COUNT_MAX where the header holds no length.
-UNKNOWN_FRAMES = 1 << 62
+UNKNOWN_FRAMES = 1 << 62  # libsndfile answers SF_COUNT_MAX where the header holds no length.
 
 
 class Decoder:
-    """Base class of open files.
-
-    `frames` are declared; a file that delivers fewer frames than `least_frames` is cut.
-    """
+    """Base class of open files. `frames` are declared; a file that delivers fewer frames than
+    `least_frames` is cut."""
 
     format: str  # Name of the container.
     subtype: str  # Name of the codec.
@@ -181,9 +171,8 @@ def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decod
         raise DecoderError(why, unsupported=True) from error
 
 
-# A quarter of an hour of speech; decoded, 16 MB of 16 bits.
-MOST_BYTES = 1 << 24
-MOST_SAMPLES = 1 << 23
+MOST_BYTES = 1 << 24  # A quarter of an hour of speech.
+MOST_SAMPLES = 1 << 23  # 16 MB of 16 bits.
 # Name of a codec by the bits of a sample. libsndfile decodes FLACs of other widths.
 SUBTYPES = {8: "PCM_S8", 16: "PCM_16", 24: "PCM_24"}
 
@@ -213,12 +202,9 @@ class WholeFlac(Decoder):
 
 
 def whole_flac(source: DecoderInput) -> WholeFlac | None:
-    """Decode a short FLAC with dr_flac, in two thirds of the time of libsndfile.
-
-    dr_flac leaves out frames whose checksum is wrong. So its samples count only if there are as
-    many as the header declares, and no more follow. Else the result is None: libsndfile decodes the
-    file and reports its faults.
-    """
+    """Decode a short FLAC with dr_flac, in two thirds of the time of libsndfile. dr_flac leaves out
+    frames whose checksum is wrong. So other numbers of samples than declared give None, and
+    libsndfile, which reports the faults, decodes the file."""
     try:
         import miniaudio
     except ImportError:  # there is no wheel for every machine
@@ -513,10 +499,7 @@ class JoinedFile(Decoder):
             self._file.close()
             self._before += self._count
             self._open_next()
-            now, first = (
-                (self._file.samplerate, self._file.channels),
-                (self.samplerate, self.channels),
-            )
+            now, first = ((file.samplerate, file.channels) for file in (self._file, self))
             if now != first:
                 raise DecoderError(
                     f"{now[0]} Hz and {now[1]} channel(s) behind {first[0]} Hz and {first[1]}, as "

@@ -76,11 +76,9 @@ def resample(
 
 
 class ResampleStream:
-    """One clip that is resampled in chunks; for the arguments see `resample`.
-
-    Invariant: the chunks returned by every `push` and the final `finish` concatenate to `resample`
-    of the concatenated input, bit for bit.
-    """
+    """One clip that is resampled in chunks; for the arguments see `resample`. Invariant: the chunks
+    returned by every `push` and the final `finish` concatenate to `resample` of the concatenated
+    input, bit for bit."""
 
     def __init__(self, from_hz: float, to_hz: float, quality: str = DEFAULT_QUALITY) -> None:
         if not (from_hz > 0 and to_hz > 0):

@@ -38,8 +38,7 @@ ZEROS = 64
 ROLLOFF = 0.9475937167399596
 BETA = 14.769656459379492
 
-# Rows of a segment: a convolution of few channels vectorises over them.
-ROWS = 8
+ROWS = 8  # Rows of a segment: a convolution of few channels vectorises over them.
 # Samples of a segment at the higher of the two rates: 1.5 s at 44.1 kHz.
 SEGMENT_SAMPLES = 1 << 16
 # Most coefficients of a filter, which has (to / gcd) phases: 16 MiB, and ten times as much while it

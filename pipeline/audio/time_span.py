@@ -25,10 +25,8 @@ def seconds_to_frames(seconds: float, rate_hz: float) -> int:
 
 
 def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
-    """Return the samples after resampling: n * to / from, rounded to nearest, halves down.
-
-    The arithmetic is exact, so that lengths do not depend on float rounding or on chunks.
-    """
+    """Return the samples after resampling: n * to / from, rounded to nearest, halves down. The
+    arithmetic is exact, so that lengths do not depend on float rounding or on chunks."""
     exact = Fraction(n_samples) * Fraction(to_hz) / Fraction(from_hz)
     # ceil(x - 1/2) with integers only.
     return -((exact.denominator - 2 * exact.numerator) // (2 * exact.denominator))
@@ -37,11 +35,9 @@ def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
 def frame_span(
     span: TimeSpan, rate_hz: float, declared: int | None, tolerance_s: float
 ) -> tuple[int, int | None]:
-    """Return the first frame of a span, and the frame behind its last; None for an open end.
-
-    `span` is in seconds. `declared` are the frames of the file, None if its header does not declare
-    them. The span may end `tolerance_s` behind the file.
-    """
+    """Return the first frame of a span, and the frame behind its last; None for an open end. `span`
+    is in seconds. `declared` are the frames of the file, None if its header does not declare them.
+    The span may end `tolerance_s` behind the file."""
     if span == (None, None):
         return 0, declared
     if not all(math.isfinite(value) and value >= 0 for value in span if value is not None):
@@ -67,7 +63,7 @@ def ends_before(span: TimeSpan, frames: int, rate_hz: float, tolerance_s: float)
     if span[1] is not None and (span[0] or 0.0) < end_s:
         more = (
             f", {span[1] - end_s:.3f} s before the span; audio.span_tolerance_s, {tolerance_s:g} "
-            "here, takes spans that end so much behind"
+            "here, takes spans that end that far behind"
         )
     return _error(span, f"the file ends at {end_s:.3f} s{more}")
 

@@ -1,8 +1,8 @@
 """Columns of the source that are carried through: their Arrow types and names of classes.
 
-Types that the source does not know (csv, JSON) are inferred from the values of the whole plan. Plan
-and dataset.json store types as JSON: a primitive by its Arrow name, any other type as `{"kind":
-[...]}`. Binary values, extension types and unions are not carried through.
+Types that the source does not know (csv, JSON) are inferred from the values of the whole plan. They
+are stored as JSON: a primitive by its Arrow name, any other type as `{"kind": [...]}`. Binary
+values, extension types and unions are not carried through.
 """
 
 from __future__ import annotations
@@ -106,9 +106,7 @@ def arrow_type(encoded: Any) -> pa.DataType:
 
 def _struct(*parts: Any) -> pa.DataType:
     half = len(parts) // 2
-    return pa.struct(
-        [(name, arrow_type(kind)) for kind, name in zip(parts[:half], parts[half:], strict=True)]
-    )
+    return pa.struct([*zip(parts[half:], map(arrow_type, parts[:half]), strict=True)])
 
 
 def _decimal(bits: int, precision: int, scale: int) -> pa.DataType:
@@ -141,10 +139,8 @@ def plain_json(value: Any) -> Any:
 
 
 def extra_types(extras: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return types that fit the carried-through values of a whole plan, by column name.
-
-    Integers and floats together give double; any other mixture, or a column without values, string.
-    """
+    """Return types that fit all values, by column: double for integers and floats together, string
+    for any other mixture, or for a column without values."""
     seen = SeenTypes()
     for extra in extras:
         seen.add(extra)

@@ -1,9 +1,6 @@
-"""Read-only binary streams: regular files alone, the base class of seekable ones, their sha256.
-
-A pipe waits for a writer, a device may never end, a socket cannot be read: none of them is a
-recording. Opening alone can do something to a device, so the kind is asked before it. The name can
-be given to something else in between, so the kind is asked again afterwards.
-"""
+"""Read-only binary streams: regular files alone (a pipe or device may never end), the base class of
+seekable ones, their sha256. Opening alone can change a device, so the kind of a file is asked
+before it, and again afterwards, because the name can be given to another file in between."""
 
 from __future__ import annotations
 

@@ -238,10 +238,8 @@ class SpillError(EarmillError, OSError, help_topic="no-space"):
 
 
 class SourceOutage(EarmillError, OSError, help_topic="no-answer"):
-    """The source does not answer, or this machine cannot read its bytes; rows may be good.
-
-    The kind is `source`, or `missing` if the source answers but no object was ever read.
-    """
+    """The source does not answer, or this machine cannot read its bytes; rows may be good. The kind
+    is `source`, or `missing` if the source answers but no object was ever read."""
 
     def __init__(self, message: str, kind: str = "source") -> None:
         super().__init__(message)
@@ -252,10 +250,8 @@ class SourceOutage(EarmillError, OSError, help_topic="no-answer"):
 
 
 class StorageError(EarmillError, OSError, help_topic="no-answer"):
-    """A file of the output could not be read or written.
-
-    If it is transient, a later try may succeed. The cause may have an error number.
-    """
+    """A file of the output could not be read or written. If it is transient, a later try may
+    succeed. The cause may have an error number."""
 
     def __init__(self, message: str, *, transient: bool = False, errno: int | None = None) -> None:
         super().__init__(message)
@@ -289,11 +285,9 @@ class ClusterLost(RunStopped):
 
 
 class RowError(EarmillError, ValueError):
-    """One row cannot be processed; it becomes a quarantine row.
-
-    `stage` is fetch, decode, channels, resample, extract or worker. `error_class` is the reason's
-    name, stable across releases. The message says what was expected, got, and what to do.
-    """
+    """One row cannot be processed; it becomes a quarantine row. `stage` is fetch, decode, channels,
+    resample, extract or worker. `error_class` is the reason's name, stable across releases. The
+    message says what was expected, got, and what to do."""
 
     help_topic = "quarantine"
     stage = "decode"
@@ -313,7 +307,7 @@ class OutsideError(RowError, stage="fetch", error_class="outside_source"):
 
 
 class AbsentError(UnreadableError):
-    """The store refused this name: missing or forbidden. Not certain before others are read."""
+    """The store refused this name: missing or forbidden. Certain once another object was read."""
 
 
 class EmptyFileError(RowError, error_class="empty_file"):

@@ -1,8 +1,5 @@
-"""Sources and formats of installed distributions, found as Python entry points.
-
-A group is listed from the metadata of the environment, which imports nothing. A name that two
-distributions claim is an error. A name that cannot be imported fails when it is loaded.
-"""
+"""Sources and formats of installed distributions, found as Python entry points. Listing a group
+imports nothing. A name that two distributions claim is an error."""
 
 from __future__ import annotations
 
@@ -80,10 +77,7 @@ FORMATS = ExtensionPoint("earmill.formats", "format")
 
 @lru_cache(maxsize=32)
 def _installed(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
-    """Return a group's entry points, which depend on `path`, the value of `sys.path`.
-
-    A failed removal leaves some without metadata behind.
-    """
+    """Return a group's entry points for a `sys.path`, without leftovers of a failed removal."""
     files = "METADATA", "PKG-INFO"
     points = entry_points(group=group)
     return [p for p in points if p.dist is not None and any(map(p.dist.read_text, files))]

@@ -40,7 +40,7 @@ def cores(cpu_max: Path = CPU_MAX) -> int:
         quota, period = map(int, cpu_max.read_text().split())
         return min(count, max(1, quota // period))
     except (OSError, ValueError, ZeroDivisionError):
-        return count  # a container without a limit, or none
+        return count  # no container, or one without a limit
 
 
 class Threads(ThreadPoolExecutor):
@@ -51,11 +51,8 @@ class Threads(ThreadPoolExecutor):
 
 
 def run_python(what: str, code: str, given: bytes = b"") -> bytes:
-    """Run code in a process that ends at once, so that its imports take no memory here.
-
-    Its purpose, "builds the models", is for the message. Returns its standard output for a standard
-    input. Raises ChildProcessError if it fails.
-    """
+    """Run code in a process of its own, whose imports take no memory here; return its output for
+    the input `given`. ChildProcessError, with `what` it does ("builds the models"), if it fails."""
     path = "import sys; sys.path[:] = sys.argv[1:]"
     done = subprocess.run(
         [sys.executable, "-c", f"{path}; {code}", *sys.path],
@@ -73,10 +70,8 @@ def run_python(what: str, code: str, given: bytes = b"") -> bytes:
 
 @contextmanager
 def freeze_garbage_collector() -> Iterator[None]:
-    """Context without garbage collection, whose objects are never collected later.
-
-    A warm worker keeps all its objects: a collection takes a sixth of its start, or time of a row.
-    """
+    """Context without garbage collection, whose objects are never collected later. A warm worker
+    keeps all its objects, and a collection takes a sixth of its start."""
     gc.disable()
     try:
         yield

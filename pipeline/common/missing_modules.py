@@ -58,7 +58,7 @@ def install_line(error: ImportError, extra: str = JOBS) -> str:
 
 
 def _module(error: ImportError) -> str:
-    """Return the name of the missing module; empty if the error has none, or for earmill's own."""
+    """Return the name of the missing module; empty if it is unknown, or a module of earmill."""
     name = error.name or ""
     return "" if name.partition(".")[0] in (OURS, MODELS) else name
 

@@ -4,12 +4,10 @@
         with doing("hash"):  # Counts it as another part of the same tally.
             ...
 
-A thread's time belongs to its innermost part, so parts never overlap and add up to the time spent.
-Threads of libraries (kernels, torch, Zarr) do not use `doing`. Each counts for the kind of part in
-which it was first seen, and is read when such a part ends. Time that no part claims is `other`.
-
-Stages (`StageTimes`) overlap, because a shard's first clips are in the models while its last clips
-are fetched: their times do not add up. All counters but the queued bytes only grow.
+A thread's time belongs to its innermost part, so parts add up to the time spent. Threads of
+libraries (kernels, torch, Zarr) count for the kind of part in which they were first seen, and are
+read when such a part ends. Time that no part claims is `other`. Stages (`StageTimes`) overlap, so
+their times do not add up.
 """
 
 from __future__ import annotations
@@ -60,8 +58,7 @@ class CpuSeconds:
             return dict(self._seconds)
 
 
-# Threads that have used `doing`.
-_known: set[int] = set()
+_known: set[int] = set()  # Threads that have used `doing`.
 
 
 class _Token: ...
@@ -180,7 +177,7 @@ def count_process(part: str, pid: int, before_s: float) -> float:
 
 
 def _threads() -> list[int]:
-    """Return the numbers of this process's threads; none where the system does not say."""
+    """Return the numbers of this process's threads; none if the system does not list them."""
     with suppress(OSError):
         return [int(name) for name in os.listdir(_TASKS)]
     return []
@@ -205,8 +202,7 @@ def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
     return {part: round(seconds[part], 6) for part in parts}
 
 
-# (began, ended), seconds since 1970.
-Stretch = tuple[float, float]
+Stretch = tuple[float, float]  # (began, ended), seconds since 1970.
 
 
 class StageTimes:

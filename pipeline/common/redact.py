@@ -1,9 +1,6 @@
-"""Removal of secrets from URIs and texts, before they are stored or printed.
-
-Scheme, host, path and harmless parameters stay, so that a row id still names its object. Dates and
-expiry of a signature are removed with it, so that an object that is signed again keeps its name.
-`redact` is idempotent.
-"""
+"""Removal of secrets from URIs and texts, before they are stored or printed. Scheme, host, path and
+harmless parameters stay, so that a row id still names its object, also if it is signed again.
+`redact` is idempotent."""
 
 from __future__ import annotations
 
@@ -52,10 +49,8 @@ def redact_uris(text: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """Remove the secrets of URIs and authorisation headers in a message.
-
-    File names may hold bytes that are not text; these bytes are written as escapes.
-    """
+    """Remove the secrets of URIs and authorisation headers in a message, and escape bytes of file
+    names that are not text."""
     clean = _HEADER.sub(rf"\1{MASK}", redact_uris(text))
     clean = _CONNECTION.sub(rf"\1={MASK}", clean)
     return clean.encode("utf-8", "backslashreplace").decode()

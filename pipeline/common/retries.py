@@ -1,9 +1,6 @@
-"""Retry policy: backoff with jitter, for a budget of seconds.
-
-A budget is in seconds, not in tries, because backends retry themselves and one call may take a
-millisecond or a minute. If a store says when to come back (Retry-After), the next try waits until
-then; if that is past the budget, there is none.
-"""
+"""Retry policy: backoff with jitter, for a budget of seconds. A budget is in seconds, not in tries,
+because one call may take a millisecond or a minute. A store's Retry-After is obeyed; if it is past
+the budget, there is no further try."""
 
 from __future__ import annotations
 
@@ -24,10 +21,8 @@ _jobs: dict[object, float | None] = {}
 
 @contextmanager
 def patient(budget_s: float | None = None) -> Iterator[None]:
-    """Context in which calls in this process belong to a job.
-
-    `budget_s` replaces the budget of every policy; None leaves each its own.
-    """
+    """Context in which calls in this process belong to a job. `budget_s` replaces the budget of
+    every policy; None leaves each its own."""
     me = object()
     _jobs[me] = budget_s
     try:

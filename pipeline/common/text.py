@@ -1,9 +1,8 @@
 r"""Text for people: safe lines, suggestions, figures in words and short forms of results.
 
-`visible` makes text from outside safe to show: ESC, carriage return, C1 controls and Unicode's
-direction marks of file names and messages are shown as escapes (`\x1b`). The command prints all
-text through `visible`. `one_line` and `named_line` add to that: no secrets, no line breaks. Both
-are idempotent.
+`visible` shows ESC, carriage return, C1 controls and Unicode's direction marks as escapes (`\x1b`);
+the command prints all text through it. `one_line` and `named_line` also remove secrets and line
+breaks. Both are idempotent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""JSON files in the user's cache: one file for each kind and key.
-
-Every value can be computed again, so a missing, damaged or unwritable file is no error.
-"""
+"""JSON files in the user's cache: one file for each kind and key. Every value can be computed
+again, so a missing, damaged or unwritable file is no error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""README.md of a dataset: the card for people.
-
-Cards are made at finalise from dataset.json, the commits and the index, so they describe the stored
-data, not the job. Equal datasets give equal cards.
-"""
+"""README.md of a dataset, made of dataset.json, the commits and the index. Equal datasets give
+equal cards."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from earmill.pipeline.formats.values import BLOCK_ROWS, INT8, CastError, total
 from earmill.pipeline.spec.licenses import stored_licenses
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
-# How the stored rows of a stream in int8 become frames.
+# Python code that turns stored rows in int8 into frames.
 INT8_TO_FRAMES = (
     "frames = []",
     f"for block in (rows[k : k + {BLOCK_ROWS}] for k in range(0, len(rows), {BLOCK_ROWS})):",
@@ -47,7 +44,7 @@ FILES = (
 def readme(
     dataset: DatasetFile, records: Sequence[CommitRecord], index: pa.Table, index_file: OutFile
 ) -> str:
-    """The card as Markdown, with the front matter Hugging Face reads."""
+    """Return the card as Markdown, with the front matter that Hugging Face reads."""
     models = ", ".join(sorted({str(stream["model"]) for stream in dataset.streams}))
     source = dataset.spec.get("source", {}).get("uri", "unknown")
     parts = [
@@ -75,7 +72,7 @@ def _front_matter(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
     lines += ["tags:", "- audio", "- auditory-model"]
     files = parts_of(records, tabular(records))
     if files:
-        # One by one, however many: a pattern would match what no commit names as well.
+        # One by one: a pattern would match files that no commit names, too.
         lines += ["configs:", "- config_name: default", "  data_files:"]
         lines += [f"  - {path}" for path in files]
     return "\n".join(["---", *lines, "---"])
@@ -94,11 +91,10 @@ def _code(value: object) -> _Code:
 
 
 def _text(value: object) -> str:
-    """A value as one line that is text in Markdown: no table cell, heading, link, image or HTML."""
+    """Return a value as one line of Markdown text: no table cell, heading, link, image or HTML."""
     if isinstance(value, _Code):
         return value
-    escaped = re.sub(r"([\\`|\[\]])", r"\\\1", one_line(str(value)))
-    return html.escape(escaped, quote=False)
+    return html.escape(re.sub(r"([\\`|\[\]])", r"\\\1", one_line(str(value))), quote=False)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -248,22 +244,19 @@ def _bad_rows(index: pa.Table) -> str:
 
 
 def _origin(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
-    provenance = dataset.provenance
-    git = provenance.get("git") or {}
-    versions = provenance.get("versions") or {}
-    host = provenance.get("host") or {}
+    keys = ("git", "versions", "host", "device")
+    git, versions, host, device = (dataset.provenance.get(key) or {} for key in keys)
     commit = (git.get("commit") or "unknown") + (", modified" if git.get("dirty") else "")
     of_shards = [record.info.get("device") for record in records]
-    names = {device.get("name") for device in of_shards if isinstance(device, Mapping)}
+    names = {each.get("name") for each in of_shards if isinstance(each, Mapping)}
     devices = ", ".join(sorted(name for name in names if isinstance(name, str)))
-    begun_on = (provenance.get("device") or {}).get("name", "unknown")
     rows = [
         ("made with", f"earmill {versions.get('earmill', 'unknown version')}"),
         ("git commit", commit),
         ("begun", dataset.created),
         ("spec sha256", _code(dataset.spec_sha256)),
         ("plan", _code(dataset.plan_id)),
-        ("device", devices or begun_on),
+        ("device", devices or device.get("name", "unknown")),
         ("system", host.get("system", "unknown")),
     ]
     spec = json.dumps(dataset.spec, indent=2, sort_keys=True)

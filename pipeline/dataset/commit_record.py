@@ -1,10 +1,8 @@
-"""Commit records: what one shard consists of, and which record of a shard counts.
+"""Commit records: the content of one shard, and the record of a shard that counts.
 
-`commits/<shard>.json` is generation 0. A record that replaces it is created beside it, if absent,
-as `commits/<shard>.r1.json`, and says what it replaces; the highest generation counts. Nothing is
-removed, so a reader of an older index goes on with the record that the index was made of.
-
-A plan row is covered by one or more good rows (channels may be rows of their own) or by one
+`commits/<shard>.json` is generation 0. A replacing record is created beside it, if absent, as
+`commits/<shard>.r1.json`; the highest generation counts. Readers of an older index use the older
+record. A plan row is covered by one or more good rows (channels may be rows of their own) or by one
 quarantine row; a quarantine row `<id>#ch<k>` stands for one channel.
 """
 
@@ -44,13 +42,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READ_THREADS = 16
-# On a disk, one more thread pays for this number of small files.
-FILES_A_THREAD = 64
+FILES_A_THREAD = 64  # Small files on a disk for which one more thread pays.
 # In `CommitRecord.info`; records of earlier releases have none.
 BAD_BY_CLASS = "bad_by_class"
 COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
-# Names that a message shows of a list.
-NAMED = 5
+NAMED = 5  # Names that a message shows of a list.
 _CHANNEL = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
 
 
@@ -59,15 +55,13 @@ class CommitRecord(Strict):
     """The files and totals of one shard; the content of `commits/<shard>.json`.
 
     Args:
-        plan_rows: Rows of the plan that are covered, good or bad; differs from the sum of the two
-            if channels are rows of their own.
+        plan_rows: Covered rows of the plan; not the sum of good and bad rows if channels are rows.
         seconds: Audio behind the good rows, s.
         frames, values_sha256: By stream; see `formats.digest`.
-        files: Every file, those inside a Zarr store included.
-        moments: By stream of frames, see `formats.moments`; empty in records of layout version 2
-            and before.
-        info: How it came about: timings_s, cpu_s (`common.monitoring`), device, versions, worker,
-            created; and bad_by_class, error class to quarantined rows, if there are any.
+        files: Every file, files inside a Zarr store included.
+        moments: By stream, see `formats.moments`; empty before layout version 3.
+        info: timings_s, cpu_s (`common.monitoring`), device, versions, worker, created; and
+            bad_by_class, error class to quarantined rows, if there are any.
         generation: How often the shard was committed before.
         replaces: The attempt of the generation before, if that record could be read.
     """
@@ -116,8 +110,8 @@ class CommitRecord(Strict):
 
 @dataclass(frozen=True)
 class Recommit:
-    """How a shard is committed again: the number of the new record, 0 for the first, and the
-    quarantined rows that are not tried again."""
+    """The recommit of a shard: the number of the new record, 0 for the first, and the quarantined
+    rows that are not tried again."""
 
     generation: int = 0
     keep: tuple[QuarantineRow, ...] = ()
@@ -132,7 +126,7 @@ class StoredCommit:
 
 
 def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:
-    """A file of commits or snapshots as its dataclass; CommitError where it is not `what`."""
+    """Return a file of commits or snapshots as its dataclass; CommitError if it is not `what`."""
     try:
         return versioned_json(kind, text)
     except UnreadableVersionError as err:
@@ -142,13 +136,11 @@ def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:
 
 
 def generations(layout: Layout) -> dict[str, list[int]]:
-    """Return every shard of the dataset that has a record, with its generations in order. The
-    newest revision is read, because it drops shards."""
+    """Return every shard with a record that no revision dropped, and its generations in order."""
     dataset = read_dataset(layout) if layout.list("revisions") else None
     dropped = frozenset() if dataset is None else dataset.dropped
-    return {
-        shard: found for shard, found in all_generations(layout).items() if shard not in dropped
-    }
+    found = all_generations(layout).items()
+    return {shard: numbers for shard, numbers in found if shard not in dropped}
 
 
 def all_generations(layout: Layout) -> dict[str, list[int]]:
@@ -195,20 +187,19 @@ def read_commit(layout: Layout, shard_id: str, generation: int = 0) -> CommitRec
 
 
 def stored_commits(layout: Layout) -> dict[str, StoredCommit]:
-    """The record that counts of every committed shard, in order."""
+    """Return the current record of every committed shard, in order."""
     return _read_newest(layout, lambda stored: stored)
 
 
 def commits(layout: Layout) -> dict[str, CommitRecord]:
-    """The records of `stored_commits` alone."""
     return _read_newest(layout, lambda stored: stored.record)
 
 
 def commits_as(
     layout: Layout, part: Callable[[CommitRecord], T], without: Container[str] = ()
 ) -> dict[str, T]:
-    """Return a part of each current record, but of shards in `without`; nothing else is kept.
-    `part` is called in several threads."""
+    """Return only `part(record)` of each current record, except of shards in `without`; `part` is
+    called in several threads."""
     return _read_newest(layout, lambda stored: part(stored.record), without)
 
 
@@ -248,7 +239,7 @@ def promise_of(
 
 
 def bad_rows(layout: Layout, record: CommitRecord) -> pa.Table:
-    """The table of quarantined rows that a commit names; an empty one where it names none."""
+    """Return the table of quarantined rows that a commit names; empty if it names none."""
     path = record.path("quarantine")
     return quarantine_table([]) if path is None else read_table(layout, path)
 
@@ -269,12 +260,7 @@ def plan_row_of(row_id: str, plan_rows: Container[str]) -> str:
 def row_problems(
     ok: Sequence[tuple[str, str]], bad: Sequence[str], plan_rows: Sequence[str]
 ) -> list[str]:
-    """Find the problems of one shard's rows, one readable line each.
-
-    Args:
-        ok: (row id, plan row id) of every good row.
-        bad: Row ids of the quarantine table.
-    """
+    """Find problems in (row id, plan row id) of a shard's good rows and the ids of its bad rows."""
     planned = frozenset(plan_rows)
     good_plan = {plan_row for _, plan_row in ok}
     covered = good_plan | {plan_row_of(row_id, planned) for row_id in bad}

@@ -1,10 +1,8 @@
 """Copies of committed rows in other shards: rows carried over by a revision, and equal rows.
 
-A copy costs reading and writing, and no computing. Values are the stored ones, bit for bit. A row
-whose features would fill memory is held in files. A shard of copies is published put-if-absent,
-like any shard. After a kill, the next run goes on with the shards that have no commit. A table,
-stored with the revision, names for every carried row of a new shard the commit that has its
-features.
+Values are the stored ones, bit for bit. Shards of copies are published as any shard, so the next
+run after a kill goes on with those that have no commit. A table, stored with the revision, names
+for every carried row the commit that has its features.
 """
 
 from __future__ import annotations
@@ -48,13 +46,10 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import carried_path, new_attempt
 
 THREADS = 2
-# How often copying says how far it is.
 PROGRESS_S = 5.0
 CACHE_BYTES = 64 * 2**20
-# A row whose streams are larger is held in files.
-SPILL_BYTES = 128 * 2**20
-# Frames of such a row that are read at a time.
-PIECE_BYTES = 32 * 2**20
+# A row whose streams are larger is held in files, and read in pieces.
+SPILL_BYTES, PIECE_BYTES = 128 * 2**20, 32 * 2**20
 # Provenance columns that say where a row's bytes lie.
 PLACE = ("uri", "etag", "size", "mtime")
 SCHEMA = pa.schema(
@@ -101,8 +96,8 @@ def carried_rows(layout: Layout, dataset: DatasetFile) -> dict[str, list[Carried
 def carry_over(
     layout: Layout, dataset: DatasetFile, plan: Plan, on_step: Tell, fence: Fence
 ) -> int:
-    """Publish the copied shards of a revision that have no commit; return how many. CommitError if
-    a commit or file that is copied from is gone or damaged."""
+    """Publish the copied shards of a revision that have no commit, and return their number.
+    CommitError if a commit or file to copy from is missing or damaged."""
     carried = carried_rows(layout, dataset)
     done = newest_generations(layout) if carried else {}
     shards = [s for s in plan.shards if s.shard_id in carried and s.shard_id not in done]
@@ -110,15 +105,15 @@ def carry_over(
     def copy(shard: Shard) -> None:
         _copy(layout, dataset, shard, carried[shard.shard_id], fence)
 
-    _each(shards, copy, "copying rows that are there", on_step)
+    _each(shards, copy, "copying rows", on_step)
     return len(shards)
 
 
 def copy_equal(
     layout: Layout, dataset: DatasetFile, shards: Sequence[Shard], on_step: Tell, fence: Fence
 ) -> None:
-    """Publish shards of rows that are equal to others, which are all committed. A row is in
-    quarantine if the other one is, or if that had other bytes than planned."""
+    """Publish shards of rows that equal committed rows. A copy goes to quarantine if the row that
+    it equals is in quarantine, or had other bytes than planned."""
     newest = newest_generations(layout)
 
     def copy(shard: Shard) -> None:
@@ -156,8 +151,8 @@ def _copy(
         record = read_commit(layout, *key)
         if record is None:
             raise CommitError(
-                f"{layout.url()}: the commit of shard {key[0]}, whose rows are to be copied, is "
-                "gone; restore it from a copy"
+                f"{layout.url()}: the commit of shard {key[0]} is missing, so its rows cannot be "
+                "copied; restore it from a copy"
             )
         sources.append(record)
         wanted: dict[str, list[Item]] = {}
@@ -195,7 +190,7 @@ def _copy(
 
 
 def _renamed(row: FeatureRow, item: Item) -> FeatureRow:
-    """A stored row under the name that it has now, and with where its audio lies now."""
+    """Return a stored row with its present name and the present place of its audio."""
     return replace(
         row,
         row_id=_new_id(row.row_id, row.plan_row_id, item),
@@ -217,8 +212,7 @@ def _new_id(row_id: str, plan_row_id: str, item: Item) -> str:
 
 
 def _is_as_planned(row: FeatureRow, shard: str, item: Item) -> bool:
-    """Return False if an item was planned as a copy of a stored row that has other bytes. Any other
-    stored row is the item's own, carried over by a later revision."""
+    """Return False if an item is a planned copy of this row, and the row has other bytes."""
     one = item.equal_to
     if one is None or (one.shard, one.row_id) != (shard, row.plan_row_id):
         return True
@@ -255,8 +249,8 @@ def _info(records: Sequence[CommitRecord], rows: int) -> dict[str, Any]:
 def stored_rows(
     layout: Layout, dataset: DatasetFile, record: CommitRecord, plan_rows: Collection[str]
 ) -> Iterator[FeatureRow]:
-    """Yield the good rows of a shard that came of these rows of the plan, in the order of the
-    shard. CommitError if a file is damaged, ExtensionError if no format of it is installed."""
+    """Yield the good rows of a shard that came of these rows of the plan, in stored order.
+    CommitError if a file is damaged, ExtensionError if no format of it is installed."""
     infos = {info["name"]: info for info in dataset.streams}
     streams = {name: layout_of(info) for name, info in infos.items()}
     name = chosen(record.formats, None, {})

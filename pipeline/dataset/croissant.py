@@ -1,9 +1,8 @@
 """Croissant 1.1 description of a dataset, as JSON-LD.
 
-Source: MLCommons Croissant format specification 1.1 (2025-12), appendix 1 for the context, and its
-provenance section for PROV-O. A feature stream is a field with `isArray` and shape `-1,<width>`, a
-stream of events one of shape `-1,3`. Zarr stores are listed as files only: Croissant has no reader
-for them.
+Source: MLCommons Croissant format specification 1.1 (2025-12), appendix 1 (context) and provenance
+(PROV-O). A feature stream is a field with `isArray` and shape `-1,<width>`, a stream of events one
+of shape `-1,3`. Croissant has no reader for Zarr, so its stores are listed as files only.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ CONTEXT: dict[str, Any] = {
 def croissant(
     dataset: DatasetFile, records: Sequence[CommitRecord], index: OutFile, url: str
 ) -> dict[str, Any]:
-    """The whole document; `url` is the dataset's place without credentials."""
+    """Return the document; `url` is the dataset's place without credentials."""
     streams = "; ".join(
         f"{layout.name}: {layout.model}, {layout.width} {layout.columns_are} {layout.rate_text}, "
         f"{layout.unit}"
@@ -150,12 +149,12 @@ def _formats(records: Sequence[CommitRecord]) -> list[str]:
 
 
 def tabular(records: Sequence[CommitRecord]) -> str:
-    """The format whose files are tables that others read; empty where none is."""
+    """Return the format whose files are tables that other libraries read; empty if none is."""
     return next((name for name in _formats(records) if format_of(name).is_table), "")
 
 
 def parts_of(records: Sequence[CommitRecord], kind: str) -> list[str]:
-    """The committed parts of a kind, one by one: a pattern would match garbage as well."""
+    """Return the committed parts of a kind one by one: a pattern would match garbage as well."""
     return [part for record in records if (part := record.path(kind))]
 
 
@@ -230,14 +229,11 @@ def has_bytes(dataset: DatasetFile, fmt: str) -> bool:
 def _stream_field(
     dataset: DatasetFile, table: str, stream: Mapping[str, Any], source: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Describe a column of arrays, or a column of bytes as text: Croissant has no type for bytes,
-    and its readers leave the bytes of a text unchanged."""
+    """Describe a column of arrays, or a column of bytes as text, because Croissant has no type for
+    bytes, and its readers leave the bytes of a text unchanged."""
     layout = layout_of(stream)
-    text = (
-        f"{stream['model']} in {stream['unit']}, {stream['frame_rate_hz']:g} frames/s, "
-        f"pooled by {stream['pool']}"
-    )
-    text += f"; {layout.field_text}" if layout.field_text else ""
+    text = f"{stream['model']} in {stream['unit']}, {stream['frame_rate_hz']:g} frames/s, "
+    text += f"pooled by {stream['pool']}" + (f"; {layout.field_text}" if layout.field_text else "")
     if not has_bytes(dataset, table):
         field = _field("features", layout.name, layout.croissant_type, source, text)
         return {**field, "isArray": True, "arrayShape": f"-1,{layout.stored_width}"}

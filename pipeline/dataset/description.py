@@ -1,8 +1,5 @@
-"""`dataset.json`: what this output is, written once and compared ever after; and its revisions.
-
-A job that would write something else into the same place is refused before any work, because the
-result would be a mix. Run settings and credentials are never in it.
-"""
+"""`dataset.json`, the description of an output, and its revisions. A job that would write something
+else into the same place is refused before any work. Run settings and credentials are left out."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.retrying import store_errors
 
 # Parts that only a dataset has: finding one without dataset.json means the place is taken.
-_OURS = ("data", "rows", "quarantine", "commits", "index")
+_DATASET_FOLDERS = ("data", "rows", "quarantine", "commits", "index")
 _NAMED_BELOW = 3
 _CARDS = (paths.README_FILE, paths.CROISSANT_FILE, paths.PROVENANCE_FILE)
 
@@ -35,7 +32,6 @@ class Change(Strict):
     """Changes of a revision to the dataset before it.
 
     Args:
-        why: update, compact, ..., as in the log.
         base: Path of the snapshot that it was made on.
         plans: Ids of earlier plans, whose commits are still part of it.
         dropped: Committed shards that are not part of it any more.
@@ -62,10 +58,8 @@ class DatasetFile(Strict):
         streams: `StreamInfo.to_dict()` of every stream.
         buffers_sha256: Model name to the hash of its buffers.
         provenance: `run_provenance()`.
-        extra_types, extra_labels: By carried-through column: its type over the whole plan, see
-            `common.arrow_types`; the names of its classes.
-        parquet_form: See `formats.parquet.format`. It is not stored if it is nested, as all sets
-            were before layout version 3.
+        extra_types, extra_labels: By carried-through column, see `common.arrow_types`.
+        parquet_form: See `formats.parquet.format`; not stored if nested, as before version 3.
         licenses: Licences of `source` and `features`, as far as the job states them.
     """
 
@@ -86,13 +80,11 @@ class DatasetFile(Strict):
 
     @property
     def path(self) -> str:
-        return (
-            paths.DATASET_FILE if self.change is None else paths.revision_path(self.change.number)
-        )
+        return paths.revision_path(self.change.number) if self.change else paths.DATASET_FILE
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
-        """Equal for the same revision of the same dataset, whatever its layout version."""
+        """The key of one revision of one dataset, whatever its layout version."""
         return (self.path, self.created, self.spec_sha256, self.plan_id)
 
     @property
@@ -116,8 +108,7 @@ class DatasetFile(Strict):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> DatasetFile:
-        """Parse the file; OutputError if a field is missing or wrong, or for an unknown layout
-        version."""
+        """Parse the file; OutputError if a field is wrong or the layout version unknown."""
         try:
             found = versioned_json(cls, text)
             _check_shape(found)
@@ -134,8 +125,7 @@ class DatasetFile(Strict):
 
 
 def read_dataset(layout: Layout) -> DatasetFile | None:
-    """Return the newest revision, or None for a new output; OutputError if the file is damaged or
-    the place cannot be read."""
+    """Return the newest revision, or None for a new output; OutputError if it cannot be read."""
     with store_errors(layout.url()):
         numbers = map(paths.parse_revision_path, layout.list("revisions"))
         newest = max((number for number in numbers if number is not None), default=0)
@@ -143,7 +133,7 @@ def read_dataset(layout: Layout) -> DatasetFile | None:
 
 
 def require_dataset(layout: Layout) -> DatasetFile:
-    """`read_dataset`, or an OutputError that names datasets below a place that is none."""
+    """Return the dataset, or raise an OutputError that names datasets below the place."""
     dataset = read_dataset(layout)
     if dataset is None:
         hint = datasets_below(layout)
@@ -171,7 +161,7 @@ def _stored_description(layout: Layout, rel: str) -> tuple[DatasetFile, bytes] |
 
 
 def datasets_below(layout: Layout) -> str:
-    """For a message: datasets one folder below a local place that is none."""
+    """Return a hint with the datasets one folder below a local place."""
     found = sorted(Path(layout.root).glob(f"*/{paths.DATASET_FILE}")) if layout.is_local else []
     names = [one_line(str(path.parent)) for path in found[:_NAMED_BELOW]]
     more = ", ..." if len(found) > _NAMED_BELOW else ""
@@ -242,16 +232,14 @@ def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
 def open_dataset(
     layout: Layout, wanted: DatasetFile, may_write: Callable[[Layout], None] = lambda layout: None
 ) -> DatasetFile:
-    """Create dataset.json, or check that the existing one describes the same job.
-
-    Two drivers that start together both get the description that is stored. The callback
-    `may_write` runs before the file is created, and raises if the run was overtaken. OutputError if
-    the output belongs to something else, or is not empty and has no dataset.json.
-    """
+    """Create dataset.json, or check that the existing one describes the same job. Two drivers that
+    start together both get the stored description. `may_write` runs before the file is created, and
+    raises if the run was overtaken. OutputError if the output belongs to something else, or is not
+    empty and has no dataset.json."""
     stored = read_dataset(layout)
     if stored is None:
         taken = [name for name in _CARDS if layout.exists(name)]
-        taken += [name for name in _OURS if layout.list(name)]
+        taken += [name for name in _DATASET_FOLDERS if layout.list(name)]
         if taken:
             raise OutputError(
                 f"{layout.url()} has no {paths.DATASET_FILE} but already holds {', '.join(taken)}; "

@@ -1,23 +1,20 @@
-"""One driver per output, or several that share it: who they are, and which shards each does.
+"""The lock of an output, its members if drivers share it, and the shards that each member claims.
 
 `driver.json` names the driver and holds its heartbeat. A holder counts as gone when its process no
 longer exists on this machine, or after 60 s without a heartbeat (clocks of the hosts should agree
-to within that). A heartbeat further than that in the future says nothing of its age, so it is
-watched for as long. A driver takes over under a second lock, named after the dead holder, so only
-one of several drivers succeeds.
+to within that). A driver takes over under a second lock, named after the dead holder, so only one
+of several drivers succeeds.
 
-Drivers that share an output are the members of its crew. Each keeps a file with a heartbeat. They
-do without the lock, but not beside a holder that needs the output for itself. The lock is refused
-to such a holder while a member lives; members that gave no sign of life are evicted. Shards are
-claimed in blocks, so that a claim costs a small part of a commit: a file that is created only if
-absent, and names the member. The claim of a member that is gone is superseded by the next number of
-the same block. Claims save work and nothing else: commits are exactly once without them, and a
-member that was frozen and wakes among the others goes on.
+Drivers that share an output are its members, each with a file and a heartbeat. A driver that needs
+the output for itself is refused while a member lives, and evicts members without a sign of life.
+Shards are claimed in blocks by files that are created only if absent; the claim of a member that is
+gone is superseded by the next number of its block. Claims only save work: commits are exactly once
+without them.
 
-A driver that was stopped (a laptop lid, a suspended machine, SIGSTOP) may wake after another has
-taken over. Its `Fence` finds that out: the file that names the run is read before every write that
-a later command could trip over. The heartbeat never writes this file again once the file is gone or
-names another run. So a driver that was overtaken stays overtaken, whatever happened meanwhile.
+A driver that was stopped (a laptop lid, SIGSTOP) may wake after another has taken over. Its `Fence`
+reads the file that names the run before every write that a later command could trip over. The
+heartbeat never writes this file again once it is gone or names another run, so a driver that was
+overtaken stays overtaken.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ from earmill.pipeline.storage.documents import Strict, typed_json
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CLAIMS, CREW, DRIVER_FILE, claim_path
 
-HEARTBEAT_S = 15.0
+HEARTBEAT_S = 15.0  # Interval of the signs of life, well below `STALE_S`.
 STALE_S = 60.0
 # Process start times are derived from the boot time, which clock corrections move a little.
 _CREATED_TOLERANCE_S = 2.0
@@ -59,12 +56,9 @@ _CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
 
 @dataclass(frozen=True)
 class LockHolder(Strict):
-    """A driver, as stored in driver.json.
-
-    Process ids compare within one `machine`: a boot, and a namespace of processes. Ids are used
-    again, so `created_unix_s` tells processes apart. `shares`: others may work on the output
-    meanwhile.
-    """
+    """A driver, as stored in driver.json; `shares`: other drivers may work on the output as well.
+    Process ids compare within one `machine`, see `machine_id`; `created_unix_s` tells processes
+    apart that have one id."""
 
     run_id: str
     host: str
@@ -114,7 +108,7 @@ class LockHolder(Strict):
 
 
 def machine_id() -> str:
-    """Names the set of processes whose pids can be compared: this boot, this pid namespace."""
+    """Name the set of processes whose ids can be compared: this boot, this pid namespace."""
     parts = [socket.gethostname()]
     try:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -126,28 +120,22 @@ def machine_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The right of a run to write to an output; its workers carry it.
-
-    The file `name` names the run: `driver.json`, or its membership of the crew. The name is empty
-    for a writer that needs no right: a test, or an output that nobody else knows.
-    """
+    """The right of a run to write to an output; its workers carry it. The file `name` (driver.json
+    or a membership) names the run; it is empty for a writer that needs no right."""
 
     name: str = ""
     run_id: str = ""
 
     def check(self, layout: Layout) -> None:
-        """Raise OvertakenError if the file is gone or names another run. It is read now, because no
-        clock tells a process how long it was stopped."""
-        if not self.name:
-            return
-        holder = read_holder(layout, self.name)
-        if holder is None or holder.run_id != self.run_id:
+        """Raise OvertakenError if the file is gone or names another run; always reads the file,
+        because no clock tells a process how long it was stopped."""
+        holder = read_holder(layout, self.name) if self.name else None
+        if self.name and (holder is None or holder.run_id != self.run_id):
             raise overtaken(layout, holder)
 
     @contextmanager
     def says_why(self, layout: Layout) -> Iterator[None]:
-        """Turn an error inside into an OvertakenError if the run was overtaken: what it looked for
-        may be gone."""
+        """Turn an error inside into an OvertakenError if the run was overtaken."""
         try:
             yield
         except OvertakenError:
@@ -197,8 +185,8 @@ class Heartbeat(ABC):
             self.release()
 
     def check(self) -> None:
-        """Raise OvertakenError if the heartbeat found another run. Reads nothing; `fence.check`
-        reads."""
+        """Raise OvertakenError if the heartbeat found another run; unlike `fence.check`, reads
+        nothing."""
         if self._lost is not None:
             raise self._lost
 
@@ -212,13 +200,13 @@ class Heartbeat(ABC):
 
     def _beat(self) -> None:
         while not self._done.wait(self._heartbeat_s):
-            # A store that is away for a moment must not end a run: beat again.
+            # A short outage of the store must not end a run: beat again.
             with suppress(Exception):
                 found = stored_holder(self._layout, self.fence.name)
                 if found is None or found[0].run_id != self.fence.run_id:
                     self._lost = overtaken(self._layout, None if found is None else found[0])
                     return
-                # Not over a run that takes over between the two.
+                # Fails if another run has taken the file over since it was read.
                 self._layout.replace_own(self.fence.name, as_seen_now(self.holder), found[1])
 
 
@@ -228,10 +216,8 @@ class DriverLock(Heartbeat):
     Raises LockedError if another live driver holds it, or got it first.
 
     Args:
-        shares: Others may join.
-        alone: Refuse an output on which members of a crew are at work, and evict dead members.
-        heartbeat_s: Interval of the signs of life, s; well below `STALE_S`.
-        wait: Waits so many seconds before a heartbeat of the future is read again.
+        shares: Other drivers may join.
+        alone: Refuse an output on which members are at work, and evict dead members.
     """
 
     def __init__(
@@ -263,11 +249,8 @@ class DriverLock(Heartbeat):
             self._layout.remove_own(DRIVER_FILE, found[1])
 
     def _take(self, name: str) -> None:
-        """Get the lock of this name, or raise LockedError.
-
-        A dead holder X is replaced under the lock `<name>.<X>`, taken by the same function. Whoever
-        has that one looks again before it writes: only while X still stands there is it free.
-        """
+        """Get the lock of this name, or raise LockedError. A dead holder X is replaced under the
+        lock `<name>.<X>`, taken by the same function, and only if X is still the holder then."""
         if self._layout.create_own(name, as_seen_now(self.holder)):
             return
         holder = read_holder(self._layout, name)
@@ -283,19 +266,19 @@ class DriverLock(Heartbeat):
             try:
                 now = stored_holder(self._layout, name)
                 if now is not None and now[0].run_id == holder.run_id:
-                    # Not over a driver that took over while this one was stopped.
+                    # Fails if another driver has taken over since the file was read.
                     if self._layout.replace_own(name, as_seen_now(self.holder), now[1]):
                         return
             finally:
                 self._layout.delete(takeover)
-        # It left while we looked, or another driver was faster: whoever creates it now has it.
+        # No holder is left, or another driver was faster: the driver that creates the file has it.
         if not self._layout.create_own(name, as_seen_now(self.holder)):
             raise LockedError(f"another driver just began to work on {self._layout.url()}")
 
 
 @contextmanager
 def held(layout: Layout) -> Iterator[Fence]:
-    """Hold an output alone, as `DriverLock` does; see `Fence.says_why` for errors inside."""
+    """Hold an output alone; see `Fence.says_why` for errors inside."""
     with DriverLock(layout) as lock, lock.fence.says_why(layout):
         yield lock.fence
 
@@ -334,8 +317,7 @@ def live_crew(layout: Layout) -> dict[str, LockHolder]:
 
 
 def evict_crew(layout: Layout) -> None:
-    """Remove dead memberships, so that a driver that wakes finds itself overtaken; LockedError if a
-    member lives."""
+    """Remove dead memberships: a member that wakes is overtaken. LockedError if a member lives."""
     for name in layout.list(CREW):
         found = stored_holder(layout, name)
         if found is None or (not found[0].may_live() and layout.remove_own(name, found[1])):
@@ -352,8 +334,8 @@ def _at_work(layout: Layout, holder: LockHolder) -> str:
 
 
 class DriverMembership(Heartbeat):
-    """Membership of an output's crew until `release` or the end of a `with`; LockedError if
-    somebody needs the output for itself."""
+    """Membership of an output until `release` or the end of a `with`; LockedError if a driver needs
+    the output for itself."""
 
     def __init__(
         self, layout: Layout, *, run_id: str | None = None, heartbeat_s: float = HEARTBEAT_S
@@ -361,11 +343,11 @@ class DriverMembership(Heartbeat):
         holder = LockHolder.here(run_id, shares=True)
         super().__init__(layout, f"{CREW}/{holder.run_id}.json", holder, heartbeat_s)
         layout.write_bytes(self.fence.name, as_seen_now(holder))
-        # In this order: who takes the lock for itself looks for members after that.
+        # Read the lock after joining: a driver that takes it alone looks for members afterwards.
         lock = read_holder(layout)
         if lock is not None and not lock.shares and lock.may_live():
             layout.delete(self.fence.name)
-            raise LockedError(f"{layout.url()} is not to be shared now ({lock}); wait for its end")
+            raise LockedError(f"{layout.url()} is used by one driver alone ({lock}); wait for it")
         self._start("crew")
 
     def release(self) -> None:
@@ -378,13 +360,12 @@ class DriverMembership(Heartbeat):
 
 
 class BlockClaims:
-    """One member's view of who does which shards; asked by one thread.
+    """The claims on blocks of shards, as one member knows them; used by one thread.
 
     Args:
         shards: Every shard of the plan, in order.
         done: Committed shards.
-        start: Where to begin, as a fraction of the plan: members that begin apart seldom meet.
-        fence: Checked before a claim.
+        start: Fraction of the plan at which to begin: members that begin apart seldom meet.
     """
 
     def __init__(
@@ -410,41 +391,40 @@ class BlockClaims:
         self._looked: float | None = None
 
     def next(self) -> list[str] | None:
-        """Return shards of a block that nobody does; an empty list while others have the rest, and
-        None once everything is committed or this member's."""
+        """Return shards of an unclaimed block; an empty list while other members have the rest, and
+        None once everything is committed or claimed here."""
         for block in self._fresh:
-            if block not in self._numbers and (left := self._left(block)) and self._get(block):
+            if block not in self._numbers and (left := self._left(block)) and self._claim(block):
                 return left
         now = self._clock()
         if self._looked is not None and now - self._looked < LOOK_EVERY_S:
             return []
         self._looked = now
         self._done = committed_shards(self._layout)
-        others = self._of_others()
+        others = self._blocks_of_others()
         if not others:
             return None
         self._numbers = self._claimed()
         living = live_crew(self._layout)
         for block in others:
-            is_claimed = block in self._numbers and self._owner(block) in living
-            if not is_claimed and self._get(block):
+            if self._owner(block) not in living and self._claim(block):
                 self._looked = None
                 return self._left(block)
         return []
 
     @property
     def others(self) -> int:
-        """Shards that others had when it was last looked."""
-        return sum(len(self._left(block)) for block in self._of_others())
+        """The number of shards that other members had at the last look."""
+        return sum(len(self._left(block)) for block in self._blocks_of_others())
 
-    def _of_others(self) -> list[int]:
+    def _blocks_of_others(self) -> list[int]:
         blocks = range(len(self._blocks))
         return [block for block in blocks if block not in self._mine and self._left(block)]
 
     def _left(self, block: int) -> list[str]:
         return [shard for shard in self._blocks[block] if shard not in self._done]
 
-    def _get(self, block: int) -> bool:
+    def _claim(self, block: int) -> bool:
         number = self._numbers.get(block, -1) + 1
         name = claim_path(self._plan_id, block, number)
         self._fence.check(self._layout)
@@ -455,8 +435,8 @@ class BlockClaims:
         return got
 
     def _owner(self, block: int) -> str:
-        name = claim_path(self._plan_id, block, self._numbers[block])
         try:
+            name = claim_path(self._plan_id, block, self._numbers[block])
             return str(json.loads(self._layout.read_bytes(name))["run_id"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return ""
@@ -464,9 +444,8 @@ class BlockClaims:
     def _claimed(self) -> dict[int, int]:
         found: dict[int, int] = {}
         for name in self._layout.list(f"{CLAIMS}/{self._plan_id}"):
-            parsed = _CLAIM.fullmatch(name.rpartition("/")[2])
-            if parsed is not None:
-                block, number = int(parsed[1]), int(parsed[2])
+            if (parsed := _CLAIM.fullmatch(name.rpartition("/")[2])) is not None:
+                block, number = map(int, parsed.groups())
                 found[block] = max(number, found.get(block, 0))
         return found
 
@@ -476,11 +455,8 @@ def start_of(run_id: str) -> float:
 
 
 def clear_claims(layout: Layout) -> None:
-    """Remove the claims of a complete dataset, and the memberships of drivers that have ended.
-
-    The membership of a driver that may wake stays: the next command that needs the output for
-    itself evicts it.
-    """
+    """Remove the claims of a complete dataset, and memberships of drivers that have ended.
+    `evict_crew` removes the memberships of drivers that may wake."""
     layout.delete(CLAIMS)
     for name in layout.list(CREW):
         holder = read_holder(layout, name)

@@ -1,12 +1,11 @@
 """Close a complete dataset: one index over all rows, good and bad, the cards, and current.json.
 
-Refuses unless plan and commits add up row by row. The index is sorted by the plan and named by its
-own content, so a resumed and an undisturbed run give the same file. The file `current.json` comes
-last and names all of them with hashes: until it is replaced, the earlier snapshot still counts.
+The index is sorted by the plan and named by its own content, so a resumed and an undisturbed run
+give the same file. Until current.json, the last file, is replaced, the earlier snapshot counts.
 
-Card files (README.md, croissant.json, provenance.jsonld) go with a snapshot. Their names are fixed,
-so a driver that was stopped while it closed a dataset could overwrite the cards of a later
-snapshot. So each card is replaced only while its content is as it was when the closing began.
+Names of card files are fixed, so a driver that was stopped while it closed a dataset could
+overwrite the cards of a later snapshot. So each card is replaced only while its content is as it
+was when the closing began.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ _NAMED_PROBLEMS = 5
 
 @dataclass(frozen=True)
 class IndexPart:
-    """Good and bad rows of one shard for the index, and their numbers in the plan's order."""
+    """Lines of one shard in the index, and their numbers in the plan's order."""
 
     tables: list[pa.Table]
     order: np.ndarray
@@ -85,17 +84,12 @@ class IndexPart:
 def finalise(
     layout: Layout, add: Mapping[str, OutFile] | None = None, fence: Fence = UNFENCED
 ) -> Snapshot:
-    """Write index, snapshot, cards and current.json, and return the snapshot. Doing it again
-    changes nothing.
+    """Write index, snapshot, cards and current.json; doing it again changes nothing.
 
     Argument `add` names sets of features beside these rows, see `Snapshot.additions`; earlier sets
-    stay as long as no row changes.
-
-    Raises:
-        CommitError: A shard is not committed, a row is missing, double or foreign, or a file that
-            never changes is another than when the dataset was closed before.
-        OutputError: There is no dataset here.
-        OvertakenError: Another command has taken the output over, or closed the dataset meanwhile.
+    stay as long as no row changes. Raises CommitError unless plan and commits add up row by row, or
+    if an immutable file has changed since the last closing; OvertakenError if another command has
+    taken the output over, or closed the dataset meanwhile.
     """
     seen = read_if_there(layout, paths.CURRENT_FILE)
     cards_seen = {name: read_if_there(layout, name) for name in (*CARDS, paths.PROVENANCE_FILE)}
@@ -130,7 +124,7 @@ def finalise(
         moments=moments_of(stored, dataset.streams),
     )
     made, named, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
-    # Before the cards, which go with what counts, are overwritten.
+    # Check before cards are overwritten, because they belong to the current snapshot.
     if read_if_there(layout, paths.CURRENT_FILE) != seen:
         fence.check(layout)
         raise closed_by_another(layout)
@@ -161,11 +155,9 @@ def _as_json(document: Mapping[str, Any]) -> bytes:
 
 
 def read_if_there(layout: Layout, name: str) -> bytes | None:
-    """Return the content of a file, damaged or not, or None where it is missing."""
-    try:
+    with suppress(FileNotFoundError):
         return layout.read_bytes(name)
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def replace_cards(
@@ -175,7 +167,7 @@ def replace_cards(
         before = seen.get(name)
         fence.check(layout)
         while not layout.replace_own(name, content, before):
-            # Either another command has the output now, or one that had it before has just woken.
+            # Another command has the output now, or an overtaken one has just woken.
             fence.check(layout)
             before = read_if_there(layout, name)
 
@@ -183,7 +175,7 @@ def replace_cards(
 def put_cards_back(
     layout: Layout, cards: Mapping[str, bytes], seen: Mapping[str, bytes | None]
 ) -> None:
-    """Undo `replace_cards` where the snapshot that counts names the cards that were seen."""
+    """Undo `replace_cards` if the current snapshot names the cards that were seen."""
     with suppress(CommitError):
         current = read_current(layout)
         for card in () if current is None else current.cards:
@@ -206,8 +198,8 @@ def _open_again(layout: Layout, made: Current, seen: bytes | None, index: OutFil
 
 def closed_by_another(layout: Layout) -> OvertakenError:
     return OvertakenError(
-        f"another driver closed {layout.url()} while this one was at it, frozen or without its "
-        "output for longer than its lock lasts; what that one wrote counts, nothing was replaced"
+        f"another driver closed {layout.url()} while this driver was frozen, or cut off from it, "
+        "for longer than its lock lasts; the other driver's files count, nothing was replaced"
     )
 
 
@@ -224,14 +216,14 @@ def _refuse(problems: Sequence[str]) -> None:
 def _refuse_changed(
     layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
 ) -> None:
-    """Refuse to close a dataset whose files were damaged or lost since the last closing. If a
-    replacing record is gone, the one it replaced would count again."""
+    """Refuse to close a dataset whose files were damaged or lost since the last closing: if a
+    replacing record is missing, the replaced one would count again."""
     try:
         if (current := read_current(layout)) is None:
             return
         before = read_snapshot(layout, current)
     except CommitError:
-        return  # damaged itself: it is written anew
+        return  # current.json is damaged: it is written again
     changed = [
         paths.commit_path(shard, ref.generation)
         for shard, ref in before.commits.items()
@@ -252,7 +244,7 @@ def _refuse_changed(
 
 
 def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
-    """Equal, or the same with the layout version raised, as a replacing commit does."""
+    """Return True if they are equal but for the version, which a replacing commit raises."""
     spelled = [
         described(dataset.path, replace(dataset, layout_version=version).to_json().encode())
         for version in (dataset.layout_version, *paths.READABLE_VERSIONS)
@@ -261,8 +253,7 @@ def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
 
 
 def _store(layout: Layout, index: pa.Table, fence: Fence) -> OutFile:
-    """Write the index unless an equal table is there: another pyarrow may encode it into other
-    bytes."""
+    """Write the index unless an equal table exists, which another pyarrow may encode otherwise."""
     for path in layout.list("index"):
         content = layout.read_bytes(path)
         if path == paths.index_path(name_of(content)) and table_of(content).equals(index):
@@ -281,8 +272,7 @@ def _store_snapshot(
     add: Mapping[str, OutFile],
     fence: Fence,
 ) -> tuple[Snapshot, OutFile, tuple[EarlierSnapshot, ...]]:
-    """Write a snapshot with its log entry, unless the current one is the same; return it, its file,
-    and the earlier snapshots."""
+    """Write a snapshot unless it is the current one; return it, its file, and earlier snapshots."""
     known = known_snapshots(layout)
     made = replace(made, additions={**_additions(layout, made, known), **add})
     again = replace(made, entry=known[-1].entry) if known else made
@@ -305,8 +295,8 @@ def _store_snapshot(
 def _additions(
     layout: Layout, made: Snapshot, known: Sequence[EarlierSnapshot]
 ) -> Mapping[str, OutFile]:
-    """Sets beside the rows of before, if these are the same: features of another audio under the
-    same name would be read as this one's."""
+    """Return the sets beside the earlier rows, if the rows are the same: features of other audio
+    would be read as features of these rows."""
     try:
         before = read_snapshot(layout, known[-1]) if known else None
         if before is None or not before.additions or compare_snapshots(layout, before, made):
@@ -333,8 +323,7 @@ def build_index(parts: Sequence[IndexPart]) -> pa.Table:
 def index_part(
     shard: ShardTables, plan_rows: Sequence[str], streams: Sequence[Mapping[str, Any]]
 ) -> IndexPart:
-    """Return the lines of the index for one shard. Cells that a quarantined row does not have are
-    null."""
+    """Return the lines of one shard; cells that a quarantined row does not have are null."""
     tables = [_good_lines(shard, streams)]
     if shard.bad is not None:
         tables.append(_bad_lines(shard, shard.bad, plan_rows))
@@ -361,15 +350,15 @@ def _good_lines(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.
 def _bad_lines(shard: ShardTables, bad: pa.Table, plan_rows: Sequence[str]) -> pa.Table:
     planned = frozenset(plan_rows)
     row_ids = bad.column("row_id").to_pylist()
-    columns = {
-        "row_id": bad.column("row_id"),
-        "plan_row_id": pa.array([plan_row_of(row_id, planned) for row_id in row_ids], pa.string()),
-        "shard": pa.array([shard.record.shard] * bad.num_rows, pa.string()),
-        "uri": bad.column("uri"),
-        "status": pa.array([STATUS_BAD] * bad.num_rows, pa.string()),
-    }
-    columns |= {name: bad.column(name) for name in ("stage", "error_class", "message", "attempts")}
-    return pa.table(columns)
+    kept = ("row_id", "uri", "stage", "error_class", "message", "attempts")
+    return pa.table(
+        {
+            "plan_row_id": pa.array([plan_row_of(k, planned) for k in row_ids], pa.string()),
+            "shard": pa.array([shard.record.shard] * bad.num_rows, pa.string()),
+            "status": pa.array([STATUS_BAD] * bad.num_rows, pa.string()),
+            **{name: bad.column(name) for name in kept},
+        }
+    )
 
 
 def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
@@ -381,16 +370,11 @@ def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
                 kinds.setdefault(column.name, set()).add(column.type)
     common = {}
     for name, seen in kinds.items():
-        common[name] = pa.float64() if seen <= {pa.int64(), pa.float64()} else pa.string()
-        if len(seen) == 1:
-            common[name] = next(iter(seen))
+        mixed = pa.float64() if seen <= {pa.int64(), pa.float64()} else pa.string()
+        common[name] = pa.field(name, mixed if len(seen) > 1 else seen.pop())
     same = []
     for part in parts:
-        schema = part.schema
-        for position, column in enumerate(schema):
-            if column.name.startswith(EXTRA_PREFIX):
-                kind = common.get(column.name, column.type)
-                schema = schema.set(position, pa.field(column.name, kind))
+        schema = pa.schema([common.get(column.name, column) for column in part.schema])
         same.append(part.cast(schema) if part.num_rows else schema.empty_table())
     return same
 

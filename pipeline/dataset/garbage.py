@@ -1,11 +1,9 @@
 """Remove files that nothing names: attempts that lost, replaced commits, shards that were dropped.
 
-Snapshots that are no longer wanted leave the history first, by one replacement of current.json;
-what only they named goes after that, records before the files they name. So a run that is killed
-leaves a whole dataset, and the next one removes the rest. A collection holds the driver's lock. It
-leaves files younger than the grace time, and attempts on a shard without a commit: a worker that
-was cut off long ago may still be about to commit it. Files that were half written when their
-process was killed go as well, and the locks of drivers that were killed while they took over.
+Unwanted snapshots first leave the history, by one replacement of current.json; then files that only
+they named are removed, records before the files they name. So a killed run leaves a whole dataset.
+Files younger than the grace time stay, and attempts on a shard without a commit: a worker that was
+cut off long ago may still commit it. Half-written files and locks of killed drivers go as well.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ GRACE_S = 24 * 3600.0
 _UNFINISHED = re.compile(r"(?!additions/)(?:[^/.][^/]*/)*\.[^/]+|driver\.json\.[^/]+")
 # A part of any format, installed here or not: its path, shard and attempt.
 _PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.[^/]+")
-# In the order in which they go: what names others before these.
+# In the order of removal: files that name other files come first.
 FOLDERS = ("snapshots", "index", "plan", "revisions", "commits", *PUBLISHED)
 
 
@@ -52,8 +50,7 @@ class Collected(Shown):
 
     Args:
         snapshots: Log entries of the snapshots that leave the history, the oldest first.
-        parts: Files and folders.
-        files, bytes: Number of files in them, and their size.
+        parts: Files and folders; `files`, `bytes` are the number of files in them, and their size.
         young: Files that no snapshot names but are younger than the grace time: they stay.
     """
 
@@ -85,7 +82,7 @@ def collect_garbage(
 
     Args:
         keep: Keep this many snapshots, the newest.
-        older_than: Remove snapshots that were closed so long ago. With both a snapshot goes that
+        older_than: Remove snapshots closed longer ago than this. With both a snapshot goes that
             neither keeps; with none all stay.
         grace_s: Age of a file below which it stays, s.
     Raises:
@@ -165,8 +162,8 @@ def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
 def _unnamed(
     layout: Layout, named: set[str], known: Collection[str]
 ) -> Iterator[tuple[str, list[Entry]]]:
-    """Yield what nothing refers to, in the order in which it goes: paths of files and folders, and
-    their files. Attempts on shards that are not `known` (committed or dropped) may be under way."""
+    """Yield unnamed files and folders, and the files in them, in the order of their removal.
+    Attempts on shards that are not `known` (committed or dropped) may be under way."""
     committed = {part[0] for name in named if (part := _PART.match(name)) is not None}
     for folder in FOLDERS:
         entries, parts = layout.entries(folder), defaultdict[str, list[Entry]](list)
@@ -176,7 +173,7 @@ def _unnamed(
                 continue
             if folder not in PUBLISHED:
                 parts[name] = [entries[name]]
-            # A file that somebody put into a committed store must not take the store with it.
+            # A foreign file in a committed store must not take the store with it.
             elif part is not None and part[1] in known and part[0] not in committed:
                 parts[part[0]].append(entries[name])
         yield from sorted(parts.items(), key=itemgetter(0))

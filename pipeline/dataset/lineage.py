@@ -1,9 +1,8 @@
-"""`provenance.jsonld`: PROV-O of a dataset, every snapshot of it, as JSON-LD that needs no network.
+"""`provenance.jsonld`: PROV-O of all snapshots of a dataset, as JSON-LD that needs no network.
 
-Source: W3C PROV-O (2013-04-30). The dataset is an entity derived from the source; each snapshot is
-a specialisation of it that a run of the job generated and that revises the one before. The job's
-spec is the plan of the run, the releases of earmill that computed its rows are its agents. Ids are
-relative to the dataset's place.
+Source: W3C PROV-O (2013-04-30). Each snapshot is a specialisation of the dataset that a run of the
+job generated, and revises the snapshot before. The job's spec is the plan of the run; the releases
+of earmill that computed its rows are its agents. Ids are relative to the dataset's place.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ def lineage_of(
     past: Sequence[EarlierSnapshot],
     now: EarlierSnapshot,
 ) -> Node:
-    """Return the whole document, given the earlier snapshots, the oldest first, and the snapshot
-    that becomes current."""
+    """Return the document of earlier snapshots, the oldest first, and of the snapshot `now`."""
     known = _known_software(layout)
     software = {now.snapshot.path: _software(records)}
     for one in past:
@@ -76,13 +74,8 @@ def provenance(
     software: Mapping[str, Sequence[str]],
     begun: Mapping[int, str | None],
 ) -> Node:
-    """Build the document.
-
-    Args:
-        snapshots: The oldest first; the last one counts.
-        software: Path of each to the releases of earmill that computed its rows.
-        begun: Time at which each revision was begun, if known; 0 is dataset.json.
-    """
+    """Build the document of snapshots, the oldest first, from the releases of earmill that computed
+    each one's rows (`software`, by path) and the time at which each revision was begun."""
     versions, git = dataset.provenance.get("versions") or {}, dataset.provenance.get("git") or {}
     nodes = _things(dataset)
     for version in sorted({version for found in software.values() for version in found}):

@@ -1,7 +1,5 @@
-"""Provenance that all rows of a run share: code, packages, machine, device, models, dtype.
-
-Everything is asked from the system that does the work; facts that cannot be found out are null.
-"""
+"""Provenance that all rows of a run share: code, packages, machine, device, models, dtype. Facts
+that cannot be found out are null."""
 
 from __future__ import annotations
 
@@ -21,24 +19,11 @@ import psutil
 
 from earmill.pipeline.common.machine import processor_name
 
-# Their sources make features.
-PACKAGES = ("earmill.pipeline", "amtcore")
+PACKAGES = ("earmill.pipeline", "amtcore")  # Their sources make features.
 # The packages that touch a value between source bytes and stored frames; enough for one commit.
 VALUE_PACKAGES = (
-    "earmill",
-    "amtcore",
-    "torch",
-    "torchaudio",
-    "numpy",
-    "scipy",
-    "numba",
-    "triton",
-    "soundfile",
-    "miniaudio",
-    "av",
-    "soxr",
-    "numcodecs",
-    "pyarrow",
+    *("earmill", "amtcore", "torch", "torchaudio", "numpy", "scipy", "numba", "triton"),
+    *("soundfile", "miniaudio", "av", "soxr", "numcodecs", "pyarrow"),
 )
 _GIT_TIMEOUT_S = 10
 # Keys of `Extractor.describe` about the calling process, which does not compute.
@@ -47,18 +32,17 @@ OF_A_WORKER = ("backend", "threads")
 
 @lru_cache(maxsize=1)
 def package_versions() -> dict[str, str]:
-    """Every installed distribution with its version, sorted by normalised name."""
+    """Return every installed distribution with its version, sorted by normalised name."""
     found: dict[str, str] = {}
     for dist in metadata.distributions():
-        name = dist.metadata["Name"]
-        if name:
+        if name := dist.metadata["Name"]:
             found.setdefault(name.lower().replace("_", "-"), dist.version)
     return dict(sorted(found.items()))
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Return commit and cleanliness of the checkout this package runs from, or None. The repository
-    must track the folder: an environment inside somebody's checkout says nothing about our code."""
+    """Return commit and cleanliness of the checkout that tracks this package, or None: an
+    environment inside another project's checkout is not tracked there."""
     folder = folder or Path(__file__).resolve().parent
     if not _git(folder, "ls-files", "--", "."):
         return None
@@ -111,15 +95,15 @@ def host_info() -> dict[str, Any]:
 
 
 def device_info() -> dict[str, Any]:
-    """Describe this machine's CPU as what computes; a worker on a GPU gives the same keys."""
+    """Describe this machine's CPU with the keys that a worker on a GPU gives."""
     return {"device": "cpu", "backend": "cpu", "name": processor_name()}
 
 
 def run_provenance(
     extractors: Iterable[Mapping[str, Any]], *, device: str, dtype: str
 ) -> dict[str, Any]:
-    """Return the provenance for dataset.json: `Extractor.describe()` of every model, and
-    `run.device` of the job that began the dataset. Commit records name the device of each shard."""
+    """Return the provenance for dataset.json, given `Extractor.describe()` of every model. The
+    device is the job's `run.device`; commit records name the device of each shard."""
     return {
         "versions": package_versions(),
         "git": git_state(),

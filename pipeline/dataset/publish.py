@@ -1,15 +1,11 @@
 """Publish one shard exactly once: encode, check, upload, then create the commit record if absent.
 
 Only the record makes files part of the dataset, so one of several attempts on a shard wins, and a
-crash leaves either a complete shard or garbage. The record has attempt, time and host; the files
-have none of them, so two attempts on the same rows write equal bytes.
-
-On a local disk each step is durable before the next begins, so a power cut loses no committed
-shard: the content of every part, the names of all parts, the content of the record, its name.
-
-A commit that replaces another must not lose its good rows. They come out of the same audio once
-more. If they do not, because the source is away or has changed, the earlier record stays and an
-error says why.
+crash leaves either a complete shard or garbage. The files have no attempt, time or host, so two
+attempts on the same rows write equal bytes. On a local disk each step is durable before the next,
+so that a power cut loses no committed shard: the content of every part, the names of all parts, the
+content of the record, its name. A commit that would lose good rows of the record it replaces, or
+their audio, is refused.
 """
 
 from __future__ import annotations
@@ -72,11 +68,11 @@ _NO_SPACE = {
 def check_replacement(
     layout: Layout, shard_id: str, generation: int, rows: Sequence[FeatureRow]
 ) -> str | None:
-    """Refuse good rows that would replace better ones; return the replaced attempt, if known."""
+    """Refuse rows that lose good rows or audio of the record they replace; return its attempt."""
     if generation - 1 not in generations(layout).get(shard_id, ()):
         raise CommitError(
-            f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt is to "
-            "replace, got none; run `earmill extract` with --resume"
+            f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt "
+            "replaces, got none; run `earmill extract` with --resume"
         )
     try:
         before = read_commit(layout, shard_id, generation - 1)
@@ -133,21 +129,17 @@ def publish_shard(
 
     Args:
         attrs: Stored in the data files: spec_sha256, and nothing that differs between attempts.
-        info: Stored in the commit record: device, versions, worker, timings_s. The CPU seconds of
-            what this thread counts for join them.
-        plan_rows: The shard's row ids as planned. Every one must be covered; rows are put in that
-            order, then in that of their channels.
-        dtype: Of the job; the stream arrays in `rows` are so already.
-        extra_types: Types of the carried-through columns over the whole plan.
+        info: Device, versions, worker, timings_s for the record; CPU seconds are added here.
+        plan_rows: Planned row ids. All must be covered; rows are put in this order, then by
+            channel.
+        dtype: The dtype that the stream arrays in `rows` have.
         generation: 1 or more to replace the record of the generation before.
         folder: Where the parts are written first, on the output's own disk; None for a new folder.
-        stages: Told when the steps began and ended.
         fence: Checked before the first byte and around the record.
     Raises:
         OvertakenError: Another command has taken the output over.
-        CommitError: Rows do not add up, a row that was good before is lost or has other audio, the
-            disk is full, a file did not read back as written, or the upload failed. Nothing is
-            committed then, and local temporaries are gone.
+        CommitError: Rows do not add up, a good row is lost or has other audio, the disk is full, a
+            file did not read back as written, or the upload failed. Nothing is committed then.
     """
     shard = _Shard(layout, shard_id, attempt, stages or monitoring.StageTimes(), fence)
     with _explained(shard_id, layout, fence):
@@ -186,7 +178,7 @@ def publish_shard(
                 values_sha256={name: stream.sha256 for name, stream in by_stream.items()},
                 files=shard.hashed_files(),
                 moments=moments.result(),
-                # Whoever watches need not read the quarantine tables.
+                # `earmill watch` need not read the quarantine tables then.
                 info={**info, **({BAD_BY_CLASS: dict(sorted(reasons.items()))} if bad else {})},
                 generation=generation,
                 replaces=replaces,
@@ -234,11 +226,8 @@ def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
 
 
 class _Shard:
-    """One attempt to publish.
-
-    The other cores idle while the last shard of a job is published. Steps that need only the rows
-    or a finished part therefore run in one thread beside the encoding.
-    """
+    """One attempt to publish. Steps that need only the rows or a finished part run in one thread
+    beside the encoding, as other cores idle while the last shard of a job is published."""
 
     def __init__(
         self,
@@ -312,7 +301,7 @@ class _Shard:
 
     @contextmanager
     def _new_part(self, named: Callable[..., str], *more: str) -> Iterator[Path]:
-        """Where a part is written, all side by side; behind it its files are hashed."""
+        """Yield the place of a part, whose files are hashed afterwards."""
         name = named(self.shard_id, self.attempt, *more)
         path = self.parts[name] = self.folder / name.replace("/", "-")
         yield path
@@ -324,7 +313,7 @@ class _Shard:
             return tuple(sorted(found, key=lambda file: file.path.split("/")))
 
     def upload(self, files: Sequence[OutFile]) -> None:
-        """Bring every part to the output, look that it arrived in full length and settle it."""
+        """Bring every part to the output, check its length there, and make it durable."""
         try:
             with self._timed("upload", monitoring.COMMIT, monitoring.FOR_FILES):
                 for name, local in self.parts.items():
@@ -381,9 +370,8 @@ class _Shard:
         return False
 
     def _take_back(self, record: CommitRecord) -> None:
-        """Delete the record of an overtaken run, if its files are missing or the dataset is another
-        one now. A record whose files are whole stays: another command may have counted it already.
-        """
+        """Delete the record of an overtaken run, unless its files are whole and the dataset is the
+        same: another command may have counted it already."""
         dataset = read_dataset(self.layout)
         if dataset is not None and record.plan_id in dataset.plan_ids:
             with suppress(CommitError):
@@ -414,8 +402,8 @@ def _files_of(name: str, path: Path) -> list[OutFile]:
 
 @contextmanager
 def _explained(shard_id: str, layout: Layout, fence: Fence) -> Iterator[None]:
-    """Turn whatever a disk, an encoder or a store raises into one CommitError that says why, or
-    into an OvertakenError, of which every other error is a consequence."""
+    """Turn any error of a disk, an encoder or a store into a CommitError with the cause, or into an
+    OvertakenError, of which every other error is a consequence."""
     try:
         with fence.says_why(layout):
             yield

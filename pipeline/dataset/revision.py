@@ -1,9 +1,8 @@
 """Revisions: other rows, or the same rows in other shards, with all that can stay as it is.
 
-Plan and table of copied rows are written first, then the description, put-if-absent. From then on
-the dataset is that revision, not closed yet. Copies (`dataset.copied_rows`) are made before the
-next run computes shards of new rows. Until the dataset is closed again, the earlier snapshot
-counts.
+Plan and table of copied rows are written first, then the description, put-if-absent: from then on
+the dataset is that revision, not closed yet. Copies (`dataset.copied_rows`) are made before new
+rows are computed. Until the dataset is closed again, the earlier snapshot counts.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ MOST_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class NewShard:
-    """A shard that a revision adds: its rows, and the shard and row id that has the features of
-    each; None to compute them."""
+    """A new shard: its rows, and for each the shard and row id to copy; None to compute them."""
 
     items: tuple[Item, ...]
     carried: tuple[tuple[str, str], ...] | None = None
@@ -71,13 +69,13 @@ def begin_revision(
     equal: Equal | None = None,
     fence: Fence = UNFENCED,
 ) -> DatasetFile:
-    """Describe the dataset anew; call it with the driver's lock, on a finished dataset.
+    """Store a new description of a finished dataset; call it with the driver's lock.
 
     Args:
         dropped: Ids of shards that the new plan lacks.
         about: Fields of `Plan` about the source that have changed.
         licenses: All licences, if one has changed.
-        equal: Rows of the last of `added` that have the bytes of others there, which are computed.
+        equal: Rows in the last of `added` to the computed rows there whose bytes they have.
     Raises:
         OutputError: A carried-through column has another type than before, or no row is left.
         OvertakenError: Another command has taken the output over, or began a revision meanwhile.
@@ -90,14 +88,9 @@ def begin_revision(
     kept = [shard for shard in plan.shards if shard.shard_id not in gone]
     if not kept and not new:
         raise OutputError(f"{layout.url()}: expected rows to be left, the change removes them all")
-    facts: dict[str, Any] = {
-        "skipped": plan.skipped,
-        "dropped": plan.dropped,
-        "extra_types": plan.extra_types,
-        "extra_labels": plan.extra_labels,
-        "copied": copied,
-        **(about or {}),
-    }
+    kept_facts = ("skipped", "dropped", "extra_types", "extra_labels")
+    facts: dict[str, Any] = {name: getattr(plan, name) for name in kept_facts}
+    facts |= {"copied": copied, **(about or {})}
     facts["extra_types"] = _joined(plan.extra_types, facts["extra_types"])
     revised = plan_of([*kept, *new], plan.spec_sha256, **facts)
     fence.check(layout)
@@ -137,8 +130,8 @@ def begin_revision(
 
 
 def look_again(layout: Layout, made: DatasetFile, fence: Fence) -> None:
-    """Take a description back where this process was stopped just before it was stored, and the
-    files that it names were removed meanwhile. One that is whole stays, for the next run."""
+    """Take a description back if this process was stopped just before storing it, and the files
+    that it names were removed meanwhile. A whole description stays for the next run."""
     try:
         fence.check(layout)
     except OvertakenError:
@@ -154,7 +147,7 @@ def restate_licenses(
     layout: Layout, wanted: Mapping[str, Mapping[str, str]], fence: Fence = UNFENCED
 ) -> bool:
     """Close a finished dataset again with other licences; return False if they are the same.
-    Licences that are not in `wanted` stay. Call this with the driver's lock."""
+    Licences that `wanted` lacks stay. Call this with the driver's lock."""
     dataset = read_dataset(layout)
     licenses = {**dataset.licenses, **wanted} if dataset is not None else {}
     if dataset is None or licenses == dict(dataset.licenses):
@@ -168,7 +161,7 @@ def restate_licenses(
 
 
 def _with_equal(shards: Sequence[Shard], equal: Equal) -> tuple[list[Shard], int]:
-    """Return shards whose rows say which they are equal to, and the number of these shards."""
+    """Return the shards with `equal_to` set in their rows, and the number of shards of copies."""
     places = {item.row_id: shard.shard_id for shard in shards for item in shard.items}
     found, copied = [], 0
     for shard in shards:
@@ -200,12 +193,9 @@ def compact(
     shard_rows: int | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> LogEntry | None:
-    """Merge neighbouring small shards in a new snapshot; values are the same bit for bit.
-
-    Updates leave shards of a few rows, and a job may have been cut finer than its readers like.
-    After a kill, the same command or `extract` with --resume goes on. Limits of a merged shard that
-    are None are the job's. Returns the log entry of the new snapshot, or None if nothing is small.
-    """
+    """Merge neighbouring small shards in a new snapshot; values are the same bit for bit. After a
+    kill, the same command or `extract` with --resume goes on. Limits of a merged shard that are
+    None are the job's. Returns the log entry of the new snapshot, or None if nothing is small."""
     require_dataset(layout)
     with held(layout) as fence:
         # Read with the lock: another command may have changed the dataset before.
@@ -257,17 +247,17 @@ def _groups(
     shard_rows: int,
 ) -> Iterator[list[Shard]]:
     layouts = [layout_of(info) for info in dataset.streams]
-    group: list[Shard] = []
-    seconds, rows, nbytes = 0.0, 0, 0
+    most = (shard_seconds, shard_rows, MOST_BYTES)
+    group, total = list[Shard](), (0.0, 0, 0)
     for shard in plan.shards:
         record = records[shard.shard_id]
-        seconds, rows = seconds + record.seconds, rows + record.plan_rows
-        stored = sum(record.frames[each.name] * each.row_bytes(record.dtype) for each in layouts)
-        nbytes += stored
-        if group and (seconds > shard_seconds or rows > shard_rows or nbytes > MOST_BYTES):
+        nbytes = sum(record.frames[each.name] * each.row_bytes(record.dtype) for each in layouts)
+        size = (record.seconds, record.plan_rows, nbytes)
+        total = (total[0] + size[0], total[1] + size[1], total[2] + size[2])
+        if group and any(amount > limit for amount, limit in zip(total, most, strict=True)):
             if len(group) > 1:
                 yield group
-            group, seconds, rows, nbytes = [], record.seconds, record.plan_rows, stored
+            group, total = [], size
         group.append(shard)
     if len(group) > 1:
         yield group

@@ -1,13 +1,12 @@
 """Snapshots of a dataset: the current index and the commits that it belongs to.
 
-A snapshot is immutable and named by its content: one index, its plan and dataset.json, and the
-generation, attempt and hash of every commit record. The file `current.json` names the current
-snapshot and its cards, and lists earlier snapshots with hashes. It is written last and replaced
-whole, so a dataset is closed by the earlier snapshot or by the new one.
+A snapshot is immutable and named by its content. `current.json` names the current snapshot and its
+cards, and lists earlier snapshots with hashes. It is written last and replaced
+whole, so either the earlier snapshot or the new one counts.
 
-Two snapshots are compared by rows, which are known by their ids. A row is *changed* where both
-snapshots have it and its state differs (good, or the reason of its quarantine), or its audio does:
-samples (their sha256), span or channel. Rows of a shard whose commit is in both are not read.
+Snapshots are compared by row ids. A row is *changed* if both snapshots have it and its state
+differs (good, or the reason of its quarantine), or its audio does: samples (their sha256), span or
+channel. Rows of a shard whose commit is in both are not read.
 """
 
 from __future__ import annotations
@@ -39,10 +38,8 @@ from earmill.pipeline.storage.documents import Strict, read_table, table_of
 from earmill.pipeline.storage.layout import Layout
 
 CONTENT_CHARS = 16
-# Cards that every closed dataset has.
-CARDS = (paths.README_FILE, paths.CROISSANT_FILE)
-# A snapshot, as users name it: see `find_snapshot`.
-Which = int | str | date
+CARDS = (paths.README_FILE, paths.CROISSANT_FILE)  # Cards that every closed dataset has.
+Which = int | str | date  # A snapshot, as users name it: see `find_snapshot`.
 PREVIOUS, CURRENT = "previous", "current"
 AUDIO = ("pcm_sha256", "start_s", "end_s", "channel")
 # States of rows in an index.
@@ -52,7 +49,7 @@ _NAMED_SNAPSHOTS = 5
 
 
 class Attempt(Protocol):
-    """The attempt on a shard that a commit is of, as `CommitRecord` states it."""
+    """The generation and attempt of a commit, as in `CommitRecord`."""
 
     @property
     def generation(self) -> int: ...
@@ -63,7 +60,7 @@ class Attempt(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommitRef(Strict):
-    """The commit record a snapshot was made of."""
+    """The commit record that a snapshot was made of."""
 
     generation: int
     attempt: str
@@ -80,13 +77,13 @@ class CommitRef(Strict):
 
 @dataclass(frozen=True)
 class LogEntry(Strict):
-    """How a snapshot came about, and its rows.
+    """The origin of a snapshot, and its rows.
 
     Args:
-        number: 1, 2, ... in the order of closing; 0 where the release that wrote it did not count.
-        created: When it was closed, ISO 8601, UTC. why: Kind of the run that made it.
-        rows_ok, rows_bad: Good and quarantined rows in it.
-        revision: Of the description that it was closed with, 0 for dataset.json.
+        number: 1, 2, ... in the order of closing; 0 if the release that wrote it did not count.
+        created: Time of closing, ISO 8601, UTC.
+        why: Kind of the run that made it.
+        revision: Number of the description that it was closed with, 0 for dataset.json.
         added, changed, removed: Rows against the snapshot before; see `compare_snapshots`.
     """
 
@@ -106,11 +103,10 @@ class Snapshot(Strict):
     """Files that belong together.
 
     Args:
-        commits: By shard.
-        moments: Statistics of each stream that every commit has them of.
+        moments: Statistics of the streams that all commits have statistics of.
         additions: Name of each set of features beside these rows, in `additions/<name>`, to its
             snapshot there; the path is relative to this root.
-        entry: How it came about; closing again what has not changed keeps the earlier entry.
+        entry: Closing an unchanged dataset again keeps the earlier entry.
     """
 
     index: OutFile
@@ -123,7 +119,6 @@ class Snapshot(Strict):
     layout_version: int = paths.LAYOUT_VERSION
 
     def to_json(self) -> str:
-        """Return the JSON text; `from_json` gives an equal object."""
         return _canonical(asdict(self))
 
     @classmethod
@@ -175,7 +170,7 @@ class Current(Strict):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Current:
-        """Parse current.json; CommitError where it is damaged in any byte."""
+        """Parse current.json; CommitError if any byte is damaged."""
         current = parsed_json(cls, text, paths.CURRENT_FILE)
         if current.to_json() != (text if isinstance(text, str) else text.decode()):
             raise CommitError(f"not {paths.CURRENT_FILE} as it was written: its content changed")
@@ -191,7 +186,7 @@ def _sha256(content: bytes) -> str:
 
 
 def require_current(layout: Layout) -> Current:
-    """Return `current.json`, or raise OutputError where the dataset was never closed."""
+    """Return `current.json`; OutputError if the dataset was never closed."""
     current = read_current(layout)
     if current is None:
         raise OutputError(
@@ -211,7 +206,7 @@ def described(path: str, content: bytes) -> OutFile:
 
 
 def name_of(content: bytes) -> str:
-    """How an immutable file is named: by the start of its sha256."""
+    """Return the name of an immutable file: the start of its sha256."""
     return _sha256(content)[:CONTENT_CHARS]
 
 
@@ -240,8 +235,7 @@ def read_checked(layout: Layout, file: OutFile) -> bytes:
 
 
 def read_current(layout: Layout) -> Current | None:
-    """Return `current.json`, or None before the first closing and in layout version 1; CommitError
-    if it is damaged."""
+    """Return `current.json`, or None if there is none; CommitError if it is damaged."""
     try:
         return Current.from_json(layout.read_bytes(paths.CURRENT_FILE))
     except FileNotFoundError:
@@ -255,8 +249,7 @@ def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:
 
 
 def current_index(layout: Layout) -> str | None:
-    """Return the path of the index that counts, or None. A dataset of layout version 1 names none:
-    there the only index counts, and of several none."""
+    """Return the path of the current index, or None; in layout version 1, of the only index."""
     current = read_current(layout)
     if current is not None:
         return read_snapshot(layout, current).index.path
@@ -293,8 +286,7 @@ class SnapshotDiff(Shown):
     Args:
         before, after: The log entries of the two.
         added, removed, changed: Row ids, sorted.
-        states: Row id of each of them to its state in both: `ok`, the reason of its quarantine, or
-            None where the snapshot has no such row.
+        states: Row id to its state before and after: `ok`, the reason of its quarantine, or None.
     """
 
     before: LogEntry
@@ -359,15 +351,15 @@ def next_entry(
     try:
         found = compare_snapshots(layout, read_snapshot(layout, known[-1]), made)
     except (CommitError, OSError, pa.ArrowException):
-        return entry  # damaged: what it held is not known any more
+        return entry  # damaged: its rows are not known any more
     return replace(
         entry, added=len(found.added), changed=len(found.changed), removed=len(found.removed)
     )
 
 
 def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:
-    """Return all snapshots that were current, the oldest first; by their files if `current.json` is
-    damaged or lost."""
+    """Return all snapshots that were current, the oldest first; if `current.json` is damaged or
+    lost, all files of snapshots."""
     try:
         current = read_current(layout)
         if current is not None:
@@ -431,7 +423,7 @@ def _audio(layout: Layout, snapshot: Snapshot, shards: set[str]) -> dict[str, tu
         record = read_commit(layout, shard, ref.generation)
         if record is None or record.attempt != ref.attempt:
             raise CommitError(
-                f"{layout.url()}: the commit of shard {shard} that a snapshot was made of is gone; "
+                f"{layout.url()}: the commit of shard {shard}, which a snapshot names, is missing; "
                 "run `earmill verify`"
             )
         table = read_table(layout, str(record.path("rows")), ["row_id", *AUDIO])
@@ -464,7 +456,7 @@ def _chosen(known: tuple[EarlierSnapshot, ...], which: Which) -> EarlierSnapshot
 
 
 def _end_of(which: str | date) -> datetime | None:
-    """The last moment that a date or time means; None where it is none."""
+    """Return the last moment that a date or time means; None for another text."""
     if isinstance(which, str):
         try:
             which = date.fromisoformat(which) if len(which) <= 10 else datetime.fromisoformat(which)

@@ -46,8 +46,7 @@ from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
-# Folders whose files commits name.
-PUBLISHED = ("data", "rows", "quarantine")
+PUBLISHED = ("data", "rows", "quarantine")  # Folders whose files commits name.
 HASH_THREADS = 8
 
 
@@ -85,7 +84,7 @@ class Report(Shown):
 
     @property
     def ok(self) -> bool:
-        """No problem found."""
+        """True if no problem was found."""
         return not self.problems
 
     def shown(self) -> dict[str, str]:
@@ -167,14 +166,13 @@ def commit_problems(
 
 def _foreign(dataset: DatasetFile, shard: str, record: CommitRecord) -> list[str]:
     """Find signs that a shard's record belongs to another shard or job."""
-    found = []
-    if record.shard != shard:
-        found.append(f"shard {shard}: its commit record is that of shard {record.shard}")
-    if record.plan_id not in dataset.plan_ids:
-        found.append(f"shard {shard}: commit of plan {record.plan_id}, not {dataset.plan_id}")
-    if record.spec_sha256 != dataset.spec_sha256:
-        found.append(f"shard {shard}: commit of another spec, {record.spec_sha256}")
-    return found
+    plan, spec = record.plan_id, record.spec_sha256
+    signs = {
+        f"its commit record names shard {record.shard}": record.shard != shard,
+        f"commit of plan {plan}, not {dataset.plan_id}": plan not in dataset.plan_ids,
+        f"commit of another spec, {spec}": spec != dataset.spec_sha256,
+    }
+    return [f"shard {shard}: {sign}" for sign, is_found in signs.items() if is_found]
 
 
 def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> Report:
@@ -381,14 +379,12 @@ def _changed(layout: Layout, file: OutFile) -> list[str]:
 
 
 def _misnamed(layout: Layout) -> list[str]:
-    found = []
-    for name in (*layout.list("index"), *layout.list("snapshots")):
-        if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem:
-            found.append(
-                f"{name}: content changed, its name is not the start of its sha256; --resume "
-                "writes the one that counts again, one of an earlier closing may be removed"
-            )
-    return found
+    return [
+        f"{name}: content changed, its name is not the start of its sha256; --resume "
+        "writes the current one again, a file of an earlier snapshot may be removed"
+        for name in (*layout.list("index"), *layout.list("snapshots"))
+        if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem
+    ]
 
 
 def _not_closed(

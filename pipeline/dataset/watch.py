@@ -1,4 +1,4 @@
-"""How far a job is, from its plan and commits alone: no driver is asked, and none needs to run.
+"""Progress of a job, from its plan and commits alone: no driver is asked, and none needs to run.
 
 Every look lists the commits and reads the records that it has not read before. If many are new (the
 first look), they are read in pieces; until then their rows are the plan's. Times are those at which
@@ -60,7 +60,7 @@ class ShardFacts:
 
 def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
     """Return the facts of one record. Its quarantine table is read if an earlier release did not
-    count reasons. A `record.info` that is none of ours raises KeyError, TypeError, ValueError or
+    count reasons. A `record.info` of another form raises KeyError, TypeError, ValueError or
     AttributeError."""
     info = record.info
     worker, device = info.get("worker", {}), info.get("device", {})
@@ -103,13 +103,12 @@ LONGEST_GAP_S = 3600.0
 PAUSE_GAPS = 3.0
 # A job is quiet after this time, s, this number of usual gaps and of usual shards.
 QUIET_S, QUIET_GAPS, QUIET_SHARDS = 120.0, 10.0, 3.0
-# Records that one look reads at most.
-READ_AT_ONCE = 2000
+READ_AT_ONCE = 2000  # Records that one look reads at most.
 
 
 @dataclass(frozen=True)
 class JobProgress:
-    """How far a job is.
+    """The progress of a job.
 
     Args:
         state: running, quiet (nothing was committed for long), closing (all shards are committed,
@@ -154,7 +153,7 @@ class JobProgress:
 
 
 class JobWatch:
-    """Looks at a job again and again; `now` returns seconds since 1970."""
+    """Repeated looks at a job; `now` returns seconds since 1970."""
 
     def __init__(self, layout: Layout, now: Callable[[], float] = time.time) -> None:
         self._layout, self._now = layout, now
@@ -247,7 +246,7 @@ class JobWatch:
 
 
 def wait_for_job(watch: JobWatch, url: str, *, pause_s: float, wait: bool) -> JobProgress:
-    """The first look at a job; an OutputError where none has begun, unless `wait` is set."""
+    """Return the first look at a job; OutputError if no job has begun, unless `wait` is set."""
     while (found := watch.look()) is None:
         if not wait:
             raise OutputError(
@@ -280,7 +279,7 @@ class _Pace:
         if not latest:
             return cls()
         last_s = latest[0].created_s
-        # Work on the first of them went on before the window, so it counts for none of it.
+        # The first commit is left out, because its work began before the window.
         counted, worked_s = latest[:-1], _worked_s(latest)
         gap_s = worked_s / max(1, len(counted))
         quiet_s = max(QUIET_S, QUIET_GAPS * gap_s, QUIET_SHARDS * max(one.took_s for one in latest))

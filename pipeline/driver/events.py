@@ -1,9 +1,6 @@
-"""Events of a run while it works: small, immutable, given to one sink.
-
-The driver loop emits them, the command line turns them into a bar, plain lines or JSON. An event
-holds only plain values, so `to_dict` is JSON as it stands. Worker processes never print: an error
-in a worker reaches the sink as an event with one line of text.
-"""
+"""Events of a run while it works: small, immutable, given to one sink. An event holds only plain
+values, so `to_dict` is JSON as it stands. Worker processes never print: an error in a worker
+reaches the sink as an event with one line of text."""
 
 from __future__ import annotations
 
@@ -20,11 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StopRequest:
-    """Set from a signal handler: once to drain, twice to leave at once.
-
-    Attributes:
-        watched: Somebody polls it. Before that a request would only be noticed late.
-    """
+    """A request to drain or, if repeated, to leave at once; `watched` while a run polls it."""
 
     reason: str = ""
     requests: int = 0
@@ -46,7 +39,6 @@ class Event:
     kind: ClassVar[str] = "event"
 
     def to_dict(self) -> dict[str, Any]:
-        """The event as plain values, `event` first."""
         return {"event": self.kind, **asdict(self)}
 
 
@@ -75,14 +67,8 @@ class Note(Event):
 
 @dataclass(frozen=True, slots=True)
 class SourceChanged(Event):
-    """The source differs from the plan; `text` says how, and what to do.
-
-    Args:
-        added: Rows that only the source has; 0 where the source could not be listed.
-        removed: Rows that only the plan has; 0 likewise.
-        changed: Rows whose file or columns differ; 0 likewise.
-        text: The difference in words.
-    """
+    """The source differs from the plan; `text` says how, and what to do. `changed` rows have
+    another file or other columns. The numbers of rows are 0 if the source could not be listed."""
 
     kind: ClassVar[str] = "source_changed"
     added: int
@@ -93,7 +79,7 @@ class SourceChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobStarted(Event):
-    """Plan and output are settled; work begins (or there is none left).
+    """Plan and output are settled; work begins, unless no work is left.
 
     Args:
         seconds_total: Planned audio in seconds, an estimate.
@@ -117,7 +103,7 @@ class JobStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkersReady(Event):
-    """The first worker is warm; `start_s` is how long that took."""
+    """The first worker is warm, after `start_s` seconds."""
 
     kind: ClassVar[str] = "workers_ready"
     workers: int
@@ -159,11 +145,8 @@ class ShardDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardRetry(Event):
-    """An attempt on a shard failed and it was put back; `attempt` counts from 1.
-
-    Args:
-        cause: lost (its worker was lost), memory, rows or publish.
-    """
+    """An attempt on a shard failed and it was put back; `attempt` counts from 1. The cause is lost
+    (its worker was lost), memory, rows or publish."""
 
     kind: ClassVar[str] = "shard_retry"
     shard_id: str
@@ -175,12 +158,8 @@ class ShardRetry(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardWaits(Event):
-    """A shard met an outage of the source, the output or its machine; it is tried again later.
-
-    Args:
-        pause_s: The earliest time of the next attempt from now, s.
-        cause: source, missing, output or machine.
-    """
+    """A shard met an outage: source, missing, output or machine. It is tried again after at least
+    `pause_s` seconds."""
 
     kind: ClassVar[str] = "shard_waits"
     shard_id: str
@@ -202,11 +181,8 @@ class ShardFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RowQuarantined(Event):
-    """A row of a published shard went to quarantine; emitted for the first rows of a shard.
-
-    Args:
-        stage: As in the quarantine table, like `error_class` and `message`.
-    """
+    """A row of a published shard went to quarantine; emitted for the first rows of a shard. The
+    fields `stage`, `error_class` and `message` are as in the quarantine table."""
 
     kind: ClassVar[str] = "row_quarantined"
     shard_id: str
@@ -260,9 +236,9 @@ class JobFinished(Shown, Event):
 
     Args:
         status: done, nothing_to_do, stopped, failed, or left: other drivers have the rest.
-        exit_code: What the command line returns for it.
+        exit_code: Exit code of the command line.
         seconds: Audio of good rows that this run committed, as decoded, in seconds.
-        wall_s: How long the work took.
+        wall_s: Duration of the work, in seconds.
         times_real_time: seconds / wall_s, start-up left out.
         cpu_s: CPU seconds in that time by part: the parts of `common.monitoring`, the driver, and
             `idle`, CPU seconds of the workers' cores that the run did not use.
@@ -300,14 +276,8 @@ class JobFinished(Shown, Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSays(Event):
-    """CPU seconds and counts of a worker process since it began.
-
-    Args:
-        worker: Index of its slot.
-        generation: Number of the process in that slot.
-        cpu_s: CPU seconds by part.
-        counts: See `common.monitoring`.
-    """
+    """CPU seconds and counts (`common.monitoring`) of a worker process since it began; `worker` is
+    its slot, `generation` the number of the process in that slot."""
 
     kind: ClassVar[str] = "worker_says"
     worker: int
@@ -318,12 +288,7 @@ class WorkerSays(Event):
 
 @dataclass(frozen=True, slots=True)
 class PoolState(Event):
-    """How many shards and workers of the run are in each state now.
-
-    Args:
-        shards: State to number of shards; see `ShardLedger.states`.
-        workers: State (warming, ready or dead) to number of workers.
-    """
+    """Numbers of shards (`ShardLedger.states`) and workers (warming, ready or dead) by state."""
 
     kind: ClassVar[str] = "pool_state"
     shards: Mapping[str, int]
@@ -332,12 +297,8 @@ class PoolState(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardAttempt(Event):
-    """An attempt on a shard ended.
-
-    Args:
-        error: Why it failed; empty if it did not.
-        notes: The worker's report; None if the attempt failed or there was nothing left to do.
-    """
+    """An attempt on a shard ended. `error` is empty if it succeeded; `notes` are None if it failed
+    or there was nothing to do."""
 
     kind: ClassVar[str] = "shard_attempt"
     shard_id: str

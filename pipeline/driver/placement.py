@@ -1,8 +1,5 @@
-"""Placement of workers on nodes: which node, how many threads, which share of a GPU.
-
-A node without GPUs has one worker that uses all its cores. A node with GPUs has a worker for each
-GPU, or for each share of one. Placement changes neither the rows of a shard nor its files.
-"""
+"""Placement of workers on nodes, which changes no file: a node without GPUs has one worker that
+uses all its cores, a node with GPUs one for each GPU, or for each share of one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Totals of a run, summed from its events: progress for people, and the numbers behind metrics.
-
-Workers report their counts since they began, so a total is the sum of the last reports of all
-processes. Progress and time left are measured in planned audio seconds, because rows differ in
-length. Hours and speed count audio that was decoded and went through the models.
-"""
+Progress and time left are in planned audio seconds; hours and speed in decoded audio seconds."""
 
 from __future__ import annotations
 
@@ -130,10 +126,8 @@ class Histogram:
 
 
 class RunMetrics:
-    """Sums up the events of a run; fed by the driver's thread, read from any.
-
-    All figures are of this run alone, but for `tally` and `shards`, which are of the whole job.
-    """
+    """Sums up the events of a run; `tally` and `shards` are of the whole job. A worker process
+    reports its counts since it began, so the last reports of all processes are added."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time

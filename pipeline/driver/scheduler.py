@@ -1,10 +1,8 @@
 """The driver loop: takes work from the ledger, gives it to the pool, watches the clock.
 
-A warm worker has several shards in flight: two on a CPU, one of them prefetched, and as many as
-fill the launches on a GPU. No worker has more than its share of the shards that are left.
-
-Past its deadline a shard is run a second time by an idle worker, which is safe because only one
-can commit. Past twice the deadline the worker is taken for hung, and killed.
+A warm worker has two shards in flight on a CPU, and as many as fill the launches on a GPU. Past its
+deadline a shard is run a second time by an idle worker, which is safe because only one of them can
+commit. Past twice the deadline the worker is taken for hung, and killed.
 """
 
 from __future__ import annotations
@@ -33,18 +31,14 @@ from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcom
 
 BASE_S = 300.0  # Start-up, compilation and slow storage, whatever the audio.
 WALL_PER_AUDIO_S = 10.0  # Before a rate is known: a shard may take ten times its audio.
-# Once three rates are known: a shard may take 20 times their median.
-OVER_MEDIAN = 20.0
+OVER_MEDIAN = 20.0  # Once three rates are known: a shard may take 20 times their median.
 RATES_NEEDED = 3
 HUNG_FACTOR = 2.0
 
 
 class Deadlines:
-    """Deadlines of shards: generous for the first three shards, then learned from their rates.
-
-    The job's deadline of a shard is `fixed_s`. Its deadline of a row is `row_s`, which a shard has
-    for each of its rows.
-    """
+    """Deadlines of shards: generous for the first three shards, then learned from their rates. The
+    job's deadlines are `fixed_s` for a shard and `row_s` for each of its rows."""
 
     def __init__(self, fixed_s: float | None = None, row_s: float | None = None) -> None:
         self._fixed_s, self._row_s = fixed_s, row_s
@@ -70,10 +64,8 @@ class Deadlines:
 
 
 class CpuAccount:
-    """CPU seconds of a run, from the first warm worker on; `slots` is the pool's growing list.
-
-    The seconds of a process between its last report and its death are lost.
-    """
+    """CPU seconds of a run, from the first warm worker on; `slots` is the pool's growing list. The
+    seconds of a process after its last report are lost."""
 
     def __init__(self, slots: Sequence[WorkerSlot]) -> None:
         self._slots = slots
@@ -120,11 +112,8 @@ RESTART_POLL_S = 0.2
 
 
 class Scheduler:
-    """Runs a ledger's shards on a pool until each is settled, or until told to stop.
-
-    `on_tick` is called at each turn of the loop, and may raise. Shards in flight have `drain_s`
-    seconds after a request to stop.
-    """
+    """Runs a ledger's shards on a pool until each is settled, or until told to stop; shards in
+    flight then have `drain_s` seconds. Each turn of the loop calls `on_tick`, which may raise."""
 
     def __init__(
         self,
@@ -270,10 +259,8 @@ class Scheduler:
             self._settle_work(one, LostCall(reason))
 
     def _settle_lost(self, call: WorkerCall, lost: LostCall) -> None:
-        """Handle a lost call, whose process has died with all its calls.
-
-        A call of an earlier generation says nothing of the process that runs now.
-        """
+        """Handle a lost call: its process has died with all its calls. A process that was started
+        in the slot since then is left alone."""
         slot = call.slot
         together = [one for one in slot.work if one.generation == call.generation]
         together += [call] if call.kind in WORK else []

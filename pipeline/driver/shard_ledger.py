@@ -8,19 +8,16 @@
                     | max_attempts times
                  search ---> suspect, its culprits marked ---> done, they in quarantine
 
-A shard is done when it has a commit record. A worker's answer only says when to look for the
-record. So a worker that dies after its commit, a lost answer and a second copy of a slow shard all
-end well.
+A shard is done when it has a commit record; a worker's answer only says when to look for it. So a
+lost answer, a death after the commit and a second copy of a slow shard are harmless.
 
 While a source or an output does not answer, one shard at a time tries it, after growing pauses;
 other shards wait (`CircuitBreaker`). A shard that succeeds ends the outage.
 
-A row that hangs or crashes its worker is found by bisection of its shard. The driver loop asks
-`next_probe`, runs these rows alone on a worker, and reports the result. A row is a culprit when it
-has failed alone twice. One failure may be a lost machine, or the late crash of a worker that
-another row has damaged. With k culprits among n rows a search takes about k (2 log2(n) + 1) probes.
-A group may fail although both its halves pass, because memory adds up over rows: then `culprits`
-stays empty and the caller decides.
+A row that hangs or crashes its worker is found by bisection of its shard. A row is a culprit when
+it has failed alone twice: one failure may be a lost machine, or damage by another row. With k
+culprits among n rows a search takes about k (2 log2(n) + 1) probes. A group may fail although both
+its halves pass, because memory adds up: then `culprits` stays empty and the caller decides.
 """
 
 from __future__ import annotations
@@ -230,14 +227,9 @@ class Result:
 
 
 class ShardLedger:
-    """All shards of a run and the rules by which they move.
-
-    Each shard ends in `result.done` or `result.failed`, unless the caller stops asking. A row is a
-    culprit only after it has failed alone twice, and never for an outage.
-
-    A shard's commit record is read by `committed`; just before, its shard is named to `look_ahead`.
-    Rows that an earlier run could read are `witnesses`.
-    """
+    """All shards of a run and the rules by which they move to `result.done` or `result.failed`.
+    `committed` reads a shard's commit record; just before, its shard is named to `look_ahead`. Rows
+    that an earlier run could read are `witnesses`."""
 
     def __init__(
         self,
@@ -300,11 +292,9 @@ class ShardLedger:
         return tuple(self._witnesses)
 
     def next(self, *, idle: bool, busy: bool = False) -> Assignment | None:
-        """Take the next work; None while there is none, or during an outage.
-
-        Suspects and probes need an `idle` worker. They come last, so that a bad shard does not
-        delay the good ones. `busy` says that some worker has work in flight.
-        """
+        """Take the next work; None while there is none, or during an outage. Suspects and probes
+        need an `idle` worker, and come last so that good shards do not wait. `busy`: a worker has
+        work."""
         if not self._breaker.may_start(busy):
             return None
         if self._pending:
@@ -335,11 +325,9 @@ class ShardLedger:
     def shard_ended(
         self, work: ShardWork, outcome: Outcome | LostCall, *, certain: bool = True
     ) -> None:
-        """Take the result of an attempt on a whole shard; `work.copies` no longer counts it.
-
-        `certain`: the shard was alone on its worker, or the worker named it. A worker that is lost
-        with two shards makes both suspects, and counts as a failure of neither.
-        """
+        """Take the result of an attempt on a whole shard; `work.copies` no longer counts it. It is
+        `certain` if the shard was alone on its worker, or the worker named it. A loss that is not
+        `certain` makes the shard a suspect, but is not counted as a failure of the shard."""
         if self._is_settled(work) or self._complete(work):
             return
         if outcome.outage and not work.copies:
@@ -433,7 +421,7 @@ class ShardLedger:
         if work.fruitless >= FRUITLESS_SEARCHES:
             why = "no row fails alone: try a smaller output.shard_seconds"
             if not rows:
-                why = "it fails although none of its rows is processed any more"
+                why = "it still fails with all its rows in quarantine"
             self._give_up(work, f"{reason}; {why}")
         elif rows:
             work.search = Bisection(rows)

@@ -1,8 +1,5 @@
-"""Sharing of an output by several drivers: opening, claims on shards, closing.
-
-A driver alone holds the lock to its end. A driver that joins holds it only to make the plan and to
-write the index, and processes the shards that it has claimed.
-"""
+"""Sharing of an output by several drivers: opening, claims on shards, closing. A driver that joins
+holds the lock only to make the plan and to write the index, and works on shards it has claimed."""
 
 from __future__ import annotations
 
@@ -97,13 +94,8 @@ def close(
     dataset: DatasetFile,
     fence: Fence = UNFENCED,
 ) -> None:
-    """Write index and cards of a dataset that is complete, unless another driver does.
-
-    Args:
-        commits: The commits of all shards.
-        anew: A shard was committed since the index was read.
-        dataset: The description that the commits belong to.
-    """
+    """Write index and cards of a complete dataset, whose `commits` are of all shards, unless
+    another driver does; `anew` if a shard was committed since the index was read."""
     if not sharing.joins:
         if anew or not is_closed(layout, commits):
             finalise(layout, fence=fence)
@@ -127,8 +119,8 @@ def close(
                 restate_licenses(layout, licenses, lock.fence)
             break
     fence.check(layout)
-    # Also if another driver closed it: that driver may have been killed before it did this, and
-    # drivers that do not know of the end go on claiming.
+    # Also if another driver closed the dataset: that driver may have been killed before it cleared
+    # the claims, and drivers that do not know of the end go on claiming.
     clear_claims(layout)
 
 

@@ -1,9 +1,9 @@
 """Metrics of a run for Prometheus: over HTTP, or as a text file for node_exporter.
 
-Metrics are made of the driver's events alone, so they cannot slow or change a run's work. Names and
-labels are part of the interface (docs/watching.md lists them, a test compares). Counters begin at
-zero with the process, as Prometheus wants them. Gauges named `earmill_job_...` are about the whole
-job, earlier runs included. No label takes its values from the corpus.
+Metrics are made of the driver's events alone, so they change nothing in a run. Names and labels are
+part of the interface (docs/watching.md lists them, a test compares). Counters begin at zero with
+the process. Gauges named `earmill_job_...` are about the whole job, earlier runs included. No label
+takes its values from the corpus.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Values = float | Mapping[Any, float]
 
 @contextmanager
 def observed(run: RunSpec, sink: events.Sink) -> Iterator[tuple[events.Sink, events.Sink]]:
-    """Give two sinks for the time of a run: of all events, and of those for metrics alone."""
+    """Yield two sinks for the time of a run: for all events, and for events of metrics alone."""
     if run.metrics is None:
         yield sink, events.ignore
         return
@@ -145,10 +145,8 @@ class Collector:
 
 @contextmanager
 def exposed(figures: RunMetrics, where: str) -> Iterator[str]:
-    """Show the metrics for the time of the block; gives a sentence that says where.
-
-    The place is HOST:PORT to listen at, or the path of a text file, with `{pid}` and `{host}`.
-    """
+    """Show the metrics for the time of the block at HOST:PORT, or in a text file, whose path may
+    have `{pid}` and `{host}`; yield a sentence with the place."""
     with needed_modules("run.metrics"):
         import prometheus_client  # noqa: F401
     if where.endswith(TEXT_FILE):

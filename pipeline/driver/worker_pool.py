@@ -1,10 +1,6 @@
-"""Table of the driver's workers: their states, their calls in flight, their replacement.
-
-A `WorkerSlot` is a place for a worker: its worker may die and be replaced, and the slot stays.
-
-If all nodes of the workers are gone, the workers stay: they are actors of Ray, which starts them on
-the next node. So a run always has a worker that works or is waited for, and an autoscaler sees it.
-"""
+"""Table of the driver's workers: their states, their calls in flight, their replacement. The worker
+of a `WorkerSlot` may die and be replaced; the slot stays. If all nodes of the workers are gone, the
+workers stay: Ray starts its actors on the next node, which an autoscaler may start."""
 
 from __future__ import annotations
 
@@ -57,11 +53,8 @@ class WorkerSlot:
     left_s: float = math.inf  # When its cores left the run.
 
     def under_way(self, seconds: float) -> None:
-        """Note the audio that the worker has extracted in unpublished shards, in seconds.
-
-        The worker drops a shard before the driver knows of its end. So the figure never falls until
-        `ended` subtracts the shard: progress never goes back.
-        """
+        """Note the audio that the worker has extracted in unpublished shards, in seconds. The
+        worker drops a shard before the driver knows, so the number never falls until `ended`."""
         self.seconds_in_flight = max(self.seconds_in_flight, seconds)
 
     def ended(self, seconds: float) -> None:
@@ -177,9 +170,7 @@ ID_DIGITS = 8  # Digits of a node's id in messages.
 
 class WorkerPlacements:
     """The places of a run's workers, by the index of their slots, as a cluster's nodes come and go.
-
-    `seen` returns the last view of the cluster; None where no node comes or goes.
-    """
+    `seen` returns the last view of the cluster; None if no node comes or goes."""
 
     def __init__(
         self,

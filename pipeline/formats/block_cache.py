@@ -1,13 +1,6 @@
-"""Decoded blocks of shards: a cache of bounded size, the interface of a shard's reader, and the
-frames of a row out of blocks, joined or viewed.
-
-A reader gives fresh arrays, so that nobody can edit the cache. Code that collates a batch copies
-frames once more, so it asks for views (`copy=False`), which are copied once:
-
-    row.features[stream].fill(into)    # a FrameView; converted on the way
-
-A view keeps its block in memory.
-"""
+"""Decoded blocks of shards: a bounded cache, the interface of a shard's reader, and a row's frames
+out of blocks. Frames are joined to fresh arrays, so that no caller edits the cache, or are views
+(`copy=False`), which keep their blocks in memory and are copied once, by `FrameView.fill`."""
 
 from __future__ import annotations
 
@@ -26,10 +19,8 @@ from earmill.pipeline.formats.values import Frames, convert_into
 
 DecodedBlock = tuple[np.ndarray, ...]
 Key = TypeVar("Key", bound=Hashable)
-# File of a shard, stream, number of the block in the stream.
-BlockKey = tuple[str, str, int]
-# Stream, number of the block in the stream.
-Block = tuple[str, int]
+BlockKey = tuple[str, str, int]  # File of a shard, stream, number of the block in the stream.
+Block = tuple[str, int]  # Stream, number of the block in the stream.
 # First frame of a piece, counted in its span, and the piece's frames, (n, width).
 Piece = tuple[int, np.ndarray]
 # A view of a part of a larger block than this many times the part is copied, not kept.
@@ -38,11 +29,10 @@ MAX_BLOCK_RATIO = 8
 
 @dataclass
 class IoCounts:
-    """Reads of this process since it opened the dataset. A block is a Zarr inner chunk or a column
-    of a Parquet row group."""
+    """Reads of this process since it opened the dataset."""
 
     shards_opened: int = 0
-    blocks_read: int = 0
+    blocks_read: int = 0  # Zarr chunks, or columns of Parquet row groups.
     bytes_read: int = 0
 
 
@@ -50,11 +40,11 @@ class BlockCache:
     """An LRU cache of decoded blocks, bounded in bytes, with one loader for each block. Safe in
     several threads.
 
-    Blocks that were read ahead are evicted after the used ones: a row will need them soon. A block
-    read ahead that no row has used is evicted first when `max_bytes` have been read after it.
+    Used blocks are evicted first, because rows will soon need blocks that were read ahead. A block
+    that was read ahead goes before them if no row has used it while `max_bytes` were read.
 
     Args:
-        max_bytes: Bound on what is kept. The newest block is always kept, even when larger.
+        max_bytes: Limit of the cache in bytes; the newest block is kept even if it is larger.
         counts: Counters of the blocks that are read.
     """
 
@@ -69,8 +59,8 @@ class BlockCache:
         self._changed = Condition()
         # Blocks that are being loaded, and whether they are read ahead.
         self._loading: dict[Hashable, bool] = {}
-        # Acquired while blocks are decoded. Answers of a store come in bursts: sixteen threads that
-        # decode on two cores would leave a ninth of them to the thread that hands rows out.
+        # Acquired while blocks are decoded: sixteen threads that decode on two cores would leave a
+        # ninth of them to the thread that hands rows out.
         self.decoding = BoundedSemaphore(cores())
 
     def get(self, key: Hashable) -> DecodedBlock | None:
@@ -87,8 +77,8 @@ class BlockCache:
 
     def claim(self, keys: Iterable[Key], *, ahead: bool = False) -> list[Key]:
         """Return the blocks that are neither cached nor being loaded. The caller loads them now and
-        gives them back with `release`, or others wait for ever. Blocks that no row needs yet are
-        claimed `ahead`."""
+        gives them back with `release`, or other threads wait for ever. `ahead`: no row needs them
+        yet."""
         with self._changed:
             claimed = [key for key in keys if not (self._has(key) or key in self._loading)]
             self._loading.update(dict.fromkeys(claimed, ahead))
@@ -141,7 +131,6 @@ class BlockCache:
         return key in self._used or key in self._ahead
 
     def _use(self, key: Hashable) -> DecodedBlock | None:
-        """Return a cached block, which becomes the most recently used, or None."""
         if key in self._ahead:
             self._used[key] = self._ahead.pop(key)[0]
         elif key in self._used:
@@ -149,7 +138,6 @@ class BlockCache:
         return self._used.get(key)
 
     def _evict(self, newest: Hashable) -> None:
-        """Drop one block, but not the newest."""
         used, ahead = next(iter(self._used), newest), next(iter(self._ahead), newest)
         if ahead != newest and (
             used == newest or self.counts.bytes_read - self._ahead[ahead][1] > self.max_bytes
@@ -162,9 +150,8 @@ class BlockCache:
 
 def _nbytes(block: DecodedBlock) -> int:
     """Return the bytes that a block keeps in memory: an array may be a part of a larger one."""
-    return sum(
-        array.base.nbytes if isinstance(array.base, np.ndarray) else array.nbytes for array in block
-    )
+    wholes = (array.base if isinstance(array.base, np.ndarray) else array for array in block)
+    return sum(whole.nbytes for whole in wholes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +229,11 @@ def outside(rel: str, what: str, wanted: int, there: int) -> CommitError:
 def join_frames(
     pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any], scale: float = 1.0
 ) -> Frames:
-    """Join pieces to a fresh array, times their scale; CommitError for another number of frames.
-    Memory is taken with the first piece, because `shape` may be a claim of a damaged index."""
+    """Join pieces to a fresh array, times their scale; CommitError for another number of frames."""
     into = np.empty((0, shape[1]), dtype)
     found = 0
     for first, piece in pieces:
-        if not found:
+        if not found:  # After a first piece came: a damaged index may claim any `shape`.
             into = np.empty(shape, dtype)
         convert_into(into[first : first + len(piece)], piece, scale)
         found += len(piece)
@@ -269,8 +255,8 @@ def whole(pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any])
 
 
 class FrameView:
-    """Frames of a row that are not joined yet: read-only parts of blocks, and the shape, type and
-    scale of the joined frames. Raises as `join_frames`."""
+    """Frames of a row that are not joined yet: read-only parts of blocks; raises as
+    `join_frames`."""
 
     def __init__(
         self,
@@ -281,10 +267,7 @@ class FrameView:
     ) -> None:
         self._pieces = []
         for first, piece in pieces:
-            block = piece.base
-            is_small = (
-                isinstance(block, np.ndarray) and block.nbytes > MAX_BLOCK_RATIO * piece.nbytes
-            )
+            is_small = _nbytes((piece,)) > MAX_BLOCK_RATIO * piece.nbytes
             self._pieces.append((first, piece.copy() if is_small else piece))
         _check_frames(sum(len(piece) for _, piece in self._pieces), shape[0])
         self.shape, self.dtype, self._scale = shape, dtype, scale

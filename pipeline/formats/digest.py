@@ -1,9 +1,8 @@
 """A fingerprint of a shard's contents that does not depend on the file format.
 
-The digest of a stream is a sha256. It covers the frame counts of the rows, then the further counts
-of the layout (the steps of events), then the sha256 of all values in row order. Integers are int64,
-everything is little endian. It is taken from the rows in memory and again from each encoded file,
-so a lost value is noticed. The commit record holds it.
+The digest of a stream is a sha256 of the frame counts of the rows, the further counts of the layout
+(the steps of events), and the sha256 of all values in row order. Integers are int64, everything is
+little endian. It is taken from rows in memory and from each encoded file: a lost value shows.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class StreamHasher:
             self._values.update(block.reshape(-1).view(np.uint8).data)
 
     def digest(self, *row_counts: Counts) -> StreamDigest:
-        """Return the digest, given frames of every row and the further counts of its layout."""
         whole = hashlib.sha256()
         for counts in row_counts:
             whole.update(np.asarray(counts, dtype="<i8").tobytes())

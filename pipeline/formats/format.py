@@ -1,14 +1,10 @@
-"""The interface of a format of data files, the installed formats by name, and what a commit expects
-of such a file.
+"""The interface of a format of data files, the installed formats, and a commit's claims of a file.
 
 A format is registered in the entry points of `earmill.formats`. It writes a shard into a private
-local folder. Equal rows give equal bytes, because no file holds the time, the host or a random
-value. It reads its own file back as a `ShardDigest`, which must equal the digest of the rows before
-the shard is published. It also gives random access to the frames of a published file.
-
-A reader checks a file against its `Promise` before it takes memory or runs a decoder, because a
-dataset may be somebody else's. A store or file is refused if it claims other sizes, another type or
-a codec that our writers never use.
+local folder; equal rows give equal bytes, so a file has no time, host or random value. It reads its
+own file back as a `ShardDigest`, which must equal the digest of the rows. It also gives random
+access to the frames of a published file. Anybody may have made a dataset, so a reader compares the
+sizes, types and codecs of a file with its `Promise` before it takes memory or runs a decoder.
 """
 
 from __future__ import annotations
@@ -90,12 +86,9 @@ class Promise:
 def explain_damage(
     where: str, file: str, is_whole: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Turn errors of decoders on damaged bytes into one line that names row and file.
-
-    Errors of the system (no right, no network) pass unchanged, but not a missing file. Too little
-    memory, a module that is not installed and a fault of a program are not damage. Argument
-    `is_whole` tells whether the file holds the bytes that were committed.
-    """
+    """Turn errors of decoders on damaged bytes into one line that names row and file. Errors of the
+    system (no right, no network) pass unchanged, except a missing file. If `is_whole` returns True,
+    the file holds the committed bytes, and a program is at fault."""
     try:
         yield
     except CommitError as err:
@@ -108,8 +101,8 @@ def explain_damage(
         raise
     # Decoders have classes of their own for damaged bytes.
     except Exception as err:
-        told = isinstance(err, OSError) and err.errno is not None
-        if told and not isinstance(err, FileNotFoundError):
+        is_system_error = isinstance(err, OSError) and err.errno is not None
+        if is_system_error and not isinstance(err, FileNotFoundError):
             raise
         if is_whole():
             raise CommitError(
@@ -142,8 +135,7 @@ def refused(place: str, why: str) -> CommitError:
     )
 
 
-# Parts of a shard other than its data.
-OTHER_PARTS = ("rows", "quarantine")
+OTHER_PARTS = ("rows", "quarantine")  # Parts of a shard other than its data.
 # Encodings of a cell in a Parquet file, see `formats.parquet.format`.
 BINARY, NESTED = "binary", "nested"
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
@@ -151,16 +143,16 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the rows of one dataset become files.
+    """Settings for the files of one dataset.
 
     Args:
-        dtype: Of the job: float16, float32 or int8; rows must already be so. Events are int32.
+        dtype: Dtype of the job and of `rows`: float16, float32 or int8. Events are int32.
         row_group_profile: For formats of row groups; random (small ones) or scan (large ones).
         extra_types: Carried-through column to its type, see `common.arrow_types`. Give it for the
             whole plan, or a column that is empty in one shard changes its type in the next.
         attrs: Stored in every file; must be the same for every attempt of a shard.
-        parquet_form: What a cell of a stream is in Parquet: binary, or nested lists.
-        scalars: What `row_table` makes of these very rows, where that was done already.
+        parquet_form: Form of a stream's cell in Parquet: binary, or nested lists.
+        scalars: Result of `row_table` for these rows, if it was made before.
     """
 
     dtype: str = "float16"
@@ -172,7 +164,7 @@ class Encoding:
 
 
 class Format(ABC):
-    """One way to store the shards of a dataset; what its entry point leads to is an instance.
+    """One way to store the shards of a dataset; its entry point leads to an instance.
 
     Attributes:
         suffix: End of a shard's file or folder, with its dot; no other format of a dataset has it.
@@ -198,7 +190,7 @@ class Format(ABC):
     has_scales: ClassVar[bool] = True
 
     def layout_of(self, info: StreamInfo | Mapping[str, Any]) -> StreamLayout:
-        """How a stream lies in files of this format."""
+        """Return the layout of a stream in files of this format."""
         layout = layout_of(info)
         return layout if self.has_scales else layout.in_values()
 
@@ -227,7 +219,7 @@ class Format(ABC):
         streams: Sequence[StreamInfo],
         expected: ShardDigest,
     ) -> list[str]:
-        """How a file that `write` made of these rows differs from them, a line each.
+        """Return the differences of a file, which `write` made, to its rows, a line each.
 
         Overwrite it where values can be compared without hashing them once more.
 
@@ -238,29 +230,29 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
-        """A published shard, for reading at random.
+        """Open a published shard for random access.
 
         Args:
             rel: Its file or folder in the dataset, which may be remote.
             promise: The contents that were committed, which it is checked against.
             cache: For decoded blocks, by keys that begin with `rel`.
         Raises:
-            CommitError: It is not what was promised. Whatever else is raised counts as damage.
+            CommitError: It is not what was promised. Any other error counts as damage.
         """
 
     def objects(
         self, stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str
     ) -> int:
-        """Files of one shard, for `earmill plan`.
+        """Return the number of files of one shard, for `earmill plan`.
 
         Args:
             stored_rows: Stream name to frames or events in the shard.
-            dtype: Of the job.
+            dtype: Dtype of the job.
         """
         return 1
 
     def reading(self, paths: Sequence[str]) -> Sequence[str]:
-        """Python that reads these shards without earmill, for the card; empty for none."""
+        """Return Python code for the card that reads these shards without earmill, or nothing."""
         return ()
 
 
@@ -324,8 +316,7 @@ def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str])
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse formats that one dataset cannot have: unusable ones (ExtensionError), and two formats
-    that would write the same file (SpecError)."""
+    """Refuse unusable formats (ExtensionError), and two that write the same file (SpecError)."""
     owners: dict[str, str] = {}
     for name in names:
         suffix = format_of(name).suffix
@@ -343,8 +334,7 @@ def check_formats(names: Sequence[str]) -> None:
 def stored_streams(
     streams: Iterable[StreamInfo], dtype: str, formats: Iterable[str]
 ) -> list[StreamInfo]:
-    """Return the descriptions of a model's streams as a new dataset of these formats stores them.
-    If one of the formats has no scales, streams with a scale have the layout `scaled`."""
+    """Return the streams as stored: streams with a scale are `scaled` if a format has no scales."""
     known = as_stored(streams, dtype)
     if all(format_of(name).has_scales for name in formats):
         return known

@@ -1,9 +1,9 @@
 """Mean, variance and range of a stream, column by column, summed so that the result is one number.
 
-Every block of BLOCK_FRAMES frames of a row is summed in float64, frame after frame (pairwise where
-there is one column). The sums of blocks are added without rounding (Shewchuk's sums, `math.fsum`)
-and rounded once. A shard's numbers therefore depend on its rows alone, and a dataset's on its
-shards in order. Squares of float16 and float32 are exact in float64.
+Every block of BLOCK_FRAMES frames of a row is summed in float64, frame after frame (pairwise if
+there is one column). Sums of blocks are added without rounding (`math.fsum`) and rounded once, so a
+shard's numbers depend on its rows alone, and a dataset's on its shards in order. Squares of float16
+and float32 are exact in float64.
 
 The numbers are stored as `count` and the base64 of little-endian float64: sums, sums of squares,
 smallest and largest of every column. Events have no statistics.
@@ -163,8 +163,8 @@ def shard_moments(
 def dataset_moments(
     shards: Iterable[Mapping[str, StoredMoments]], streams: Sequence[StreamInfo | Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
-    """Combine the statistics of a dataset's shards, in order. A stream that a shard lacks is left
-    out: releases before layout version 3 stored no statistics."""
+    """Combine the statistics of a dataset's shards, in order; a stream that a shard lacks (before
+    layout version 3) is left out."""
     known, found = list(shards), {}
     for info in streams:
         layout = layout_of(info)

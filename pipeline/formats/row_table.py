@@ -1,9 +1,7 @@
 """The scalar columns of a shard: identity, durations, provenance facts, carried-through columns.
-
-Every shard has one such table in `rows/`, and the index is built without opening features. The
-Parquet features repeat the scalars. Known facts always have a column of a fixed type, so that
-shards agree. The source's own columns get the prefix `extra_`: no later fact collides with them.
-"""
+The index is made of these tables, without opening features. Known facts always have a column of a
+fixed type, so that shards agree. The source's own columns get the prefix `extra_`: no later fact
+collides with them."""
 
 from __future__ import annotations
 
@@ -95,11 +93,8 @@ def row_table(
     streams: Sequence[StreamInfo],
     types: Mapping[str, Any] | None = None,
 ) -> pa.Table:
-    """Return the scalars of every row: identity, start and counts per stream, facts, extras.
-
-    Args:
-        types: Types of the carried-through columns; None takes them from these rows.
-    """
+    """Return identity, start and counts per stream, facts and extras of every row. If `types` of
+    the carried-through columns are None, they follow from these rows."""
     columns: dict[str, pa.Array] = {
         name: pa.array([getattr(row, name) for row in rows], kind)
         for name, kind in BASE_TYPES.items()
@@ -131,9 +126,8 @@ def scalars_of(
     rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], encoding: Encoding
 ) -> pa.Table:
     """Return the table of the rows; `encoding.scalars` is a table that was made already."""
-    if encoding.scalars is not None:
-        return encoding.scalars
-    return row_table(rows, streams, encoding.extra_types)
+    made = encoding.scalars
+    return row_table(rows, streams, encoding.extra_types) if made is None else made
 
 
 def _extras(rows: Sequence[FeatureRow], types: Mapping[str, Any] | None) -> dict[str, pa.Array]:
@@ -169,8 +163,7 @@ def write_table(table: pa.Table, path: Path) -> Path:
 
 
 def scalar_options(table: pa.Table) -> dict[str, Any]:
-    """Return Parquet's options for such a table: zstd, and dictionaries for text. A table of few
-    rows would not become smaller."""
+    """Return Parquet's options: zstd, and dictionaries for text; neither makes few rows smaller."""
     if len(table) < FEW_ROWS:
         return {"compression": {}, "compression_level": {}, "use_dictionary": False}
     names = table.column_names

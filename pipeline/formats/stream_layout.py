@@ -6,11 +6,7 @@ have layout "frames" with a scale: there every format holds the divided numbers.
 
 A stream of events has a row of three integers for each step in which a neuron fired. Rows ascend;
 steps count from the start of the clip. The number of steps of each clip is stored too, as is the
-number of frames in int8 (see `formats.values`). Every writer, reader, card and estimate asks the
-stream's layout, so a new layout is one class here.
-
-Bisection finds the rows of a span of events. Each step of it reads one row, hence one block. A span
-in the middle of a long clip fetches about log2(blocks) blocks and the blocks of the span.
+number of frames in int8 (see `formats.values`). Bisection finds the rows of a span of events.
 """
 
 from __future__ import annotations
@@ -53,16 +49,13 @@ FRAME_EPSILON = 1e-6
 
 # The pieces of stored rows [first, last) of a clip, (n, columns).
 Read = Callable[[int, int], Iterable[Piece]]
-# First frame, and the frame after the last.
-Span = tuple[int, int]
+Span = tuple[int, int]  # First frame, and the frame after the last.
 
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """The stored form of a stream of frames, and how it is read; get one from `layout_of`.
-
-    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip.
-    """
+    """The stored form of a stream of frames, and how it is read; get one from `layout_of`. A stored
+    row is a frame or an event; (n, `stored_width`) of them make up a clip."""
 
     name: str
     model: str = ""
@@ -102,11 +95,9 @@ class StreamLayout:
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> Any:
-        """Read the frames of a span of a clip, in their unit; exact in float32.
-
-        Argument `read` reads pieces of stored rows [first, last) of the clip. The number `n_frames`
-        counts as `length_column` does. Without `copy` frames may be a `FrameView`.
-        """
+        """Read the frames of a span of a clip, in their unit; exact in float32. Argument `read`
+        reads pieces of stored rows [first, last) of the clip. The number `n_frames` counts as
+        `length_column` does. Without `copy` frames may be a `FrameView`."""
         shape = span[1] - span[0], self.stored_width
         return (join_frames if copy else FrameView)(read(*span), shape, dtype, self.scale_factor)
 
@@ -180,21 +171,17 @@ class StreamLayout:
         return f"at {self.frame_rate_hz:g} Hz" if self.frame_rate_hz else "once a clip"
 
     def check(self, row: FeatureRow, dtype: str) -> None:
-        """Refuse values that do not fit their stream; a CommitError names row, stream and fault."""
         values, dtype = row.streams[self.name], self.stored_dtype(dtype)
         fits = values.ndim == 2 and values.shape[1] == self.stored_width
+        shape = f"({self.stored_rows}, {self.stored_width}) {dtype}"
+        wrong: str | None = f"expected {shape}, got {values.shape} {values.dtype}"
         if fits and values.dtype.name == dtype:
             wrong = self.problem(row)
-        else:
-            wrong = (
-                f"expected ({self.stored_rows}, {self.stored_width}) {dtype}, got {values.shape} "
-                f"{values.dtype}"
-            )
         if wrong:
             raise CommitError(f"row {row.row_id!r}, stream {self.name}: {wrong}")
 
     def frame_range(self, n_frames: int, start_s: float, stop_s: float) -> Span:
-        """Frames [first, last) of a clip that overlap [start_s, stop_s); numbers of a clip do."""
+        """Return frames [first, last) that overlap [start_s, stop_s); all frames at a rate of 0."""
         rate_hz = self.frame_rate_hz
         if rate_hz == 0:
             return 0, n_frames
@@ -204,8 +191,7 @@ class StreamLayout:
 
 
 class ScaledLayout(StreamLayout):
-    """Frames in float16, divided by a power of two; in a format without scales their values in
-    float32."""
+    """Frames in float16, divided by a power of two; in a format without scales float32 values."""
 
     def in_values(self) -> StreamLayout:
         return ValueLayout(**vars(self) | {"scale_factor": 1.0})
@@ -308,7 +294,7 @@ class EventLayout(StreamLayout):
         return f"events ({', '.join(EVENT_COLUMNS)}) of {self.width} neurons"
 
     def stored_rows_in(self, seconds: float) -> int:
-        """As if every channel fired `EVENTS_PER_CHANNEL_S` times a second."""
+        """Estimate the events if every channel fires `EVENTS_PER_CHANNEL_S` times a second."""
         return math.floor(seconds * (EVENTS_PER_CHANNEL_S * self.width))
 
     def problem(self, row: FeatureRow) -> str | None:
@@ -338,7 +324,7 @@ class EventLayout(StreamLayout):
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> Any:
-        # Here, so that the reader costs nothing more where no stream holds events.
+        # Imported here, because only streams of events need it.
         from amtcore.features.spike_events import SpikeEvents
 
         def table(first: int, last: int) -> np.ndarray:
@@ -373,7 +359,6 @@ class EventLayout(StreamLayout):
         return {}
 
     def value_attrs(self) -> dict[str, Any]:
-        """Columns of different quantities have no unit in common."""
         return {"long_name": f"{self.model} {self.name} events", "columns": list(EVENT_COLUMNS)}
 
 

@@ -1,13 +1,11 @@
 """Values of a stream in memory or in a file, their cast to the job's dtype, and the way back.
 
-Class `Spilled` holds the values of a long row in a file. A row of hours has hundreds of megabytes
-of features, and a worker has two shards at once. A row of any length therefore takes the memory of
-one block. The file has no name and goes with the object, or with the process.
+A row of hours has hundreds of megabytes of features, so `Spilled` holds the values of a long row in
+a file without a name, which goes with the object or the process.
 
-float16 holds 11 bits from 6.1e-5 to 65504, and values below 3e-8 are 0. Hair cells in units of
-their input lie around 1e-4 at 65 dB SPL and at 1e-9 in pauses. Their streams are stored divided by
-a power of two, `StreamInfo.scale_factor`, which costs no bit. The factor follows from the stream's
-unit, so every attempt writes equal bytes.
+float16 holds 11 bits from 6.1e-5 to 65504, and values below 3e-8 are 0. Hair cells, in units of
+their input, lie around 1e-4 at 65 dB SPL and 1e-9 in pauses. Their streams are divided by a power
+of two, `StreamInfo.scale_factor`, which follows from the stream's unit.
 
     int8  = block*                            of BLOCK_FRAMES frames, the last may have fewer
     block = low high frame{1..64}             each a row of int8, one number a column
@@ -50,8 +48,7 @@ BLOCK_FRAMES = 64
 SCALE_ROWS = 2
 BLOCK_ROWS = SCALE_ROWS + BLOCK_FRAMES
 LARGEST = 127
-# bfloat16 is the upper half of a float32.
-HALF_BITS = 16
+HALF_BITS = 16  # bfloat16 is the upper half of a float32.
 # Scale factor by unit. Largest values at 120 dB SPL: 10 in an input of "rms1=100dB" (the scale
 # allows 32), 0.1 V of a hair cell (1 V), 40 sone/Cam (255).
 FLOAT16_SCALES = {"input unit": 2.0**-11, "V": 2.0**-16, "sone/Cam": 2.0**-8}
@@ -61,8 +58,7 @@ Float32Frames = NDArray[np.float32]
 
 
 class Spilled:
-    """An array (n, width) that grows at its end and is read in slices. Its file lies in the folder,
-    or in the system's folder for temporary files."""
+    """An array (n, width) in a temporary file, which grows at its end and is read in slices."""
 
     ndim = 2
 
@@ -186,8 +182,7 @@ class CastError:
     Args:
         worst: Largest relative error of the values that stayed above zero.
         worst_normal: Largest relative error in the range where float16 has all its bits.
-        nonzero, below, zeroed: Values that were not zero; those under that range; those that
-            became zero.
+        nonzero, below, zeroed: Numbers of values not zero, below that range, and made zero.
     """
 
     worst: float = 0.0
@@ -239,8 +234,7 @@ class Caster:
         self.in_blocks = frozenset(info.name for info in known if info.layout == INT8)
 
     def __call__(self, name: str, frames: Frames) -> tuple[Frames, CastError]:
-        """Return stored frames and the error of the cast; a RowError if frames are not finite or do
-        not fit."""
+        """Return stored frames and the error of the cast; RowError for frames that do not fit."""
         scale = self._scales.get(name, 1.0)
         # One pass over the values decides both; NaN and infinity spread through min and max.
         low, high = (float(frames.min()), float(frames.max())) if frames.size else (0.0, 0.0)
@@ -262,7 +256,7 @@ class Caster:
 
 def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
     """Return the frames times a power of two in float16, and the error of the cast."""
-    # Here, so that whoever casts nothing pays for no compiler.
+    # Imported here: it loads a compiler.
     from amtcore.kernels.vector.half import narrow
 
     cast = np.empty(frames.shape, np.float16)
@@ -277,7 +271,7 @@ def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
 def cast_error(wanted: Frames, cast: Frames) -> CastError:
     size = np.abs(wanted)
     kept, normal = cast != 0, size >= np.finfo(cast.dtype).smallest_normal
-    # Nothing of a zero is lost: any divisor will do.
+    # The error of a zero is 0, whatever divides it.
     relative = np.abs(cast.astype(wanted.dtype) - wanted)
     relative /= np.maximum(size, np.finfo(wanted.dtype).tiny)
     # Normal values are never zeroed, and zeroed values were not zero.
@@ -358,7 +352,7 @@ def read_frames(
     rows = read(begin * BLOCK_ROWS, max(begin * BLOCK_ROWS, min(n_stored, end * BLOCK_ROWS)))
     frames = dequantised(rows)
     start = begin * BLOCK_FRAMES
-    # A part of its own, which may be written to and does not keep the whole.
+    # A copy, which may be written to and does not keep all frames in memory.
     return frames if len(frames) == last - first else frames[first - start : last - start].copy()
 
 

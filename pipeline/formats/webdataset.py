@@ -1,10 +1,9 @@
 """A shard as a WebDataset tar: `<key>.<stream>.npy` and `<key>.json` for each row.
 
 The key is the row id, escaped as in a URI: a slash makes no folder and a dot no extension. The JSON
-has the scalars of the row table and the sha256 of each of the row's npy files; tar has no checksum
-of contents of its own. The values of scaled streams stand in the npy files in float32. A member
-`__earmill__`, which WebDataset passes over, describes the streams. A reader of ours looks through
-the headers once, and fetches a remote shard whole into a temporary file.
+has the scalars of the row table and the sha256 of each of the row's npy files, as tar has no
+checksum of contents. Values of scaled streams are in float32. A member `__earmill__`, which
+WebDataset passes over, describes the streams. Our reader copies a remote shard to a temporary file.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ HASHES, COLUMNS = "npy_sha256", "columns"
 # Values above this wait in a file while a row is written, and are not kept when it is read.
 HELD_BYTES = 64 * MB
 PIECE_BYTES = MB
-# No quoted row id: a lone % escapes nothing.
-EMPTY_KEY = "%"
+EMPTY_KEY = "%"  # No quoted row id: a lone % escapes nothing.
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,7 @@ class TarRow:
 
 @dataclass(frozen=True, slots=True)
 class Npy:
-    """The npy member of a row's stream: its header, the first byte of its values in the tar, and
-    the hash of header and values."""
+    """The npy member of a row's stream: `start` is the first byte of its values in the tar."""
 
     name: str
     head: bytes
@@ -177,7 +174,7 @@ class TarContents:
                     continue
                 name = MEMBER.fullmatch(member.name)
                 if name is None or not member.isreg():
-                    raise refused(repr(member.name), "none of our members is called so")
+                    raise refused(repr(member.name), "no member of a shard has this name")
                 if not self.rows or self.rows[-1].key != name[1]:
                     self.rows.append(TarRow(name[1]))
                 self.rows[-1].members[name[2]] = place
@@ -215,8 +212,7 @@ class TarContents:
         return Npy(f"{row.key}.{name}", head, behind, shape[0], width, wanted, sha256)
 
     def pieces(self, npy: Npy) -> Iterator[np.ndarray]:
-        """Yield the values in blocks of about `PIECE_BYTES`; at the end a CommitError for a wrong
-        hash."""
+        """Yield the values in blocks of about `PIECE_BYTES`; then CommitError for a wrong hash."""
         digest, row_bytes = hashlib.sha256(npy.head), npy.width * npy.dtype.itemsize
         step = max(1, PIECE_BYTES // row_bytes)
         for first in range(0, npy.frames, step):
@@ -245,7 +241,6 @@ class TarShard:
             raise
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
-        """Return a fresh array; the whole row is read, and its checksum is checked."""
         rows = self._contents.rows
         if span.row >= len(rows) or rows[span.row].key != key_of(span.row_id):
             there = row_id_of(rows[span.row].key) if span.row < len(rows) else None

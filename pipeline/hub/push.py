@@ -1,13 +1,8 @@
 """Bring a finished dataset to the Hugging Face hub: one commit that holds its current snapshot.
 
 Large files are uploaded first, in groups, and belong to no commit until the end. Committed files
-are skipped. Files that an interrupted push has uploaded are read again and found by their sha256.
-The new commit follows the commit that the branch had in the beginning, or is not made. It removes
-files of older snapshots; the repository's history keeps them.
-
-The files of a snapshot are a dataset of their own: a copy of them is read, verified and gone on
-with as the original. Older snapshots, replaced commits, leftovers of crashed attempts and the files
-of drivers stay where they are.
+are skipped; files of an interrupted push are found by their sha256. The new commit follows the
+commit that the branch had in the beginning, or is not made. It removes files of older snapshots.
 """
 
 from __future__ import annotations
@@ -66,11 +61,8 @@ class Contents:
 
 
 def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
-    """Return the files of a finished dataset's current snapshot, and no others.
-
-    With `hashes`, every file is read and its sha256 compared; else sizes and small files only. An
-    OutputError if there is no finished dataset, or `verify` refuses it.
-    """
+    """Return the files of a finished dataset's current snapshot; OutputError if there is none, or
+    `verify` refuses it. With `hashes` every file is read, else only sizes and small files."""
 
     def whole(layout: Layout) -> Report:
         report = verify(layout, hashes=hashes)
@@ -97,7 +89,7 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
 
 def _files(layout: Layout, current: Current) -> Iterator[OutFile]:
     def small(path: str) -> OutFile:
-        """Return a file that nothing names with its hash."""
+        """Return a file whose hash is in no record."""
         return described(path, layout.read_bytes(path))
 
     snapshot, records = read_snapshot(layout, current), commits(layout)
@@ -305,7 +297,7 @@ def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[Com
         ]
         once = {file.sha256: one for file, one in zip(group, additions, strict=True)}
         repo.upload(list(once.values()))
-        if len(once) < len(additions):  # of equal files the hub holds the content by now
+        if len(once) < len(additions):  # the hub now has the content of equal files
             repo.upload(additions)
         for addition, place in zip(additions, places, strict=True):
             # The client replaces the content of an uploaded file by empty bytes.

@@ -1,9 +1,6 @@
 """One dataset repository on the Hugging Face hub, by huggingface_hub; its errors in one line.
-
-huggingface_hub finds the token: in `HF_TOKEN`, or stored by `hf auth login`. No function here takes
-the token, and no message holds it. Requests that may be repeated are repeated there; a commit is
-sent again only when the branch is where it was.
-"""
+huggingface_hub finds the token: no function here takes it, and no message holds it. It also repeats
+requests. Only a commit is repeated here, and only while the branch is where it was."""
 
 from __future__ import annotations
 
@@ -38,11 +35,10 @@ from earmill.pipeline.formats.rows import OutFile
 
 DATASET = "dataset"
 MAIN = "main"
-# How often a commit is tried while the hub does not answer, and the wait in between, s.
+# Tries of a commit while the hub does not answer, and the wait between them, in seconds.
 COMMIT_TRIES = 4
 COMMIT_WAIT_S = 2.0
-# Objects of one question, as huggingface_hub asks them.
-ASKED_AT_ONCE = 256
+ASKED_AT_ONCE = 256  # Objects of one question, as huggingface_hub asks them.
 CONFLICTS = (409, 412)
 REFUSALS = (401, 403)
 
@@ -57,10 +53,8 @@ class Stored:
 
 
 class HubRepo:
-    """A dataset repository `user/name`, and the branch to read and to commit to.
-
-    An id that is not valid is an OutputError, a missing token a HubError.
-    """
+    """A dataset repository `user/name`, and its branch; OutputError for an invalid id, HubError
+    without a token."""
 
     def __init__(self, repo_id: str, branch: str = MAIN) -> None:
         self.repo_id, self.branch = repo_id, branch
@@ -80,7 +74,7 @@ class HubRepo:
 
     def create(self, private: bool | None) -> None:
         """Make the repository and its branch, unless they exist."""
-        with self._told():
+        with self._one_line_errors():
             self._api.create_repo(self.repo_id, repo_type=DATASET, private=private, exist_ok=True)
             if self.branch != MAIN:
                 self._api.create_branch(
@@ -89,7 +83,7 @@ class HubRepo:
 
     def head(self) -> str:
         """Return the newest commit of the branch."""
-        with self._told():
+        with self._one_line_errors():
             info = self._api.dataset_info(self.repo_id, revision=self.branch)
             if info.sha is None:
                 raise HubError(f"{self.repo_id}: the hub names no commit of {self.branch}")
@@ -97,7 +91,7 @@ class HubRepo:
 
     def files(self, commit: str) -> dict[str, Stored]:
         """Return every file of a commit, by path."""
-        with self._told():
+        with self._one_line_errors():
             tree = self._api.list_repo_tree(
                 self.repo_id, recursive=True, revision=commit, repo_type=DATASET
             )
@@ -111,7 +105,7 @@ class HubRepo:
 
     def read(self, path: str, commit: str) -> bytes:
         url = f"{self.url}/resolve/{commit}/{path}"
-        with self._told():
+        with self._one_line_errors():
             answer = get_session().get(url, headers=build_hf_headers(), follow_redirects=True)
             hf_raise_for_status(answer)
             return bytes(answer.content)
@@ -124,7 +118,7 @@ class HubRepo:
             for each in files
         ]
         for start in range(0, len(wanted), ASKED_AT_ONCE):
-            with self._told():
+            with self._one_line_errors():
                 actions, *_ = post_lfs_batch_info(
                     upload_infos=wanted[start : start + ASKED_AT_ONCE],
                     token=None,
@@ -138,7 +132,7 @@ class HubRepo:
 
     def upload(self, additions: Sequence[CommitOperationAdd]) -> None:
         """Upload the files that the hub stores as large files; the commit holds the others."""
-        with self._told():
+        with self._one_line_errors():
             self._api.preupload_lfs_files(
                 self.repo_id, additions, repo_type=DATASET, revision=self.branch
             )
@@ -152,11 +146,8 @@ class HubRepo:
         parent: str,
         proof: tuple[str, str],
     ) -> str:
-        """Make one commit on top of `parent`, and return its id.
-
-        The proof is a path and git's hash of its content. They identify this commit if the hub made
-        it and its answer was lost.
-        """
+        """Make one commit on top of `parent`, and return its id. The proof, a path and git's hash
+        of its content, identifies the commit if the hub's answer was lost."""
         deletions = [CommitOperationDelete(path, is_folder=False) for path in removed]
         for attempt in range(COMMIT_TRIES):
             try:
@@ -173,7 +164,7 @@ class HubRepo:
             except Exception as error:
                 away = classify(error) is ErrorKind.OUTAGE
                 if not away and http_status(error) not in CONFLICTS:
-                    raise self._said(error) from error
+                    raise self._hub_error(error) from error
                 now, (path, blob) = self.head(), proof
                 if now != parent:
                     there = self.files(now).get(path)
@@ -185,20 +176,20 @@ class HubRepo:
                         "uploaded stays there: look at that commit, then run the same command again"
                     ) from error
                 if not away or attempt + 1 == COMMIT_TRIES:
-                    raise self._said(error) from error
+                    raise self._hub_error(error) from error
             time.sleep(COMMIT_WAIT_S * (attempt + 1))
         raise AssertionError("the last try returns or raises")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _one_line_errors(self) -> Iterator[None]:
         try:
             yield
         except (HubError, KeyboardInterrupt):
             raise
         except Exception as error:
-            raise self._said(error) from error
+            raise self._hub_error(error) from error
 
-    def _said(self, error: BaseException) -> HubError:
+    def _hub_error(self, error: BaseException) -> HubError:
         status = http_status(error)
         if status in REFUSALS or (status == 404 and not isinstance(error, RevisionNotFoundError)):
             return HubError(

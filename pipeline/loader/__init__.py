@@ -1,4 +1,1 @@
-"""From rows to batches: order of an epoch, shares of ranks and workers, crops, collates, resuming.
-
-The input is any `FeatureRows`; no file is known here. It may import `formats` and `common`.
-"""
+"""From rows to batches: order of an epoch, shares of ranks, crops, collates, resuming."""

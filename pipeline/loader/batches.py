@@ -1,13 +1,11 @@
 """The plan of an epoch: which rows come in which batch, for all ranks and for one rank.
 
-A plan is three arrays and a function of (seed, epoch) and the settings, so every rank and every
-worker makes the same plan without reading. A position in it is a number; resuming slices arrays.
-
-Batches are `FixedBatches` of equal numbers of rows, or `BucketedBatches` of rows of similar length
-under a budget of padded length. Rows are sorted by length inside each window of the shuffle (see
-`loader.epoch_order`), in steps of a sixteenth of an octave, with random order inside a step. A
-batch ends before rows times the longest row would exceed the budget. The batches of a window come
-in random order, so reading stays inside windows.
+A plan is a function of (seed, epoch) and the settings, so every rank and every worker makes the
+same plan without reading. Batches are `FixedBatches` of equal numbers of rows, or `BucketedBatches`
+of rows of similar length under a budget of padded length. Rows are sorted by length inside each
+window of the shuffle (see `loader.epoch_order`), in steps of a sixteenth of an octave. A batch ends
+before rows times the longest row would exceed the budget. The batches of a window come in random
+order, and reads stay inside windows.
 
     window      9 2 7 3 8 2 3 9   ->  9 9 | 8 7 | 3 3 2 2      budget 18
     batches     shuffled in the window, lanes in turn: batch t of lane 0, of lane 1, ...
@@ -44,13 +42,9 @@ MAX_SECONDS = 2**63 / MICROSECONDS
 class EpochPlan:
     """Rows in order, cut into batches: batch b is `rows[offsets[b]:offsets[b + 1]]`."""
 
-    # (n,) row numbers.
-    rows: Rows
-    # (n,) earlier passes over the set of each row; the epoch if there is one set. Random numbers of
-    # a row depend on it.
-    passes: Rows
-    # (n_batches + 1,)
-    offsets: Rows
+    rows: Rows  # (n,) row numbers.
+    passes: Rows  # (n,) earlier passes over the set of each row; the epoch if there is one set.
+    offsets: Rows  # (n_batches + 1,)
 
     @property
     def n_batches(self) -> int:
@@ -68,8 +62,7 @@ class EpochPlan:
         return self.rows[cut], self.passes[cut]
 
     def padding_share(self, lengths: Rows) -> float:
-        """Return the share of padding in the padded length of all batches, 0 to 1, given all
-        lengths."""
+        """Return the share of padding in the padded length of all batches, from 0 to 1."""
         if not len(self.rows):
             return 0.0
         held = lengths[self.rows]
@@ -92,8 +85,7 @@ class FixedBatches:
     def share(
         self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
     ) -> EpochPlan:
-        """Return the plan of one rank from `start` on, the position of all ranks together; see
-        `epoch_order.rank_share`."""
+        """Return the plan of one rank from `start` on; see `epoch_order.rank_share`."""
         taken = order.rank_share(
             np.arange(len(plan.rows), dtype=np.int64),
             rank=rank,
@@ -117,8 +109,8 @@ class FixedBatches:
         return check_within("position", state["position"], len(plan.rows))
 
     def start_after(self, plan: EpochPlan, state: Any) -> int:
-        """Return the position of all ranks together when each is at this position of the plan;
-        ValueError if it is not between whole steps."""
+        """Return the position of all ranks together when each rank is at `state`; ValueError if
+        that is not between whole steps."""
         batch_rows, position = self.settings.batch_rows, state["position"]
         world = state["world_size"]
         n_full = (len(plan.rows) - state["start"]) // (world * batch_rows)
@@ -159,16 +151,11 @@ class BucketedBatches:
     """Batches of at most `budget` frames (or microseconds) when padded; positions count batches.
     `FixedBatches` describes the methods."""
 
-    # `batch_rows` is not used.
-    settings: Settings
-    # (rows of the set,) int64, from 1 to `budget`.
-    lengths: Rows
-    # Maximum of the rows of a batch times its longest row.
-    budget: int
-    # Maximum rows of a batch.
-    max_rows: int | None
-    # Name of the setting that gave the budget.
-    name: str
+    settings: Settings  # `batch_rows` is not used.
+    lengths: Rows  # (rows of the set,) int64, from 1 to `budget`.
+    budget: int  # Maximum of the rows of a batch times its longest row.
+    max_rows: int | None  # Maximum rows of a batch.
+    name: str  # Name of the setting that gave the budget.
 
     def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> EpochPlan:
         lengths = self.lengths[rows]
@@ -191,9 +178,8 @@ class BucketedBatches:
     def share(
         self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
     ) -> EpochPlan:
-        """Return every `world_size`-th batch from batch number `start` on. With "pad" and None, up
-        to `world_size - 1` batches from the front are repeated; "drop" leaves out as many at the
-        end."""
+        """Return every `world_size`-th batch from batch number `start` on. With "pad" and None,
+        batches from the front are repeated; "drop" leaves out batches at the end."""
         order.check_split(rank, world_size)
         batches = np.arange(start, plan.n_batches, dtype=np.int64)
         excess = len(batches) % world_size
@@ -260,7 +246,6 @@ class BucketedBatches:
         return np.array(offsets, np.int64)
 
     def _cut_in_order(self, lengths: Rows) -> Rows:
-        """Return the offsets of batches of rows in index order."""
         offsets, begin, longest = [0], 0, 0
         most = len(lengths) if self.max_rows is None else self.max_rows
         for at, length in enumerate(lengths.tolist()):
@@ -297,7 +282,7 @@ def bucketed(
     lanes_chosen: bool,
 ) -> BucketedBatches:
     """Return batches under one of the two budgets, checked against the rows. With `lanes_chosen`,
-    there are fewer lanes with larger windows if a window would hold too few batches."""
+    windows with too few batches are joined."""
     if batch_frames is not None and batch_seconds is not None:
         raise ValueError("expected one budget, got batch_frames and batch_seconds; drop one")
     given: Any = batch_seconds if batch_frames is None else batch_frames
@@ -351,9 +336,8 @@ def frames_of(features: FeatureRows, cropper: Cropper | None) -> dict[str, Rows]
 
 
 def _buckets(lengths: Rows, phase: float) -> Rows:
-    """Return the step of an octave in which each length lies; exact on every machine. Each epoch
-    shifts the steps by its phase (0 to 1): the longest rows of a small set would share every batch.
-    """
+    """Return the step of an octave in which each length lies, exact on every machine. The epoch's
+    phase (0 to 1) shifts the steps, or the longest rows of a small set would share every batch."""
     fraction, octave = np.frexp(lengths.astype(np.float64))
     within = (fraction * 2 - 1) * STEPS_PER_OCTAVE + phase
     return octave.astype(np.int64) * STEPS_PER_OCTAVE + within.astype(np.int64)

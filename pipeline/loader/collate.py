@@ -1,9 +1,6 @@
-"""Rows of different lengths as one batch: padded, packed or jagged; and the view by channel.
-
-All three keep every frame, the row ids and the extra columns, and can be undone exactly. Each is a
-`collate_fn` of a DataLoader; bind options with `functools.partial`. Events are collated as dense
-counts (step, neuron) in float32, which is exact up to 2^24.
-"""
+"""Rows of different lengths as one batch: padded, packed or jagged; and the view by channel. Each
+is a `collate_fn` of a DataLoader; bind options with `functools.partial`. Events are collated as
+dense counts (step, neuron) in float32, which is exact up to 2^24."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ if TYPE_CHECKING:
 
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
-# Frames of a row.
-Part = torch.Tensor | FrameView
+Part = torch.Tensor | FrameView  # Frames of a row.
 # Returns memory of this shape and dtype, or None if there is no room.
 Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
 
@@ -269,7 +265,6 @@ def collate_padded(rows: Sequence[Row], *, pad_value: float = 0.0, multiple_of: 
 
 def collate_packed(rows: Sequence[Row]) -> Batch:
     """Join rows end to end: (sum of lengths, width) with int64 offsets (B + 1,)."""
-
     return _collate(rows, lambda parts, lengths: Packed(_joined(parts), _offsets(lengths)))
 
 

@@ -2,8 +2,7 @@
 
 A crop begins on a frame of the slowest stream. Streams whose rates are multiples of its rate always
 give the same number of frames; other streams may give one more or less. The begin is a function of
-(seed, pass, row): neither ranks nor workers nor the rest of the epoch change it. Only the frames of
-the crop are read. A clip that is shorter than the crop is read whole.
+(seed, pass, row). A clip that is shorter than the crop is read whole.
 """
 
 from __future__ import annotations

@@ -40,13 +40,10 @@ BLOCK_SALT, ROW_SALT = 1, 2
 class Settings:
     """Everything but (seed, epoch) and the block sizes that decides an order."""
 
-    # False keeps the index order and ignores `lanes` and `window_rows`.
-    shuffle: bool
+    shuffle: bool  # False keeps the index order and ignores `lanes` and `window_rows`.
     batch_rows: int
-    # Independent sub-orders, interleaved batch by batch.
-    lanes: int
-    # Rows of one lane that are shuffled together.
-    window_rows: int
+    lanes: int  # Independent sub-orders, interleaved batch by batch.
+    window_rows: int  # Rows of one lane that are shuffled together.
 
     def __post_init__(self) -> None:
         if not isinstance(self.shuffle, bool | np.bool_):
@@ -183,9 +180,8 @@ def rank_share(
 
 
 def choose_window(block_rows: Rows, *, total_bytes: int, window_bytes: int) -> dict[str, Any]:
-    """Choose `lanes` and `window_rows`, so that all open windows together fit into `window_bytes`.
-    A set within the budget is one window. Else there are as many lanes (8, 4, 2, 1) as leave each
-    window two blocks."""
+    """Choose `lanes` and `window_rows`, so that all open windows together fit into `window_bytes`:
+    one window, or as many lanes (8, 4, 2, 1) as leave each window two blocks."""
     if isinstance(window_bytes, bool) or not isinstance(window_bytes, numbers.Real):
         raise TypeError(f"window_bytes must be a number of bytes, got {window_bytes!r}")
     if not 0 < float(window_bytes) < math.inf:

@@ -1,15 +1,12 @@
 """A DataLoader over a `FeatureStream`: batches in shared memory, and a position to resume at.
 
-torch sends every tensor through a new piece of shared memory, whose pages the kernel clears and
-maps one by one. For batches of megabytes this costs more than reading them. Here a worker collates
-into a slot of one mapping that all processes share, and sends the places of tensors in the slot.
-The slot is free again when its last tensor is gone. A batch is sent in torch's way if no slot is
-free, if it is too large for a slot, or if it is no `Batch`: this is slower, but never wrong.
+torch sends every tensor through a new piece of shared memory, which costs more than reading batches
+of megabytes. Here a worker collates into a slot of one mapping that all processes share, and sends
+the places of tensors in the slot. The slot is free again when its last tensor is gone. A batch is
+sent in torch's way if no slot is free, if it is too large for a slot, or if it is no `Batch`.
 
     memory    state of each slot (a page or more) | worker 0: slot 0, slot 1, ... | worker 1: ...
     state     FREE -> (worker) TAKEN -> (reader) FREE
-
-The loader counts what it hands out.
 """
 
 from __future__ import annotations
@@ -44,10 +41,9 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]
 
 _rings: weakref.WeakValueDictionary[str, BatchRing] = weakref.WeakValueDictionary()
 PREFETCHED = 2
-# Slots beside the batches in the queue: one that is being filled, and two that the consumer holds,
-# because a loop releases its batch only when it has the next one.
+# Slots beside the queue: one is filled, and a loop frees its batch only once it has the next one.
 MORE_SLOTS = 3
-_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+_STREAM_OPTIONS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
 def can_share() -> bool:
@@ -135,8 +131,8 @@ class Slot:
         return self._bytes[begin : begin + size].view(dtype).view(tuple(shape))
 
     def sent(self, batch: Any) -> _Sent | None:
-        """Return the message for a batch in this slot. None: it does not fit, and must be collated
-        again without a slot, because parts of it may lie in the slot."""
+        """Return the message for a batch in this slot; None if it does not fit and must be collated
+        again without a slot."""
         content = BytesIO()
         try:
             _Pickler(self, content).dump(batch)
@@ -287,7 +283,7 @@ class FeatureLoader:
                 "in_order=False would make positions meaningless; leave it out, or use a bare "
                 "DataLoader without resume"
             )
-        refused = [name for name in _OURS if name in options]
+        refused = [name for name in _STREAM_OPTIONS if name in options]
         if refused:
             raise TypeError(
                 f"{refused[0]} is not an option of FeatureLoader: the stream says what a batch is; "

@@ -1,9 +1,9 @@
 """The share of an epoch that this process reads: its rank, and the number of processes.
 
 They are looked up at every use, because Lightning initialises torch.distributed after it gets its
-loaders. A contradiction is an error: a default would train every rank on the same rows, or leave
-rows out, without a message. The library accelerate splits the rows of any IterableDataset in a
-DataLoader that it has prepared, so a stream that accelerate reads in this way gives all rows.
+loaders. A contradiction is an error, because a default would repeat or leave out rows without a
+message. The library accelerate splits the rows of any IterableDataset in a DataLoader that it has
+prepared, so a stream that accelerate reads in this way gives all rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLURM_STEPS = ("SLURM_STEP_ID", "SLURM_STEPID")
 # Names of SLURM jobs that are one shell, whatever number of tasks was requested.
 SLURM_NAME, SHELLS = "SLURM_JOB_NAME", ("bash", "interactive")
 WHOLE = (0, 1)
-_WAYS = (
+_ADVICE = (
     "iterate earmill.FeatureLoader(stream), which accelerator.prepare leaves as it is and which "
     "reads the share of its rank"
 )
@@ -38,11 +38,7 @@ _WAYS = (
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank and world size of a process, given or looked up.
-
-    With `distributed=False` neither torch.distributed nor the environment is asked: without `rank`
-    and `world_size`, this process reads all rows.
-    """
+    """The rank and world size of a process: given, else looked up, unless `distributed=False`."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -139,11 +135,8 @@ def _number(name: str) -> int | None:
 
 
 def accelerate_deals(stream: Any) -> bool | None:
-    """Return True if accelerate reads this stream through a DataLoader that it has prepared.
-
-    None: no `Accelerator` shares work among processes. False: one does, but no DataLoader that it
-    has prepared reads the stream now.
-    """
+    """Return True if accelerate reads this stream through a DataLoader that it has prepared, False
+    if it does not, None if no `Accelerator` shares work among processes."""
     processes, loader = _accelerate(stream)
     return None if processes == 1 else loader is not None
 
@@ -159,14 +152,14 @@ def check_accelerate(stream: Any, ranks: Ranks, *, collates: bool) -> None:
         raise RuntimeError(
             f"expected a stream without rank= and world_size=, got rank={ranks.rank} of "
             f"{ranks.world_size}: accelerate deals out the rows of a prepared DataLoader once "
-            f"more, and most would be read by nobody; leave both out, or {_WAYS}"
+            f"more, and most would not be read; leave both out, or {_ADVICE}"
         )
     joins = isinstance(loader, sys.modules["accelerate.data_loader"].DataLoaderDispatcher)
     if (collates and (joins or processes > 1)) or (joins and takes_views(loader.collate_fn)):
         raise RuntimeError(
             "expected rows, got a prepared DataLoader of batches: accelerate would join the "
             "batches of an IterableDataset and cut them anew, which rows of several lengths do not "
-            f"allow; {_WAYS}, or prepare DataLoader(ds.torch(), batch_size=..., shuffle=True, "
+            f"allow; {_ADVICE}, or prepare DataLoader(ds.torch(), batch_size=..., shuffle=True, "
             "collate_fn=earmill.collate)"
         )
 
@@ -176,7 +169,7 @@ def check_dealt(deals: bool | None) -> None:
     if deals is False:
         raise RuntimeError(
             "expected a DataLoader that accelerate has prepared, as an Accelerator shares the work "
-            f"of several processes here, got one that it does not know; {_WAYS}"
+            f"of several processes here, got one that it does not know; {_ADVICE}"
         )
 
 

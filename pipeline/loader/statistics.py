@@ -1,8 +1,4 @@
-"""Mean and variance of the streams of a set, and normalised features.
-
-Jobs store the statistics when a dataset is closed (see `formats.moments`). Events have none: their
-counts are not normalised.
-"""
+"""Mean and variance of the streams of a set, and normalised features; see `formats.moments`."""
 
 from __future__ import annotations
 
@@ -114,4 +110,4 @@ def _check(features: FeatureRows, name: str, statistics: Any) -> None:
             f"{len(statistics.sums)}; take those of the same stream"
         )
     if not statistics.count:
-        raise ValueError(f"normalise: the statistics of {name} are of no frame at all")
+        raise ValueError(f"normalise: expected statistics of at least one frame of {name}, got 0")

@@ -47,12 +47,9 @@ from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 from earmill.pipeline.loader.statistics import Normaliser, Of
 
 WINDOW_BYTES = 128 * 2**20
-# Batches whose rows are named to the set before they are read.
-AHEAD_BATCHES = 4
-# For lengths, and for frames that `multiple_of` adds.
-SPARE_BYTES = 4 * 2**20
-# Version 2 draws the order by Philox.
-STATE_VERSION = 2
+AHEAD_BATCHES = 4  # Batches whose rows are named to the set before they are read.
+SPARE_BYTES = 4 * 2**20  # For lengths, and for frames that `multiple_of` adds.
+STATE_VERSION = 2  # Version 2 draws the order by Philox.
 _PLACE = ("epoch", "start", "position", "world_size")
 # Settings that older states lack.
 _LATER = ("batch_frames", "batch_seconds", "crop", "mixture")
@@ -61,8 +58,7 @@ EPOCH, START, SKIP, DONE, TAKEN, BY_WORKERS = range(6)
 # Column of the token in a worker's record; epoch, start and skip are as in the common place.
 TOKEN = 3
 MAX_WORKERS = 256
-# Maximum batches of an iteration that is a look.
-LOOK = 1
+LOOK = 1  # Maximum batches of an iteration that is a look.
 MANY = 2
 NO_TOKEN = 0
 MASK = 2**62 - 1
@@ -121,27 +117,19 @@ class Begun(NamedTuple):
     """An iteration of a worker."""
 
     epoch: int
-    # Position of all ranks together when the epoch was shared out.
-    start: int
-    # Rows of this rank's share that were handed out before.
-    skip: int
-    # Batches of this worker's share that it handed out before.
-    passed: int = 0
+    start: int  # Position of all ranks together when the epoch was shared out.
+    skip: int  # Rows of this rank's share that were handed out before.
+    passed: int = 0  # Batches of this worker's share that it handed out before.
 
 
 class Place(NamedTuple):
     """A place of a stream in its epochs."""
 
-    # The epoch of the last iteration, or the next epoch if that iteration ended.
-    epoch: int
-    # Position of all ranks together when the epoch was shared out.
-    start: int
-    # Rows of this rank's share before the resume point.
-    skip: int
-    # Rows of this rank's share that were handed out.
-    done: int
-    # Batches that the iteration took.
-    taken: int
+    epoch: int  # The epoch of the last iteration, or the next epoch if that iteration ended.
+    start: int  # Position of all ranks together when the epoch was shared out.
+    skip: int  # Rows of this rank's share before the resume point.
+    done: int  # Rows of this rank's share that were handed out.
+    taken: int  # Batches that the iteration took.
     # 1 if workers have read since the place was set, so the count is not known.
     by_workers: int
 
@@ -178,8 +166,7 @@ class EpochPlace:
         self._table[0, TAKEN] += 1
 
     def join(self, worker: int, seed: int, workers: int) -> Begun:
-        """In a worker: begin an iteration, the same as the other workers do, given
-        `WorkerInfo.seed`."""
+        """In a worker: begin the iteration of the other workers; `seed` is `WorkerInfo.seed`."""
         if workers > MAX_WORKERS:
             raise ValueError(f"expected at most {MAX_WORKERS} workers, got {workers}")
         token = ((seed - worker + self._iterations) & MASK) + 1
@@ -310,15 +297,12 @@ class FeatureStream(IterableDataset[Any]):
         )
         self._plans: dict[Any, EpochPlan] = {}
         self._place = EpochPlace(epoch)
-        # Iterations in progress in this process.
-        self._iterating = 0
-        # True if a FeatureLoader reads the stream.
-        self.is_in_loader = False
+        self._iterating = 0  # Iterations in progress in this process.
+        self.is_in_loader = False  # True if a FeatureLoader reads the stream.
         # In a spawned worker: rank and world size of torch.distributed in the parent process, and
         # the answer of `accelerate_deals` there.
         self._carried: tuple[tuple[int, int], bool | None] | None = None
-        # In a worker: what it has handed out.
-        self._handed: Begun | None = None
+        self._handed: Begun | None = None  # In a worker: what it has handed out.
 
     @property
     def rank(self) -> int:
@@ -332,7 +316,7 @@ class FeatureStream(IterableDataset[Any]):
 
     @property
     def even(self) -> order.Even:
-        """How ranks get equal shares; see the argument."""
+        """The way to equal shares of ranks; see the argument."""
         is_none = self._ranks.are_found and self.gives_batches
         return False if self._even is None and not is_none else self._even
 
@@ -343,10 +327,8 @@ class FeatureStream(IterableDataset[Any]):
         return place.epoch + (not self._iterating and (place.is_begun or self._is_over(place)))
 
     def __len__(self) -> int:
-        """Rows or batches of the epoch on this rank, whichever iterating gives.
-
-        With a budget, the number may differ from epoch to epoch.
-        """
+        """Rows or batches of the epoch on this rank, whichever iterating gives. With a budget, the
+        number may differ from epoch to epoch."""
         share = self._share(self.epoch, 0)
         return share.n_batches if self.gives_batches else len(share.rows)
 
@@ -533,8 +515,7 @@ class FeatureStream(IterableDataset[Any]):
         self._place.set(epoch, start, skip)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out plans, which a spawned worker makes faster than it receives them, and add the
-        rank."""
+        """Add the rank; leave out plans, which a spawned worker makes faster than it gets them."""
         is_rank = self._ranks.are_found and ranks.of_torch() is not None
         carried = (self._split(), ranks.accelerate_deals(self)) if is_rank else None
         return {**self.__dict__, "_plans": {}, "_iterating": 0, "_carried": carried}

@@ -2,7 +2,7 @@
 
 An addition is a dataset below `additions/<name>`, with the good rows of the current snapshot in the
 same shards. When its job is finished, a new snapshot of the dataset names it. After rows have
-changed, the next snapshot does not, until the same command has computed the new rows.
+changed, the next snapshot drops it, until the same command has computed the new rows.
 """
 
 from __future__ import annotations
@@ -50,11 +50,9 @@ def add_features(
     sink: events.Sink = events.ignore,
     stop: StopRequest | None = None,
 ) -> events.JobFinished:
-    """Compute other models' streams for the rows of a dataset that lack them.
-
-    `job` has `extract`, and perhaps `name`, `run` and `source.storage_options`; the other sections
-    are the dataset's. Raises OvertakenError if the dataset changed meanwhile. Else as `run_job`.
-    """
+    """Compute other models' streams for the rows of a dataset that lack them. `job` has `extract`,
+    and perhaps `name`, `run` and `source.storage_options`; the other sections are the dataset's.
+    Raises OvertakenError if the dataset changed meanwhile, and the errors of `run_job`."""
     layout = Layout.open(uri, storage_options)
     dataset, plan = _finished(layout)
     current = require_current(layout)
@@ -67,7 +65,7 @@ def add_features(
         if (items := tuple(item for item in shard.items if item.row_id in good))
     ]
     if not shards:
-        raise OutputError(f"{layout.url()}: expected good rows to add features to, there is none")
+        raise OutputError(f"{layout.url()}: expected good rows to add features to, got none")
     rows = plan_of(
         shards, spec.sha256(), extra_types=plan.extra_types, extra_labels=plan.extra_labels
     )

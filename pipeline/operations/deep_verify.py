@@ -1,7 +1,5 @@
-"""Compute random rows again from their source, and compare them with the stored rows.
-
-Rows must be equal bit by bit where device and versions are equal, else within a tolerance.
-"""
+"""Compute random rows again from their source, and compare them with the stored rows: bit by bit if
+device and versions are equal, else within a tolerance."""
 
 from __future__ import annotations
 
@@ -90,16 +88,15 @@ def verify_deep(
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> DeepReport:
     """Compute random rows of the current snapshot again, and compare them with the stored rows.
-
-    `seed` draws the rows; None draws a seed, too. `threads` are the kernels'; None takes all cores.
-    """
+    `seed` draws the rows; None draws a seed, too. `threads` are the kernels'; None takes all
+    cores."""
     if rows < 1:
         raise ValueError(f"expected at least 1 row to compute again, got {rows}")
     snapshot = read_snapshot(layout, require_current(layout))
     seed = random.randrange(2**32) if seed is None else seed
     good = sorted(good_plan_rows(layout, snapshot))
     if not good:
-        raise OutputError(f"{layout.url()}: expected good rows to compute again, there is none")
+        raise OutputError(f"{layout.url()}: expected good rows to compute again, got none")
     drawn = sorted(random.Random(seed).sample(good, min(rows, len(good))))
     on_begin("building the models")
     threads = threads or cores()
@@ -163,7 +160,7 @@ def _compared(
     if now is None:
         return 0.0, f"{named} cannot be computed again: {reason or 'it is gone'}"
     if now.facts.get("pcm_sha256") != stored.facts.get("pcm_sha256"):
-        return 0.0, f"{named}: its audio is another one now, so it is not compared"
+        return 0.0, f"{named}: its audio has changed, so it is not compared"
     found = differences(stored, now)
     differing = {name: (size, most) for name, (size, most) in found.items() if size > 0}
     if not differing:
@@ -181,14 +178,10 @@ def _compared(
 
 
 def differences(stored: FeatureRow, now: FeatureRow) -> dict[str, tuple[float, float]]:
-    """Return stream name to the difference of two rows, and the stream's tolerance.
-
-    The difference is 0 if the rows are equal bit for bit, and infinite if their shapes differ.
-    """
-    return {
-        name: _difference(np.asarray(values), np.asarray(now.streams[name]))
-        for name, values in stored.streams.items()
-    }
+    """Return stream name to the difference of two rows, and the stream's tolerance. The difference
+    is 0 if the rows are equal bit for bit, and infinite if their shapes differ."""
+    pairs = {name: (values, now.streams[name]) for name, values in stored.streams.items()}
+    return {name: _difference(*map(np.asarray, pair)) for name, pair in pairs.items()}
 
 
 def _difference(stored: Any, now: Any) -> tuple[float, float]:

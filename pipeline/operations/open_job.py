@@ -1,8 +1,5 @@
-"""Open a job: store or check its plan and dataset.json, and find the shards that are left.
-
-The output is the only state: resume is the stored plan minus the commits. A stored plan never
-changes; a job that goes on says how its source differs by now.
-"""
+"""Open a job: store or check its plan and dataset.json, and find the shards of the stored plan
+without a commit. A stored plan never changes, whatever the source lists now."""
 
 from __future__ import annotations
 
@@ -67,11 +64,8 @@ class Changes:
 
 
 def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
-    """Return how a listing differs from the plan, in rows, places, tags, sizes, times or columns.
-
-    A plan is in the order of its listing, so both are read side by side. Only rows without a
-    partner so far are held.
-    """
+    """Return how a listing differs from the plan in rows, places, tags, sizes, times or columns.
+    Both have one order, so they are read side by side; only rows without a partner are held."""
     old, new = dict[str, Item](), dict[str, Item]()
     changed = list[str]()
 
@@ -175,8 +169,7 @@ def committed_of(record: CommitRecord) -> Committed:
 
 
 def stored_dataset(spec: JobSpec, layout: Layout) -> DatasetFile | None:
-    """Return the output's description, None if the output is new; OutputError if it belongs to
-    another job."""
+    """Return the output's description; None if the output is new, OutputError if of another job."""
     stored = read_dataset(layout)
     if stored is not None and stored.spec_sha256 != spec.sha256():
         changed = describe_changes(stored.spec, spec.canonical()) or "not visible in the spec"
@@ -200,12 +193,9 @@ def open_job(
     fences: tuple[Fence, Fence] = (UNFENCED, UNFENCED),
     on_step: Callable[[str], None] = lambda text: None,
 ) -> OpenJob:
-    """Write or check plan and dataset.json; refuse to go on with an output unasked.
-
-    Commits to replace are chosen by `again`. A driver `beside` others does not hold the lock. The
-    output's description is `stored`. The rights to write here are `fences`: one while the job is
-    opened, one for the rest of the run.
-    """
+    """Write or check plan and dataset.json; refuse to go on with an output unless `resume` is set.
+    `again` chooses commits to replace. A driver `beside` others holds no lock. `stored` is the
+    output's description. `fences` are for the opening of the job, and for the run."""
 
     def may_write(layout: Layout) -> None:
         for fence in {*fences}:

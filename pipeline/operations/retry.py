@@ -1,9 +1,6 @@
-"""Shards that are committed once more: because files are damaged, or to try bad rows again.
-
-Their new attempt is published as the next generation, put-if-absent like any commit; until the
-dataset is closed again, the earlier snapshot counts. So a run that is killed leaves a whole
-dataset, and `extract --resume` or the same command closes it.
-"""
+"""Shards that are committed once more: because files are damaged, or to try bad rows again. Their
+new attempt is published as the next generation; until the dataset is closed again, by `extract
+--resume` or the same command, the earlier snapshot counts."""
 
 from __future__ import annotations
 
@@ -43,10 +40,8 @@ def damaged(layout: Layout) -> Choice:
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Which quarantined rows are tried again: those with a match in each list that is not empty.
-
-    In `uri`, `*` stands for any text with any `/`, and `?` for a character; brackets are literal.
-    """
+    """Filter of quarantined rows. A row passes if every list that is not empty has a match. In
+    `uri`, `*` stands for any text with any `/`, and `?` for a character; brackets are literal."""
 
     error: tuple[str, ...] = ()  # Error classes, such as `unreadable`.
     stage: tuple[str, ...] = ()  # Stages where rows failed, such as `fetch`.
@@ -54,7 +49,7 @@ class RowFilter:
 
     @classmethod
     def of(cls, **given: str | Iterable[str]) -> RowFilter:
-        """Build a filter of a text or several for each name; SpecError for an empty text."""
+        """Build a filter from one or several texts for each name; SpecError for an empty text."""
         lists: dict[str, tuple[str, ...]] = {}
         for name, value in given.items():
             one = isinstance(value, str) or not isinstance(value, Iterable)
@@ -89,10 +84,8 @@ def quarantined(chosen: RowFilter) -> Chooser:
 
 
 def open_again(layout: Layout, choice: Choice) -> dict[str, Recommit]:
-    """Return the new generations of the chosen shards.
-
-    The layout version is raised before, so that releases that know no generations refuse them.
-    """
+    """Return the new generations of the chosen shards. Raises the layout version first, so that
+    releases that know no generations refuse the dataset."""
     newest = newest_generations(layout)
     again = {
         shard: Recommit(newest[shard] + 1, keep)
@@ -112,10 +105,8 @@ def stored_job(
     job: Job | None = None,
     overrides: Iterable[str] = (),
 ) -> JobSpec:
-    """Return the job of a dataset, with this place, as the caller wrote it, as output.
-
-    The job file has the keys that dataset.json does not hold: credentials, `run`.
-    """
+    """Return the job of a dataset, with `uri`, as the caller wrote it, as its output. The job file
+    gives the keys that dataset.json does not hold: credentials and `run`."""
     known: Mapping[str, Any] = {}
     if job is not None:  # a wrong job file is reported before the dataset is looked at
         spec = JobSpec.load(job, overrides=overrides)

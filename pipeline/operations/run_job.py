@@ -1,11 +1,7 @@
-"""One job from spec to finished dataset: check, lock, plan, schedule, finalise.
-
-Mistakes of the user are found before the workers start. The output is the only state: after any end
-of this process a run with `resume` goes on where the commits end.
-
-The exit code is 0 if every row of the plan is committed or quarantined. It is 3 if more rows are in
-quarantine than the job allows, and 1 if shards are missing.
-"""
+"""One job from spec to finished dataset: check, lock, plan, schedule, finalise. The output is the
+only state: after any end of the process, a run with `resume` goes on where the commits end. The
+exit code is 0 if every row of the plan is committed or quarantined, 3 if more rows are in
+quarantine than the job allows, and 1 if shards are missing."""
 
 from __future__ import annotations
 
@@ -69,11 +65,8 @@ RunnerFactory = Callable[[WorkerJob], Callable[[], ShardRunner]]
 
 
 class CommitReader:
-    """Reads commit records for `ShardLedger`, with `side_by_side` several at a time.
-
-    A store takes tens of milliseconds to answer, which would limit a job of many workers to some
-    tens of shards a second.
-    """
+    """Reads commit records for `ShardLedger`, with `side_by_side` several at a time: the round trip
+    to a store would limit a job to some tens of shards a second."""
 
     def __init__(self, read: Callable[[str], Committed | None], *, side_by_side: bool) -> None:
         self._read = read
@@ -102,11 +95,9 @@ def summarise(
     skipped: str = "",
     closed: bool = False,
 ) -> JobFinished:
-    """Return the last event of a run.
-
-    Commits of earlier runs are in `before`, and rows that the listing left out in `skipped`. A run
-    that made the current snapshot, perhaps of copied rows alone, is `closed`.
-    """
+    """Return the last event of a run. Commits of earlier runs are in `before`, files that the
+    listing left out in `skipped`. `closed`: the run made the current snapshot, perhaps of copies
+    alone."""
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
     by_class: dict[str, int] = {}
@@ -277,11 +268,9 @@ class Run:
         return self._finish(job, result)
 
     def _open(self, stack: ExitStack) -> tuple[OpenJob, Heartbeat | None]:
-        """Take the lock and open the job; a driver that joins holds the lock only meanwhile.
-
-        A driver that joins registers as a member before it reads plan and commits, so that its
-        fence notices if another command takes the output over.
-        """
+        """Take the lock and open the job. A driver that joins holds the lock only meanwhile. It
+        registers as a member before it reads plan and commits, so that its fence notices if another
+        command takes the output over."""
         layout, sharing = self.layout, self.sharing
         member = None
         if sharing.joins and sharing.works:
@@ -495,8 +484,7 @@ def _clear(job: OpenJob) -> None:
 
 
 def _snapshot_path(layout: Layout) -> str | None:
-    """Return the path of the snapshot that counts, empty where there is none, or None where
-    `current.json` is damaged."""
+    """Return the path of the current snapshot, or an empty text; None for a damaged file."""
     with suppress(CommitError):
         current = read_current(layout)
         return "" if current is None else current.snapshot.path

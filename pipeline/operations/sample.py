@@ -1,9 +1,6 @@
-"""Random rows of a plan, run as a small job in a private folder, and what their audio costs.
-
-The small job is the job itself with another output, on this machine, with one worker. So the same
-code reads, decodes, computes and stores the rows. The folder is removed afterwards. Rows that fail
-are counted by reason, as they will be in quarantine.
-"""
+"""Random rows of a plan, run as a small job in a private folder, and what their audio costs. The
+small job is the job itself with another output, on this machine, with one worker. The folder is
+removed afterwards. Rows that fail are counted by reason."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import own_folder
 
-# A longer row costs the same from beginning to end, so only its first seconds are processed.
+# Every second of a longer row costs the same, so only its first seconds are processed.
 ROW_S = 150.0
 LEAST_SHARDS = 4  # Shards of the sample, at least: a range needs several.
 # Half the width of a range. By Student's t for five shards, 96 % of costs are within it.
@@ -124,11 +121,9 @@ def _small_job(spec: JobSpec, folder: str, threads: int) -> JobSpec:
 
 
 def scaled(costs: Sequence[tuple[float, float]], audio_s: float) -> Range:
-    """Return the cost of seconds of audio, by the cost and the seconds of measured shards.
-
-    The expected value is the sum of costs over the sum of seconds. The range is three standard
-    errors of this ratio to either side; one shard has no error, so its range is the whole value.
-    """
+    """Return the cost of `audio_s` seconds of audio from (cost, seconds) of measured shards: the
+    ratio of the sums, three standard errors to either side. One shard has no error: its range is
+    all of it."""
     n, seconds = len(costs), sum(s for _, s in costs)
     rate = sum(cost for cost, _ in costs) / seconds
     wide = rate

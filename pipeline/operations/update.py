@@ -1,8 +1,8 @@
 """Take changes of a source into its dataset; only new and changed rows are computed.
 
-A shard without a changed or removed row stays as it is. From every other shard the unchanged rows
-are copied. New and changed rows make new shards, for the run that follows. A file that was moved or
-copied gets the features of the committed row with the same bytes.
+A shard without a changed or removed row stays. Unchanged rows of other shards are copied. New and
+changed rows make new shards, for the run that follows. A file that was moved or copied gets the
+features of the committed row with the same bytes.
 """
 
 from __future__ import annotations
@@ -40,16 +40,13 @@ from earmill.pipeline.storage.layout import Layout
 
 # Why a revision was begun, in the dataset's history.
 UPDATE, RETRY = "update", "retry"
-# Shard and row id of a committed row whose features are copied.
-Place = tuple[str, str]
+Place = tuple[str, str]  # Shard and row id of a committed row whose features are copied.
 SPAN = ("start_s", "end_s")
 
 
 def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
-    """Begin a revision if the source has changed; `run_job` with `resume` carries it out.
-
-    Nothing happens unless there is a finished dataset of this job: the run finishes it first.
-    """
+    """Begin a revision of a finished dataset if the source has changed; `run_job` with `resume`
+    carries it out."""
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, sink) as found:
         if found is None:
@@ -91,11 +88,8 @@ def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:
 
 
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
-    """Begin a revision that retries quarantined rows whose source file has changed.
-
-    `run_job` retries the rows whose file is unchanged. A commit must have the files of its plan, so
-    a changed file needs a new plan. A source that cannot be listed is left to the run.
-    """
+    """Begin a revision that retries quarantined rows whose source file has changed, which needs a
+    new plan. `run_job` retries the rows whose file is unchanged."""
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     with _finished(spec, layout, events.ignore) as found:
         if found is None:
@@ -111,7 +105,7 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
         try:
             listed = {item.row_id: item for item in listing(source)}
         except SourceError:
-            return
+            return  # the run reports it
         rows, recordings = set[str](), set[str]()
         for shard in plan.shards:
             matching = by_shard[shard.shard_id]
@@ -128,7 +122,7 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
         if not rows:
             return
         sink(events.Note(f"files have changed: {len(rows):,} quarantined rows are planned anew"))
-        # Otherwise the other spans of a recording would still be of the earlier file.
+        # All spans of a recording must be of the same file.
         rows |= {
             item.row_id
             for item in plan.items()
@@ -233,17 +227,15 @@ class Update:
 
 
 def _stretch(item: Item) -> tuple[Any, ...]:
-    """Return the size of a row's file and its span, which with its bytes decide the features."""
+    """Return the size of a row's file and its span. With the bytes they decide the features."""
     return (item.size, item.start_s, item.end_s, item.part_of)
 
 
 def committed_bytes(
     layout: Layout, sizes: Collection[int], parts: Mapping[str, tuple[float, float | None]]
 ) -> dict[tuple[Any, ...], Place]:
-    """Return (bytes, start, end, recording, sha256) to the good row with such a file.
-
-    The models hear the audio before a span, so `parts` has row ids of spans to recordings.
-    """
+    """Map (bytes, start, end, recording, sha256) to the good row with such a file. The models hear
+    the audio before a span, so `parts` has the recording for each row id of a span."""
     if not sizes:
         return {}
     columns = ["plan_row_id", "nbytes", *SPAN, "bytes_sha256"]

@@ -1,1 +1,1 @@
-"""Which rows there are, cut into shards once and for all, and what computing them will cost."""
+"""The plan of a job: its rows, cut into shards once, and an estimate of its cost."""

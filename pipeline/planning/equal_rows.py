@@ -1,8 +1,8 @@
 """Files of one listing with the same bytes: the first file is computed, the others are copies.
 
-Candidates are found in three steps, each among the candidates of the step before. They are equal
-size (on stores also equal content tag), equal pieces (local files), and equal sha256. Only whole
-files are compared: spans, rows of tables and members of archives are not known before.
+Candidates are found by equal size (on stores also equal content tag), then by equal pieces (local
+files), then by equal sha256. Only whole files are compared: the bytes of spans, table rows and
+archive members are not known before they are read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from earmill.pipeline.sources.base import EqualRow, Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.backend import is_local
 
-# Kinds of sources in which a row is a file.
-OF_FILES = ("files", "manifest")
+OF_FILES = ("files", "manifest")  # Kinds of sources in which a row is a file.
 PIECE_BYTES = 4096
 FETCHED_ROWS = 256  # Files that are fetched at a time.
 # Row id to the id of the row that it equals, and the sha256 of both.
@@ -34,7 +33,7 @@ def computes_equal_once(spec: JobSpec) -> bool:
 
 
 def equal_rows(source: Source, items: Callable[[], Iterable[Item]]) -> Equal:
-    """Find the rows that have the bytes of an earlier row; `items` returns all rows anew."""
+    """Find the rows that have the bytes of an earlier row. Each call of `items` lists all rows."""
     maybe = _repeated(_key(item) for item in items())
     if not maybe.any():
         return {}
@@ -84,7 +83,7 @@ def _key(item: Item) -> int | None:
 
 
 def _piece(item: Item) -> int | None:
-    """Return `_key` with pieces from the middle and the end of a local file."""
+    """Return a hash like `_key`, for a local file with bytes from its middle and its end."""
     if not is_local(item.uri):
         return _key(item)
     try:

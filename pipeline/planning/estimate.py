@@ -24,12 +24,12 @@ from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import describe_models
 
-# Of a shard: row table, commit record. Of a dataset: dataset.json, plan, index, snapshot, README,
-# croissant, provenance, current.json.
+# A shard has a row table and a commit record. A dataset has dataset.json, plan, index, snapshot,
+# README, croissant, provenance and current.json.
 OBJECTS_PER_SHARD = 2
 OBJECTS_PER_DATASET = 8
 SECONDS_PER_HOUR = 3600.0
-_OF_STREAM = ("name", "model", "layout", "width", "frame_rate_hz")
+_STREAM_KEYS = ("name", "model", "layout", "width", "frame_rate_hz")
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,15 @@ class JobCost(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return flat plain values for JSON."""
         plain: dict[str, Any] = asdict(self)
-        plain["streams"] = [{key: one[key] for key in _OF_STREAM} for one in plain["streams"]]
+        plain["streams"] = [{key: one[key] for key in _STREAM_KEYS} for one in plain["streams"]]
         sizes: dict[str, Any] = plain.pop("estimate")
         return plain | sizes | {"notes": list(self.notes)}
 
 
 def job_cost(spec: JobSpec, sampler: Callable[[Plan], Sampled] | None = None) -> JobCost:
-    """List the source and estimate the job; errors are errors that the job itself would raise.
-
+    """List the source and estimate the job; raises the errors that the job itself would raise.
     `sampler` samples the plan, see `operations.sample`; None for no sample. No model is imported,
-    unless an entry of the job is new to this machine.
-    """
+    unless an entry of the job is new to this machine."""
     streams = [stream for model in describe_models(spec) for stream in model.streams]
     check_stream_names(streams)
     plan = make_plan(planned_source(spec), spec)

@@ -22,8 +22,7 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import SPAN_ID
 
 SHARD_DIGITS = 5
-# Seconds between two reports of a listing's progress.
-PROGRESS_S = 5.0
+PROGRESS_S = 5.0  # Seconds between two reports of a listing's progress.
 NAMED_DUPLICATES = 3
 # Id of a channel's row, where policy `each` makes rows of channels.
 CHANNEL_ROW = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
@@ -34,10 +33,8 @@ def make_plan(
     spec: JobSpec,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Plan:
-    """List a source and cut it into shards.
-
-    Every `PROGRESS_S` seconds `progress` is called with the number of rows so far.
-    """
+    """List a source and cut it into shards. Every `PROGRESS_S` seconds `progress` is called with
+    the number of rows so far."""
     listing = _Listing(source, spec, progress)
     listing.add_all(listing.look(check_text(source.items())), {})
     plan = listing.plan()
@@ -48,7 +45,7 @@ def make_plan(
 
 
 def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Plan:
-    """Plan the rows again, with rows that are equal to others in shards at the end."""
+    """Plan the rows again. Rows that are equal to other rows are in shards at the end."""
     listing = _Listing(source, spec, lambda rows: None)
     places = dict.fromkeys((row_id for row_id, _ in equal.values()), "")
     others = (item for item in plan.items() if item.row_id not in equal)
@@ -110,7 +107,9 @@ class _Listing:
         shards = self._writer.end()
         typed = typed_columns(types_json(columns))
         if isinstance(shards[0], StoredShard) and typed != self._writer.typed:
-            raise SourceError("the source named the types of its columns after its first rows")
+            raise SourceError(
+                "expected column types from the source before its first row, got other types later"
+            )
         plan = Plan(
             str(self._writer.plan_id),
             self._spec.sha256(),
@@ -165,8 +164,8 @@ def check_items(items: Sequence[Item], spec: JobSpec) -> None:
         found = CHANNEL_ROW.fullmatch(row_id)
         if found is not None and found[1] in counts:
             raise SourceError(
-                f"audio.channels: each calls a channel of row {found[1]!r} {row_id!r}, which is "
-                "another row of the source; rename one of them"
+                f"audio.channels: each gives a channel of row {found[1]!r} the id {row_id!r}, "
+                "which another row of the source has; rename one of them"
             )
 
 

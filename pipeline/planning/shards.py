@@ -1,13 +1,13 @@
 """Shards of a plan: their rows in memory, as a table, and in files; and the id of a plan.
 
-The table has one line for each row, in the plan's order. A plan of many rows is stored in parts. A
-process that reads a shard reads one part:
+The table has one line for each row, in the plan's order. A plan of many rows is stored in parts,
+which the index names with their sha256:
 
-    plan/<plan-id>.parquet           one line a shard: part, first row there, rows, seconds
-    plan/<plan-id>/<number>.parquet  the rows of whole shards, as a small plan has them
+    plan/<plan-id>.parquet           a line for each shard: part, first row there, rows, seconds
+    plan/<plan-id>/<number>.parquet  the rows of whole shards, in the form of a small plan
 
 While a source is listed, parts are written to a folder of this process, so that no process ever
-holds more than some thousand rows. The index names each part with the sha256 of its file.
+holds more than some thousand rows.
 """
 
 from __future__ import annotations
@@ -64,10 +64,8 @@ def item_seconds(item: Item) -> float:
 
 
 def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterator[list[Item]]:
-    """Yield groups of neighbours of at most `shard_seconds` and `shard_rows`, or of one row.
-
-    Rows of one block share a group, which may be up to `BLOCK_SHARDS` times as long.
-    """
+    """Yield groups of neighbours of at most `shard_seconds` and `shard_rows`, or of one row. Rows
+    of one block share a group, which may be up to `BLOCK_SHARDS` times as long."""
     group: list[Item] = []
     total = 0.0
     for unit in _units(items, shard_seconds * BLOCK_SHARDS, shard_rows):
@@ -321,7 +319,7 @@ _items: OrderedDict[tuple[str, int], tuple[Item, ...]] = OrderedDict()
 def _recent(
     cache: OrderedDict[Any, Value], key: Any, most: int, read: Callable[[], Value]
 ) -> Value:
-    """Return a value that is read unless the cache has it; the `most` last used values stay."""
+    """Return the cache's value of a key, or read it. The `most` last used values stay."""
     if key not in cache:
         cache[key] = read()
     cache.move_to_end(key)
@@ -410,16 +408,10 @@ INDEX_SCHEMA = pa.schema(
 
 def index_table(shards: Sequence[StoredShard]) -> pa.Table:
     rows = [
-        {
-            "shard": shard.shard_id,
-            "part": shard.place.part.number,
-            "first": shard.place.first,
-            "rows": shard.rows,
-            "seconds": shard.seconds,
-        }
-        for shard in shards
+        (one.shard_id, one.place.part.number, one.place.first, one.rows, one.seconds)
+        for one in shards
     ]
-    return pa.Table.from_pylist(rows, INDEX_SCHEMA)
+    return pa.table([*zip(*rows, strict=True)], schema=INDEX_SCHEMA)
 
 
 def stored_shards(

@@ -1,8 +1,8 @@
 """Long recordings of a source, cut into the spans that a job asks for; see `spec.spans`.
 
 A recording is cut if its length is known, its container can be sought in, and its source reads
-parts of files. A span of any other recording would be read, or decoded, from the start. A planned
-span names the whole recording, so that its worker can read the seconds around the span.
+parts of files: otherwise each span would read the file from its start. A planned span names the
+whole recording, so that its worker can read the seconds around the span.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class SpannedSource:
         for item in self._source.items():
             if SPAN_ID.fullmatch(item.row_id):
                 raise SourceError(
-                    f"row {item.row_id!r} is called as spans are, `<id>#span<k>of<n>`, in a job "
-                    "that has some (audio.spans); call the row otherwise, or leave audio.spans out"
+                    f"row {item.row_id!r} has the form of a span's id, `<id>#span<k>of<n>`, in a "
+                    "job with audio.spans; give the row another id, or leave audio.spans out"
                 )
             known = self._measured(item)
             if known is not None and self._is_long(known):

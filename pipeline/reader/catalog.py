@@ -1,9 +1,8 @@
 """The catalog of a dataset: its rows, where they lie, and the files that hold them.
 
-A closed dataset has an index, and `current.json` names the index and the commits it was made from.
-The record of a shard is read when the shard is first needed, and is refused if its attempt differs
-from the index. A dataset that is not closed has no index: every commit and its table of rows is
-read. Rows come in the same order in both cases: by shard, then by position in the shard.
+The record of a shard of a closed dataset is read when the shard is first needed, and is refused if
+its attempt differs from the index. A dataset that is not closed has no index: every commit and its
+table of rows is read. Rows come by shard, then by position in the shard.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
 
 def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
-    """Refuse a table in which a row has no name, no valid shard or no place. The ends of rows are
-    checked when the rows are read."""
+    """Refuse a table in which a row has no name, valid shard or place; reading checks its end."""
     places = ("row", *_place_names(streams))
     kinds = {name: pa.types.is_integer for name in places}
     kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
@@ -138,14 +136,12 @@ class Catalog:
     dataset: DatasetFile
     streams: Mapping[str, StreamInfo]
     formats: tuple[str, ...]
-    # Type of the stored frames, as the job sets it. Events are int32.
-    dtype: str
+    dtype: str  # Type of the stored frames, as the job sets it. Events are int32.
     # One line for each good row: identity, seconds, shard, row, `<stream>_start` and
     # `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), and the columns of the
     # source as `extra_<name>`.
     table: pa.Table
-    # By shard, as far as they were read. In a closed dataset, records are added when shards are
-    # opened.
+    # By shard, as far as they were read.
     records: dict[str, CommitRecord] = field(default_factory=dict)
     # The commits from which the index was made; empty if the dataset names none.
     refs: Mapping[str, CommitRef] = field(default_factory=dict)
@@ -168,7 +164,7 @@ class Catalog:
         if ref is not None and record.attempt != ref.attempt:
             raise CommitError(
                 f"{layout.url(name)}: expected attempt {ref.attempt} as in the index, got "
-                f"{record.attempt}: the shard was committed anew after the index was made; "
+                f"{record.attempt}: the shard was committed again after the index was made; "
                 f"{CLOSE_AGAIN}"
             )
         check_record(layout, record, self.dataset.spec_sha256, self.streams)
@@ -213,8 +209,8 @@ class Catalog:
 
     @cached_property
     def block_rows(self) -> np.ndarray:
-        """Rows per row group, in table order, by the rule of the Parquet writer for all streams. So
-        the shuffle order depends on neither the format nor the streams that are read."""
+        """Rows per row group, by the rule of the Parquet writer for all streams, so that the order
+        depends on neither the format nor the streams that are read."""
         profile = self.dataset.spec["output"]["row_group_profile"]
         blocks, start = [], 0
         for n_rows in self.shards[1].tolist():
@@ -233,12 +229,11 @@ class Catalog:
 
     @cached_property
     def id_order(self) -> np.ndarray:
-        """Row positions sorted by row id. The order of UTF-8 bytes is that of Python strings."""
+        """Row positions sorted by row id. UTF-8 bytes sort as Python strings."""
         return np.asarray(pc.sort_indices(self.table.column("row_id")))
 
     def choose_format(self, wanted: str | None) -> str:
-        """Check the wanted format; None chooses one that reads parts of rows, if there is one: Zarr
-        fetches chunks of 1 MB, Parquet row groups of 2 to 128 MB."""
+        """Check the wanted format; None chooses one that reads parts of rows, if there is one."""
         writers = self.dataset.provenance.get("extensions", {}).get("formats", {})
         return chosen(self.formats, wanted, writers)
 
@@ -341,8 +336,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
 
 
 def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, CommitRecord]:
-    """Return the record of the first shard of a remote dataset, which saves most readers a round
-    trip. If it cannot be read, the error is raised when the shard is opened."""
+    """Return the first shard's record of a remote dataset, if readable; it saves a round trip."""
     if layout.is_local or not refs:
         return {}
     shard = min(refs)
@@ -405,8 +399,7 @@ def _rows_of(
 
 
 def _only_index(layout: Layout, version: int) -> bytes | None:
-    """Return the index of a closed dataset of layout version 1. If it has several, nothing says
-    which is current, so the commits must be read."""
+    """Return the only index of a closed dataset of layout version 1, or None if it has several."""
     found = layout.list("index") if version == 1 else []
     if len(found) != 1:
         return None
@@ -419,7 +412,7 @@ def _only_index(layout: Layout, version: int) -> bytes | None:
 
 
 class RowLocations:
-    """Where the rows of a set lie in their shards, and their lengths, by position in the set."""
+    """The places of a set's rows in their shards, and their lengths, by position in the set."""
 
     def __init__(self, catalog: Catalog, streams: Sequence[str], fmt: Format) -> None:
         self._table = catalog.table
@@ -460,8 +453,8 @@ class RowLocations:
         return FrameSpan(row_id, row, int(self.starts[name][position]), first, last)
 
     def known_ahead(self, wanted: Wanted) -> dict[str, FrameSpan]:
-        """Return where the stored rows of a span of a row lie. The places of events and int8 frames
-        inside a row are known only when it is read, so these streams are left out of spans."""
+        """Return where the stored rows of a span of a row lie, but of events and int8 frames, whose
+        places inside a row are known only when it is read."""
         position, span_s = wanted
         frames = {name: (0, int(sizes[position])) for name, sizes in self.sizes.items()}
         if span_s is not None:

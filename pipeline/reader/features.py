@@ -64,8 +64,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
 
 MAX_OPEN_SHARDS = 128
-# Folder of a local cache, and the maximum bytes of its files.
-CachePlace = tuple[Path, int]
+CachePlace = tuple[Path, int]  # Folder of a local cache, and the maximum bytes of its files.
 # Rows that iterating in order names ahead; `ReadAhead` bounds them in bytes.
 READ_AHEAD_ROWS = 512
 
@@ -93,8 +92,7 @@ class ProcessHandles:
         self.cache = BlockCache(cache_bytes, self.counts)
         # Path and content of the table of rows that was read last.
         self.rows: tuple[str, pa.Table] = ("", pa.table({}))
-        # Made when rows are named.
-        self.ahead: ReadAhead | None = None
+        self.ahead: ReadAhead | None = None  # Made when rows are named.
         self._catalog, self._places, self._fmt, self._format = catalog, places, fmt, format
         self._max_open = max_open
         # By shard: path of the feature file, and what its commit states.
@@ -470,10 +468,8 @@ class Features(FeatureSet):
 
     def _here(self) -> ProcessHandles:
         """Return the handles of this process; after a fork, the parent's handles are not touched.
-
         There is no lock, because a lock that is held during a fork stays locked in the child. Two
-        threads that come first together may open one handle too many, which is closed with the set.
-        """
+        threads that come first may open one handle too many, which is closed with the set."""
         process = self._process
         if process is None or process.pid != os.getpid():
             layout = Layout.open(self._uri, self._storage_options)

@@ -1,8 +1,4 @@
-"""Open the feature set of a job, or several sets as one.
-
-`open_features(uri)` reads only what commits name. So it opens a closed dataset, and one that is
-still being written, of which it shows the shards that are committed.
-"""
+"""Open the feature set of a job, or its committed shards so far, or several sets as one."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
 """Blocks that are needed soon, fetched and decoded ahead by threads of this process.
 
-The consumer names the next rows; each call moves the window on. Blocks that lie close together
-become one request, and bytes in flight are bounded. A reader that needs a block in flight waits for
-it. Errors are dropped here: the row is read in any case, and its own error names it.
-
-On a local disk, a block takes as long alone as with others, so rows are taken a few at a time. A
-request to a remote store costs a round trip, and the client as much time as 1 MB. So rows are taken
-by the quarter of a window, and shards as a whole if they fit. The next shards are opened before
-their rows are in the window, because it takes two to three round trips to learn where rows lie.
+The consumer names the next rows; each call moves the window on. Bytes in flight are bounded. Errors
+are dropped here, because the row is read in any case. Blocks of a local disk come as fast alone, so
+rows are taken a few at a time. A request to a remote store costs a round trip, so rows are taken by
+the quarter of a window, and shards as a whole if they fit. Shards are opened before their rows are
+in the window, because opening takes two to three round trips.
 """
 
 from __future__ import annotations
@@ -35,22 +32,15 @@ Needed = tuple[ReadsAhead, str, Sequence[int]]
 
 @dataclass(frozen=True)
 class ReadAheadPolicy:
-    """How far and how hard to read ahead."""
+    """Limits of reading ahead."""
 
-    # Threads that fetch and decode.
-    threads: int
-    # Threads that turn rows into requests; 0 uses the threads that fetch.
-    planners: int
-    # Decoded bytes of the window; the cache of a set bounds it further.
-    max_bytes: int
-    # Rows whose blocks are requested together; None for all rows of a shard.
-    rows_at_once: int | None
-    # Requests that a thread takes together.
-    requests_at_once: int
-    # New rows are requested if less than this share of the window is in flight.
-    share: float
-    # Shards after the window that are opened.
-    shards_ahead: int
+    threads: int  # Threads that fetch and decode.
+    planners: int  # Threads that turn rows into requests; 0 uses the threads that fetch.
+    max_bytes: int  # Decoded bytes of the window; the cache of a set bounds it further.
+    rows_at_once: int | None  # Rows whose blocks are requested together; None for a shard's rows.
+    requests_at_once: int  # Requests that a thread takes together.
+    share: float  # New rows are requested if less than this share of the window is in flight.
+    shards_ahead: int  # Shards after the window that are opened.
 
 
 # Decoding releases the GIL, so two threads keep up with the thread that returns rows. Requests wait
@@ -77,8 +67,8 @@ REMOTE = ReadAheadPolicy(
 SHARE, IN_ORDER_SHARE = 0.5, 0.75
 # Threads for small requests, and rows that are searched for the next shards.
 FIRST_REQUESTS, ROWS_LOOKED_AT = 8, 64
-# A reader in order names rows again after this share of the window, and after at most so many rows:
-# going through all rows ahead takes as long as reading one row.
+# A reader in order names rows again after this share of the window, or after `MAX_STEP` rows: going
+# through all rows ahead takes as long as reading one row.
 STEP_SHARE, MAX_STEP = 0.125, 64
 
 
@@ -111,8 +101,7 @@ class ReadAhead:
         self._first = ThreadPoolExecutor(FIRST_REQUESTS, "read-ahead-first")
         self._lock = Lock()
         self._asked: set[Wanted] = set()
-        # Rows for which requests are being made.
-        self._plans: dict[int, Future[None]] = {}
+        self._plans: dict[int, Future[None]] = {}  # Rows for which requests are being made.
         # Shards that were opened before their rows were in the window.
         self._prepared: set[Any] = set()
         self._planning = 0
@@ -120,12 +109,9 @@ class ReadAhead:
     def want(
         self, rows: Sequence[int], spans: Spans | None = None, *, in_order: bool = False
     ) -> int:
-        """Name the rows that come next, in order; this replaces the rows of earlier calls.
-
-        Flag `in_order` says that no block is needed again after its rows were read; the window may
-        then take a larger share of the cache. Return the number of rows after which the next call
-        is due.
-        """
+        """Name the rows that come next, in order, in place of earlier rows; return the number of
+        rows after which the next call is due. `in_order`: no block is needed again after its rows
+        were read."""
         share = IN_ORDER_SHARE if in_order else SHARE
         most = min(self._pace.max_bytes, int(share * self._cache.max_bytes))
         nbytes = self._nbytes(rows, spans)
@@ -155,8 +141,7 @@ class ReadAhead:
         return min(max(1, step), MAX_STEP)
 
     def settle(self, position: int) -> None:
-        """Wait until the requests for a row are made; the reader would request the bytes a second
-        time."""
+        """Wait until the requests for a row are made, or the reader would make them again."""
         plan = self._plans.get(position)
         if plan is not None:
             with suppress(Exception, CancelledError):
@@ -170,9 +155,8 @@ class ReadAhead:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _whole_shards(self, rows: Sequence[int], ends: np.ndarray, count: int, most: int) -> int:
-        """Return the rows of the window without a last shard that does not fit as a whole. The
-        shard stays if it fits into no window by itself, or if one of its rows is requested already.
-        """
+        """Return the rows of the window without a last shard that does not fit as a whole, unless
+        it fits into no window by itself, or is requested already."""
         if count == len(rows):
             return count
         shard, begin, end = self._shard_of(rows[count]), count, count

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
 
-# Number of a set, and the id of a recording in it.
-Name = tuple[int, str]
+Name = tuple[int, str]  # Number of a set, and the id of a recording in it.
 # End of the id of a row that is one of several channels.
 CHANNEL = re.compile(r"#ch[0-9]+\Z")
 
@@ -183,7 +182,7 @@ def _grouped(features: FeatureRows) -> tuple[dict[Name, list[int]], dict[Name, l
     has_spans = [_has_spans(each) for each in _sets_of(features)]
     table = features.table
     ids, planned = (table.column(name).to_pylist() for name in ("row_id", "plan_row_id"))
-    # Sets end to end have numbers. Of sets side by side, the first names the rows.
+    # Sets end to end have numbers. The first of sets side by side names the rows.
     numbers = table.column("set").to_pylist() if "set" in table.column_names else [0] * len(ids)
     spans: dict[Name, dict[int, int]] = {}
     counts: dict[Name, int] = {}

@@ -1,7 +1,4 @@
-"""Sources of audio, found by their kind among the entry points of `earmill.sources`.
-
-They may import `spec`, `audio`, `storage` and `common`.
-"""
+"""Sources of audio, found by their kind among the entry points of `earmill.sources`."""
 
 from __future__ import annotations
 
@@ -13,11 +10,8 @@ __all__ = ["Item", "Source", "open_source"]
 
 
 def open_source(spec: SourceSection, array_rate_hz: int | None = None) -> Source:
-    """Return the source that a job names; a SourceError if it is missing or cannot be read.
-
-    Opening lists no rows, so every worker opens the source. An empty source is an error of
-    `items()`. Arrays without a rate have `array_rate_hz`, which is `audio.array_rate_hz`.
-    """
+    """Return the source that a job names; SourceError if it is missing or cannot be read. Every
+    worker opens the source, so no rows are listed. Arrays without a rate have `array_rate_hz`."""
     kind = source_kind(spec.kind)
     if array_rate_hz is not None and not kind.has_arrays:
         raise SourceError(

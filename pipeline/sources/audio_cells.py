@@ -3,9 +3,8 @@
     cell   = binary | string | array | struct<bytes?, path?, array?, sampling_rate?>
     array  = list of samples | list of channels, each a list of samples
 
-Arrays become WAV files of the same samples in memory, which the decoder of files reads. Full scale
-is as in WAV files: 32768 for int16, 2^31 for int32, 128 for int8 and 1.0 for floats. Types without
-a known full scale (int64, unsigned) are refused before work starts.
+Arrays become WAV files in memory. Full scale is 32768 for int16, 2^31 for int32, 128 for int8 and
+1.0 for floats. Types without a known full scale (int64, unsigned) are refused before work starts.
 """
 
 from __future__ import annotations

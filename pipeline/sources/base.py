@@ -1,9 +1,6 @@
-"""The interface of sources, the uris of their items, and the retry policy of all of them.
-
-A source lists items and opens their bytes as seekable streams, which the caller closes. Decoding
-is not its task. If the bytes of a row cannot be read, the source returns a `RowError` in place of
-the stream, so that a missing object costs one row.
-"""
+"""The interface of sources, the uris of their items, and the retry policy of all of them. A source
+lists items and opens their bytes as seekable streams, which the caller closes. If the bytes of a
+row cannot be read, the source returns a `RowError` in place of the stream."""
 
 from __future__ import annotations
 
@@ -36,11 +33,10 @@ UNDECODED = re.compile("[\udc80-\udcff]")
 
 Scalar = str | int | float | bool | None
 
-# Retry policy of listings. Stores retry by themselves as well. A store that never answers is asked
-# fewer times, as its address is probably wrong.
+# A store that never answers is asked fewer times, as its address is probably wrong.
 LISTING_RETRIES = RetryPolicy(budget_s=75.0, what=SOURCE)
 SILENT_TRIES = 4
-# Retry policy of reading objects. After it, the driver tries the whole shard again later.
+# After this time for reading an object, the driver tries the whole shard again later.
 FETCH_RETRIES = RetryPolicy(budget_s=45.0, what=SOURCE)
 
 _waits: dict[int, float] = {}
@@ -119,10 +115,8 @@ class Source(Protocol):
 
 
 def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """Return the filesystem of a uri and the path in it; names are taken literally.
-
-    Local places get no options, because the options of a table belong to its store.
-    """
+    """Return the filesystem of a uri and the path in it, a literal name. Local places get no
+    options, because the options of a table belong to its store."""
     path, odd = local_path(uri), _odd_path(uri)
     if path is not None:
         return LocalFileSystem(), path if odd is None or os.path.lexists(path) else odd
@@ -137,11 +131,8 @@ def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tu
 def object_of(
     uri: str, storage_options: Mapping[str, Any] | None = None, *, versions: bool = True
 ) -> tuple[Any, str]:
-    """Return `filesystem` of a uri that names one object, possibly with a version.
-
-    In a listed name, `?versionId=` is a part of the name: `versions` is False. An UnreadableError
-    says that the store's client would ask for another object.
-    """
+    """Return `filesystem` of a uri that names one object; UnreadableError if the store's client
+    would ask for another object. Without `versions`, `?versionId=` is a part of a listed name."""
     odd = _odd_path(uri)
     if odd is not None:
         return LocalFileSystem(), odd
@@ -174,11 +165,8 @@ def as_text(name: str) -> str:
 
 
 def row_names(names: Sequence[str]) -> list[str]:
-    """Return the row id of each path below the root of a source: unique text.
-
-    A name that is not UTF-8 is escaped. It gets `./` in front, which no path below a root has, if
-    another file has the escaped name.
-    """
+    """Return the row id of each path below the root of a source. A name that is not UTF-8 is
+    escaped. If another file has the escaped name, it gets `./` in front, which no path has."""
     texts = [as_text(name) for name in names]
     known = set(names)
     return [
@@ -208,10 +196,8 @@ def joined(folder: str, path: str) -> str:
 
 
 def resolved(uri: str, fs: Any, folder: str) -> str:
-    """Return a uri of a table for other processes; a relative uri lies in the folder.
-
-    The folder is a path of the filesystem `fs`, or a uri if `fs` is None.
-    """
+    """Return a uri of a table for other processes; a relative uri lies in the folder, a path of the
+    filesystem `fs`, or a uri if `fs` is None."""
     if not is_relative(uri):
         path = local_path(uri)
         return uri if path is None else posixpath.normpath(path)

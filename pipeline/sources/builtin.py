@@ -1,32 +1,19 @@
-"""The kinds of source that come with earmill; entry points in pyproject.toml name them.
-
-A kind is imported when it is opened, because importing `datasets` takes two seconds.
-"""
+"""The kinds of source that come with earmill; entry points in pyproject.toml name them. A kind is
+imported when it is opened, because importing `datasets` takes two seconds."""
 
 from __future__ import annotations
 
-from earmill.pipeline.sources.base import Source
+from functools import partial
+from importlib import import_module
+from typing import Any
+
 from earmill.pipeline.spec.source import FilesSpec, HfSpec, ManifestSpec, SourceKind
 
 
-def _files(spec: FilesSpec) -> Source:
-    from earmill.pipeline.sources.files import FilesSource
-
-    return FilesSource(spec)
+def _open(module: str, name: str, *arguments: Any) -> Any:
+    return getattr(import_module(f"earmill.pipeline.sources.{module}"), name)(*arguments)
 
 
-def _manifest(spec: ManifestSpec) -> Source:
-    from earmill.pipeline.sources.manifest import ManifestSource
-
-    return ManifestSource(spec)
-
-
-def _hf(spec: HfSpec, array_rate_hz: int | None) -> Source:
-    from earmill.pipeline.sources.hf import HfSource
-
-    return HfSource(spec, array_rate_hz)
-
-
-FILES = SourceKind(FilesSpec, _files)
-MANIFEST = SourceKind(ManifestSpec, _manifest)
-HF = SourceKind(HfSpec, _hf, has_arrays=True)
+FILES = SourceKind(FilesSpec, partial(_open, "files", "FilesSource"))
+MANIFEST = SourceKind(ManifestSpec, partial(_open, "manifest", "ManifestSource"))
+HF = SourceKind(HfSpec, partial(_open, "hf", "HfSource"), has_arrays=True)

@@ -1,14 +1,11 @@
 """The places that a table may name, the stores that get the credentials, and checked connections.
 
-A manifest and the path cells of a dataset are data, often from other people. They may name files
-below the folder of the table, and objects in the same bucket or on the same host. All other places
-must be under a prefix in the job's `source.allow`. Addresses that are not public are reached only
-if the job names their host. `storage_options` go to the source's own store and to no other host.
-See docs/security.md for what this does not protect against.
-
-A web server may redirect a request to any address, so each hop is checked. Hosts that are not
-public must be named by the job, with their path. The address is checked again when the socket is
-made, so that a name cannot change its address in between.
+Other people may have written a table. It may name files below its folder, and objects in the same
+bucket or on the same host. All other places must be under a prefix in the job's `source.allow`.
+Addresses that are not public are reached only if the job names their host. `storage_options` go to
+the source's own store alone. See docs/security.md for what this does not protect against. Each
+redirect of a web server is checked, and the address again when the socket is made, so that a name
+cannot change its address in between.
 """
 
 from __future__ import annotations
@@ -117,9 +114,8 @@ _is_named: ContextVar[bool] = ContextVar("is_named", default=False)
 
 @dataclass(frozen=True)
 class CheckedClient:
-    """Opens aiohttp sessions that check every hop; for `get_client` of fsspec. The addresses of the
-    places of the web that the job names need not be public.
-    """
+    """Opens aiohttp sessions that check every hop; for `get_client` of fsspec. Web addresses that
+    the job names need not be public."""
 
     named: tuple[Place, ...]
 

@@ -1,9 +1,7 @@
-"""The duration of a clip for planning: from its header, else estimated from its size.
-
-Reading a header costs about 0.1 ms and is exact for everything but MP3 without a frame count. The
-estimate by size uses typical bit rates of speech corpora and may be wrong by a factor of two or
-three. Shards then hold more or less audio than planned. Nothing else depends on it.
-"""
+"""The duration of a clip for planning: from its header, else estimated from its size. Reading a
+header costs about 0.1 ms and is exact, except for an MP3 without a frame count. The estimate uses
+typical bit rates of speech, and may be wrong by a factor of three; only the size of shards depends
+on it."""
 
 from __future__ import annotations
 
@@ -48,11 +46,8 @@ LEAST_BYTES_PER_SECOND = 20
 
 
 def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) -> float | None:
-    """Return the duration by the header of a local path or stream; None if it is not plausible.
-
-    The path must name a regular file. Only the header is read, so the call does not wait. With
-    `behind`, what follows the samples is read too, which can show that a header is wrong.
-    """
+    """Return the duration by the header of a local file or a stream; None if it is not plausible.
+    With `behind`, bytes behind the samples are read too, which can show that a header is wrong."""
     try:
         if isinstance(source, str):
             with open_regular(source) as stream:
@@ -114,10 +109,8 @@ class ByteRate:
 
     @classmethod
     def in_column(cls, head: bytes, nbytes: int) -> ByteRate | None:
-        """Return the rate of the first clip in the first bytes of a Parquet column, or None.
-
-        Plain and lightly compressed pages hold a clip unchanged, after its length in four bytes.
-        """
+        """Return the rate of the first clip in the first bytes of a Parquet column, or None. Plain
+        and lightly compressed pages hold a clip unchanged, after its length in four bytes."""
         for magic, codec in EARLY.items():
             if (at := head.find(magic)) < 4:
                 continue

@@ -5,13 +5,10 @@ copied to a temporary file (remote), so every stream is seekable and no decoder 
 network. Neighbours with the same uri (spans of one recording) share one copy and one checksum.
 
 If a row is a span of a larger file in a seekable container (such as WAV and FLAC), its stream
-requests only what the decoder reads. The checksum of the whole file is then unknown and its column
-is null. The content tag of the store identifies the object, at the beginning and at the end. Spans
-of a long row (`planning.spans`) are read by different workers at different times. Each worker
-checks that the file is still the planned file.
-
-An outage of the store is retried by the policy in `sources.base`, and then ends the reading with
-`SourceOutage`: no row is at fault.
+requests only what the decoder reads. The checksum of the whole file is then null; the content tag
+of the store identifies the object, at the beginning and at the end. Workers that read spans of one
+long row (`planning.spans`) check that the file is still the planned file. An outage of the store is
+retried (`sources.base`), and then raises `SourceOutage`: no row is at fault.
 """
 
 from __future__ import annotations
@@ -56,13 +53,11 @@ MEMORY_BYTES = 64 << 20  # larger objects are not held in memory
 MOST_BYTES = 64 << 30  # limit for an object of unknown size
 READ_AHEAD_BYTES = 256 << 20  # limit of bytes read ahead of the consumer
 AHEAD_OBJECTS = 8
-# An object stalls if no byte arrives for so long, plus the time at the lowest rate.
+# An object stalls if no byte arrives for this time, plus its time at the lowest rate.
 STALL_S = 120.0
 SLOWEST_BYTES_PER_S = 100_000
-# A long range is read in pieces of this size.
-PIECE_BYTES = 8 << 20
-# Bytes of a block after a jump; libFLAC seeks in jumps.
-BLOCK_BYTES = 64 << 10
+PIECE_BYTES = 8 << 20  # A long range is read in pieces of this size.
+BLOCK_BYTES = 64 << 10  # Bytes of a block after a jump; libFLAC seeks in jumps.
 # Reading over a smaller gap, in long blocks, costs less than a request.
 NEAR_BYTES, LONG_BLOCK_BYTES = 32 << 10, 1 << 20
 SEEKABLE = frozenset(
@@ -93,10 +88,8 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def read_range(fs: Any, path: str, wanted: Range) -> bytes:
-    """Return the bytes of one range of a file, and read no more.
-
-    UnreadableError says that the file ends before, or that its server supports no ranges.
-    """
+    """Return the bytes of one range of a file; UnreadableError if the file ends before, or its
+    server supports no ranges."""
     if isinstance(fs, LocalFileSystem):
         with open_regular(path) as stream:
             stream.seek(wanted.start)
@@ -126,11 +119,9 @@ def may_go_on(fs: Any) -> bool:
 
 
 class RangedFile(SeekableFile):
-    """A file that is read in blocks by range requests, only where it is used.
-
-    After a small gap, reading on costs less than another request, so the blocks are long. The size
-    may be the end of the part that is used. After a jump, a block has `block_bytes`.
-    """
+    """A file that is read in blocks by range requests; `size` may be the end of the used part.
+    After a jump, a block has `block_bytes`; after a small gap it is long: reading on costs less
+    than a request."""
 
     def __init__(self, fs: Any, path: str, size: int, block_bytes: int) -> None:
         super().__init__(size)
@@ -155,7 +146,6 @@ class RangedFile(SeekableFile):
         return data
 
     def _long_block_bytes(self) -> int:
-        """Return the bytes of a block where reading goes on."""
         return LONG_BLOCK_BYTES
 
 
@@ -232,11 +222,8 @@ class _MemoryStream(io.BytesIO):
 
 
 class _FileStream(io.BufferedReader):
-    """A stream over a blob in a file.
-
-    `failure` is the error of a failed read, here or of the same bytes in another process. Decoders
-    take a failed read for the end of the file; see `check_arrived`.
-    """
+    """A stream over a blob in a file. Decoders take a failed read, here or in another process, for
+    the end of the file, so its error is kept in `failure`; see `check_arrived`."""
 
     def __init__(self, blob: Blob, path: str) -> None:
         super().__init__(open_regular(path).detach())
@@ -307,8 +294,7 @@ class RangedStream(RangedFile):
         except OSError as error:
             self._failure = error
             raise
-        # Stores raise classes of their own (botocore's is no OSError), which a decoder would lose.
-        except Exception as error:
+        except Exception as error:  # a decoder loses a store's own classes
             self._failure = OSError(errno.EIO, str(error))
             raise self._failure from error
 
@@ -427,8 +413,7 @@ def temporary_file() -> str:
 
 
 def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
-    """Return a stream over an object by ranges, to read its header; None if the store supports no
-    ranges, or the object is gone."""
+    """Return a stream over an object by ranges; None without range support or without object."""
 
     def opened() -> BinaryIO | None:
         fs, path = base.object_of(item.uri, options)
@@ -464,9 +449,7 @@ def load_blob(
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Blob | RowError:
     """Return the object of an item, or the RowError of a refusal; SourceOutage after all tries.
-
-    `touch` is called when bytes arrive or a try begins. An abandoned object is not tried again.
-    """
+    `touch` is called when bytes arrive or a try begins."""
 
     def attempt() -> Blob:
         touch()
@@ -480,10 +463,8 @@ def load_blob(
 
 
 class _Task:
-    """An object that is being fetched for neighbouring items of one uri.
-
-    `moved` is the monotonic time at which bytes last arrived or a try began, in seconds.
-    """
+    """An object that is being fetched for neighbouring items of one uri; `moved` is the monotonic
+    time in seconds at which bytes last arrived or a try began."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, group: list[Item], options: Options, load: Load
@@ -511,11 +492,8 @@ class _Task:
 def fetch_all(
     items: Sequence[Item], options: Options, load: Load = load_object
 ) -> Iterator[Fetched]:
-    """Yield every item in order with its stream or RowError; a few objects are read ahead.
-
-    Neighbours of one uri share one copy. `options` returns the storage options of a uri. `load` is
-    called from several threads. A SourceOutage says that the store was away for an item.
-    """
+    """Yield every item in order with its stream or RowError; a few objects are read ahead. `load`
+    is called from several threads. SourceOutage if the store was away for an item."""
     waiting = deque(list(group) for _, group in groupby(items, key=lambda item: item.uri))
     running: deque[_Task] = deque()
     pool = ThreadPoolExecutor(AHEAD_OBJECTS, thread_name_prefix="fetch")
@@ -558,8 +536,7 @@ def fetch_rows(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
     with closing(fetch_all(items, options, load_span)) as fetched:  # type: ignore[type-var]
         for item, stream in fetched:
             if item.part_of is not None and not isinstance(stream, RowError):
-                error = _replaced(item, options(item.uri))
-                if error is not None:
+                if (error := _replaced(item, options(item.uri))) is not None:
                     stream.close()
                     stream = error
             yield item, stream

@@ -1,13 +1,11 @@
 """A folder, a bucket prefix or a glob of audio files, local or behind any fsspec URI.
 
-One recursive listing is filtered by glob and extension and sorted by path. Files of other
-extensions are counted. The row id is the path below the root, so a corpus that moves keeps its ids.
-Durations come from local headers, or from sizes if a header would cost a request.
+Rows are sorted by path. The row id is the path below the root, so a corpus that moves keeps its
+ids. Durations come from local headers, or from sizes if a header would cost a request.
 
 `Walk` lists every file below a local folder once. It follows links to folders, which fsspec does
-not. Real folders come first, and a link adds files that were not seen yet. So a row has its real
-path as its name if it has one. A link to a folder that holds the root is not followed: it would
-lead back, and to everything outside.
+not, after the real folders, so a row has its real path as its name if it has one. A link to a
+folder that holds the root is not followed: it would lead back, and to everything outside.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
 
 HIDDEN = "hidden"
 NO_EXTENSION = "no extension"
-# A blank row of a table, counted like a skipped file.
-BLANK_ROW = "blank row"
+BLANK_ROW = "blank row"  # A blank row of a table, counted like a skipped file.
 # Clients of some stores cut names at these characters, see `asks_for_another`.
 CUT_CHARACTERS = re.compile(r"[\x00-\x1f?#]|/$")
 UNREACHABLE = "unreachable name"
@@ -56,7 +53,6 @@ class Walk:
         self.left_out = 0
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield the path below the root and `file_info` of each file."""
         while self._links:
             self._links.sort(reverse=True)
             path, prefix = self._links.pop()
@@ -107,7 +103,6 @@ def is_hidden(name: str) -> bool:
 
 
 def by_extension(names: Iterator[str]) -> Counter[str]:
-    """Count files by ending."""
     return Counter(PurePosixPath(name).suffix.lower() or NO_EXTENSION for name in names)
 
 

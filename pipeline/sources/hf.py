@@ -1,9 +1,8 @@
 """A Hugging Face dataset: a hub id, a `save_to_disk` folder or Parquet, map-style or streaming.
 
-`datasets` never decodes the audio column. The encoded bytes, the path or the array (`audio_cells`)
-are decoded by `audio.decode`, so a broken clip costs one row. Streamed Parquet is planned from its
-footers and fetched by row groups (`hf_parquet`). Other streams are read once for planning, unless
-`duration_column` is given.
+`datasets` never decodes the audio column; `audio.decode` does, so a broken clip costs one row.
+Streamed Parquet is planned from its footers and fetched by row groups (`hf_parquet`). Other streams
+are read once for planning, unless `duration_column` is given.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ from earmill.pipeline.spec.source import HfSpec
 from earmill.pipeline.storage.backend import is_local
 
 ID_DIGITS = 9
-# Rows from which the features of a stream are inferred.
-FEATURE_ROWS = 5
+FEATURE_ROWS = 5  # Rows from which the features of a stream are inferred.
 PLAN_BATCH_ROWS = 256
 HEAD_BYTES = 4
 
@@ -100,10 +98,8 @@ def _name(feature: Any) -> str:
 
 
 class HfSource:
-    """The rows of one split.
-
-    `missing` and `first_missing` are of the rows whose local file does not exist.
-    """
+    """The rows of one split. `missing` counts the rows whose local file does not exist, and
+    `first_missing` names the first of these files."""
 
     _dataset: Dataset | IterableDataset
 
@@ -319,15 +315,10 @@ class HfSource:
 
 
 def selected(dataset: Any, columns: Sequence[str]) -> Any:
-    """Return a dataset with some of its columns; a map-style dataset then gives Arrow tables.
-
-    A folder of audio files has only paths and labels and is returned as it is: `datasets` fails to
-    select a label that some rows lack.
-    """
-    if (
-        isinstance(dataset, IterableDataset)
-        and dataset.info.builder_name == hf_location.AUDIO_FOLDER
-    ):
+    """Return a dataset with some of its columns; a map-style dataset then gives Arrow tables. A
+    folder of audio files stays as it is: `datasets` fails to select a label that some rows lack."""
+    builder = dataset.info.builder_name
+    if isinstance(dataset, IterableDataset) and builder == hf_location.AUDIO_FOLDER:
         return dataset
     some = dataset.select_columns(list(columns))
     return some.with_format("arrow") if isinstance(some, Dataset) else some
@@ -341,10 +332,7 @@ def part_of(dataset: IterableDataset, shard: int | None) -> IterableDataset:
 
 
 class _Cursor(threading.local):
-    """The position of each thread in a streamed dataset.
-
-    A worker runs two shards at a time, each in a thread of its own. Shards in order need one pass.
-    """
+    """The position of each thread in a streamed dataset, so that shards in order need one pass."""
 
     def __init__(self, dataset: IterableDataset) -> None:
         self._dataset = dataset
@@ -376,6 +364,5 @@ def _seconds(row: ListedRow) -> float | None:
     if data is None:
         return row.estimated_s if row.audio.samples is None else row.audio.seconds()
     exact = header_seconds(pa.BufferReader(data), data.size)
-    if exact is not None:
-        return exact
-    return guess_seconds(path, data.size, bytes(memoryview(data)[:HEAD_BYTES]))
+    head = bytes(memoryview(data)[:HEAD_BYTES])
+    return guess_seconds(path, data.size, head) if exact is None else exact

@@ -1,7 +1,4 @@
-"""Where a Hugging Face dataset lies, how it is opened, and how uris name its rows.
-
-A dataset is a hub id, a saved folder or Parquet files.
-"""
+"""Opening of a Hugging Face dataset (a hub id, a saved folder, Parquet files); uris of its rows."""
 
 from __future__ import annotations
 
@@ -58,10 +55,8 @@ class ParquetSet:
 
 
 def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.IterableDataset:
-    """Open the split that a job names, with audio cells as they are stored.
-
-    With `streaming`, a split of plain Parquet files is returned as these files, unread.
-    """
+    """Open the split that a job names, with audio cells as they are stored. With `streaming`, a
+    split of plain Parquet files is returned as these files, unread."""
     try:
         dataset = _opened(spec)
     except DataFilesNotFoundError as error:
@@ -149,11 +144,8 @@ def _opened(spec: HfSpec) -> Any:
 
 
 def check_names(spec: HfSpec) -> None:
-    """Refuse names that `datasets` misreads, and files on which it would hang.
-
-    `datasets` reads a path as a pattern, which may match another folder. It leaves out files with
-    `::` in their names without a message.
-    """
+    """Refuse files on which `datasets` would hang, and names that it misreads: it takes a path for
+    a pattern, and leaves out files with `::` in their names without a message."""
     if is_web(spec.uri):
         return  # `?` begins a query there
     if is_local(spec.uri) and not local_exists(spec.uri):
@@ -192,11 +184,8 @@ def _is_saved(fs: Any, path: str) -> bool:
 
 
 def check_hub_id(spec: HfSpec) -> None:
-    """Refuse a uri that is neither local nor a dataset of the hub.
-
-    A missing folder looks like a hub id, for which `datasets` would ask the hub six times. A uri
-    below an existing folder is refused without a request, any other uri costs one request.
-    """
+    """Refuse a uri that is neither local nor a dataset of the hub, by one request at most: for a
+    missing folder, which looks like a hub id, `datasets` would ask the hub six times."""
     below = spec.uri.partition("/")[0]
     if not HUB_ID.fullmatch(spec.uri) or ("/" in spec.uri and os.path.isdir(below)):
         raise FileNotFoundError(spec.uri)
@@ -250,11 +239,10 @@ def public_dataset_uri(spec: HfSpec) -> str:
 def dataset_folder(spec: HfSpec) -> str | None:
     """Return the folder or prefix of a dataset; None for a dataset of the hub."""
     uri = public_dataset_uri(spec)
-    if is_local(uri):
-        if not local_exists(uri):
-            return None
-        if os.path.isdir(uri):
-            return uri
+    if is_local(uri) and not local_exists(uri):
+        return None
+    if is_local(uri) and os.path.isdir(uri):
+        return uri
     scheme, separator, path = ("", "", uri) if is_local(uri) else uri.partition("://")
     # The folders before the first glob character and the file name.
     plain = MAGIC_CHARACTERS.split(path, maxsplit=1)[0]

@@ -2,13 +2,10 @@
 
     column chunks of row group 0 | of row group 1 | ... | footer | its length | PAR1
 
-The footer holds place and size of each column chunk. All reads are range requests.
-
-Planning reads the footer of each file and the columns beside the audio. It reads the beginning of a
-clip in the first file and in each large file. The duration of a row is estimated from the bytes of
-its row group. A worker fetches the audio of a row group once, even if it needs few rows; shards are
-cut between row groups (`planning.shards.cut`). Before a row group is read, the tag or time of the
-file is compared with the plan.
+All reads are range requests. Planning reads the footer of each file, the columns beside the audio,
+and the beginning of a clip in the first file and in each large file. The duration of a row is
+estimated from the bytes of its row group. A worker compares the tag or time of the file with the
+plan, and fetches the audio of a row group once; shards are cut between row groups.
 """
 
 from __future__ import annotations
@@ -44,8 +41,7 @@ BUFFER_BYTES = 1 << 20
 LISTING_THREADS = 16
 TABLES_KEPT = 256
 ROWS_AT_ONCE = 16
-# First bytes of a column chunk in which the first clip is searched.
-HEAD_BYTES = 4096
+HEAD_BYTES = 4096  # First bytes of a column chunk in which the first clip is searched.
 LARGE_BYTES = 1 << 20
 
 Row = Mapping[str, Any]
@@ -129,7 +125,7 @@ class ParquetTable:
         batch_rows: int,
     ) -> Iterator[pa.RecordBatch]:
         """Yield some columns of a row group, a few rows at a time. The stream holds the bytes of
-        `ranges`, concatenated; of the whole file if `ranges` is None."""
+        `ranges`, concatenated, or the whole file."""
         source: Any = stream if ranges is None else SparseFile(stream, ranges, self.size)
         file = pq.ParquetFile(
             source, metadata=self.metadata, pre_buffer=False, buffer_size=BUFFER_BYTES
@@ -197,8 +193,7 @@ class _Asked(NamedTuple):
     row: int
 
     def is_behind(self, last: _Asked) -> bool:
-        same = self.table is last.table and self.group == last.group
-        return same and self.row > last.row
+        return self.table is last.table and self.group == last.group and self.row > last.row
 
 
 Refused = tuple[Item, RowError]
@@ -311,12 +306,10 @@ class ParquetRows:
             is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
             return {"path" if is_text else "bytes": self._audio}
         found: dict[str, str] = {name: name for name in ("bytes", "path") if name in names}
-        arrays = [name for name in names if name.startswith("array.")]
-        rates = [name for name in RATE_NAMES if name in names]
-        if arrays:
+        if arrays := [name for name in names if name.startswith("array.")]:
             found["array"] = arrays[0]
-        if arrays and rates:
-            found["rate"] = rates[0]
+            if rates := [name for name in RATE_NAMES if name in names]:
+                found["rate"] = rates[0]
         return {role: f"{self._audio}.{name}" for role, name in found.items()}
 
     def _audio_bytes(self, table: ParquetTable, group: Group) -> tuple[float, bool | None]:

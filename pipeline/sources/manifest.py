@@ -1,10 +1,9 @@
 """A table of clips: csv, tsv, jsonl or parquet, with a column uri, and optionally id, start, end.
 
-start and end are seconds and select a span of the file. Every other column is carried through.
-`source.columns` maps other names (NeMo: audio_filepath, offset, duration). Relative uris lie in the
-folder of the table, so a corpus can be moved with its manifest. A malformed table, or a uri that
-the source may not read (`sources.confinement`), is an error before any work. Items hold no secrets:
-fetching looks up signed uris in the table again.
+start and end are seconds and select a span of the file. Other columns are carried through. Relative
+uris lie in the folder of the table. A malformed table, or a uri that the source may not read
+(`sources.confinement`), is an error before any work. Items hold no secrets: fetching looks up
+signed uris in the table again.
 """
 
 from __future__ import annotations
@@ -41,22 +40,17 @@ FOREIGN_NAMES = (
 # Names of the start of a span in other tables. Beside one of them, "duration" is the span's length.
 FOREIGN_STARTS = ["offset", "start_s", "start_time", "begin"]
 FOREIGN_ENDS = ["end_s", "end_time", "stop"]
-# Columns of a span in tables of NeMo.
-SPAN_ELSEWHERE = {"offset", "duration"}
+SPAN_ELSEWHERE = {"offset", "duration"}  # Columns of a span in tables of NeMo.
 STAT_THREADS = 16
 
 Stat = Mapping[str, Any]
-# `stat_fields` of a local file that does not exist.
-ABSENT: Stat = {}
-# A filesystem and a path in it, or None and a uri.
-Folder = tuple[Any, str]
+ABSENT: Stat = {}  # `stat_fields` of a local file that does not exist.
+Folder = tuple[Any, str]  # A filesystem and a path in it, or None and a uri.
 
 
 class ManifestSource:
-    """The clips that a table names.
-
-    `missing` and `first_missing` are of the rows whose local file does not exist.
-    """
+    """The clips that a table names. `missing` counts the rows whose local file does not exist, and
+    `first_missing` names the first of these files."""
 
     def __init__(self, spec: ManifestSpec) -> None:
         self._spec = spec
@@ -179,8 +173,7 @@ class ManifestSource:
         return columns
 
     def _folder_of_paths(self) -> Folder:
-        """Return the folder in which relative uris of the table lie, which they cannot leave. The
-        job may name any folder with `prefix`."""
+        """Return the folder in which relative uris lie: the table's, or the job's `prefix`."""
         folder, prefix = posixpath.dirname(self._path), self._spec.prefix
         if prefix is None:
             return self._fs, folder
@@ -209,11 +202,8 @@ class ManifestSource:
     def _chunks(
         self, columns: Mapping[str, Cells], names: Sequence[str]
     ) -> Iterator[tuple[int, dict[str, list[Any]], list[str], int]]:
-        """Yield the table in chunks without its blank rows.
-
-        A chunk has the number of its first row, the cells of the named columns, the resolved uris,
-        and the number of blank rows that were left out.
-        """
+        """Yield chunks of the table without its blank rows: the number of the first row, the cells
+        of the named columns, the resolved uris, and the number of blank rows."""
         position = 0
         for first in range(0, len(columns["uri"]), CHUNK_ROWS):
             some = columns["uri"][first : first + CHUNK_ROWS]

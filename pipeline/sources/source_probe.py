@@ -55,10 +55,8 @@ class SourceProbes:
 def fetch_confirmed(
     source: Source, items: Sequence[Item], known: SourceProbes, given: Sequence[Item] = ()
 ) -> Iterator[Fetched]:
-    """Yield `source.fetch`, and confirm missing rows before it ends; SourceOutage if in doubt.
-
-    Rows that are read are added to `known`. `given` are rows that another process has read.
-    """
+    """Yield `source.fetch`, and confirm missing rows before it ends; SourceOutage if in doubt. Rows
+    that are read are added to `known`. `given` are rows that another process has read."""
     doubts: list[tuple[Item, AbsentError]] = []
     for item, stream in source.fetch(items):
         if isinstance(stream, AbsentError):

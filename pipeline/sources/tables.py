@@ -1,13 +1,12 @@
 """Foreign tables (csv, tsv, JSON lines, Parquet): bytes to columns of cells.
 
-Text is UTF-8, or UTF-16 with a byte order mark, and may be compressed. The header of csv and tsv
-tells the delimiter. A blank line is a row without values, which the caller counts. The index that
-pandas writes beside the columns is not carried through. A table that cannot be read raises
-ValueError or csv.Error.
+Text is UTF-8, or UTF-16 with a byte order mark, and may be compressed. A blank line is a row
+without values, which the caller counts. The index that pandas writes beside the columns is not
+carried through. A table that cannot be read raises ValueError or csv.Error.
 
-A cell that is carried through gets a type that Parquet and JSON share. Parquet keeps its types.
-Text stays text: a speaker "0042" must not become 42. A csv column becomes numbers only if all cells
-look like numbers written by a program. NaN and infinity become null, because JSON has neither.
+Carried cells get a type that Parquet and JSON share. A csv column becomes numbers only if all cells
+look like numbers written by a program: a speaker "0042" must not become 42. NaN and infinity become
+null, because JSON has neither.
 """
 
 from __future__ import annotations
@@ -36,11 +35,9 @@ INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 BOOLEANS = {"true": True, "false": False}
 RESERVED = ("uri", "id", "start", "end")
-# Rows of a text table that become Python objects at once.
-CHUNK_ROWS = 8192
+CHUNK_ROWS = 8192  # Rows of a text table that become Python objects at once.
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-# A small compressed file can hold text without end.
-MOST_TEXT_BYTES = 4 << 30
+MOST_TEXT_BYTES = 4 << 30  # A small compressed file can hold text without end.
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 DELIMITERS = ",\t;|"
 # Names that pandas gives to columns without a name, and to its index in Parquet.
@@ -134,9 +131,7 @@ class Column(Sequence[Any]):
 
 def read_table(name: str, raw: bytes, untyped: Collection[str]) -> tuple[dict[str, Cells], Columns]:
     """Read a table by the ending of its name; cells of the columns `untyped` are not converted.
-
-    Returns the columns, and what is known about the columns that are carried through.
-    """
+    Returns the columns, and the facts about the columns that are carried through."""
     path = PurePosixPath(name.lower())
     compression = COMPRESSIONS.get(path.suffix)
     ending = path.suffix if compression is None else PurePosixPath(path.stem).suffix
@@ -195,9 +190,7 @@ def _text(raw: bytes) -> io.TextIOWrapper:
 
 def _read_delimited(raw: bytes, untyped: Collection[str], delimiter: str) -> dict[str, Cells]:
     """Read a table with a header line, which decides the delimiter if it lacks `delimiter`.
-
-    Quotation marks are text in tables with tabs, such as the tables of Common Voice.
-    """
+    Quotation marks are text in tables with tabs, such as the tables of Common Voice."""
     lines = _text(raw)
     first = next((line for line in lines if line.strip()), "")
     found = [mark for mark in (delimiter, *DELIMITERS) if mark in first]
@@ -267,7 +260,6 @@ def _read_json(raw: bytes, untyped: Collection[str], *, lists: bool = True) -> d
 
 
 def _read_parquet(raw: bytes, untyped: Collection[str]) -> tuple[dict[str, Cells], Columns]:
-    """Return the cells in their types, and the facts about the columns."""
     table = table_of(raw)
     carried = [field for field in table.schema if field.name not in untyped]
     types = {field.name: kept_type(field.type) for field in carried}

@@ -1,13 +1,12 @@
 """WebDataset: tar files of samples, on local disks or behind any fsspec URI.
 
-Planning reads the headers of each tar and its small members; on a remote store by range requests.
-The uri of a row names the tar and the range of its audio member, and a worker reads only this
-range. The range begins at the header of the member, which shows whether the tar has changed since
-planning.
+Planning reads the headers of each tar and its small members. The uri of a row names the tar and the
+range of its audio member, and a worker reads only this range. The range begins at the header of the
+member, which shows whether the tar has changed since planning.
 
-Neighbouring members that share a name up to the first dot are one sample, by the rule of WebDataset
-(`webdataset.tariterators`): `spk1/utt7.flac` and `spk1/utt7.json` are sample `spk1/utt7`. Nothing
-is unpacked to a path, so the name of a member cannot lead elsewhere. Links are no samples.
+Neighbouring members that share a name up to the first dot are one sample, as in WebDataset:
+`spk1/utt7.flac` and `spk1/utt7.json` are sample `spk1/utt7`. Nothing is unpacked to a path, so the
+name of a member cannot lead elsewhere. Links are no samples.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ COLUMN_MEMBERS = ("json", "cls", "txt")
 NO_SAMPLE = "no sample"
 MAX_TARS = 1_000_000
 LISTING_THREADS = 16
-# Bytes of a remote tar that are read at a time while planning. They hold the headers of a sample,
-# its columns, and the part of its audio that tarfile reads at once.
+# A block of a remote tar while planning: headers of a sample, its columns, some of its audio.
 BLOCK_BYTES = 9 << 10
 EARLY_BYTES = 1 << 10
 COPY_BYTES = MAX_HELD_BYTES
@@ -77,17 +75,14 @@ TarListing = tuple[list[Item], Counter[str]]
 @dataclass(slots=True)
 class Sample:
     """A sample as the headers describe it; `raw_key` is the common name of its members in the tar.
-
-    The first audio member has the duration `seconds`. It may be estimated from its bytes. The
-    problem says why the sample cannot be processed.
-    """
+    The duration `seconds` of the first audio member may be estimated from its bytes."""
 
     raw_key: str
     columns: dict[str, Any] = field(default_factory=dict)
     audio: dict[str, tarfile.TarInfo] = field(default_factory=dict)  # Headers by suffix.
     seconds: float | None = None
     estimated: bool = False
-    problem: str | None = None
+    problem: str | None = None  # Why the sample cannot be processed.
     suffixes: set[str] = field(default_factory=set)  # Suffixes of all members.
 
     @property
@@ -107,9 +102,7 @@ class Sample:
 
 class Samples:
     """The samples of one tar; iterate once. A damaged tar or a repeated key is a SourceError.
-
-    `skipped` counts members that are neither audio nor columns, by suffix.
-    """
+    `skipped` counts members that are neither audio nor columns, by suffix."""
 
     def __init__(
         self, stream: BinaryIO, name: str, extensions: Collection[str], seconds: Seconds
@@ -124,7 +117,7 @@ class Samples:
             if key in seen:
                 raise SourceError(
                     f"source {self._name}: the members of {base.as_text(key)!r} do not follow each "
-                    "other, or two samples are called so; sort the tar by name or rename one"
+                    "other, or two samples have this name; sort the tar by name or rename one"
                 )
             seen.add(key)
             sample = Sample(key)
@@ -220,10 +213,8 @@ class WebDatasetSection(SourceSection):
 
 @dataclass(frozen=True)
 class Place:
-    """The tar of a row, and the range of its audio member with the header.
-
-    The range ends at 0 if the row has no readable audio member.
-    """
+    """The tar of a row, and the range of its audio member with the header. The range ends at 0 if
+    there is no readable audio member."""
 
     tar: str
     key: str
@@ -231,11 +222,8 @@ class Place:
     end: int = 0
 
     def uri(self) -> str:
-        """Return the uri that `of` parses."""
-        parts: dict[str, object] = {"sample": self.key}
-        if self.end:
-            parts |= {"start": self.start, "end": self.end}
-        return f"{self.tar}#{urlencode(parts, safe='/')}"
+        span = {"start": self.start, "end": self.end} if self.end else {}
+        return f"{self.tar}#{urlencode({'sample': self.key, **span}, safe='/')}"
 
     @classmethod
     def of(cls, uri: str) -> Place:
@@ -281,9 +269,8 @@ class WebDatasetSource:
             raise FileNotFoundError(path)
         found_tars: dict[str, None] = {}
         for pattern in islice(braceexpand(path), MAX_TARS):
-            matched = (
-                sorted(self._fs.glob(pattern)) if MAGIC_CHARACTERS.search(pattern) else [pattern]
-            )
+            is_glob = MAGIC_CHARACTERS.search(pattern)
+            matched = sorted(self._fs.glob(pattern)) if is_glob else [pattern]
             found_tars |= dict.fromkeys(map(str, matched))
         return list(found_tars), literal.rpartition("/")[0]
 
@@ -320,17 +307,16 @@ class WebDatasetSource:
                 if member is not None:
                     size = member.size
                     place = Place(uri, sample.key, member.offset, member.offset_data + size)
-                row = Item(
-                    row_id=f"{name}/{row_name}",
-                    uri=place.uri(),
-                    size=size,
-                    seconds=sample.seconds,
-                    estimated=sample.estimated,
-                    extra=sample.columns,
-                    etag=stat["etag"],
-                    mtime=stat["mtime"],
+                rows.append(
+                    Item(
+                        row_id=f"{name}/{row_name}",
+                        uri=place.uri(),
+                        seconds=sample.seconds,
+                        estimated=sample.estimated,
+                        extra=sample.columns,
+                        **{**stat, "size": size},
+                    )
                 )
-                rows.append(row)
             return rows, samples.skipped
 
         with base.source_errors(uri):

@@ -64,8 +64,7 @@ FormatName = Annotated[str, AfterValidator(_usable), _Installed]
 
 
 GPUS_PER_WORKER = 1.0  # One worker keeps two launches in flight, which fills a GPU.
-# Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
-GRACE_S = 25.0
+GRACE_S = 25.0  # Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
 SLURM_ARRAY = "slurm-array"
 # HOST:PORT, or a path that ends in .prom.
 METRICS = r"^([^/:\s]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}$|.\.prom$"

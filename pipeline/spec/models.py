@@ -65,10 +65,7 @@ class BuiltModel:
 
 
 def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
-    return [
-        {"model": each.model, "fs_hz": each.fs_hz, "params": each.params, "streams": each.streams}
-        for each in spec.extract
-    ]
+    return [dict(entry) for entry in spec.extract]
 
 
 def validate_models(spec: JobSpec) -> list[Extractor]:
@@ -84,16 +81,14 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
     described = [Description.of(extractor) for extractor in extractors]
     _check_together(spec, described)
     for key, entry, description in zip(_keys(spec), spec.extract, described, strict=True):
-        if key is not None and not get_model(entry.model).names_code and _kept(key) is None:
+        if key is not None and not get_model(entry.model).names_code and _cached(key) is None:
             keep(_KIND, key, description.to_dict())
     return extractors
 
 
 def built_models(spec: JobSpec) -> list[BuiltModel]:
-    """Build every model of the job, with the checks of `validate_models`.
-
-    A process without torch has another process do it; one that has torch saves nothing by that.
-    """
+    """Build every model of the job, with the checks of `validate_models`. A process without torch
+    has another process do it; one that has torch saves nothing by that."""
     if "torch" in sys.modules:
         answer = _answer(spec)
     else:
@@ -128,11 +123,9 @@ def _answer(spec: JobSpec) -> dict[str, Any]:
 
 
 def describe_models(spec: JobSpec) -> list[Description]:
-    """Describe every model of the job, with the checks of `validate_models`.
-
-    No model is built if the user's cache has descriptions of all models.
-    """
-    cached = [_kept(key) for key in _keys(spec)]
+    """Describe every model of the job, with the checks of `validate_models`. No model is built if
+    the user's cache has descriptions of all models."""
+    cached = [_cached(key) for key in _keys(spec)]
     known = [description for description in cached if description is not None]
     if len(known) < len(spec.extract):
         return [Description.of(extractor) for extractor in validate_models(spec)]
@@ -172,7 +165,7 @@ def _keys(spec: JobSpec) -> list[str | None]:
     return [f"{sources} {json.dumps(entry, sort_keys=True)}" for entry in entries]
 
 
-def _kept(key: str | None) -> Description | None:
+def _cached(key: str | None) -> Description | None:
     values = None if key is None else read_kept(_KIND, key)
     try:
         return Description.from_dict(values)

@@ -63,10 +63,8 @@ class SpansSpec(SpecModel):
 
 
 def warm_up_s(spans: SpansSpec | None, models: Sequence[Any], names: Sequence[str]) -> int:
-    """Return the seconds that the models hear before a span; 0 for a job without spans.
-
-    `memory_s` and `grid_s` of the models, see `Extractor`, decide it.
-    """
+    """Return the seconds that the models hear before a span; 0 for a job without spans. `memory_s`
+    and `grid_s` of the models, see `Extractor`, decide it."""
     if spans is None:
         return 0
     for model, name in zip(models, names, strict=True):

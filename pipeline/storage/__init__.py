@@ -1,5 +1,1 @@
-"""One output on any store: the grammar of its paths, the backends that read and write its files,
-and the JSON and small tables that lie there.
-
-It may import `common`.
-"""
+"""One output on any store: grammar of its paths, backends, JSON documents and small tables."""

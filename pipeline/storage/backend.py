@@ -58,11 +58,8 @@ def local_path(uri: str) -> str | None:
 
 
 class ObjectStoreError(OSError):
-    """An answer of a store that refuses a request.
-
-    The HTTP status is None where the answer could not be understood. The error code is the store's
-    own word, such as `SlowDown`, if it has one.
-    """
+    """An answer of a store that refuses a request. The HTTP status is None where the answer could
+    not be understood. The error code is the store's own word, such as `SlowDown`, if it has one."""
 
     def __init__(self, message: str, status: int | None, error_code: str | None) -> None:
         super().__init__(message)
@@ -88,8 +85,7 @@ class Backend(ABC):
     A backend can be pickled, compared and referenced weakly.
     """
 
-    # True where plain os calls reach the same files.
-    is_local: ClassVar[bool] = False
+    is_local: ClassVar[bool] = False  # True where plain os calls reach the same files.
 
     @classmethod
     @abstractmethod
@@ -157,16 +153,12 @@ class Backend(ABC):
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Remove a file, or a folder with everything in it; fine where it is already gone.
-
-        A path is a name, never a pattern.
-        """
+        """Remove a file, or a folder with everything in it; fine where it is already gone. A path
+        is a name, never a pattern."""
 
     def remove(self, path: str, seen: bytes) -> bool:
         """Remove a file that holds `seen`; return False, and change nothing, where it does not.
-
-        Stores take no condition with a removal, so the file is compared just before.
-        """
+        Stores take no condition with a removal, so the file is compared just before."""
         try:
             if self.read(path) != seen:
                 return False

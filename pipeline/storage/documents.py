@@ -1,12 +1,8 @@
-"""Small documents of a dataset: JSON as a dataclass, Parquet as a table.
+"""Small documents of a dataset: JSON as a dataclass, checked when it is read; Parquet as a table.
 
-Files of an output may have been damaged or made by others. A JSON value of the wrong type or an
-unknown format is found where the file is read, not where the value is used.
-
-Tables are read by the calling thread alone. Arrow's own threads may release a Python buffer late,
-even while the interpreter shuts down, and that ends the process with SIGABRT. Both
-`pyarrow.parquet.read_table` and a pre-buffered `ParquetFile` hand the buffer to such threads; a
-linter rule keeps the former out of the code.
+Tables are read by the calling thread alone. Arrow's own threads, to which
+`pyarrow.parquet.read_table` and a pre-buffered `ParquetFile` hand a Python buffer, may release it
+while the interpreter shuts down, and that ends the process with SIGABRT.
 """
 
 from __future__ import annotations
@@ -42,8 +38,7 @@ class Strict:
 
 
 def typed_json(kind: type[T], text: str | bytes) -> T:
-    """Return the object of a dataclass that a JSON text describes. Raises a ValueError of one line
-    if the text is not JSON, or if a field is missing, unknown or of another type."""
+    """Return the dataclass object of a JSON text; ValueError of one line if it does not fit."""
     try:
         return _adapter(kind).validate_json(text)
     except ValidationError as error:
@@ -53,8 +48,8 @@ def typed_json(kind: type[T], text: str | bytes) -> T:
 
 
 def versioned_json(kind: type[T], text: str | bytes) -> T:
-    """Return the object of a dataclass that has a `layout_version`, as `typed_json` does; an
-    UnreadableVersionError if this release does not read the version."""
+    """Return `typed_json` of a dataclass with a `layout_version`; UnreadableVersionError if this
+    release does not read the version."""
     version: Any = None
     try:
         found = typed_json(kind, text)
@@ -79,8 +74,7 @@ def read_table(layout: Layout, rel: str, columns: Sequence[str] | None = None) -
 
 
 def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the table of a Parquet file in memory, or some of its columns; a MemoryError if there
-    is too little memory. No other thread ever holds `content`."""
+    """Return the table of a Parquet file in memory, or some of its columns."""
     try:
         with pq.ParquetFile(
             pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True

@@ -1,9 +1,6 @@
-"""Every URI that has no backend of its own, through fsspec, and the filesystem behind a URI.
-
-Also the stand-in for `object_store` where obstore cannot be used: with options that only an fsspec
-client knows, and in processes that were forked. The clients of Google's and Microsoft's stores are
-extras, because they bring thirty packages.
-"""
+"""URIs without a backend of their own, through fsspec, and the filesystem behind a URI. Also
+replaces `object_store` where obstore cannot be used: with options that only an fsspec client knows,
+and in forked processes."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ EXTRAS = {
     **{"abfs": "azure", "abfss": "azure", "az": "azure"},
 }
 CONNECT_S = 30.0
-# An answer without a byte for so long is given up; it is then asked for again.
+# After this time without a byte an answer is given up, and asked for again.
 HTTP_STALL_S = 60.0
 # gcsfs asks another service for the kind of bucket before every call unless told not to. That needs
 # one more right, and costs a minute a call where the service cannot be reached.
@@ -61,8 +58,7 @@ _memory_lock = threading.Lock()
 
 
 def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
-    """Return the fsspec filesystem of a URI and the path in it; touches nothing yet. Raises as
-    `Backend.open`."""
+    """Return the fsspec filesystem of a URI and the path in it; raises as `Backend.open`."""
     os.environ.setdefault(GCSFS_KINDS_OF_BUCKET, "false")
     if (path := local_path(uri)) is not None:
         return fsspec.filesystem("file", **options), path
@@ -96,11 +92,8 @@ def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
 
 
 def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> bool:
-    """Return True if a client would ask its store for another object than a URI names, which is no
-    chain. With `versions`, the end of the URI may name a version of the object.
-
-    Clients cut names: s3fs at `?versionId=`, adlfs at a tab, a web client at `#`.
-    """
+    """Return True if a client would ask its store for another object than a URI, which is no chain,
+    names: s3fs cuts at `?versionId=` (allowed with `versions`), adlfs at a tab, others at `#`."""
     if is_web(uri):
         return "#" in uri
     behind_bucket = uri.split("/", 3)[3:]
@@ -113,8 +106,7 @@ def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> 
 
 
 def missing_package(uri: str, error: ImportError | None = None) -> MissingPackageError:
-    """Return the error for a URI whose package is not installed. The text of the import's error is
-    the advice where no extra has the package."""
+    """Return the error for a URI whose package is not installed."""
     last = uri.rpartition("::")[2] if is_chain(uri) else uri
     scheme = last.partition("://")[0].lower()
     extra = EXTRAS.get(scheme)
@@ -132,14 +124,13 @@ class FsspecBackend(Backend):
 
     @classmethod
     def open(cls, uri: str, options: Mapping[str, Any]) -> tuple[FsspecBackend, str]:
-        # Another process commits while we look: a cached listing would hide it.
+        # A cached listing would hide commits that other processes make meanwhile.
         fs, path = filesystem_of(uri, **{"use_listings_cache": False, **options})
         special = FsspecBackend(fs).protocols & SPECIAL.keys()
         return (SPECIAL[min(special)] if special else cls)(fs), path.rstrip("/")
 
     @property
     def protocols(self) -> frozenset[str]:
-        """The schemes that the filesystem answers to."""
         names = self.fs.protocol
         return frozenset({names} if isinstance(names, str) else names)
 
@@ -258,7 +249,7 @@ class S3fsBackend(FsspecBackend):
 
 
 def _modified(info: Mapping[str, Any]) -> float | None:
-    """Return the time of a file's last change, in seconds since 1970; None where none is given."""
+    """Return the time of a file's last change, in seconds since 1970, or None."""
     for time in map(info.get, TIMES):
         if isinstance(time, str):
             with suppress(ValueError):

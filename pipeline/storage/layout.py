@@ -1,8 +1,5 @@
-"""The output of one job, or a dataset somebody reads: a storage backend and a root.
-
-Everything that touches the output goes through `Layout`, which is never turned back into a string
-and parsed again. Paths handed to it are relative, as `earmill.pipeline.storage.paths` spells them.
-"""
+"""The output of one job, or a stored dataset: a storage backend and a root. Paths are relative, as
+`earmill.pipeline.storage.paths` spells them. All access to an output goes through `Layout`."""
 
 from __future__ import annotations
 
@@ -45,21 +42,16 @@ STORES = ExtensionPoint("earmill.stores", "store")
 FILES_AT_ONCE = 4
 # Bytes that a request fetches of a remote file that is read from front to back.
 READ_AHEAD_BYTES = 4 << 20
-# Memory that each thread reuses for bytes that are decoded at once: new memory costs more than
-# reading.
+# Memory that each thread reuses for bytes that are decoded at once; new memory would cost more.
 SCRATCH_BYTES = 8 * 2**20
 _scratch = threading.local()
 
 
 @dataclass(frozen=True, repr=False)
 class Layout:
-    """A storage backend and a root, a path as the backend spells it: the output of one job, or a
-    dataset somebody reads. Parts of its files, which never change, may be cached.
-
-    Invariants: `write_bytes` and `put_if_absent` show a reader the whole content or nothing, and of
-    any number of racing `put_if_absent` calls for one path at most one returns True. The text form
-    holds no storage option.
-    """
+    """A storage backend and a root, a path as the backend spells it. Invariants: `write_bytes` and
+    `put_if_absent` show a reader the whole content or nothing. At most one of racing calls of
+    `put_if_absent` for one path returns True. `repr` has no options."""
 
     backend: Backend
     root: str
@@ -69,8 +61,8 @@ class Layout:
     def open(
         cls, uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
     ) -> Layout:
-        """Return the layout at any URI or local path; an OutputError if no filesystem for it is
-        installed here. Asks the store nothing yet."""
+        """Return the layout at any URI or local path, without asking the store; OutputError if no
+        filesystem for it is installed."""
         uri = os.fspath(uri)
         scheme, _, rest = uri.partition("://")
         try:
@@ -94,7 +86,6 @@ class Layout:
 
     @property
     def is_local(self) -> bool:
-        """True where plain os calls reach the same files."""
         return self.backend.is_local
 
     @property
@@ -117,24 +108,20 @@ class Layout:
 
     @store_call("read")
     def exists(self, rel: str) -> bool:
-        """Return True if a file (or, locally, a folder) is there now."""
         return self._store.exists(self.path(rel))
 
     @store_call("read")
     def size(self, rel: str) -> int:
-        """Return the size of one file in bytes; raise FileNotFoundError where it is missing."""
         return self._store.size(self.path(rel))
 
     @store_call("read")
     def open_file(self, rel: str) -> BinaryIO:
-        """Open a file for reading, seekable."""
         if self.is_local:
             return LocalBackend().open_file(self.inside(rel))
         return io.BufferedReader(_RemoteFile(self, rel), READ_AHEAD_BYTES)
 
     @store_call("read")
     def read_bytes(self, rel: str) -> bytes:
-        """Return the whole content of one file."""
         return self._store.read(self.inside(rel))
 
     @store_call("read")
@@ -144,30 +131,23 @@ class Layout:
 
     @store_call("written")
     def write_bytes(self, rel: str, data: bytes) -> None:
-        """Write or replace one small file: temporary file and rename locally, one PUT elsewhere."""
         self._store.write(self.path(rel), data)
 
     @store_call("written")
     def put_if_absent(self, rel: str, data: bytes) -> bool:
-        """Create one small file; return False, and change nothing, where it already exists.
-
-        An OutputError says that this store has no atomic create. After a StorageError it is not
-        known if the file was written.
-        """
+        """Create one small file; False if it exists, OutputError if the store has no atomic create.
+        After a StorageError it is not known if the file was written."""
         return self._store.create(self.path(rel), data)
 
     def create_own(self, rel: str, data: bytes) -> bool:
-        """`put_if_absent` of content that nobody else writes, see `replace_own`."""
+        """Create a small file with content that nobody else writes; see `replace_own`."""
         return self.replace_own(rel, data, None)
 
     def replace_own(self, rel: str, data: bytes, seen: bytes | None) -> bool:
         """Replace a small file that still holds `seen`, None for nothing, with content that nobody
-        else writes; False, and nothing changed, where another has written there since.
-
-        A store may carry out a PUT and lose the answer. The client then repeats the PUT and is
-        refused because of its own first one, or gives up. So the file is read again. Raises as
-        `put_if_absent`, and an OutputError if the place stays locked.
-        """
+        else writes; False, and nothing changed, if another process has written there since. The
+        file is read after an error: a store may carry out a PUT and lose the answer, and refuse the
+        repeated PUT."""
 
         def holds() -> bool:
             try:
@@ -189,8 +169,7 @@ class Layout:
 
     @store_call("removed")
     def remove_own(self, rel: str, seen: bytes) -> bool:
-        """Remove a small file that still holds `seen`; return False, and change nothing, where
-        another has written there since or the file is gone. Raises as `replace_own`."""
+        """Remove a small file that still holds `seen`; else return False, and change nothing."""
         return self._store.remove(self.path(rel), seen)
 
     def list(self, rel: str) -> Names:
@@ -220,18 +199,15 @@ class Layout:
 
     @store_call("removed")
     def delete(self, rel: str) -> None:
-        """Remove a file or a folder; fine where it is already gone."""
         self._store.delete(self.path(rel))
 
     @store_call("written", 1)
     def upload_file(self, local: str | Path, rel: str) -> None:
-        """Publish one local file. It may be moved: do not use it afterwards. Durable at once on a
-        store, on a local disk after `settle`."""
+        """Publish one local file, which may be moved; durable on a local disk after `settle`."""
         self._store.upload(str(local), self.path(rel))
 
     def upload_dir(self, local: str | Path, rel: str) -> None:
-        """Publish a local folder with everything in it, as `upload_file` does a file: locally in
-        one visible step, elsewhere file by file."""
+        """Publish a local folder: on a disk in one visible step, on a store file by file."""
         if self.is_local:
             self.upload_file(local, rel)
             return
@@ -252,8 +228,8 @@ class Layout:
         self._store.settle([self.path(name) for name in names])
 
     def check_writable(self) -> None:
-        """Prove, before any work, that this output can be written and that commits are safe there.
-        Raises an OutputError if not, for example if the store overwrites where it must refuse."""
+        """Raise OutputError, before any work, unless commits to this output are possible and safe;
+        some stores overwrite where they must refuse."""
         token = secrets.token_hex(4)
         probe = f".probe-{token}"
         try:
@@ -294,19 +270,16 @@ class _RemoteFile(SeekableFile):
 
 
 class StoredFile:
-    """A file of a dataset that never changes, with its size and hash as committed.
-
-    It holds no handle between reads, and reads a local file by plain system calls. A memory map is
-    not used: where another process cuts the file short, a map ends the reader by a signal.
-    """
+    """A committed file with its size and hash. A local file is read by plain system calls: a memory
+    map would end the reader by a signal if another process cut the file short."""
 
     def __init__(self, layout: Layout, rel: str, nbytes: int, sha256: str) -> None:
         self.layout, self.rel, self.nbytes, self._sha256 = layout, rel, nbytes, sha256
         self._path = ""  # of a local file, links followed
 
     def read(self, start: int, length: int, *, passing: bool = False) -> Bytes:
-        """Return bytes [start, start + length); a CommitError if the file is missing or ends
-        before. With `passing`, this thread's next call may overwrite the memory."""
+        """Return bytes [start, start + length); CommitError if the file is missing or too short.
+        With `passing`, this thread's next call may overwrite the memory."""
 
         def fetched(start: int, length: int) -> Bytes:
             return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)
@@ -340,8 +313,8 @@ class StoredFile:
         return found
 
     def parts(self, bounds: Sequence[int]) -> Iterator[Bytes]:
-        """Yield bytes from the first bound to the last in parts, cut at the bounds between. The
-        store is asked once. The next `read(passing=True)` may overwrite the memory of a part."""
+        """Yield the bytes between neighbouring bounds, fetched in one request; the next
+        `read(passing=True)` may overwrite their memory."""
         content = self.read(bounds[0], bounds[-1] - bounds[0], passing=self.layout.is_local)
         for start, end in pairwise(bounds):
             yield content[start - bounds[0] : end - bounds[0]]

@@ -1,17 +1,16 @@
 """Parts of remote files on a local disk, each fetched once by the process that needs it first.
 
     folder/lock                 locked while files are counted or renamed
-    folder/used                 bytes reserved so far, as text; counted anew where it is missing
+    folder/used                 bytes reserved so far, as text; counted again if it is missing
     folder/ab/abcd...-12        part 12 of the file whose sha256 is abcd...
 
     part = mark size crc*16 crc content      size, crc: four bytes, little endian; a CRC-32C of each
                                              page of content, then one of the header before it
 
-Files of a dataset never change and a commit names the sha256 of each. So a part is looked up by
-content: it cannot be stale, and two copies of a dataset share it. A part gets its name when it is
-complete. Every read is checked, and a damaged part is fetched again. Bytes are reserved before
-they are written, so the parts never exceed the limit, however many processes write; the parts used
-longest ago are removed first. A full disk costs a warning and the cache, never a row.
+A part is looked up by the sha256 that a commit names, so it cannot be stale. It gets its name when
+it is complete. Every read is checked, and a damaged part is fetched again. Bytes are reserved
+before they are written, so the parts never exceed the limit, however many processes write; the
+parts used longest ago are removed first. A full disk costs a warning and the cache, never a row.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from numpy.typing import NDArray
 from earmill.pipeline.common.errors import OutputError
 
 Bytes = NDArray[np.uint8]
-# Takes the first byte of a range and its length.
-Fetch = Callable[[int, int], Bytes]
+Fetch = Callable[[int, int], Bytes]  # Takes the first byte of a range and its length.
 
 MARK = b"EMLC"
 PAGE_BYTES, PAGES = 2**18, 16
@@ -47,17 +45,13 @@ HEAD_BYTES = HEAD.size + 4
 LOCKS = 64
 # Room is made for more than the next part, so that files are not listed for each part.
 LEAVE = 0.9
-# A temporary file older than this was left by a killed process.
-ABANDONED_S = 3600.0
+ABANDONED_S = 3600.0  # A temporary file older than this was left by a killed process.
 UNFINISHED = ".tmp"
 
 
 class LocalCache:
-    """A folder with parts of remote files; any number of threads and processes share it.
-
-    The folder is made if it is missing. All files in it have `max_bytes` bytes at most. A folder
-    that others can write to could give us other features: it is refused with an OutputError.
-    """
+    """A folder with parts of remote files, of `max_bytes` at most; threads and processes share it.
+    OutputError for a folder that other users can write to: they could give us other features."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
@@ -74,8 +68,8 @@ class LocalCache:
             )
 
     def read(self, sha256: str, nbytes: int, start: int, length: int, fetch: Fetch) -> Bytes:
-        """Return bytes [start, start + length) of a file of `nbytes` bytes. `fetch` returns bytes
-        that are not in the cache; where it returns fewer, fewer are returned."""
+        """Return bytes [start, start + length) of a file of `nbytes` bytes. `fetch` returns the
+        bytes that are not in the cache; if it returns fewer, fewer are returned."""
         if self._off or not length:
             return fetch(start, length)
         found = np.empty(length, np.uint8)
@@ -132,7 +126,7 @@ class LocalCache:
         return False
 
     def _keep(self, sha256: str, number: int, part: Bytes) -> None:
-        """Store a part, if there is room for it at all."""
+        """Store a part, if it fits into the cache."""
         nbytes = HEAD_BYTES + len(part)
         if self._off or nbytes > self.max_bytes:
             return
@@ -155,8 +149,7 @@ class LocalCache:
             raise
 
     def _reserve(self, path: Path, nbytes: int) -> bool:
-        """Reserve bytes by a file of this size; return False where others are about to fill the
-        cache."""
+        """Reserve bytes by a file of this size; False if unfinished files fill the cache."""
         with self._locked():
             counted = self.folder / "used"
             try:
@@ -199,7 +192,6 @@ class LocalCache:
             os.close(handle)
 
     def _give_up(self, error: OSError) -> None:
-        """Go on without the cache."""
         with self._giving_up:
             told, self._off = self._off, True
         if not told:

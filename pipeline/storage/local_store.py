@@ -2,12 +2,9 @@
 
 Writing: a hidden temporary file, flushed, then `os.replace`. Creating: the same with `os.link`,
 which fails where the name is taken; O_EXCL on filesystems without links. Replacing and removing:
-compared under a lock on the folder, which the system releases when its holder is killed. fsspec's
-local filesystem looks for a file before it creates one, which is a race. obstore's has no
-conditional replace. So neither is used.
-
-Publishing: files are flushed and then renamed into place. A rename outlives a power cut once
-`settle` has returned: files that are moved in one after the other share that flush.
+compared under a lock on the folder, which ends with its holder. fsspec's local filesystem has a
+race when it creates a file, and obstore's has no conditional replace, so neither is used.
+Publishing: files are flushed, then renamed into place; renames outlive a power cut after `settle`.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import NotRegularError, OutputError, StorageError
 from earmill.pipeline.storage.backend import Backend, Entry, local_path
 
-# Whoever holds the folder's lock needs milliseconds; a frozen holder must be ended.
+# A holder of the folder's lock needs milliseconds; a frozen holder must be ended.
 LOCK_WAIT_S, _LOCK_STEP_S = 20.0, 0.05
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -52,7 +49,7 @@ class LocalBackend(Backend):
         if os.path.commonpath([real_root, os.path.realpath(path)]) != real_root:
             raise OutputError(
                 f"{path} is a link out of the dataset, which is never followed; "
-                "put what it should hold in its place"
+                "put the file itself in its place"
             )
         return path
 
@@ -94,8 +91,7 @@ class LocalBackend(Backend):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            # Without hard links a crash can leave a part of the data. Readers of such files refuse
-            # half a JSON by name instead of trusting it.
+            # Without hard links a crash can leave half a JSON, which readers refuse.
             try:
                 _write_new(path, data)
             except FileExistsError:
@@ -154,10 +150,8 @@ def sync_folder(path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and the folders above it that are missing, their names durable.
-
-    A folder that may be written to and not read, as /scratch of many clusters, cannot be flushed.
-    """
+    """Make a folder and missing folders above it, their names durable. A folder without the right
+    to read, as /scratch of many clusters, cannot be flushed."""
     if not path or os.path.isdir(path):
         return
     above = os.path.dirname(path)
@@ -206,8 +200,8 @@ def write_local(path: str, data: bytes) -> None:
 
 
 def _if_it_holds(path: str, seen: bytes, change: Callable[[], None]) -> bool:
-    """Change a file that holds `seen`, under a lock on its folder; return False where it does not.
-    An OutputError if another process has kept the folder locked for `LOCK_WAIT_S`."""
+    """Change a file under a lock on its folder; False if it does not hold `seen`. OutputError if
+    another process has kept the folder locked for `LOCK_WAIT_S`."""
     folder = os.path.dirname(path)
     try:
         with _opened_folder(folder) as handle:
@@ -292,7 +286,7 @@ def files_below(folder: str | Path) -> list[str]:
 
 
 def _entry(path: str) -> Entry:
-    """Describe a file; a link counts as what it leads to."""
+    """Describe a file; a link is described by its target."""
     try:
         status = os.stat(path)
     except FileNotFoundError:  # a broken link

@@ -1,17 +1,13 @@
 """S3, Google Cloud Storage and Azure Blob Storage through obstore.
 
 The store itself checks the conditions of `create` (If-None-Match, ifGenerationMatch) and `replace`
-(the tag of the content that was compared). A store that answers 501 to a conditional replace is
-written to after the comparison; a writer that is frozen between the two requests goes unnoticed
-there.
+(the tag of the compared content). A store that answers 501 to a conditional replace is written to
+after the comparison; a writer that is frozen between the two requests goes unnoticed there.
 
-Options are either the few of s3fs, gcsfs and adlfs in `words`, or obstore's own. With the former,
-endpoint, region and credentials come from where those clients take them: botocore, google-auth,
-azure-identity. A bucket whose options are neither is left to `fsspec_store`.
-
-obstore uploads large files in parts, few at a time, so that memory does not grow with a file.
-Parts that a killed process leaves behind are no object; a lifecycle rule of the bucket removes
-them.
+Options are either options of s3fs, gcsfs and adlfs in `words`, or obstore's own. With fsspec's
+words, endpoint, region and credentials come from botocore, google-auth or azure-identity. A bucket
+whose options are neither is left to `fsspec_store`. Large files are uploaded in parts; parts that a
+killed process leaves are no object.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ SMALL_BYTES = 1 << 20
 # A request without a byte for STALL_S is given up. An upload counts from its beginning to the
 # answer; in UPLOAD_S four parts of 16 MiB are through at 110 kB/s.
 CONNECT_S, STALL_S, UPLOAD_S = 30.0, 60.0, 600.0
-# obstore asks for credentials anew five minutes before their end: botocore, which keeps them fresh,
+# obstore asks for new credentials five minutes before their end: botocore, which keeps them fresh,
 # is asked every five minutes.
 LASTS = timedelta(minutes=10)
 # A client costs 0.15 s of a processor, and its connections a handshake each: layouts with the same
@@ -83,16 +79,14 @@ class CertificateError(ConnectionError):
 
 
 class CredentialsError(ConnectionError):
-    """No credentials could be had from where they come from."""
+    """The configured source of credentials has no credentials."""
 
 
 class ObjectBackend(Backend):
-    """One bucket or container, with storage options in fsspec's words or in obstore's. Pickled, it
-    is its name and options."""
+    """One bucket or container, with storage options in fsspec's words or in obstore's."""
 
-    # All schemes of its URIs, the first in its addresses.
-    schemes: ClassVar[tuple[str, ...]]
-    # obstore's client, the package of fsspec's, and the latter's options that `translated` knows.
+    schemes: ClassVar[tuple[str, ...]]  # All schemes of its URIs, the first in its addresses.
+    # obstore's client, the package of fsspec's client, and its options that `translated` knows.
     client: ClassVar[str]
     package: ClassVar[str]
     words: ClassVar[frozenset[str]]
@@ -144,8 +138,8 @@ class ObjectBackend(Backend):
         return hash((self.schemes, self.bucket))
 
     def here(self) -> Backend:
-        """Return this backend, or fsspec's for the same bucket: in a process that was forked from
-        one with obstore in it, and where obstore refuses a certificate."""
+        """Return this backend, or fsspec's if obstore was imported before a fork of this process,
+        or refuses a certificate."""
         return self._through_fsspec() if any(_forks) or self._is_refused else self
 
     def url(self, path: str) -> str:
@@ -241,16 +235,15 @@ class ObjectBackend(Backend):
 
     @abstractmethod
     def translated(self) -> dict[str, Any]:
-        """Return options of obstore for options in fsspec's words; a ValueError where obstore has
-        no counterpart."""
+        """Return obstore's options for options in fsspec's words; ValueError if it has none."""
 
     def follow(self, error: ObjectStoreError) -> bool:
         """Return True if the bucket was found elsewhere, so that the same request may succeed."""
         return False
 
     def _client(self, *, uploads: bool) -> Any:
-        """Return a client of obstore. The client for uploads of large parts has a longer time-out
-        and three tries for each part, as one part that fails would cost the whole upload."""
+        """Return a client of obstore. For uploads, it has a longer time-out and three tries for
+        each part, as one part that fails would cost the whole upload."""
         import obstore.store
 
         with self._lock:
@@ -263,9 +256,9 @@ class ObjectBackend(Backend):
                 "read_timeout": timedelta(seconds=UPLOAD_S if uploads else STALL_S),
                 # obstore would end any answer after 30 s, however fast it comes.
                 "timeout": timedelta(days=7),
-                # Nor does a store with TLS redirect to one without.
+                # If no option asks for it, a store with TLS cannot redirect to plain HTTP.
                 "allow_http": any(str(each).startswith("http://") for each in settings.values()),
-                # Beside the roots of the system, which a container may lack.
+                # Added to the system's roots, which a container may lack.
                 "root_certificate": Path(certifi.where()).read_bytes(),
                 **settings.pop("client_options", {}),
             }
@@ -356,11 +349,8 @@ class S3Backend(ObjectBackend):
         }
 
     def _botocore(self) -> tuple[Any, Any, Any]:
-        """Return a session of botocore, its client for S3, and which certificates to trust.
-
-        The client makes no request here: it tells which endpoint, region and style of addresses
-        the options, the environment and `~/.aws/config` ask for.
-        """
+        """Return a session of botocore, its client for S3, which is asked for endpoint, region and
+        style of addresses and makes no request, and the certificates to trust."""
         from botocore import UNSIGNED
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
@@ -476,16 +466,13 @@ class AzureBackend(ObjectBackend):
 
 
 def can_name(key: str) -> bool:
-    """Return True if obstore takes a key: none with an empty part or one of dots."""
+    """Return True if obstore takes a key: no part of it is empty, `.` or `..`."""
     return {"", ".", ".."}.isdisjoint(key.split("/"))
 
 
 def from_obstore(path: str, error: Exception) -> Exception:
-    """Return an error of obstore as one that `classify` and `http_status` understand.
-
-    The status and the code are in a text of forty lines. It also holds the URL, and with it the
-    signature of an Azure token: only status, code and the store's message are taken over.
-    """
+    """Return an error of obstore as one that `classify` and `http_status` understand. Only status,
+    code and message are taken over, because its text holds the URL with an Azure signature."""
     text = str(error)
     line, _, details = text.partition("\n\nDebug source:")
     code = _found(r"<Code>\s*([\w.-]+)", line)

@@ -3,9 +3,9 @@
 Paths are relative to the root of a dataset and use `/`::
 
     root       = dataset.json drivers plan* revisions* parts* commits* closing?
-    drivers    = driver.json? crew/<run-id>.json*        who works on it; each while it lives
-               | claims/<plan-id>/<block>.<n>.json       put-if-absent: who does these shards; the
-                                                         highest n counts; gone when all are done
+    drivers    = driver.json? crew/<run-id>.json*        drivers at work; each while it lives
+               | claims/<plan-id>/<block>.<n>.json       put-if-absent: the driver of these shards;
+                                                         the highest n counts; gone at the end
     parts      = data rows quarantine? additions*
     additions  = additions/<name>/<root>                 features of other models of the same rows:
                                                          a dataset of its own, named by snapshots
@@ -21,13 +21,13 @@ Paths are relative to the root of a dataset and use `/`::
                | data/<shard>-<attempt><suffix>          of any other format, file or folder
     rows       = rows/<shard>-<attempt>.parquet          scalars and provenance of every good row
     quarantine = quarantine/<shard>-<attempt>.parquet    only where a shard has bad rows
-    commits    = commits/<shard>.json                    put-if-absent, names all of the above
+    commits    = commits/<shard>.json                    put-if-absent, names all files of the shard
                | commits/<shard>.r<generation>.json      the same, replaces the generation before
     index      = index/<content>.parquet                 immutable, one line a row
     snapshots  = snapshots/<content>.json                immutable: index, plan, dataset.json and
                                                          commits that belong together, with hashes
-    current    = current.json                            replaced while it is as seen: which of them
-                                                         counts, its cards, those of before
+    current    = current.json                            names the current snapshot, its cards and
+                                                         earlier snapshots; replaced if unchanged
     cards      = README.md croissant.json
                | provenance.jsonld                       not in datasets of earlier releases
     shard      = five or more digits       attempt = eight hex digits
@@ -39,16 +39,15 @@ A revision changes which rows there are (an update) or which shard has them (a c
 keeps the ids of unchanged shards and gives new ids, never used before, to all others. Commits of
 shards that it drops belong to older snapshots only.
 
-`rows/` stands beside `data/`, not in it, so that `data/` holds feature files only. Commits name the
-files that are part of the dataset, and the cards list them. A file that no commit names is garbage
-of a crashed attempt. Names that start with a dot are unfinished work: no listing shows them and no
-reader trusts them. Nothing is edited or renamed later but `current.json` and the cards, which are
-replaced whole, and the version in dataset.json, which is raised before a commit of an earlier
-version is replaced.
+A file that no commit names is garbage of a crashed attempt. Names that start with a dot are
+unfinished work: no listing shows them and no reader trusts them. Nothing is edited or renamed later
+but `current.json` and the cards, which are replaced whole, and the version in dataset.json, which
+is raised before a commit of an earlier version is replaced. Folder `rows/` is not in `data/`, so
+that `data/` holds feature files only.
 
 Version 1 has neither snapshots nor current.json nor generations. Versions 1 and 2 have zstd instead
 of blosc in their Zarr stores, and no statistics in commits and snapshots. Streams of frames in int8
-have scales between them, see `formats/dtypes.py`, and say `layout: int8` in dataset.json; a release
+have scales between them, see `formats/values.py`, and say `layout: int8` in dataset.json; a release
 that does not know this layout refuses it.
 """
 
@@ -117,7 +116,6 @@ def is_suffix(text: str) -> bool:
 
 
 def data_path(shard_id: str, attempt: str, suffix: str) -> str:
-    """Path of one shard's feature file or folder, of the format with this suffix."""
     if not is_suffix(suffix):
         raise ValueError(f"a suffix is like .parquet, got {suffix!r}")
     return f"data/{_stem(shard_id, attempt)}{suffix}"
@@ -132,7 +130,6 @@ def quarantine_path(shard_id: str, attempt: str) -> str:
 
 
 def commit_path(shard_id: str, generation: int = 0) -> str:
-    """Return the path of a shard's commit record of a generation."""
     _stem(shard_id, "00000000")
     if generation < 0:
         raise ValueError(f"a generation is 0 or more, got {generation}")
@@ -162,7 +159,7 @@ def parse_revision_path(rel: str) -> int | None:
 
 
 def carried_path(content: str) -> str:
-    """Path of the table of rows that a revision copies."""
+    """Return the path of the table of rows that a revision copies."""
     return f"revisions/{_named('table', content)}.parquet"
 
 

@@ -1,12 +1,10 @@
 """Calls of `Layout` to its store: one retry policy, and one error for a call that fails.
 
-A bucket that answers "slow down" or 500 is asked again until the budget is spent. A bucket that has
-never answered is asked `SILENT_TRIES` times, because its address is more likely wrong. A local disk
-is not asked twice. A call that still fails raises a `StorageError` with the call, the file and the
-reason in one line. FileNotFoundError and FileExistsError are answers and pass as they are.
-
-Clients raise their own root classes, so a failure of the store is recognised by the package of its
-class. A defect of this program passes as it is.
+A store that answers "slow down" or 500 is asked again until the budget is spent; a bucket that has
+never answered `SILENT_TRIES` times, because its address is probably wrong; a local disk once. A
+call that still fails raises a `StorageError` of one line. FileNotFoundError and FileExistsError are
+answers and pass as they are. Clients raise their own root classes, so a failure of the store is
+recognised by the package of its class; errors of this program pass.
 """
 
 from __future__ import annotations
@@ -51,12 +49,11 @@ REASONS = {
 }
 # Backends whose store has answered and did not go silent for good afterwards.
 _answered: weakref.WeakSet[Any] = weakref.WeakSet()
-# When each call that is under way began.
-_under_way: dict[object, float] = {}
+_under_way: dict[object, float] = {}  # When each call that is under way began.
 
 
 def longest_call_s() -> float:
-    """Return for how long a call of this process has been under way, retries included, in s."""
+    """Return the age of the oldest call under way in this process, retries included, in s."""
     began = min(_under_way.copy().values(), default=None)
     return 0.0 if began is None else time.monotonic() - began
 
@@ -65,8 +62,8 @@ Method = Callable[Concatenate[Any, P], R]
 
 
 def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], Method[P, R]]:
-    """Give a method of a layout retries and its error: `<path> cannot be <doing>`. `path_at` tells
-    which positional argument is the path; None stands for the root."""
+    """Give a method of a layout retries and its error: `<path> cannot be <doing>`. The path is the
+    positional argument `path_at`; None stands for the root."""
 
     def decorate(method: Method[P, R]) -> Method[P, R]:
         @wraps(method)
@@ -109,8 +106,7 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
 
 
 def storage_error(what: str, error: BaseException) -> errors.StorageError:
-    """Return the error of a failed call, with the number of the system's error if there is one. The
-    message begins with `what`: the file and the action that failed."""
+    """Return the error of a failed call, with the number of the system's error if there is one."""
     number = next((e.errno for e in chain(error) if isinstance(e, OSError) and e.errno), None)
     if http_status(error) is not None:
         number = None  # s3fs gives numbers of its own making to answers of the store
@@ -157,7 +153,7 @@ def _diagnosis(error: BaseException) -> tuple[str, str]:
     if "CredentialsError" in " ".join(names) or status == 401:
         return "no credentials", CREDENTIALS
     if status == 409:
-        return "another writer is at it, the store answers 409 Conflict", "run again with --resume"
+        return "another process writes it, the store says 409 Conflict", "run again with --resume"
     if "NotRegularError" in names:
         return "one of its files is no regular file", "put it back from a copy"
     if status == 403 or "PermissionError" in names:
@@ -179,7 +175,7 @@ def _diagnosis(error: BaseException) -> tuple[str, str]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from."""
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__

@@ -1,11 +1,8 @@
 """Temporary folders: of this process, and those in which shards are written before publishing.
 
-A shard is written on the output's own disk where there is one. Publishing is then a rename, and a
-full disk shows while encoding, before anything is visible.
-
-A folder of a process holds a lock file that its owner keeps locked; the system releases the lock
-however the owner ends. So other processes can tell a folder in use from one that a killed process
-left, and remove the latter.
+A shard is written on the output's own disk, if there is one: publishing is a rename, and a full
+disk shows before anything is visible. The owner of a process folder keeps a lock file in it locked;
+the system releases the lock however the owner ends, so that other processes can remove the folder.
 """
 
 from __future__ import annotations
@@ -117,9 +114,8 @@ def private_scratch(layout: Layout, name: str) -> Iterator[Path]:
 
 
 def shared_scratch(layout: Layout, name: str) -> Path | None:
-    """Return the folder of this name, shared by all callers until `clear_scratch`; None where the
-    output has no disk. A folder for each shard is slow on a disk that has just removed many.
-    """
+    """Return the folder of this name, shared by all callers until `clear_scratch`; None if the
+    output has no disk. A folder for each shard is slow on a disk that has just removed many."""
     if not layout.is_local:
         return None
     return make_below(Path(layout.root) / SCRATCH_FOLDER / name, exist_ok=True)
@@ -127,12 +123,9 @@ def shared_scratch(layout: Layout, name: str) -> Path | None:
 
 @store_call("cleared", None)
 def clear_scratch(layout: Layout, name: str = "") -> None:
-    """Remove what killed attempts left, or one shared folder; all of it only with the lock held.
-
-    Workers of a driver that was taken over may still publish out of a scratch folder. A removal
-    that has begun follows a folder through its rename. So the folder is moved away first: files
-    that they publish later are not found, and files that they have published are not touched.
-    """
+    """Remove one shared folder, or, with the lock held, all files of killed attempts. Workers of an
+    overtaken driver may still publish out of the folder, and a removal follows a folder through its
+    rename. So it is moved away first: later files are not found there."""
     if not layout.is_local:
         return
     root = Path(layout.root)

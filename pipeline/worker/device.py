@@ -1,9 +1,8 @@
 """The GPU of a worker: found, described, given clips, checked, and its errors classified.
 
-A golden second on the GPU is compared with the CPU's kernels before a worker takes any shard
-(`self_check`). Fused kernels give the same bits. Streams behind a Fourier transform differ by a few
-parts in 10^7 of the largest value, because two libraries round differently. A kernel, a driver or a
-chip that is wrong is off by far more than the tolerance.
+A golden second on the GPU is compared with the CPU's kernels before a worker takes any shard. Fused
+kernels give the same bits; streams behind a Fourier transform differ by a few parts in 10^7 of the
+largest value.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Gpu:
 
 
 class GpuUnusable(DeviceError):
-    """There is no GPU, or none that can run the models; a CPU can. `reason` says what to do."""
+    """No GPU can run the models, but a CPU can. `reason` says what to do."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -171,10 +170,7 @@ class DeviceInput:
             yield
 
     def signals(self, clips: Sequence[Clip]) -> list[list[Any]]:
-        """Return each model's inputs, clip by clip: arrays, or tensors the device resampled.
-
-        A clip's values do not depend on the other clips.
-        """
+        """Return each model's inputs, clip by clip: arrays, or tensors the device resampled."""
         import torch
 
         by_model = [list(of_model) for of_model in zip(*(c.signals for c in clips), strict=True)]
@@ -244,10 +240,7 @@ def golden_second(fs_hz: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float]:
-    """Compare models on the GPU with the CPU; return the largest relative error of each stream.
-
-    `models` has each model built for the GPU and for the CPU.
-    """
+    """Compare (GPU, CPU) pairs of models; return the largest relative error of each stream."""
     errors: dict[str, float] = {}
     for checked, reference in models:
         # Clips of a launch have different lengths.
@@ -282,7 +275,7 @@ def check_resampler(on_device: DeviceResampler) -> float:
     found = float(np.max([relative_error(ours[0].cpu().numpy(), one) for ours, one in pairs]))
     if not found <= RESAMPLER_TOLERANCE:
         raise DeviceError(
-            f"the GPU resamples otherwise than the CPU: off by {found:.2g}, expected at most "
+            f"the GPU does not resample as the CPU: off by {found:.2g}, expected at most "
             f"{RESAMPLER_TOLERANCE:g}; use audio.resampler soxr_vhq, or set run.device to cpu"
         )
     return found

@@ -1,11 +1,8 @@
 """Clips through a job's models, and their features: checked, cast, joined.
 
 On a CPU clips go through in batches of similar lengths, on a GPU in launches; a clip's features
-depend on neither. Two calls are under way on a CPU where the models allow it, so that the kernels'
-threads do not idle at the end of a call.
-
-A stream is an array of frames, or the events of a clip (`SpikeEvents`), which become a table of
-whole numbers. A long clip goes through chunk by chunk, its features into files.
+depend on neither. A stream is an array of frames, or the events of a clip (`SpikeEvents`), which
+become a table of whole numbers. A long clip goes through chunk by chunk, its features into files.
 """
 
 from __future__ import annotations
@@ -53,9 +50,7 @@ BUCKET_ENDS = [math.floor(FIRST_BUCKET_SAMPLES * BUCKET_RATIO**k) for k in range
 
 def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
     """Split clips into batches, as positions in `lengths`, of at most `max_samples` or of one clip.
-
-    A batch has clips of one length bucket, so padding is bounded and kernels meet few shapes.
-    """
+    A batch has clips of one length bucket, so padding is bounded and kernels meet few shapes."""
     by_bucket: dict[int, list[int]] = {}
     for position, length in enumerate(lengths):
         by_bucket.setdefault(bisect_left(BUCKET_ENDS, length), []).append(position)
@@ -92,10 +87,7 @@ class CastFeatures:
     begun: dict[str, Frames] = field(default_factory=dict)  # Int8 frames of the next block.
 
     def take(self, name: str, made: Any, cast: Caster, *, last: bool) -> Frames:
-        """Return a stretch of a stream, cast, and note its steps and cast errors; raise a RowError.
-
-        `last`: no stretch follows.
-        """
+        """Return a stretch of a stream, cast, and note its steps and cast errors; or RowError."""
         if isinstance(made, RowError):
             raise made
         if isinstance(made, np.ndarray):
@@ -147,7 +139,7 @@ class Ticket:
     queue: ModelQueue
 
     def wait(self) -> None:
-        """Return when all shards that lined up before have given their tickets back."""
+        """Return when all earlier tickets were given back."""
         with self.queue.changed:
             self.queue.changed.wait_for(lambda: self.queue.tickets[0] is self)
 
@@ -177,10 +169,7 @@ class ModelQueue:
 
 
 class Extraction:
-    """The models of a job. Features of long clips go to files in `spill_folder`.
-
-    `pool` reads long clips ahead, by `ahead_bytes` at most.
-    """
+    """The models of a job; `pool` reads long clips ahead, by `ahead_bytes` at most."""
 
     windows_ahead = 1
 

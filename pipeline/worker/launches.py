@@ -1,12 +1,10 @@
 """Launches of clips on a GPU.
 
 A launch has the clips of many shards, because one shard does not fill a GPU. It begins when enough
-clips wait, when all shards inside wait, or when the oldest clip has waited for LINGER_S. Two
-launches are under way at once, so that the copies of one overlap the kernels of the other.
-
-A launch that does not fit into the device's memory is halved, down to one clip, and no later launch
-is larger. A launch that fails otherwise is tried again shard by shard: an error reaches only the
-shard whose clips cause it. A device that is lost fails all clips that wait and all that come.
+clips wait, when every shard inside `LaunchBatcher.shard` waits, or when the oldest clip has waited
+for LINGER_S. Copies of one launch overlap the kernels of another. A launch that does not fit into
+the device's memory is halved, and no later launch is larger. A launch that fails otherwise is tried
+again shard by shard, so that an error reaches only the shard whose clips cause it.
 """
 
 from __future__ import annotations
@@ -38,10 +36,7 @@ class DeviceFull(MemoryError): ...
 
 
 def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
-    """Return how many shards keep launches full while as many are decoded and written.
-
-    A launch is full by its clips or by their bytes, so decoded clips hold at most twice that.
-    """
+    """Return how many shards keep launches full while as many are decoded and written."""
     bytes_a_shard = seconds_a_shard * USUAL_RATE_HZ * BYTES_A_SAMPLE
     a_launch = min(LAUNCH_CLIPS / max(1.0, rows_a_shard), LAUNCH_BYTES / max(1.0, bytes_a_shard))
     return min(MOST_SHARDS, max(4, math.ceil(2 * LAUNCH_THREADS * a_launch)))
@@ -61,16 +56,12 @@ class _Request:
         return self.error is not None or len(self.made) == len(self.clips)
 
 
-# A clip: its request, and its position there.
-_Place = tuple[_Request, int]
+_Place = tuple[_Request, int]  # A clip: its request, and its position there.
 
 
 class LaunchBatcher:
-    """Collects clips, which have `nbytes`, launches them together, and returns the results.
-
-    `launch` returns one result a clip. It raises DeviceFull where the clips do not fit, DeviceLost
-    where nothing can be launched any more. A launch begins when `most_clips` or `most_bytes` wait.
-    """
+    """Collects clips, which have `nbytes`, and launches them together. `launch` returns one result
+    a clip; it raises DeviceFull if the clips do not fit, DeviceLost if nothing can be launched."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Messages of driver and workers: orders and outcomes.
-
-An outcome is only a report: the commit record says whether a shard is done.
-"""
+"""Messages of driver and workers. A commit record, not an outcome, says that a shard is done."""
 
 from __future__ import annotations
 
@@ -52,11 +49,8 @@ class ShardNotes:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a call, as far as the worker knows.
-
-    Stages of a failure are warm_up, rows, publish, device and overtaken. A process whose device was
-    lost is of no more use. The output of an overtaken run belongs to another command.
-    """
+    """The end of a call. Stages of a failure are warm_up, rows, publish, device (the process is of
+    no more use) and overtaken (the output belongs to another command)."""
 
     ok: bool
     stage: str = ""
@@ -65,7 +59,7 @@ class Outcome:
     outage: str = ""  # Kind of outage; says nothing of the shard.
     info: WorkerInfo | None = None  # Set by a good warm-up.
     value: float = 0.0  # Set by a status call.
-    memory: bool = False  # There was too little of it.
+    memory: bool = False  # There was too little memory.
     cpu_s: Mapping[str, float] = field(default_factory=dict)  # By part, since the warm-up.
     counts: Counts | None = None  # Since the process began.
     notes: ShardNotes | None = None  # Set by a shard that was published.
@@ -73,12 +67,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class LostCall:
-    """The worker did not answer: its process is gone, unreachable or was killed for hanging."""
+    """A call without an answer: its process has died, is unreachable, or hung and was killed."""
 
     message: str
     restarting: bool = False  # Ray is starting the process again.
     outage: str = ""  # Kind of outage that it waited for.
-    memory: bool = False  # It may have been killed for the memory it took.
+    memory: bool = False  # It may have been killed because it took too much memory.
 
 
 class PublishError(RuntimeError):

@@ -2,7 +2,7 @@
 
 Kernels are compiled into a folder that jobs are given:
 
-python -m earmill.pipeline.worker.models '{"model": "dau1997", ...}'    compiles one model's
+python -m earmill.pipeline.worker.models '{"model": "dau1997", ...}'    compiles one model's kernels
 """
 
 from __future__ import annotations
@@ -133,11 +133,9 @@ def entries_of_all() -> list[dict[str, Any]]:
 def compile_into(
     folder: Path, entries: Sequence[Mapping[str, Any]], *, cpu: str | None, features: str | None
 ) -> list[str]:
-    """Compile kernels into a folder for AMTCORE_KERNELS; return a line for each failed model.
-
-    Each model, an argument of `build_extractor`, has a process of its own. `cpu` and `features` are
-    LLVM's names of a processor and its instructions ("+avx2,-avx512f"); None is this processor.
-    """
+    """Compile kernels into a folder for AMTCORE_KERNELS; return a line for each failed model. Each
+    of `entries` (arguments of `build_extractor`) has its own process. `cpu` and `features` are
+    LLVM's names ("+avx2,-avx512f"); None is this processor."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder.absolute())}
     environment.pop("AMTCORE_KERNELS", None)

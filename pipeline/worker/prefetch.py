@@ -29,11 +29,10 @@ class _Gate:
         self._changed = threading.Condition()
         self._running = self._waiting = 0
         self._is_closed = False
-        # Bytes of finished pieces that wait for the consumer.
-        self.waiting_bytes = 0
+        self.waiting_bytes = 0  # Bytes of finished pieces that wait for the consumer.
 
     def enter(self) -> bool:
-        """Wait for room for one more piece; False once the consumer is gone."""
+        """Wait for room for one more piece; return False once the consumer is gone."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -72,13 +71,12 @@ def prefetched(
     """Yield `map(work, items)`, the work done ahead in `pool`, `in_flight` pieces at a time.
 
     An exception of `work` or of `items` is raised at its place in the order. Closing the generator
-    early waits for the feeder, so nobody pulls from `items` afterwards. Items whose work has not
-    begun by then, and results that nobody takes, are released.
+    early waits for the feeder, so `items` is not read afterwards. Items whose work has not begun
+    then, and results that are not taken, are released.
 
     Args:
         nbytes: Returns the size of a finished piece; about `budget_bytes` of them may wait.
-        feeders: Where `items` is pulled from, with a free thread for every call at the same time;
-            None takes a thread of its own.
+        feeders: Pool with a free thread for each call, which reads `items`; None makes one.
         release: Closes the files of an item or of a result, in any thread.
     """
     gate = _Gate(budget_bytes, in_flight)

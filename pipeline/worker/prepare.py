@@ -1,10 +1,8 @@
 """Prepare a row for the models: decode it, pick channels, resample, calibrate.
 
-A clip of up to two minutes is held whole. A longer one stays a stream and is read block by block,
-twice where its level has to be known first. The decoded length alone decides, so the same file
-always takes the same path.
-
-Around a planned span more is read, and the frames of that are dropped again:
+A clip of up to two minutes is held whole: the decoded length decides, so that a file always takes
+the same path. A longer clip is read block by block, twice if its level has to be known first.
+Around a planned span more is read, and its frames are dropped again:
 
     read      |--- lead ---|======= span =======|- tail -|
     frames    | dropped    | kept, from 0 on    | dropped
@@ -34,9 +32,14 @@ from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.job import AudioSpec
 from earmill.pipeline.spec.spans import TAIL_S
 
+# Provenance columns of a row that are fields of its item, and of its decoded audio.
+OF_ITEM = ("uri", "start_s", "end_s", "etag", "size", "mtime")
+OF_AUDIO = (
+    *("container", "codec", "channels", "frames", "nbytes", "pcm_sha256", "decoder"),
+    *("decoder_version", "header_size", "unterminated", "span_short_s"),
+)
 Signal = npt.NDArray[np.float32]
-# Stream name -> frames, or the events of a stretch.
-ModelOutput = Mapping[str, Any]
+ModelOutput = Mapping[str, Any]  # Stream name -> frames, or the events of a stretch.
 
 
 @dataclass(frozen=True)
@@ -145,11 +148,8 @@ class Unresampled:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One clip of one row, whole.
-
-    A channel of -1 is mixed or both ears. Each target has a signal, (time,) or (2, time); equal
-    targets share one array. The facts are the provenance columns of the row.
-    """
+    """One clip of one row, whole. Channel -1 means mixed channels or both ears. Each target has a
+    signal, (time,) or (2, time); equal targets share one array."""
 
     item: Item
     channel: int
@@ -163,10 +163,8 @@ class Clip:
 
 
 class Preparer:
-    """Decodes rows into clips for `targets`; clips above `long_s` are streamed.
-
-    `on_device` leaves the resampling of whole clips to a device. `children` decode in processes.
-    """
+    """Decodes rows into clips for `targets`; clips above `long_s` are streamed. `on_device` leaves
+    the resampling of whole clips to a device. `children` decode in processes."""
 
     def __init__(
         self,
@@ -186,10 +184,7 @@ class Preparer:
         self._open: Callable[..., Blocks] = BlockReader if children is None else children.open
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
-        """Decode a row: return its clips, one a channel, or a long clip that is not read yet.
-
-        The stream is closed here, or by the long clip.
-        """
+        """Decode a row: return a clip for each channel, or a long clip, which owns the stream."""
         with ExitStack() as closing:
             closing.callback(stream.close)
             reader = closing.enter_context(self.read(item, stream))
@@ -225,25 +220,10 @@ class Preparer:
         """Return a row's provenance; `gain_db` is the gain into the first model's unit."""
         resampled = any(target.fs_hz != audio.rate_hz for target in self.targets)
         return {
-            "uri": item.uri,
-            "start_s": item.start_s,
-            "end_s": item.end_s,
-            "etag": item.etag,
-            "size": item.size,
-            "mtime": item.mtime,
-            "container": audio.container,
-            "codec": audio.codec,
+            **{name: getattr(item, name) for name in OF_ITEM},
+            **{name: getattr(audio, name) for name in OF_AUDIO},
             "rate_hz": float(audio.rate_hz),
-            "channels": audio.channels,
-            "frames": audio.frames,
-            "nbytes": audio.nbytes,
             "bytes_sha256": audio.bytes_sha256 or None,
-            "pcm_sha256": audio.pcm_sha256,
-            "decoder": audio.decoder,
-            "decoder_version": audio.decoder_version,
-            "header_size": audio.header_size,
-            "unterminated": audio.unterminated,
-            "span_short_s": audio.span_short_s,
             "resampler": self.resampler if resampled else None,
             "resampled_from_hz": float(audio.rate_hz) if resampled else None,
             # Digital silence at a normalised level has no gain.
@@ -302,9 +282,7 @@ class Preparer:
 
 class LongClip:
     """A row too long to hold: read it once with `pieces`, then ask for `seconds` and `facts`.
-
-    `blocks` were decoded before the length was known; `remaining` continues there.
-    """
+    `blocks` were decoded before the length was known; `remaining` continues there."""
 
     def __init__(
         self,
@@ -337,10 +315,8 @@ class LongClip:
         return self.preparer.facts(self.item, self._reader.facts, gains)
 
     def pieces(self) -> Iterator[list[tuple[Signal, ...]]]:
-        """Yield the clip piece by piece: per entry of `channels`, one signal per target.
-
-        Targets get pieces of their own lengths, some of them empty. Closes the stream at the end.
-        """
+        """Yield the clip piece by piece: per entry of `channels`, one signal per target, perhaps
+        empty. Closes the stream at the end."""
         try:
             if self.preparer.calibration.needs_whole_clip:
                 self._measure()
@@ -356,7 +332,6 @@ class LongClip:
             self.close()
 
     def close(self) -> None:
-        """Give the stream back; safe to call again."""
         self._reader.close()
         self.stream.close()
 
@@ -367,7 +342,6 @@ class LongClip:
         yield from self._remaining
 
     def _measure(self) -> None:
-        """Measure each clip's level in the first of two passes, over both ears where it has two."""
         squares, frames = np.zeros(len(self._reader.channel_ids)), 0
         for block in self._undelivered():
             squares += np.square(block, dtype=np.float64).sum(axis=1)

@@ -3,10 +3,9 @@
     fetch --> decode, resample, calibrate --> windows --> batches --> model --> check, cast --> rows
     feeder thread    decode threads           in order    extraction.py         decode threads
 
-Each stage is a generator over the stage before. Decoding runs ahead of the model within a bound in
-bytes. A bad row becomes a quarantine row in its place. Any other exception is a fault of the
-program or the machine and ends the attempt. Rows come out in planned order, and no value depends on
-timing, batches or other rows.
+Each stage is a generator over the stage before. A bad row becomes a quarantine row in its place;
+any other exception is a fault of program or machine, and ends the attempt. Rows come out in planned
+order, and no value depends on timing, batches or other rows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ON_DEVICES
@@ -35,7 +34,8 @@ from earmill.pipeline.common.monitoring import (
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.values import Caster, as_stored
-from earmill.pipeline.sources.base import Item, Source
+from earmill.pipeline.planning.shards import item_seconds
+from earmill.pipeline.sources.base import Fetched, Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed
 from earmill.pipeline.spec.job import JobSpec
@@ -69,7 +69,11 @@ Row = FeatureRow | QuarantineRow
 Place = tuple[int, int]
 # Clips for the models, or a row that goes alone.
 Window = list[tuple[Place, Clip]] | tuple[Place, LongClip] | tuple[Place, QuarantineRow]
+T = TypeVar("T")
 
+# Rows that go to a decode thread together, up to this much audio or this many rows: handing over a
+# clip of 0.2 s costs as much as decoding it.
+TASK_S, TASK_ROWS = 4.0, 16
 # Decoded samples that may wait for the model, per shard in flight.
 PREFETCH_BYTES = 64 * 2**20
 # Clips are sorted into batches, or put into launches, within a window of this much signal.
@@ -85,12 +89,8 @@ class ShardRows:
 
 
 class RowProcessor:
-    """A job's row pipeline, with its decode threads and warm models.
-
-    The source is used by one thread per shard in flight, the extractors by one caller at a time on
-    a CPU. Clips above `long_s` are streamed through decoder and model, their features into files in
-    `spill_folder`. `cpu` gets the CPU time of launches, which several shards share.
-    """
+    """A job's row pipeline, with its decode threads and warm models. Clips above `long_s` are
+    streamed, their features into files in `spill_folder`. `cpu` gets the CPU time of launches."""
 
     def __init__(
         self,
@@ -147,36 +147,37 @@ class RowProcessor:
         memory_share: float = 1.0,
         stages: StageTimes | None = None,
     ) -> ShardRows:
-        """Process all rows of a shard, in planned order.
-
-        Quarantined rows record `attempts`. For `witnesses` see `fetch_confirmed`. Each row that is
-        through the models is told to `on_audio`, in seconds. Clips that wait and batches take
-        `memory_share` of the usual bytes.
-        """
+        """Process all rows of a shard, in planned order. For `witnesses` see `fetch_confirmed`.
+        `on_audio` gets the seconds of each row that is through the models."""
         stages = stages or StageTimes()
-        rows: dict[Place, Future[Row] | QuarantineRow] = {}
+        rows: dict[Place, Row] = {}
+        casts: list[Future[dict[Place, Row]]] = []
         prepared = self._prepared(items, attempts, witnesses, memory_share, stages)
         with self.extraction.shard() as ticket, closing(prepared):
             windows = in_windows(stages.during(DECODE, prepared), int(WINDOW_BYTES * memory_share))
-            cast = carried(ENCODE, self._feature_row)
-            for place, clip, features in self._extracted(windows, ticket, attempts, stages):
-                if isinstance(clip, QuarantineRow):
-                    rows[place] = clip
-                    continue
-                # A row that waits to be cast holds no samples.
-                done = replace(clip, signals=())
-                rows[place] = self._pool.submit(cast, done, features, attempts)
-                if place[1] == 0:
-                    on_audio(clip.seconds)
-        ordered = [rows[place] for place in sorted(rows)]
-        finished = [row if isinstance(row, QuarantineRow) else row.result() for row in ordered]
+            cast = carried(ENCODE, self._feature_rows)
+
+            def good() -> Iterator[tuple[Place, Clip, ModelOutput | CastFeatures]]:
+                for place, clip, features in self._extracted(windows, ticket, attempts, stages):
+                    if isinstance(clip, QuarantineRow):
+                        rows[place] = clip
+                        continue
+                    if place[1] == 0:
+                        on_audio(clip.seconds)
+                    # A row that waits to be cast holds no samples.
+                    yield place, replace(clip, signals=()), features
+
+            for task in in_tasks(good(), lambda row: row[1].seconds):
+                casts.append(self._pool.submit(cast, task, attempts))
+        for done in casts:
+            rows.update(done.result())
+        finished = [rows[place] for place in sorted(rows)]
         return ShardRows(
             [row for row in finished if isinstance(row, FeatureRow)],
             [row for row in finished if isinstance(row, QuarantineRow)],
         )
 
     def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
-        """Decode one row and check its length, or raise a RowError; a subclass may do more."""
         prepared = self._preparer.open(item, stream)
         if isinstance(prepared, LongClip):
             whole = next((each for each in self._extractors if not each.can_stream), None)
@@ -215,7 +216,7 @@ class RowProcessor:
         memory_share: float,
         stages: StageTimes,
     ) -> Generator[Prepared, None, None]:
-        def work(entry: tuple[Item, BinaryIO | RowError]) -> Prepared:
+        def prepare(entry: Fetched) -> Prepared:
             item, stream = entry
             try:
                 if isinstance(stream, RowError):
@@ -228,26 +229,37 @@ class RowProcessor:
             except RowError as error:
                 return quarantined(item.row_id, item, error, attempts)
 
+        def prepare_all(task: list[Fetched]) -> list[Prepared]:
+            done: list[Prepared] = []
+            try:
+                while len(done) < len(task):
+                    done.append(prepare(task[len(done)]))
+            except BaseException:
+                _release([*done, *task[len(done) + 1 :]])
+                raise
+            return done
+
         fetched = fetch_confirmed(self._source, items, self._witnesses, witnesses)
-        return prefetched(
-            stages.during(FETCH, counted(FETCH, fetched, current())),
-            carried(DECODE, work),
+        tasks = in_tasks(fetched, lambda entry: item_seconds(entry[0]))
+        made = prefetched(
+            stages.during(FETCH, counted(FETCH, tasks, current())),
+            carried(DECODE, prepare_all),
             pool=self._pool,
-            nbytes=_nbytes,
+            nbytes=lambda task: sum(map(_nbytes, task)),
             budget_bytes=int(self._ahead_bytes * memory_share),
             in_flight=self._decode_threads + 1,
             feeders=self._feeders,
             release=_release,
         )
+        with closing(made):
+            for task in made:
+                yield from task
 
     def _extracted(
         self, windows: Iterable[Window], ticket: Ticket, attempts: int, stages: StageTimes
     ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
-        """Extract the features of every clip; of a shard's windows the oldest is finished first.
-
-        The ticket is waited for before the models are first used. It is given back once all clips
-        are on their way, so that no core waits between this shard's last clips and the next shard.
-        """
+        """Extract the features of every clip; the oldest window is finished first. The ticket is
+        given back once all clips are on their way, so that the next shard can begin."""
         under_way: deque[tuple[list[tuple[Place, Clip]], Sequence[Batch]]] = deque()
 
         def finished(left: int) -> Iterator[tuple[Place, Clip, ModelOutput]]:
@@ -297,6 +309,11 @@ class RowProcessor:
             done = Clip(item, channel, clip.seconds, (), clip.facts(number))
             yield (place[0], number), done, made
 
+    def _feature_rows(
+        self, task: list[tuple[Place, Clip, ModelOutput | CastFeatures]], attempts: int
+    ) -> dict[Place, Row]:
+        return {place: self._feature_row(clip, made, attempts) for place, clip, made in task}
+
     def _feature_row(self, clip: Clip, features: ModelOutput | CastFeatures, attempts: int) -> Row:
         """Return a finished row, or its quarantine row where the features cannot be stored."""
         item = clip.item
@@ -313,11 +330,32 @@ class RowProcessor:
         return FeatureRow(*scalars, features.streams, features.steps, features.errors)
 
 
-def _release(entry: tuple[Item, BinaryIO | RowError] | Prepared) -> None:
-    if isinstance(entry, LongClip):
-        entry.close()
-    elif isinstance(entry, tuple) and not isinstance(entry[1], RowError):
-        entry[1].close()
+def in_tasks(rows: Iterable[T], seconds: Callable[[T], float]) -> Iterator[list[T]]:
+    """Gather neighbours up to TASK_S of audio and TASK_ROWS; a longer row goes alone. If `rows`
+    raises, the files of gathered rows are closed."""
+    task: list[T] = []
+    total_s = 0.0
+    try:
+        for row in rows:
+            task.append(row)
+            total_s += seconds(row)
+            if total_s >= TASK_S or len(task) == TASK_ROWS:
+                full, task, total_s = task, [], 0.0
+                yield full  # no longer ours to close
+    except BaseException:
+        _release(task)
+        raise
+    if task:
+        yield task
+
+
+def _release(task: Iterable[Any]) -> None:
+    """Close the files of rows that were fetched or prepared."""
+    for row in task:
+        if isinstance(row, LongClip):
+            row.close()
+        elif isinstance(row, tuple) and not isinstance(row[1], (RowError, Clip)):
+            row[1].close()
 
 
 def in_windows(prepared: Iterable[Prepared], most_bytes: int) -> Iterator[Window]:
@@ -350,6 +388,4 @@ def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> Quar
 def _nbytes(entry: Prepared) -> int:
     if isinstance(entry, QuarantineRow):
         return 0
-    if isinstance(entry, LongClip):
-        return entry.nbytes
-    return sum(clip.nbytes for clip in entry)
+    return entry.nbytes if isinstance(entry, LongClip) else sum(clip.nbytes for clip in entry)

@@ -1,8 +1,5 @@
-"""The runner of a worker: warm models, process a shard's rows, publish the shard.
-
-Several shards may be in flight; they get the models in the order of their arrival. A shard's files
-do not depend on the overlap, but on its items and the spec alone.
-"""
+"""The runner of a worker: warm models, process a shard's rows, publish the shard. Shards in flight
+get the models in the order of their arrival; their files do not depend on the overlap."""
 
 from __future__ import annotations
 
@@ -67,11 +64,8 @@ SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """A job as it is sent to a worker, once; called there, it builds the runner.
-
-    Its streams are as dataset.json describes them, because an earlier release may have begun the
-    dataset, and all shards are stored alike. There are none for a new dataset.
-    """
+    """A job as it is sent to a worker; called there, it builds the runner. `streams` come from
+    dataset.json, which an earlier release may have written; empty for a new dataset."""
 
     spec: JobSpec  # Storage options included.
     plan_id: str
@@ -167,7 +161,7 @@ class ShardRunner:
         return by_part
 
     def waits_for(self) -> str:
-        """The kind of outage that a read which takes long now would be; empty if none does."""
+        """Return the kind of outage that a slow read or call points to; empty if there is none."""
         if longest_wait_s() > SLOW_READ_S:
             return "source"
         return "output" if longest_call_s() > SLOW_CALL_S else ""

@@ -1,9 +1,8 @@
 """A worker: it runs shards, several at a time, and answers calls of its driver over a pipe.
 
 The first message says what to build, each later one is a call with its number, and an answer
-carries the number back. An exception becomes an `Outcome`. The process ends with the pipe: no
-driver, no worker. It ignores Ctrl-C and the SIGTERM that a batch system sends to every process:
-the driver handles them, and lets its workers finish what they have.
+carries the number back. The process ends with the pipe. It ignores Ctrl-C and the SIGTERM that a
+batch system sends to every process, because the driver lets its workers finish their shards.
 """
 
 from __future__ import annotations
@@ -32,17 +31,14 @@ if TYPE_CHECKING:
     from earmill.pipeline.sources.base import Item
     from earmill.pipeline.worker.shard_runner import ShardRunner
 
-# Writing again will not help with these; the run stops and says why.
+# Writing again does not help against these errors; the run stops and says why.
 PERMANENT_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 )
 
 
 class ShardWorker:
-    """A `ShardRunner` behind remote calls. `status` is called in a thread of its own.
-
-    `environment` is set before anything heavy is imported (thread counts).
-    """
+    """A `ShardRunner` behind remote calls; `environment` is set before any heavy import."""
 
     def __init__(
         self, make_runner: Callable[[], ShardRunner], environment: Mapping[str, str] | None = None
@@ -65,11 +61,9 @@ class ShardWorker:
         return self._guard(lambda runner: runner.run(order))
 
     def probe(self, items: Sequence[Item]) -> Outcome:
-        """Run rows without publishing them; the process may die of it."""
         return self._guard(lambda runner: runner.probe(items))
 
     def status(self) -> Outcome:
-        """Audio seconds done in running shards; has its own thread, so it answers at once."""
         if (runner := self._runner) is None:
             return Outcome(ok=True)
         return Outcome(
@@ -141,7 +135,7 @@ def is_permanent(error: BaseException) -> bool:
     return any(isinstance(one, OSError) and one.errno in PERMANENT_ERRNOS for one in causes)
 
 
-# Where memory runs out, the system kills a worker, which is started again, before its driver.
+# If memory runs out, the system kills a worker, which is started again, before its driver.
 OOM_SCORE_ADJ = "500"
 
 

@@ -217,10 +217,15 @@ def test_compiled_functions_hide_nothing() -> None:
     expected = _backward(function, x)
     assert_close(grad(compiled(loss))(x), expected, SAME)
     assert_close(compiled(lambda x: vmap(loss)(x))(x.unsqueeze(0))[0], loss(x), SAME)
-    # By public names a gradient of torch.func cannot be told from others inside a compiler.
-    for inside in (grad(loss), lambda x: vmap(grad(loss))(x.unsqueeze(0))):
-        with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="setup_context"):
-            compiled(inside)(x)
+    # By public names a gradient of torch.func cannot be told from others inside a compiler. A
+    # release of torch either refuses it (2.11) or computes it (2.15).
+    for inside in (grad(loss), lambda x: vmap(grad(loss))(x.unsqueeze(0))[0]):
+        try:
+            gradient = compiled(inside)(x)
+        except torch._dynamo.exc.TorchRuntimeError as error:
+            assert "setup_context" in str(error)
+        else:
+            assert_close(gradient, expected, SAME)
     with pytest.raises(DerivativeError, match="forward-mode"):
         compiled(lambda x: jvp(loss, (x,), (x,))[1])(x)
     warm, whole = compiled(loss), compiled(loss, fullgraph=True)

@@ -43,9 +43,9 @@ def _signal(sound: str) -> Tensor:
 def _loudness(model: LoudnessModel, x: Tensor, by_stages: bool, **kwargs: Any) -> Loudness:
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         if by_stages:
-            patch.setattr(type(model), "_frames", lambda _: None)
+            patch.setattr(type(model), "_kernel", lambda _: None)
         else:
-            assert model._frames() is not None
+            assert model._kernel() is not None
         return model.stream_loudness(x, **kwargs)[0]
 
 
@@ -97,6 +97,6 @@ def test_stages_without_a_kernel_go_by_themselves() -> None:
         Moore2016(excitation_kwargs=few),
         Moore2016(excitation_kwargs={"backend": "cpu"}),
     ):
-        assert model._frames() is None
+        assert model._kernel() is None
         with torch.no_grad():
             assert model.stream_loudness(noise(2, 3000), None, True)[0].short.isfinite().all()

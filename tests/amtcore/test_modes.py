@@ -153,7 +153,9 @@ def test_exported_programs_take_any_length_and_batch(name: str, learnable: bool)
     time = Dim("time", min=2 if name in _FRAMES else 40, max=10**6)
     axes = tuple({0: batch, x.ndim + case.time: time} for x in case.inputs)
     with torch.set_grad_enabled(learnable):
-        program = torch.export.export(module, case.signals(3), dynamic_shapes=axes).module()
+        program = torch.export.export(
+            module, case.signals(3), dynamic_shapes=axes, strict=False
+        ).module()
         length = case.inputs[0].shape[case.time]
         for items, extra in ((3, 0), (2, 1), (5, length // 2)):
             signals = case.signals(items, extra)
@@ -168,7 +170,7 @@ def test_an_exported_resampler_of_any_ratio_takes_any_length(fs_out: int) -> Non
     stage = amtcore.Resampler(44100, fs_out)
     x = torch.randn(3, 2, 5003, generator=torch.Generator().manual_seed(0))
     axes = ({0: Dim("batch", min=2, max=64), 2: Dim("time", min=1000, max=10**6)},)
-    program = torch.export.export(stage, (x,), dynamic_shapes=axes).module()
+    program = torch.export.export(stage, (x,), dynamic_shapes=axes, strict=False).module()
     for each in (x, x[:2, :, :1001].clone(), x.repeat(1, 1, 2)):
         assert torch.equal(program(each), stage(each))
 
@@ -188,7 +190,7 @@ def test_an_exported_layer_of_neurons_starts_from_the_state_at_the_export() -> N
     layer, data = amtcore.LIFExodus((2, 2), 0.05, learnable=False), torch.full((1, 40, 2), 0.3)
     layer(data)
     kept = layer.state()
-    program = torch.export.export(layer, (data,)).module()
+    program = torch.export.export(layer, (data,), strict=False).module()
     assert all(torch.equal(kept[name], now) for name, now in layer.state().items())
     first, second = program(data), program(data)
     assert torch.equal(first, second) and torch.equal(first, layer(data))

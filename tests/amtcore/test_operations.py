@@ -14,8 +14,8 @@ from numba import njit
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels import registry
 from amtcore.kernels.chain import (
-    Bank,
-    BlockOp,
+    ChainStep,
+    FilterBank,
     check_sizes,
     compile_chain,
     identity_bank,
@@ -190,8 +190,8 @@ def test_the_adjoint_kernel_raises_at_an_operation_without_one(code: int) -> Non
 # --- the checks, which say which and what instead ---
 
 
-def _op(operation: ChainOperation) -> BlockOp:
-    return BlockOp(operation, 0, torch.zeros(2, 3), torch.zeros(2, 1))
+def _op(operation: ChainOperation) -> ChainStep:
+    return ChainStep(operation, 0, torch.zeros(2, 3), torch.zeros(2, 1))
 
 
 @pytest.mark.parametrize(("part", "shape"), [("coef", (2, 4)), ("state", (2, 2))])
@@ -215,7 +215,7 @@ def test_a_decimation_does_not_run_at_full_rate() -> None:
 
 
 def test_a_chain_lowers_the_rate_once() -> None:
-    op = BlockOp(DECIMATE, 3 * 2**16 + 2, torch.zeros(2, 3), torch.zeros(2, 3))
+    op = ChainStep(DECIMATE, 3 * 2**16 + 2, torch.zeros(2, 3), torch.zeros(2, 3))
     with pytest.raises(ParameterError, match="one operation at most"):
         compile_chain([op, op], identity_bank(2, torch.zeros(1)), "mean", 16000.0, 100.0)
 
@@ -226,7 +226,7 @@ def test_unknown_filters_are_refused(kind: int) -> None:
     with pytest.raises(ParameterError, match=f"no filter of kind {kind}"):
         CPU.run_bank(x, coef, state, [kind], [0, 1])
     with pytest.raises(ParameterError, match=f"no filter of kind {kind}"):
-        compile_chain([], Bank((kind,), coef, (0, 1)), "mean", 16000.0, 100.0)
+        compile_chain([], FilterBank((kind,), coef, (0, 1)), "mean", 16000.0, 100.0)
 
 
 def test_an_operation_without_an_adjoint_has_the_gradient_of_its_plain_loop() -> None:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from amtcore_interpreter import InterpretedLauncher
-from numba.core.compiler_lock import global_compiler_lock
 
 from amtcore.kernels.gpu.launcher import Kernel
+from amtcore.numba_internals import compiler_lock
 
 RESULTS, COUNT = 40, 256
 _INTRINSICS = """
@@ -237,7 +237,7 @@ def _rows() -> Any:
     return rows
 
 
-@global_compiler_lock
+@compiler_lock
 def _on_the_host(rows: Any) -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -252,7 +252,7 @@ def _on_the_host(rows: Any) -> Any:
     return results
 
 
-@global_compiler_lock
+@compiler_lock
 def _ptx(architecture: str) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from amtcore import Dau1997, King2019, Osses2021, Paulick2024
 from amtcore.kernels.backend import Backend
-from amtcore.kernels.chain import Bank, BlockOp, compile_chain, identity_bank
+from amtcore.kernels.chain import ChainStep, FilterBank, compile_chain, identity_bank
 from amtcore.kernels.gpu.backend import GpuBackend
 from amtcore.kernels.gpu.launcher import Kernel
 from amtcore.kernels.operations.attack_release import ATTACK_RELEASE, ATTACK_RELEASE_ADJOINT
@@ -102,11 +102,11 @@ def _of_channels(values: Tensor) -> Tensor:
 
 
 @functools.cache
-def operations(dtype: torch.dtype) -> dict[str, BlockOp]:
+def operations(dtype: torch.dtype) -> dict[str, ChainStep]:
     """Every operation with each of its arguments that a model has, for CHANNELS channels."""
     ops = [op for model in _models(dtype).values() for op in model.chain("modulation")[0]]
     gain = torch.linspace(0.5, 2.0, CHANNELS, dtype=dtype).unsqueeze(1)
-    ops.append(BlockOp(SQUARE, 0, gain, gain.new_zeros(CHANNELS, 0)))
+    ops.append(ChainStep(SQUARE, 0, gain, gain.new_zeros(CHANNELS, 0)))
     found = {f"{op.operation.name} {op.argument}": op for op in ops}
     return {
         name: replace(op, coef=_of_channels(op.coef), state=_of_channels(op.state))
@@ -114,17 +114,17 @@ def operations(dtype: torch.dtype) -> dict[str, BlockOp]:
     }
 
 
-def bank_of(kind: int, dtype: torch.dtype) -> Bank:
+def bank_of(kind: int, dtype: torch.dtype) -> FilterBank:
     """Two filters of a kind a channel, but one in every third."""
     _, dau = _models(dtype)["dau1997"].chain("modulation")
     source = dau.coef.detach()[[dau.kinds.index(kind) if kind in dau.kinds else 0]]
     width = 2 if kind == BANK_TWO_SECTIONS else 1
     counts = [1 if channel % 3 == 2 else 2 for channel in range(CHANNELS)]
     offsets = (0, *np.cumsum(counts).tolist())
-    return Bank((kind, kind), source.repeat(offsets[-1], width), offsets)
+    return FilterBank((kind, kind), source.repeat(offsets[-1], width), offsets)
 
 
-def _run(backend: Backend, ops: Sequence[BlockOp], x: Tensor) -> Outputs:
+def _run(backend: Backend, ops: Sequence[ChainStep], x: Tensor) -> Outputs:
     steps = tuple((op.operation, op.argument) for op in ops)
     state = torch.cat([op.state for op in ops], 1).expand(x.shape[0], -1, -1)
     return backend.run_steps(steps, x, torch.cat([op.coef for op in ops], 1), state)

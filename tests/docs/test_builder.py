@@ -121,12 +121,13 @@ def test_files_of_other_folders_are_published() -> None:
     assert {"files/infra/slurm.sh", "files/jobs/folder.yaml", "infra.md"} <= set(files.values())
 
 
-@pytest.mark.parametrize("name", ["layers", "rooms", "model_rooms"])
+@pytest.mark.parametrize("name", ["layers", "rooms", "model_rooms", "kernel_rooms"])
 def test_the_structure_is_that_of_the_contracts(name: str) -> None:
     contract = {
         "layers": "from the calls down to the models",
         "rooms": "rooms of the pipeline",
         "model_rooms": "rooms of the models",
+        "kernel_rooms": "rooms of the kernels",
     }[name]
     drawn = make(name)
     for row in structure.contracts()[contract]:

@@ -245,7 +245,7 @@ def test_endless_conflicts_end(monkeypatch: pytest.MonkeyPatch) -> None:
     brief = RetryPolicy(1.0, clock=clock, sleep=slept.append, jitter=lambda: 1.0)
     monkeypatch.setattr(retrying, "BRIEF", brief)
     with scripted_s3([(409, "ConditionalRequestConflict")]) as (layout, asked):
-        with pytest.raises(StorageError, match=r"another writer is at it, .* 409 Conflict"):
+        with pytest.raises(StorageError, match=r"another process writes it, .* 409 Conflict"):
             layout.put_if_absent("commits/00000.json", b"x")
     assert len(asked) == 3 and slept == [0.2, 0.4]
 

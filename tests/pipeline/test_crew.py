@@ -143,7 +143,7 @@ def test_who_needs_the_output_alone_is_refused_while_others_share_it(layout: Lay
         with DriverLock(layout, shares=True, alone=False):
             pass
     with DriverLock(layout):
-        with pytest.raises(LockedError, match="not to be shared now"):
+        with pytest.raises(LockedError, match="used by one driver alone"):
             DriverMembership(layout)
         assert layout.list(CREW) == []
     with DriverLock(layout, shares=True), DriverMembership(layout):

@@ -121,7 +121,7 @@ def test_rows_whose_audio_is_gone_or_another_are_told_as_that(
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem")]
     assert len(said) == 2
     assert repr(first) in said[0] and "cannot be computed again" in said[0]
-    assert repr(second) in said[1] and "another one now" in said[1]
+    assert repr(second) in said[1] and "audio has changed" in said[1]
 
 
 def row(values: Any) -> FeatureRow:

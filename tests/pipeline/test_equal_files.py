@@ -277,8 +277,8 @@ def test_copying_says_how_far_it_is(job: Job, monkeypatch: pytest.MonkeyPatch) -
     assert [text for text in said if "copying" in text] == [
         "copying rows of equal files into 2 shards",
         "copying rows of equal files: 1 of 2 shards",
-        "copying rows that are there into 2 shards",
-        "copying rows that are there: 1 of 2 shards",
+        "copying rows into 2 shards",
+        "copying rows: 1 of 2 shards",
     ]
 
 

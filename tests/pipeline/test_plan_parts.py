@@ -198,7 +198,7 @@ class TestListing:
                 yield from super().items()
 
         each = JobSpec.load({**spec().model_dump(), "audio": {"channels": "each"}})
-        with pytest.raises(SourceError, match="calls a channel of row 'row0000003'"):
+        with pytest.raises(SourceError, match="gives a channel of row 'row0000003'"):
             make_plan(Channel(ROWS), each)  # type: ignore[arg-type]
 
     def test_it_says_how_far_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:

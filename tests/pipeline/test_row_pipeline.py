@@ -411,3 +411,36 @@ def test_clips_of_a_shard_that_failed_do_not_reach_the_models(
         job()
     job.rows.close()
     assert len(calls) < len(job.items)
+
+
+class _Stream(io.BytesIO):
+    """A stream that was or was not closed."""
+
+
+def test_short_rows_are_prepared_together_and_a_long_one_alone() -> None:
+    seconds = [0.2] * 20 + [1.0, 5.0, 0.2]
+    tasks = list(process_rows.in_tasks(seconds, float))
+    assert [value for task in tasks for value in task] == seconds, "in order, each once"
+    assert [len(task) for task in tasks] == [16, 6, 1]
+
+
+def test_files_of_gathered_rows_are_closed_when_the_source_fails() -> None:
+    streams = [_Stream(), _Stream()]
+
+    def rows() -> Any:
+        yield from ((Item("a", "a"), stream) for stream in streams)
+        raise ConnectionError("away")
+
+    with pytest.raises(ConnectionError, match="away"):
+        list(process_rows.in_tasks(rows(), lambda row: 0.2))
+    assert all(stream.closed for stream in streams)
+
+
+def test_files_of_a_task_that_was_handed_out_stay_open() -> None:
+    streams = [_Stream() for _ in range(20)]
+    tasks: Any = process_rows.in_tasks(
+        ((Item("a", "a"), each) for each in streams), lambda row: 0.2
+    )
+    next(tasks)
+    tasks.close()
+    assert not any(stream.closed for stream in streams)

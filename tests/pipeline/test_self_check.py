@@ -112,7 +112,7 @@ class Rounding(DeviceResampler):
 def test_the_resampler_on_a_device_is_checked_as_well() -> None:
     device = torch.device("cpu")
     assert check_resampler(DeviceResampler(device)) == 0.0
-    with pytest.raises(DeviceError, match="resamples otherwise than the CPU: off by"):
+    with pytest.raises(DeviceError, match="does not resample as the CPU: off by"):
         check_resampler(Rounding(device))
 
 

@@ -66,9 +66,9 @@ def test_what_cannot_be_cut_stays_whole_and_the_plan_says_so(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("names", "channels", "said"),
     [
-        (("day#span1of2", "x"), "mean", "is called as spans are"),
+        (("day#span1of2", "x"), "mean", "has the form of a span's id"),
         (("a", "a"), "mean", "more than once: 'a'"),
-        (("a", "a#ch0"), "each", "calls a channel of row 'a'"),
+        (("a", "a#ch0"), "each", "gives a channel of row 'a'"),
     ],
 )
 def test_a_recording_in_spans_and_another_row_are_not_called_alike(

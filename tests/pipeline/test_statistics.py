@@ -302,7 +302,7 @@ def test_wrong_wishes_are_refused(closed: Path) -> None:
         ({"other": found["loudness"]}, ValueError, "got 'other'"),
         ({"modulation": found["loudness"]}, ValueError, "of 7 columns for modulation, got 1"),
         ({"loudness": (0.0, 1.0)}, TypeError, "as ds.statistics has them, got tuple"),
-        ({"loudness": summed([], 1)}, ValueError, "of no frame at all"),
+        ({"loudness": summed([], 1)}, ValueError, "of at least one frame of"),
     ]
     make = partial(ds.iterable, batch_size=2)
     for wrong, error, message in cases:

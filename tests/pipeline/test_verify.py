@@ -111,7 +111,7 @@ FAULTS: dict[str, tuple[Callable[[Layout], object], list[str]]] = {
     ),
     "commit of another shard": (
         lambda at: at.write_bytes("commits/00001.json", at.read_bytes("commits/00000.json")),
-        ["shard 00001: its commit record is that of shard 00000"],
+        ["shard 00001: its commit record names shard 00000"],
     ),
     "commit of another spec": (
         lambda at: edit_commit(at, "00001", spec_sha256="x"),

@@ -65,8 +65,8 @@ def replace_index(path: Path, chunk: int, offset: int, nbytes: int) -> None:
         (lambda path: replace_index(path, 0, 2**64 - 1, 2**64 - 1), "chunk 0 is missing although"),
         (lambda path: replace_index(path, 1, 10**9, 5), "index of chunks points out of the object"),
         (lambda path: replace_index(path, 1, 2**64 - 9, 20), "points out of the object"),
-        (lambda path: replace_index(path, 0, 0, 3), "the CRC-32C of a chunk is not that of its"),
-        (lambda path: replace_index(path, 1, 0, 30), "the CRC-32C of a chunk is not that of its"),
+        (lambda path: replace_index(path, 0, 0, 3), "the CRC-32C of a chunk does not fit its"),
+        (lambda path: replace_index(path, 1, 0, 30), "the CRC-32C of a chunk does not fit its"),
     ],
 )
 def test_damage_to_an_object_is_told(

@@ -1,8 +1,7 @@
-"""The kernels compiled for this processor: channels are packed into lanes, clips and groups of
-lanes go to threads.
+"""The CPU backend: channels are packed into lanes; threads take clips and groups of lanes.
 
-Public operators keep their state as (batch, channel, value); packing it into lanes and back is a
-small copy per call. A pooled chain keeps it packed between the chunks of a stream.
+Operators keep state as (batch, channel, value) and pack it into lanes on every call. A pooled
+chain keeps its state packed between the chunks of a stream.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from torch import Tensor
 
 from amtcore.kernels.backend import Backend, Gradients, Samples
 from amtcore.kernels.chain import (
-    PooledChain,
-    PooledTables,
+    ChainPlan,
+    ChainTables,
     Steps,
     bank_layout,
     check_keeps_rate,
@@ -41,29 +40,19 @@ _NO_FRAME = np.zeros(5, np.int64)
 
 
 class CpuChain:
-    """A pooled chain on this processor.
+    """A pooled chain on this processor; methods as in `backend.Chain`."""
 
-    Args:
-        chain: Its tables and constants.
-    """
-
-    def __init__(self, chain: PooledChain) -> None:
+    def __init__(self, chain: ChainPlan) -> None:
         self.tables, self.tail, self._chain = chain.tables, chain.tail, chain
-
-    def n_frames(self, n_samples: int) -> int:
-        """Whole frames in so many samples."""
-        return self._chain.n_frames(n_samples)
+        self.n_frames = chain.n_frames
 
     def fresh(self, clips: int) -> list[Array]:
-        """States of so many clips before their first sample."""
         return [self._chain.rest.copy() for _ in range(clips)]
 
     def push(self, clips: Sequence[Array], states: Sequence[Array], start: int) -> list[Array]:
-        """Frames that these samples complete; see `run_pooled`."""
         return run_pooled(self.tables, clips, self._chain.coef, states, start)
 
     def finish(self, states: Sequence[Array], samples: Sequence[int]) -> list[Array]:
-        """Frames of each clip that were waiting for what follows the last of so many samples."""
         frames, coef = [], self._chain.coef
         for state, count in zip(states, samples, strict=True):
             silence = np.zeros(self._chain.zeros_after(count), coef.dtype)
@@ -77,14 +66,14 @@ class CpuBackend(Backend):
     name = "cpu"
     device = torch.device("cpu")
 
-    def place(self, chain: PooledChain) -> CpuChain:
+    def place(self, chain: ChainPlan) -> CpuChain:
         return CpuChain(chain)
 
     def stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def upload(self, clip: Samples | Tensor) -> Tensor:
-        """A tensor on the same memory where it can be written to."""
+        """Return a tensor that shares the memory of `clip` if that memory is writable."""
         if isinstance(clip, Tensor):
             return clip
         return torch.from_numpy(np.require(clip, requirements=["C", "W"]))
@@ -100,44 +89,24 @@ class CpuBackend(Backend):
         self, steps: Steps, x: Tensor, coef: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         check_keeps_rate(steps)
-        loop, ops = loop_of(steps)
-        batch, channels, samples = x.shape[0], coef.shape[0], x.shape[-1]
-        inputs, out = x.detach().contiguous().numpy(), empty((batch, channels, samples), x)
-        packed_coef, packed_state, shared = pack(coef), pack(state), x.shape[1] == 1
-        out_np = out.numpy()
-
-        def one(b: int, g: int) -> None:
-            part = slice(g * LANES, min((g + 1) * LANES, channels))
-            rows = np.arange(part.start, part.stop, dtype=np.int64)[None]
-            source = inputs[b] if shared else inputs[b, part]
-            loop.run_chain(
-                source, samples, shared, part.stop - part.start, ops, packed_coef[g],
-                packed_state[b, g], STORE, _NO_FILTERS, rows, 0, _NO_FRAME, out_np[b],
-            )  # fmt: skip
-
-        _over_items(one, batch, groups_of(channels))
-        return out, unpack(packed_state, channels)
+        channels, packed = coef.shape[0], (pack(coef), pack(state))
+        rows = np.arange(channels, dtype=np.int64)[None]
+        out = _run_full_rate(
+            x, steps, STORE, _NO_FILTERS, lambda part: rows[:, part], packed, channels, channels
+        )
+        return out, unpack(packed[1], channels)
 
     def run_bank(
         self, x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        (batch, channels, samples), most = x.shape, len(kinds)
-        loop, no_ops = loop_of(())
-        inputs, out = x.detach().contiguous().numpy(), empty((batch, offsets[-1], samples), x)
+        channels, most = x.shape[1], len(kinds)
         filters, columns = bank_layout(kinds, offsets, coef.shape[-1], 0, 0)
-        packed_coef = pack(pad_filters(coef, offsets, most))
-        packed_state = pack(pad_filters(state, offsets, most))
-        out_np = out.numpy()
-
-        def one(b: int, g: int) -> None:
-            part = slice(g * LANES, min((g + 1) * LANES, channels))
-            loop.run_chain(
-                inputs[b, part], samples, False, part.stop - part.start, no_ops, packed_coef[g],
-                packed_state[b, g], STORE_BANK, filters, columns[g], 0, _NO_FRAME, out_np[b],
-            )  # fmt: skip
-
-        _over_items(one, batch, groups_of(channels))
-        return out, unpad_filters(unpack(packed_state, channels), offsets, most)
+        packed = tuple(pack(pad_filters(values, offsets, most)) for values in (coef, state))
+        out = _run_full_rate(
+            x, (), STORE_BANK, filters, lambda part: columns[part.start // LANES], packed,
+            channels, offsets[-1],
+        )  # fmt: skip
+        return out, unpad_filters(unpack(packed[1], channels), offsets, most)
 
     def run_step_adjoint(
         self, steps: Steps, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
@@ -176,8 +145,36 @@ class CpuBackend(Backend):
 
 
 def _scratch_rows(taped: int) -> int:
-    """Rows of scratch for so many a sample; what is before the first sample is written down too."""
+    """Return the scratch rows of a block: `taped` rows a sample, and the state before it."""
     return taped * (BLOCK + 1)
+
+
+def _run_full_rate(
+    x: Tensor,
+    steps: Steps,
+    mode: int,
+    filters: NDArray[np.int64],
+    rows_of: Callable[[slice], NDArray[np.int64]],
+    packed: tuple[Array, ...],
+    channels: int,
+    width: int,
+) -> Tensor:
+    """Return the outputs (batch, width, time); the packed states are updated."""
+    loop, ops = loop_of(steps)
+    coef, state = packed
+    inputs, out = x.detach().contiguous().numpy(), empty((x.shape[0], width, x.shape[2]), x)
+    shared, out_np = x.shape[1] != channels, out.numpy()
+
+    def one(b: int, g: int) -> None:
+        part = slice(g * LANES, min((g + 1) * LANES, channels))
+        source = inputs[b] if shared else inputs[b, part]
+        loop.run_chain(
+            source, x.shape[2], shared, part.stop - part.start, ops, coef[g], state[b, g], mode,
+            filters, rows_of(part), 0, _NO_FRAME, out_np[b],
+        )  # fmt: skip
+
+    _over_items(one, x.shape[0], groups_of(channels))
+    return out
 
 
 def _run_adjoint(
@@ -190,8 +187,10 @@ def _run_adjoint(
     channels: int,
     scratch_rows: int,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the input, (batch, channel, time), and of the coefficients; packed[2] is changed
-    from the gradient of the last state to that of the first."""
+    """Return the gradients of the input, (batch, channel, time), and of the coefficients.
+
+    The gradient of the last state in packed[2] becomes the gradient of the first state.
+    """
     loop, ops = loop_of(steps)
     coef, state, gstate = packed
     inputs, upstream = x.detach().contiguous().numpy(), gy.detach().contiguous().numpy()
@@ -213,18 +212,16 @@ def _run_adjoint(
 
 
 def run_pooled(
-    tables: PooledTables, clips: Sequence[Array], coef: Array, states: Sequence[Array], start: int
+    tables: ChainTables, clips: Sequence[Array], coef: Array, states: Sequence[Array], start: int
 ) -> list[Array]:
-    """Waveforms to frames, every clip on its own.
+    """Compute the frames (frames, width) of every clip.
 
     Args:
         tables: The chain.
         clips: Waveforms of any lengths, (time,), or one row a channel, (channel, time).
         coef: (group, rows * LANES).
-        states: Per clip (group, rows * LANES); changed in place to the state after the clip.
-        start: Absolute index of the first sample of every clip (frames are counted from 0).
-    Returns:
-        Per clip (frames, width).
+        states: Per clip (group, rows * LANES); updated in place.
+        start: Index in the signal of the first sample of every clip.
     """
     loop, ops = loop_of(tables.steps, tables.rows)
     frame = np.array(

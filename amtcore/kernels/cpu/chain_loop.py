@@ -4,16 +4,14 @@
                                                            -> filters of a bank -> store or pool
 
 A block (at most BLOCK samples of LANES channels) stays in the first-level cache from the waveform
-to the frame sums, so full-rate intermediates are never in memory; output at full rate goes there in
-longer blocks.
+to the frame sums. Output at full rate goes to memory in longer blocks.
 
-Gradients of one operation or one bank go backwards over blocks, states recomputed on the way:
+Gradients of one operation or one bank recompute states block by block:
 
     forward over all blocks, keeping only the state at the start of each
     for blocks from the last to the first:  the adjoint on the block and its start state
 
-Memory is that of the signals plus one state a block, whatever the length; no time step is ever a
-node of a graph.
+Gradients need memory for the signals and one state a block.
 """
 
 from __future__ import annotations
@@ -48,31 +46,25 @@ from amtcore.kernels.vector.transpose import copy_row, transpose
 #: Samples per block: two buffers of 128 x 32 float32 are 32 kB, inside a 48 kB first-level cache.
 BLOCK = ADJOINT_BLOCK
 #: Samples that are loaded and stored at a time at full rate. The processor prefetches a few dozen
-#: rows at once, not those of input and output or of all filters: each gets many samples in turn.
+#: rows at once. Input, output and filters have more rows, so each row gets many samples in turn.
 LONG_BLOCK = 16 * BLOCK
 
 
 def picker(
     parts: Mapping[int, Any], parameters: str, arguments: str, missing: str, key: str = ""
 ) -> Any:
-    """The part that calls `parts[row[0]]`.
+    """Return a part that calls `parts[row[0]]`, as generated text.
 
-    Compiled code calls what was known when it was compiled: it cannot look a function up in a dict.
-    So this writes the chain that would else be written by hand beside the table:
-
-        if code == 0: return part_0(..)
-        if code == 1: return part_1(..)
-        raise ParameterError(missing)
-
-    It is text because closures that pass a tuple of arguments on count references to every array in
-    it for each entry of the table, which took up to a quarter of an operation's time.
+    Compiled code cannot look a function up in a dict, so the text is a list of comparisons, ending
+    with `raise ParameterError(missing)`. A closure over a tuple of arguments would count
+    references to every array for each entry, up to a quarter of an operation's time.
 
     Args:
         parts: Code -> part; all have the same parameters and the same type of result.
-        parameters: Of the part that is made; one is `row`.
-        arguments: Of the parts, by the names of the parameters.
-        missing: Message of the `ParameterError` for a row with another code.
-        key: What the parts are, where there are others of the same parameters.
+        parameters: Parameters of the returned part; one is `row`.
+        arguments: Arguments of the called parts, in terms of the parameters.
+        missing: Message of the error for an unknown code.
+        key: Distinguishes sets of parts with equal parameters in the cache.
     """
     lines = [f"def pick({parameters}):", "    code = row[0]"]
     for code in parts:
@@ -85,7 +77,7 @@ def picker(
 
 
 def _arguments(parameters: tuple[str, ...]) -> str:
-    """Parameters of an operation's part by what a row says."""
+    """Return the arguments of an operation's part in terms of a table row."""
     of_row = {"argument": "row[3]", "c": "row[1]", "s": "row[2]"}
     return ", ".join(of_row.get(name, name) for name in parameters)
 
@@ -104,9 +96,9 @@ run_filter_block_adjoint = picker(
 
 @part
 def load_rows(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any) -> None:
-    """Samples t0..t0+n of up to LANES rows of `x`, sample after sample.
+    """Load samples t0..t0+n of up to LANES rows of `x`, sample after sample.
 
-    Missing rows repeat the last one; with `shared` there is one row for all lanes.
+    Missing rows repeat the last one; with `shared` all lanes take row 0.
     """
     if shared:
         for t in range(n):
@@ -131,8 +123,7 @@ def _emit(filters: Any, columns: Any, pool: int, length: int, state: Any, out: A
 
 @part
 def store_rows(buffer: Any, n: int, rows: Any, t0: int, out: Any, turned: Any) -> None:
-    """The inverse: lanes to rows `rows[lane]` of `out`, none where that is -1; `turned` is
-    scratch."""
+    """Store each lane to row `rows[lane]` of `out`, or nowhere for -1; `turned` is scratch."""
     for begin in range(0, n, BLOCK):
         count = min(BLOCK, n - begin)
         transpose(buffer, begin * LANES, LANES, count, LANES, turned, BLOCK, count)
@@ -143,7 +134,7 @@ def store_rows(buffer: Any, n: int, rows: Any, t0: int, out: Any, turned: Any) -
 
 @part
 def _load_gradient(gy: Any, rows: Any, t0: int, n: int, buffer: Any, turned: Any) -> None:
-    """As `load_rows`, but lanes without a row get zeros: they must not contribute."""
+    """Load rows `rows[lane]` of `gy`; a lane without a row gets zeros and adds no gradient."""
     for lane in range(LANES):
         row = rows[lane] if lane < rows.shape[0] else -1
         if row >= 0:
@@ -155,13 +146,7 @@ def _load_gradient(gy: Any, rows: Any, t0: int, n: int, buffer: Any, turned: Any
 
 @dataclass(frozen=True)
 class ChainLoop:
-    """Compiled loops for a set of operations, whose codes are their places in it.
-
-    Args:
-        codes: Operation -> code.
-        run_chain: Kernel of a clip's group of channels.
-        run_adjoint: Kernel of its gradients.
-    """
+    """Compiled kernels for a set of operations; `codes` maps each operation to its table code."""
 
     codes: Mapping[ChainOperation, int]
     run_chain: Any
@@ -170,7 +155,7 @@ class ChainLoop:
 
 @functools.cache
 def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
-    """The loops for the built-in operations and some others."""
+    """Compile the loops for the built-in operations and `extra` ones."""
     operations, key = (*BUILT_IN, *extra), repr(extra)
     run_op_block = picker(
         {code: each.block for code, each in enumerate(operations)},
@@ -189,8 +174,10 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
 
     @part(key=key)
     def run_ops(ops: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
-        """All operations, BLOCK samples at a time; returns how many there are after them, which may
-        differ from `n` where that is one block."""
+        """Run all operations, BLOCK samples at a time; return the number of outputs.
+
+        Only a call with one block may change the rate.
+        """
         count = n
         for begin in range(0, n, BLOCK):
             part, count = a[begin * LANES :], min(BLOCK, n - begin)
@@ -214,13 +201,13 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
         frame: Any,
         out: Any,
     ) -> None:
-        """Run the program over samples 0..length of one clip for one group of channels.
+        """Run the chain over samples 0..length of one clip for one group of channels.
 
-        x (rows, time), contiguous; coef and state flat, LANES numbers a row; rows (filter or 1,
-        lane) the output row or column, -1 for none; frame = (samples, per frames, absolute start,
-        stride, delay): frame f covers outputs ceil(f samples / frames) up to the next one's start,
-        and output m of the operations is there once sample m stride + delay is in;
-        out (rows, time), or (frames, columns) when pooled.
+        The input x (rows, time) is contiguous. The flat arrays coef and state have LANES numbers a
+        row. In rows (filter or 1, lane) is the output row or column, -1 for none. The output is
+        (rows, time), or (frames, columns) when pooled.
+        The numbers of `frame` are samples, frames, absolute start, stride and delay. Frame f begins
+        at output ceil(f samples / frames). Output m is complete after sample m stride + delay.
         """
         block = BLOCK if mode == POOL_BANK else LONG_BLOCK
         room = aligned(2 * (block + BLOCK) * LANES + coef.shape[0] + state.shape[0], x)
@@ -270,11 +257,11 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
         rows: Any,
         scratch_rows: int,
     ) -> None:
-        """Gradients of one clip and one group of channels.
+        """Compute the gradients of one operation or one bank, for one clip and group of channels.
 
-        x, gy (rows, time) as in the forward kernel; gx (channel, time) of this group; gcoef flat,
-        added to; gstate flat, gradient of the last state in, of the first state out. One operation
-        (ops has one row and filters none) or one bank (the other way round).
+        Arguments are as in the forward kernel; gx is (channel, time) of this group. The kernel adds
+        to gcoef. In gstate the gradient of the last state becomes the gradient of the first. Either
+        `ops` has one row and `filters` none, or the other way round.
         """
         length = x.shape[1]
         blocks = -(-length // BLOCK)
@@ -315,12 +302,10 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
 def loop_of(
     steps: Steps, rows: tuple[tuple[int, int], ...] | None = None
 ) -> tuple[ChainLoop, NDArray[np.int64]]:
-    """The loops that know the operations of a chain, and its table: a row (code, first coefficient
-    row, first state row, argument) a step.
+    """Return the compiled loops for a chain, and its table.
 
-    Args:
-        steps: The chain.
-        rows: First rows of each, where they do not lie side by side from row 0 on.
+    The table has a row (code, first coefficient row, first state row, argument) for each step. The
+    argument `rows` gives these first rows if they do not lie side by side from row 0 on.
     """
     loop = _loop_for(others(operation for operation, _ in steps))
     table = [

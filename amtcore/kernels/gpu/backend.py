@@ -1,6 +1,6 @@
-"""The block functions on a GPU, or on what stands in for one: clips of any lengths in one launch.
+"""The GPU backend, on a GPU or its interpreter: clips of any lengths in one launch.
 
-Everything stays on the device and on the current stream; nothing waits for results.
+All data stay on the device and the current stream. No call waits for results but `download`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from amtcore.errors import BackendError
 from amtcore.kernels.backend import Backend, Chain, Gradients, Samples
 from amtcore.kernels.chain import (
-    PooledChain,
-    PooledTables,
+    ChainPlan,
+    ChainTables,
     Steps,
     bank_layout,
     check_keeps_rate,
@@ -47,17 +47,16 @@ from amtcore.kernels.vector.simd import LANES
 
 
 def table_rows(table: NDArray[Any]) -> tuple[Row, ...]:
-    """A kernel table as constants."""
+    """Return a kernel table as constants."""
     return tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in table)
 
 
 @dataclass(frozen=True)
 class Clips:
-    """Where the clips of a launch are, one column each.
+    """The places of a launch's clips in its input and output.
 
-    Args:
-        table: (5, clip): the order in which they are taken, first sample in the input, length in
-            samples, first number in the output, samples of the signal before these.
+    Rows of `table` (5, clip): order of processing, first sample in the input, length in samples,
+    first number in the output, samples of the signal before this clip.
     """
 
     table: Tensor
@@ -66,7 +65,7 @@ class Clips:
     def equal(
         cls, batch: int, input_size: int, samples: int, output_size: int, device: torch.device
     ) -> Clips:
-        """Signals of one length, one after another; made on the device."""
+        """Place signals of equal lengths one after another; computed on the device."""
         number = torch.arange(batch, device=device)
         length, before = torch.full_like(number, samples), torch.zeros_like(number)
         return cls(torch.stack((number, number * input_size, length, number * output_size, before)))
@@ -76,7 +75,7 @@ class Clips:
         cls, begins: Sequence[int], lengths: Sequence[int], places: Sequence[int],
         starts: Sequence[int], device: torch.device,
     ) -> Clips:  # fmt: skip
-        """Signals of any lengths, the longest of which are begun first."""
+        """Place signals of any lengths, to be processed from the longest to the shortest."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         table = torch.tensor([order, begins, lengths, places, starts])
         if device.type == "cuda":
@@ -120,41 +119,30 @@ def run_forward(
 
 
 class GpuChain:
-    """A chain with its constants on the device; frames are tensors there.
+    """A chain with its constants on the device; methods as in `backend.Chain`."""
 
-    Args:
-        launcher: Runs it.
-        chain: As compiled for a processor.
-    """
-
-    def __init__(self, launcher: Launcher, chain: PooledChain) -> None:
+    def __init__(self, launcher: Launcher, chain: ChainPlan) -> None:
         self.tables, self.tail, self._chain = chain.tables, chain.tail, chain
         self._launcher = launcher
         device = launcher.device
         self._coef = torch.from_numpy(chain.coef).to(device)
         self._rest = torch.from_numpy(chain.rest).to(device)
         self._columns = torch.from_numpy(chain.tables.columns).to(device)
-
-    def n_frames(self, n_samples: int) -> int:
-        """Whole frames in so many samples."""
-        return self._chain.n_frames(n_samples)
+        self.n_frames = chain.n_frames
 
     def fresh(self, clips: int) -> Tensor:
-        """States before the first sample, (clip, group, rows * LANES)."""
         return self._rest.expand(clips, *self._rest.shape).clone()
 
     def push(self, clips: Sequence[Samples | Tensor], states: Tensor, start: int) -> list[Tensor]:
-        """Frames that these samples complete; see `cpu.backend.run_pooled`."""
         return self._run(self.tables, clips, states, [start] * len(clips))
 
     def finish(self, states: Tensor, samples: Sequence[int]) -> list[Tensor]:
-        """Frames that were waiting for what follows the last of so many samples."""
         silences = [self._coef.new_zeros(self._chain.zeros_after(count)) for count in samples]
         return self._run(self.tail or self.tables, silences, states, samples)
 
     def _run(
         self,
-        tables: PooledTables,
+        tables: ChainTables,
         clips: Sequence[Samples | Tensor],
         states: Tensor,
         starts: Sequence[int],
@@ -180,7 +168,7 @@ class GpuChain:
         parts = out.split(frame_sizes)
         return [part.view(-1, tables.width) for part in parts]
 
-    def _spec(self, tables: PooledTables, shared: bool) -> ChainKernelSpec:
+    def _spec(self, tables: ChainTables, shared: bool) -> ChainKernelSpec:
         coefs, states = self._coef.shape[1] // LANES, self._rest.shape[1] // LANES
         double, filters = self._coef.dtype == torch.float64, table_rows(tables.filters)
         return ChainKernelSpec(
@@ -189,8 +177,10 @@ class GpuChain:
 
 
 def gathered(clips: Sequence[Samples | Tensor], device: torch.device) -> Tensor:
-    """All samples, one clip after another, on the device; those of the host by way of one piece of
-    memory that it can read by itself."""
+    """Return the samples of all clips on the device, one clip after another.
+
+    Samples in host memory are copied once, through pinned memory.
+    """
     if any(isinstance(clip, Tensor) for clip in clips):
         parts = [
             clip.detach().to(device) if isinstance(clip, Tensor) else gathered([clip], device)
@@ -204,28 +194,25 @@ def gathered(clips: Sequence[Samples | Tensor], device: torch.device) -> Tensor:
     return room.to(device, non_blocking=True)
 
 
-#: What the warps of an adjoint may take for their tapes.
+#: Device memory that the warps of an adjoint may use for their tapes.
 _WORK_BYTES = 2**31
 
 
 class GpuBackend(Backend):
-    """Kernels of warps.
-
-    Args:
-        launcher: Runs them.
-    """
+    """Kernels of warps, run by a launcher."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher, self._own = launcher, threading.local()
         self.name, self.device = launcher.name, launcher.device
 
-    def place(self, chain: PooledChain) -> Chain:
-        """The chain with its constants on the device."""
+    def place(self, chain: ChainPlan) -> Chain:
         return GpuChain(self.launcher, chain)
 
     def stream(self) -> AbstractContextManager[Any]:
-        """A stream of this thread's own, where there are streams; it goes on from where the
-        caller's is, on which tensors that are given may still be in the making."""
+        """Return the context of this thread's own stream, if the device has streams.
+
+        The stream first waits for the caller's stream, which may still be computing inputs.
+        """
         if self.device.type != "cuda":
             return nullcontext()
         if not hasattr(self._own, "stream"):
@@ -241,7 +228,7 @@ class GpuBackend(Backend):
         return x.contiguous()
 
     def download(self, frames: list[Tensor]) -> list[Samples]:
-        """In one piece; this thread waits for its stream."""
+        """Copy all frames at once and wait for the stream."""
         if not frames:
             return []
         whole = torch.cat([part.reshape(-1) for part in frames])
@@ -311,8 +298,10 @@ class GpuBackend(Backend):
         self, spec: ChainKernelSpec, x: Tensor, gy: Tensor, packed: tuple[Tensor, Tensor, Tensor],
         columns: Tensor, channels: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Gradients of the input, (batch, channel, time), and of the coefficients; packed[2] is
-        changed from the gradient of the last state to that of the first."""
+        """Return the gradients of the input, (batch, channel, time), and of the coefficients.
+
+        The gradient of the last state in packed[2] becomes the gradient of the first state.
+        """
         (batch, rows, samples), (coef, state, gstate) = x.shape, packed
         gx, gcoef = x.new_empty(batch, channels, samples), x.new_zeros(batch, *coef.shape)
         items = batch * groups_of(channels)
@@ -334,8 +323,10 @@ class GpuBackend(Backend):
         return gx, unpack_tensor(gcoef, channels).sum(0)
 
     def run_rows(self, operation: RowOperation, *args: Any) -> Any:
-        """By torch's functions where the operation has no kernel for a GPU. The interpreter's
-        tensors lie in the processor's memory, so kernels for numbers alone run there."""
+        """Run the GPU kernel, or torch's functions for an operation without one.
+
+        The interpreter's tensors lie in host memory, so CPU kernels can run on them.
+        """
         if operation.gpu is not None:
             return operation.gpu(self, *args)
         of_processor = operation.numbers_only or operation.reference is None
@@ -366,7 +357,7 @@ def _no_columns(device: torch.device) -> Tensor:
 def _layout(
     kinds: tuple[int, ...], offsets: tuple[int, ...], coefs: int, device: torch.device
 ) -> tuple[tuple[Row, ...], Tensor]:
-    """Rows of a bank, and on the device which filter of the output each lane's m-th one is."""
+    """Return the table of a bank, and on the device the output column of each lane's filters."""
     for kind in kinds:
         get_filter(kind)
     filters, columns = bank_layout(kinds, offsets, coefs, 0, 0)
@@ -376,7 +367,7 @@ def _layout(
 def _bank(
     x: Tensor, kinds: tuple[int, ...], offsets: tuple[int, ...], coefs: int
 ) -> tuple[ChainKernelSpec, Tensor]:
-    """A bank alone, over signals of every channel."""
+    """Return the spec of a filter bank alone, and its output columns."""
     filters, columns = _layout(kinds, offsets, coefs, x.device)
     most, double = len(kinds), x.dtype == torch.float64
     return ChainKernelSpec(
@@ -385,7 +376,7 @@ def _bank(
 
 
 def _spec(steps: Steps, x: Tensor, coef: Tensor, state: Tensor) -> ChainKernelSpec:
-    """Operations alone, at full rate."""
+    """Return the spec of operations alone, at full rate."""
     shared, double = x.shape[1] == 1, x.dtype == torch.float64
     return ChainKernelSpec(
         steps, first_rows(steps), (), None, shared, double, coef.shape[1], state.shape[2]

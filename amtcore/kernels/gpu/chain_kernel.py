@@ -1,17 +1,16 @@
 """Kernels of a chain on a GPU, forward and backward: operations, then a bank.
 
-A kernel is made for one chain, whose rows are constants in it:
+A kernel is compiled for one chain, whose table is constant in it. There are two forms:
 
-    in registers  one sample at a time; states, and coefficients where they fit, are in registers
-    in blocks     some samples at a time in shared memory, states where they lie: for an operation
-                  that changes the rate, whose states are many and whose outputs are few
+    in registers  one sample at a time; states are in registers, and coefficients if they fit
+    in blocks     blocks of samples in shared memory, states in global memory: for operations with
+                  more states than registers, or that change the rate
 
-A warp is one clip's group of LANES channels. Its next one comes from a queue, so that the longest
-clip does not hold the others.
+A warp computes one clip's group of LANES channels at a time. It takes groups from a queue, so that
+short clips need not wait for the longest.
 
-Gradients go backwards over blocks that are as long as a processor's: sums over a block then have
-the same order. Signals of a block, the tape and the states before each block are in memory of the
-warp's own.
+Gradients go backwards over blocks of the CPU's block length, so that sums over a block have the
+same order. Each warp has scratch memory for a block, the tape, and the state before each block.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ from amtcore.kernels.vector.warp_lowering import lane_id, private_rows
 SHARED_BLOCK = 32
 #: Registers that coefficients and states may take together, and states alone.
 _ALL_IN_REGISTERS, _STATES_IN_REGISTERS = 112, 90
-#: Up to how many there is room for many warps: of states alone, and of all where every sample takes
-#: an exponential or a logarithm, whose series are in registers as well.
+#: Registers up to which MANY_WARPS fit: for states alone, and for states and coefficients of a
+#: chain with exponentials or logarithms, whose series need registers too.
 _STATES_OF_MANY_WARPS, _WITH_POWERS = 50, 100
 
 Row = tuple[int, int, int, int]
@@ -59,16 +58,15 @@ Row = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class ChainKernelSpec:
-    """What a kernel is made for.
+    """The constants that a kernel is compiled for.
 
     Args:
         steps: Operations of the chain.
         rows: First coefficient row and first state row of each.
-        filters: Rows of a bank, see `modulation_filters`; none where the outputs of the operations
-            are stored.
+        filters: Rows of a bank, see `modulation_filters`; none to store the operations' outputs.
         pool: Statistic of a frame; None at full rate.
-        shared: Whether the input is one row for all channels.
-        double: Whether numbers are float64.
+        shared: True if the input is one row for all channels.
+        double: True for float64.
         coefs: Coefficient rows of a group.
         states: State rows of a group.
     """
@@ -83,7 +81,7 @@ class ChainKernelSpec:
     states: int
 
     def block_rows(self, gradient: str = "") -> list[str]:
-        """The last arguments of every operation's part, from its argument on."""
+        """Return the last arguments of every operation's part, from `argument` on."""
         return [
             f"{argument}, coef, {gradient and 'gcoef, '}{c}, state, {gradient and 'gstate, '}{s}"
             for (_, argument), (c, s) in zip(self.steps, self.rows, strict=True)
@@ -96,19 +94,19 @@ class ChainKernelSpec:
 
     @property
     def states_in_registers(self) -> bool:
-        """Whether states are in registers, and samples come one at a time."""
+        """True if states are in registers, and samples come one at a time."""
         keeps_rate = all(operation.rate(argument) == Rate() for operation, argument in self.steps)
         return self.states * self.words <= _STATES_IN_REGISTERS and keeps_rate
 
     @property
     def coefs_in_registers(self) -> bool:
-        """Whether coefficients are in registers too."""
+        """True if coefficients are in registers too."""
         registers = (self.states + self.coefs) * self.words
         return self.states_in_registers and registers <= _ALL_IN_REGISTERS
 
     @property
     def warps(self) -> int:
-        """How many of a multiprocessor its registers leave room for."""
+        """Warps that fit on a multiprocessor, by their registers."""
         if self.double:
             return FEW_WARPS
         most = _STATES_OF_MANY_WARPS
@@ -132,27 +130,27 @@ def _other(other: Any, kept: Any) -> Any:
 
 @njit
 def _store(y: Any, n: int, row: int, rate: int, made: int, out: Any, place: int) -> None:
-    """This lane's `n` samples into a row of the output at full rate, none where that is -1."""
+    """Store this lane's `n` samples to output row `row`, or nowhere for -1."""
     if row >= 0:
         for k in range(n):
             out[place + row * rate + made + k] = own_number(vload(y, k * LANES))
 
 
 def _mover(rows: int, kept: bool) -> Any:
-    """What copies rows into registers, one by one so that their places are constants."""
+    """Return a function that copies rows one by one, with constant indices for registers."""
     lines = [f"vstore(target, {r * LANES}, vload(source, {r * LANES}))" for r in range(rows)]
     return compile_text("target, source", lines if kept else [], {"vload": vload, "vstore": vstore})
 
 
 def _operations(spec: ChainKernelSpec) -> Any:
-    """All operations on `n` samples; returns how many there are after them."""
+    """Return a function that runs all operations on `n` samples and returns the output count."""
     calls = [f"n = op_{k}(a, b, side, n, {rows})" for k, rows in enumerate(spec.block_rows())]
     scope = {f"op_{k}": operation.block for k, (operation, _) in enumerate(spec.steps)}
     return compile_text("a, b, side, n, coef, state", [*calls, "return n"], scope)
 
 
 def _outputs(spec: ChainKernelSpec) -> Any:
-    """What becomes of `n` outputs of the operations in `a`: filtered, then stored or pooled."""
+    """Return a function that filters `n` outputs in `a`, then stores or pools them."""
     lines, scope = [], {"_store": _store, "pool_samples": pool_samples}
     if not spec.filters:
         lines = ["_store(a, n, row, rate, made, out, place)"]
@@ -168,7 +166,7 @@ def _outputs(spec: ChainKernelSpec) -> Any:
 
 
 def _frame(spec: ChainKernelSpec) -> Any:
-    """What writes one frame, the statistics of every filter that a channel has, and clears them."""
+    """Return a function that writes one frame, a statistic for each filter, and clears it."""
     mean = spec.pool in (POOLS["mean"], POOLS["rms"])
     lines = [f"weight = {'1.0 / count' if mean else '1.0'}"]
     root = "vsqrt" if spec.pool == POOLS["rms"] else ""
@@ -186,11 +184,10 @@ def _frame(spec: ChainKernelSpec) -> Any:
 
 
 def kernel_of(spec: ChainKernelSpec) -> Callable[..., None]:
-    """The kernel, a function of addresses (of numbers where they end in _at) and sizes.
+    """Return the forward kernel, a function of addresses and sizes.
 
-    Clips are taken in the order of the numbers in `order`. Per clip `begins` and `lengths` are in
-    samples of x, `places` in numbers of the output, `starts` in samples since the signal began. The
-    rest is as in `cpu.chain_loop`; `width` is that of a frame.
+    `order` to `starts` are the rows of `backend.Clips`; `width` is the number of columns of a
+    frame. The other arguments are as in `cpu.chain_loop`.
     """
     numbers, integers = numbers_of(spec.double), integers_at
     coefs, states, filters = spec.coefs, spec.states, len(spec.filters)
@@ -260,28 +257,28 @@ _ROW = ADJOINT_BLOCK * LANES
 
 
 def taped_rows(spec: ChainKernelSpec) -> int:
-    """Rows of scratch of a block; what is before the first sample is written down too."""
+    """Return the scratch rows of a block, with a row for the state before its first sample."""
     taped = [operation.taped(argument) for operation, argument in spec.steps]
     taped += [get_filter(kind).taped for kind, *_ in spec.filters]
     return max(taped, default=0) * (ADJOINT_BLOCK + 1)
 
 
 def work_size(spec: ChainKernelSpec, samples: int) -> int:
-    """Numbers of memory that a warp needs of its own."""
+    """Return the size of a warp's scratch memory, in numbers."""
     blocks = -(-samples // ADJOINT_BLOCK)
     return (4 * ADJOINT_BLOCK + taped_rows(spec) + blocks * spec.states) * LANES
 
 
 @njit
 def _load(x: Any, row: int, t0: int, n: int, buffer: Any) -> None:
-    """Samples of this lane's row."""
+    """Load samples of this lane's row."""
     for t in range(n):
         vstore(buffer, t * LANES, vsplat(x, x[row + t0 + t]))
 
 
 @njit
 def _load_gradient(gy: Any, place: int, row: int, rate: int, t0: int, n: int, buffer: Any) -> None:
-    """As `_load`, of a row of the output; zeros for a lane that has none."""
+    """Load gradients of this lane's output row, or zeros if the lane has none."""
     for t in range(n):
         vstore(buffer, t * LANES, vsplat(gy, 0.0))
         if row >= 0:
@@ -289,7 +286,7 @@ def _load_gradient(gy: Any, place: int, row: int, rate: int, t0: int, n: int, bu
 
 
 def _again(spec: ChainKernelSpec) -> Any:
-    """The block once more, for its states."""
+    """Return a function that runs a block forward, to get the state after it."""
     lines = [f"op_{k}(a, b, b, n, {rows})" for k, rows in enumerate(spec.block_rows())]
     lines += [f"filter_{row[0]}({row}, a, b, n, coef, state)" for row in spec.filters]
     scope = {f"filter_{row[0]}": get_filter(row[0]).forward for row in spec.filters}
@@ -298,7 +295,7 @@ def _again(spec: ChainKernelSpec) -> Any:
 
 
 def _backwards(spec: ChainKernelSpec) -> Any:
-    """Gradients of the block: of its samples in `ga`, of coefficients and state added up."""
+    """Return a function that computes the gradients of a block: samples, coefficients, state."""
     given = "gy, place, {row}, rate, t0, n, g"
     end = "n, coef, gcoef, state, gstate, scratch)"
     scope: dict[str, Any] = {"load": _load_gradient, "vstore": vstore, "vsplat": vsplat}
@@ -317,11 +314,11 @@ def _backwards(spec: ChainKernelSpec) -> Any:
 
 
 def adjoint_of(spec: ChainKernelSpec) -> Callable[..., None]:
-    """The kernel, a function of addresses (of numbers where they end in _at) and sizes.
+    """Return the adjoint kernel, a function of addresses and sizes.
 
-    x (clip, row, time) with one row or `channels`, gy (clip, gy_rows, time), gx (clip, channel,
-    time); coefficients and states packed; the gradient of the last state becomes that of the first,
-    and gcoef is added to. `work` holds `work_size` numbers a warp.
+    The input x is (clip, row, time) with one row or `channels`; gy is (clip, gy_rows, time) and gx
+    (clip, channel, time). Coefficients and states are packed. The kernel adds to gcoef. In gstate
+    the gradient of the last state becomes the gradient of the first.
     """
     numbers = numbers_of(spec.double)
     coefs, states, filters = spec.coefs, spec.states, len(spec.filters)

@@ -1,11 +1,8 @@
-"""Kernels on a GPU, loaded once and launched.
+"""Kernels loaded once and launched on a GPU, in torch's primary context and current stream.
 
-In torch's primary context, on torch's current stream, with torch's tensors.
-
-A launch returns at once and synchronises nothing. It keeps no tensor alive: torch's allocator gives
-memory that was freed only to work that comes later on the same stream, so what is allocated on the
-current stream may be dropped as soon as `launch` has returned. A tensor of another stream is its
-caller's to guard (`Tensor.record_stream`).
+A launch returns at once and keeps no tensor alive. A tensor of the current stream may be freed
+after the launch: torch's allocator reuses its memory only for later work on that stream. For a
+tensor of another stream the caller must use `Tensor.record_stream`.
 """
 
 from __future__ import annotations
@@ -28,24 +25,18 @@ from amtcore.kernels.gpu.device import FORKED, Load, find_device
 from amtcore.kernels.gpu.driver import CAPTURE_ADVICE, Driver, device_errors, load_library
 from amtcore.kernels.gpu.launcher import THREADS, Kernel, Launcher
 
-#: CUjit_option: where the driver's compiler writes, and how much.
+#: CUjit_option: log buffers of the driver's compiler, and their sizes.
 _INFO_LOG, _INFO_BYTES, _ERROR_LOG, _ERROR_BYTES = 3, 4, 5, 6
 _LOG_BYTES = 16384
 _LOG_LINES = 3
-#: CUresult of a text that the driver's compiler does not take.
+#: CUresult codes of rejected PTX.
 _NOT_TAKEN = {200, 209, 218, 221, 222, 223, 300}
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)")
 
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel on the device.
-
-    Args:
-        handle: CUfunction.
-        parameters: How many 64-bit parameters it has.
-        warps_per_sm: How many blocks of one warp a multiprocessor holds at once.
-    """
+    """A kernel on the device: CUfunction, count of 64-bit parameters, warps a multiprocessor."""
 
     handle: int
     parameters: int
@@ -53,12 +44,7 @@ class Function:
 
 
 class Modules:
-    """Kernels of one device.
-
-    Args:
-        driver: Of the process.
-        is_capturing: Whether the current stream is being captured into a graph.
-    """
+    """Kernels of one device; `is_capturing` tells if a CUDA graph is being captured."""
 
     def __init__(self, driver: Driver, is_capturing: Callable[[], bool]) -> None:
         self._driver, self._is_capturing = driver, is_capturing
@@ -66,7 +52,7 @@ class Modules:
         self._lock = threading.Lock()
 
     def function(self, kernel: Kernel) -> Function:
-        """The kernel, loaded by the first who asks; the device's context is current.
+        """Return the kernel, loaded on the first call; the device's context must be current.
 
         Raises:
             BackendError: The driver rejects the PTX, or a graph is being captured.
@@ -89,7 +75,7 @@ class Modules:
         self._driver.call(
             "cuModuleGetFunction", byref(handle), module, kernel.name.encode(), doing=doing
         )
-        # Drivers may put the code on the device at its first launch only, which may be captured.
+        # Load the code now: a driver may do so at the first launch only, which may be captured.
         if self._driver.has("cuFuncLoad"):
             self._driver.call("cuFuncLoad", handle, doing=doing)
         warps = c_int()
@@ -105,7 +91,7 @@ class Modules:
     def _module(self, kernel: Kernel) -> c_void_p:
         info, errors = (ctypes.create_string_buffer(_LOG_BYTES) for _ in range(2))
         options = (c_uint * 4)(_INFO_LOG, _INFO_BYTES, _ERROR_LOG, _ERROR_BYTES)
-        # An option's value is in the pointer itself, or the pointer is the value.
+        # Values of options: addresses of logs, and sizes as integers.
         values = (c_void_p * 4)(
             ctypes.addressof(info), _LOG_BYTES, ctypes.addressof(errors), _LOG_BYTES
         )
@@ -133,7 +119,7 @@ class Modules:
 
 
 def count_parameters(kernel: Kernel) -> int:
-    """How many parameters the entry has: the driver reads as many, whatever it is given.
+    """Return the number of the entry's parameters, all of which the driver reads.
 
     Raises:
         BackendError: There is no such entry, or it has a parameter that is not 64 bits.
@@ -159,14 +145,7 @@ _WORD_BYTES = 8
 
 
 class CudaLauncher(Launcher):
-    """Runs kernels on one GPU; any number of threads may use it.
-
-    Args:
-        device: "cuda" is torch's current device.
-        load: Finds the driver's functions.
-    Raises:
-        BackendError: There is no such GPU, or it is older than sm_80; the message says why.
-    """
+    """Runs kernels on one GPU; any number of threads may use it. Raises like `find_device`."""
 
     name = "cuda"
 
@@ -181,17 +160,17 @@ class CudaLauncher(Launcher):
         self._modules = Modules(self._driver, self._is_capturing)
 
     def resident_warps(self, kernel: Kernel) -> int:
-        """As of the base class; a call before the first launch loads the kernel."""
+        """Return the resident warps; the first call for a kernel loads it."""
         self._refuse_forks()
         with self._current():
             return self._modules.function(kernel).warps_per_sm * self._multiprocessors
 
     def launch(self, kernel: Kernel, warps: int, arguments: Sequence[Tensor | int]) -> None:
-        """As of the base class, on `torch.cuda.current_stream(device)`.
+        """Launch on `torch.cuda.current_stream(device)`.
 
         Raises:
-            WrongDeviceError, ParameterError: An argument is not what a kernel here takes.
-            DeviceMemoryError, DeviceLostError: Of this, or of an earlier kernel.
+            WrongDeviceError, ParameterError: An argument has a wrong device, type or layout.
+            DeviceMemoryError, DeviceLostError: This or an earlier kernel failed.
             BackendError: The kernel was not loaded before a CUDA graph is captured.
         """
         self._refuse_forks()
@@ -232,7 +211,7 @@ class CudaLauncher(Launcher):
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Torch's context for this thread, which may be new, or busy on another device."""
+        """Make torch's context current on this thread, within the context."""
         if self._current_context() == self._context:
             yield
             return
@@ -253,12 +232,11 @@ class CudaLauncher(Launcher):
 
 
 def pack(arguments: Sequence[Tensor | int], device: torch.device) -> ctypes.Array[c_uint64]:
-    """One 64-bit word for each argument: an address or an integer, two's complement.
+    """Convert each argument to a 64-bit word: an address or an integer, two's complement.
 
     Raises:
-        WrongDeviceError: A tensor lies elsewhere.
-        ParameterError: A tensor has gaps or a type that no kernel has; an integer of more than 64
-            bits.
+        WrongDeviceError: A tensor lies on another device.
+        ParameterError: A tensor is not contiguous, or has a half type; an integer is too large.
     """
     words = [
         _address(k, each, device) if isinstance(each, Tensor) else _integer(k, each)

@@ -1,4 +1,4 @@
-"""Which GPU there is, or why none: name, size, clock, driver, and whether it runs a kernel."""
+"""The GPU of this process: search, reasons why there is none, its facts, and a probe kernel."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ Load = Callable[[], Functions]
 
 
 def find_device(device: torch.device | str | int, load: Load = load_library) -> torch.device:
-    """The GPU that is meant, with its number.
+    """Return the GPU with its number; "cuda" is torch's current GPU.
 
-    Args:
-        device: "cuda" is torch's current one.
-        load: Finds the driver's functions.
     Raises:
-        BackendError: There is none, not this one, or it is older than sm_80.
+        BackendError: There is no such GPU, or it is older than sm_80.
     """
     wanted = torch.device(device)
     if wanted.type != "cuda":
@@ -56,8 +53,8 @@ def find_device(device: torch.device | str | int, load: Load = load_library) -> 
 
 
 def why_no_gpu(load: Load = load_library) -> str:
-    """Why torch finds no GPU, and what to do about it; "" where it finds one."""
-    # First, as after a fork nothing else that is asked can be believed.
+    """Return why torch finds no GPU and what to do; "" if it finds one."""
+    # First, because answers of CUDA are not valid after a fork.
     if torch.cuda._is_in_bad_fork():
         return FORKED
     if torch.cuda.is_available():
@@ -117,12 +114,12 @@ class DeviceFacts:
     """One GPU.
 
     Args:
-        name: As its maker calls it.
+        name: Name of the product.
         capability: Compute capability, (9, 0) for an H100.
-        memory_bytes: Of the device.
-        multiprocessors: How many.
-        clock_hz: The highest clock of the multiprocessors.
-        driver_cuda: The newest CUDA that the driver knows.
+        memory_bytes: Size of the memory.
+        multiprocessors: Number of multiprocessors.
+        clock_hz: Highest clock of the multiprocessors.
+        driver_cuda: Newest CUDA version that the driver supports.
     """
 
     name: str
@@ -134,7 +131,7 @@ class DeviceFacts:
 
     @property
     def warp_instructions_per_s(self) -> float:
-        """What the device can start, with every scheduler busy in every cycle."""
+        """Upper bound of the instruction rate, with every scheduler busy in every cycle."""
         return self.clock_hz * self.multiprocessors * _SCHEDULERS
 
     def __str__(self) -> str:
@@ -149,7 +146,7 @@ class DeviceFacts:
 def device_facts(
     device: torch.device | str | int = "cuda", load: Load = load_library
 ) -> DeviceFacts:
-    """Ask torch and the driver; raises as `find_device` does."""
+    """Return the facts of a GPU; raise like `find_device`."""
     found = find_device(device, load)
     properties = torch.cuda.get_device_properties(found)
     driver = Driver(load())
@@ -218,7 +215,7 @@ def probe(launcher: Launcher) -> None:
     """Add two vectors on the device and compare with torch.
 
     Raises:
-        BackendError: What the launch raises, or wrong sums.
+        BackendError: The launch fails, or sums are wrong.
     """
     x = torch.arange(_SIZE, dtype=torch.float32, device=launcher.device)
     y = x.flip(0) * 0.3

@@ -1,11 +1,10 @@
-"""The functions of libcuda that we call, and what their errors and torch's mean to a caller.
+"""Functions of libcuda by ctypes, and the conversion of CUDA errors to our exceptions.
 
 Every pointer is a `void *` to ctypes, so arguments are `byref(..)`, arrays or integers. A function
 returns a CUresult, 0 for success.
 
-A kernel runs after its launch has returned, so its failure is reported by a later call. What breaks
-a kernel breaks the context: every call of the process fails from then on, and only a new process
-can use the device again.
+A kernel runs after its launch has returned, so a later call reports its failure. A kernel that
+fails also breaks the CUDA context: only a new process can use the device again.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ OPTIONAL: dict[str, tuple[Any, ...]] = {"cuFuncLoad": (c_void_p,)}
 
 @functools.cache
 def load_library() -> Functions:
-    """The functions by name; `OSError` where the system has no driver."""
+    """Return the functions by name; raise `OSError` if there is no driver."""
     return functions_of(ctypes.CDLL(LIBRARY))
 
 
 def functions_of(library: ctypes.CDLL) -> Functions:
-    """The functions of a loaded library, with their signatures."""
+    """Return the functions of a loaded library, with their signatures."""
     functions: dict[str, Callable[..., int]] = {}
     for name, signature in (SIGNATURES | OPTIONAL).items():
         function = getattr(library, name, None)
@@ -67,7 +66,7 @@ def functions_of(library: ctypes.CDLL) -> Functions:
 
 
 OUT_OF_MEMORY = 2
-#: CUresult, and cudaError of the same number: the context is gone, or the device is.
+#: CUresult (and equal cudaError) codes of a lost context or device.
 LOST = {
     4: "CUDA_ERROR_DEINITIALIZED",
     46: "CUDA_ERROR_DEVICE_UNAVAILABLE",
@@ -93,7 +92,7 @@ _HINTS = {
 }
 _HINT = "CUDA_LAUNCH_BLOCKING=1 tells which kernel it was"
 _CAPTURE = range(900, 909)
-#: What libraries of torch say where they could not allocate.
+#: Allocation errors in messages of torch's libraries.
 _NO_ALLOCATION = ("CUFFT_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 CAPTURE_ADVICE = (
     "a CUDA graph is being captured, and kernels cannot be loaded meanwhile; run the same call "
@@ -102,31 +101,27 @@ CAPTURE_ADVICE = (
 
 
 class Driver:
-    """Calls the driver's functions; a code that is not 0 becomes an error that says what to do.
-
-    Args:
-        functions: Of `load_library`, or what stands in for it.
-    """
+    """Calls to the functions of `load_library`; an error code raises an exception with advice."""
 
     def __init__(self, functions: Functions) -> None:
         self._functions = functions
 
     def has(self, function: str) -> bool:
-        """Whether this driver is new enough to have it."""
+        """Return True if this driver is new enough to have the function."""
         return function in self._functions
 
     def code(self, function: str, *arguments: Any) -> int:
-        """Call it; the CUresult."""
+        """Call a function and return the CUresult."""
         return self._functions[function](*arguments)
 
     def call(self, function: str, *arguments: Any, doing: str) -> None:
-        """Call it; `doing` is what the error says was tried."""
+        """Call a function; an error message begins with `doing`."""
         code = self.code(function, *arguments)
         if code:
             raise self.error(code, doing)
 
     def error(self, code: int, doing: str) -> BackendError:
-        """The exception for a CUresult."""
+        """Return the exception for a CUresult."""
         if code in _CAPTURE:
             return BackendError(f"{doing}: {self.name_of(code)}: {CAPTURE_ADVICE}")
         if code == OUT_OF_MEMORY or code in LOST:
@@ -138,11 +133,11 @@ class Driver:
         )
 
     def name_of(self, code: int) -> str:
-        """CUDA_ERROR_..."""
+        """Return the name of a CUresult, CUDA_ERROR_..."""
         return self._text("cuGetErrorName", code) or f"CUDA error {code}"
 
     def version(self) -> tuple[int, int]:
-        """The newest CUDA that the driver knows; (0, 0) where it does not say."""
+        """Return the newest CUDA version that the driver supports; (0, 0) if unknown."""
         number = ctypes.c_int()
         self.code("cuDriverGetVersion", byref(number))
         return number.value // 1000, number.value % 1000 // 10
@@ -156,11 +151,7 @@ class Driver:
 
 @contextmanager
 def device_errors(doing: str) -> Iterator[None]:
-    """Turn what torch raises on a full or lost device into our two errors; the rest passes.
-
-    Args:
-        doing: What the error says was tried.
-    """
+    """Convert torch's errors of a full or lost device to ours; messages begin with `doing`."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -177,7 +168,7 @@ def device_errors(doing: str) -> Iterator[None]:
 
 
 def device_error(code: int, doing: str) -> BackendError:
-    """A full or a lost device, by its code."""
+    """Return the exception for a full or a lost device, by its code."""
     if code == OUT_OF_MEMORY:
         return DeviceMemoryError(
             f"{doing}: the GPU has too little free memory; use smaller batches, or stop other "

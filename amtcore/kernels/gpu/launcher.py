@@ -1,8 +1,7 @@
-"""What runs compiled kernels: a GPU's driver, or the interpreter in its place.
+"""Launchers of compiled kernels: a GPU's driver, or an interpreter in its place.
 
-A kernel is PTX with one entry. Its parameters are 64-bit integers, all of them: sizes and
-addresses. A block is one warp, and warps take their work from a queue in memory, so a launch says
-only how many warps there are.
+A kernel is PTX with one entry. All its parameters are 64-bit integers: sizes and addresses. A block
+is one warp. Warps take work from a queue in memory, so a launch states only the number of warps.
 """
 
 from __future__ import annotations
@@ -16,20 +15,15 @@ from torch import Tensor
 
 #: Threads of a block: one warp.
 THREADS = 32
-#: Warps of a multiprocessor that a kernel's registers leave room for. Told so, a GPU's compiler
-#: spills none for yet more warps, nor takes them all for fewer: with many there is something to do
-#: while one waits. Few for a kernel that holds more in registers, as those of float64 do.
+#: Warps of a multiprocessor that a kernel's registers must leave room for: the driver's compiler
+#: then neither spills registers for more warps nor uses them up for fewer. More warps hide more
+#: latency. FEW_WARPS is for kernels that need more registers, such as float64 kernels.
 MANY_WARPS, FEW_WARPS = 12, 8
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel.
-
-    Args:
-        name: Its entry.
-        ptx: The text, for `sm_80` and newer.
-    """
+    """A compiled kernel: the name of its entry, and its PTX for `sm_80` and newer."""
 
     name: str
     ptx: str
@@ -39,8 +33,8 @@ class Launcher(ABC):
     """Runs kernels on the tensors of one device.
 
     Attributes:
-        name: What provenance calls it: "cuda" or "interpreted".
-        device: Where the tensors lie that kernels read and write.
+        name: Name in provenance: "cuda" or "interpreted".
+        device: Device of the tensors that kernels read and write.
     """
 
     name: str
@@ -48,15 +42,11 @@ class Launcher(ABC):
 
     @abstractmethod
     def resident_warps(self, kernel: Kernel) -> int:
-        """How many warps of this kernel the device holds at once: more have nothing to run on."""
+        """Return how many warps of this kernel the device can run at once."""
 
     @abstractmethod
     def launch(self, kernel: Kernel, warps: int, arguments: Sequence[Tensor | int]) -> None:
-        """Start a kernel on the current stream; a driver returns at once.
+        """Start a kernel with 1 or more warps on the current stream, without waiting for it.
 
-        Args:
-            kernel: What to run.
-            warps: Blocks of one warp, 1 or more.
-            arguments: In the order of the kernel's parameters: contiguous tensors on `device`,
-                whose address is passed, and integers.
+        The arguments are integers and contiguous tensors on `device`, passed by address.
         """

@@ -1,11 +1,11 @@
-"""From a Python function to PTX: lowered by numba, assembled by the NVPTX back end inside llvmlite.
+"""PTX of a Python function: lowered by numba, assembled by the NVPTX back end of llvmlite.
 
-Everything a kernel calls becomes part of it, and the optimiser then keeps in registers what has
-constant places. Float32 arithmetic flushes denormals to zero, as the processor's kernel threads do;
-no multiplication and addition are contracted that the kernel did not ask to be.
+All functions that a kernel calls are inlined, so that the optimiser can keep rows with constant
+indices in registers. Float32 arithmetic flushes denormals to zero, like the CPU's kernel threads.
+A multiplication and an addition are contracted only by an explicit `fma`.
 
-A kernel is made on first use, and kept in memory and on disk under its key, together with the hash
-of all kernel sources: numba's front end takes seconds, the text on disk none.
+A kernel is compiled on first use, which takes seconds. Memory and disk cache it under its key and
+the hash of all kernel sources.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import llvmlite.binding as llvm
+from numba import types
 
 from amtcore.kernels.gpu.launcher import THREADS, Kernel
 from amtcore.kernels.gpu.ptx_cache import cached_ptx
-from amtcore.kernels.gpu.target import count_parameters, lower
+from amtcore.numba_internals import lower_to_text
 
 TRIPLE = "nvptx64-nvidia-cuda"
 #: The oldest GPU that kernels are made for; newer ones compile its PTX for themselves.
 ARCHITECTURE = "sm_80"
 PTX_VERSION = "+ptx80"
-#: Of every function: flush denormals, and move no vote or shuffle to where fewer threads are.
+#: Attributes of every function: flush denormals, and move no vote or shuffle into a branch.
 _EVERY = 'convergent "denormal-fp-math-f32"="preserve-sign,preserve-sign"'
 
 
@@ -46,12 +48,15 @@ def _parse(text: str, layout: str) -> Any:
 
 
 def _attributed(text: str) -> str:
-    """The same module, whose functions have the attributes of all."""
-    return re.sub(r"^(define .*?) ?\{$", rf"\1 {_EVERY} {{", text, flags=re.MULTILINE)
+    """Return the module with the attributes of all functions, and all of them inlined.
+
+    llvmlite 0.45 adds `alwaysinline` to a function's result, so the attribute is written as text.
+    """
+    return re.sub(r"^(define .*?) ?\{$", rf"\1 alwaysinline {_EVERY} {{", text, flags=re.MULTILINE)
 
 
 def _entry(name: str, inner: str, parameters: int, warps: int) -> str:
-    """A kernel that passes its parameters on to numba's function."""
+    """Return the IR of a kernel that calls numba's function `inner`."""
     launch = f'"nvvm.reqntid"="{THREADS}" "nvvm.minctasm"="{warps}"'
     names = [f"i64 %a{i}" for i in range(parameters)]
     kinds = ", ".join(["ptr", "ptr", *("i64" for _ in names)])
@@ -74,15 +79,15 @@ def assemble(
     warps: int,
     architecture: str = ARCHITECTURE,
 ) -> str:
-    """PTX of a kernel.
+    """Return the PTX of a kernel.
 
     Args:
-        text: LLVM IR as `target.lower` gives it.
-        inner: The kernel's function in it.
-        name: What the entry is to be called.
-        parameters: How many 64-bit integers it takes.
-        warps: Of a multiprocessor that its registers must leave room for.
-        architecture: The GPU.
+        text: LLVM IR from `lower_to_text`.
+        inner: Name of the kernel's function in the IR.
+        name: Name of the entry.
+        parameters: Number of 64-bit parameters.
+        warps: Warps of a multiprocessor that the registers must leave room for.
+        architecture: The GPU, e.g. "sm_80".
     """
     machine = _machine(architecture)
     layout = str(machine.target_data)
@@ -90,9 +95,7 @@ def assemble(
     for function in module.functions:
         if not function.is_declaration and function.name != inner:
             function.linkage = "internal"
-            function.add_function_attribute("alwaysinline")
     module.get_function(inner).linkage = "external"
-    module.get_function(inner).add_function_attribute("alwaysinline")
     kernel = _parse(_entry(name, inner, parameters, warps), layout)
     kernel.link_in(module)
     kernel.get_function(inner).linkage = "internal"
@@ -117,13 +120,13 @@ def compiled(
     make: Callable[[], Callable[..., None]],
     warps: int,
 ) -> Kernel:
-    """A kernel by its key.
+    """Return a kernel from the cache, or compile it.
 
     Args:
-        what: A word for it, which begins its name.
-        key: All that its code depends on beside the sources; its `repr` counts.
-        make: Builds the Python function, where the kernel is not there yet.
-        warps: Of a multiprocessor that its registers must leave room for.
+        what: First word of the kernel's name.
+        key: Object whose `repr` covers all that the code depends on, beside the sources.
+        make: Returns the Python function to compile.
+        warps: Warps of a multiprocessor that the registers must leave room for.
     """
     text = f"{what} {key!r} {warps} {ARCHITECTURE}"
     with _lock:
@@ -132,8 +135,9 @@ def compiled(
 
             def compile_now() -> str:
                 function = make()
-                module, inner = lower(function)
-                return assemble(module, inner, name, count_parameters(function), warps)
+                parameters = len(signature(function).parameters)
+                module, inner = lower_to_text(function, [types.int64] * parameters, types.void)
+                return assemble(module, inner, name, parameters, warps)
 
             _kernels[text] = Kernel(name, cached_ptx(text, compile_now))
         return _kernels[text]

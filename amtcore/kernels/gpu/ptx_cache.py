@@ -1,13 +1,12 @@
-"""PTX on disk, beside numba's cache of the CPU's kernels, so that it is compiled once a machine.
+"""The disk cache of PTX, beside numba's cache of the CPU's kernels.
 
     <folder>/<hash of the kernel's key>.ptx:
-        // amtcore ptx <hash of sources and compilers> <sha256 of what follows>
-        the PTX, which takes the first line for a comment
+        // amtcore ptx <hash of sources and compilers> <sha256 of the PTX>
+        the PTX, to which the first line is a comment
 
-The folder is `amtcore_ptx` in NUMBA_CACHE_DIR if that is set, else `__pycache__` beside this file,
-else numba's user-wide folder. PTX is code: who can write there is checked as for numba's files. A
-file of other sources or compilers, and one that is damaged, is written anew; where nothing can be
-written every process compiles for itself.
+The folder is `amtcore_ptx` in NUMBA_CACHE_DIR, else `__pycache__` beside this file, else numba's
+user-wide folder. PTX is code, so folders that others can write to are refused. Outdated and damaged
+files are replaced. Without a writable folder every process compiles its own PTX.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _MARK = "// amtcore ptx"
 
 
 def cached_ptx(key: str, compile: Callable[[], str]) -> str:
-    """The PTX of a kernel: from the cache, else compiled and kept there.
+    """Return the PTX of a kernel from the cache, or compile and cache it.
 
     Args:
-        key: All that decides the text beside the sources: entry, options, architecture.
-        compile: Makes it.
+        key: Entry, options and architecture of the kernel.
+        compile: Returns the PTX.
     Raises:
         KernelCacheError: Others can write to the folder.
     """
@@ -52,7 +51,7 @@ def cached_ptx(key: str, compile: Callable[[], str]) -> str:
 
 @functools.cache
 def _made_by() -> str:
-    """Hash of what makes PTX from a key: sources of the kernels and of this room, compilers."""
+    """Return a hash of the sources and compilers that the PTX depends on."""
     digest = hashlib.sha256(sources_digest().encode())
     digest.update(f"{numba.__version__} {llvmlite.__version__}".encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -61,5 +60,5 @@ def _made_by() -> str:
 
 
 def cache_folder() -> Path:
-    """Where numba would put compiled code of this file."""
+    """Return the folder in which numba would cache compiled code of this file."""
     return folder_for(_FOLDER, Path(__file__).parent)

@@ -2,7 +2,7 @@
 
     while there are items:  body(item, *arguments)
 
-Arguments are addresses of flat arrays and sizes; every warp may have memory of its own.
+Arguments are addresses of flat arrays and sizes. Each warp may have scratch memory.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ from amtcore.kernels.vector.source_digest import sources_digest
 
 
 def row_kernel(body: Any, arguments: Sequence[Tensor | int], double: bool, room: bool) -> Kernel:
-    """Return the compiled kernel for arguments of these kinds.
+    """Return the compiled kernel around `body(item, *arguments[, room])`.
 
-    Args:
-        body: Part or kernel (item, *arguments[, room]).
-        arguments: Of a call: floating-point tensors, int64 tensors, and integers.
-        double: Whether numbers are float64.
-        room: Whether warps have memory of their own.
+    `arguments` gives the kinds: floating-point tensors (float64 if `double`), int64 tensors, and
+    integers. With `room`, each warp has scratch memory.
     """
     kinds = "".join(map(_kind, arguments))
     function = body.py_func

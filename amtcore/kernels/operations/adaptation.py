@@ -9,10 +9,9 @@ minimum level for the first loop):
 
 The output is scaled so that the minimum level maps to 0 and an input of 1 (100 dB) to 100.
 
-The block function runs all loops in one pass, each one sample behind the one before it: the loops
-are then independent, so the processor overlaps their long divisions. The limiter (an exponential
-and one more division) runs only when some lane overshoots, which changes the time, never the
-result.
+The block function runs all loops in one pass, each loop one sample behind the loop before it. The
+loops are then independent, so the processor overlaps their divisions. The limiter runs only when
+some lane overshoots; a lane's result does not depend on the other lanes.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ def adjoint(
 def _tape(
     x: Any, n: int, loops: int, limit: bool, coef: Any, c: int, state: Any, s: int, tape: Any
 ) -> None:
-    """The forward pass again, writing down each loop's divisor and quotient; `state` stays."""
+    """Run the forward pass, writing each loop's divisor and quotient; `state` is unchanged."""
     floor, one = vload(coef, c * LANES), vsplat(x, 1.0)
     for j in range(loops):
         vstore(tape, 2 * j * LANES, vload(state, (s + j) * LANES))
@@ -184,8 +183,8 @@ def _tape(
 def _limiter_adjoint(u: Any, one: Any, g_y: Any, m: Any, steepness: Any) -> Any:
     """With e = exp(k (u - 1)) and y = 2 m / (1 + e) - (m - 1): the gradients of u, m and k."""
     zero, past = vsplat(one, 0.0), u - one
-    # Up to 1 the limiter is off: there a hard one (m below 0.02) would take exp beyond float32, and
-    # infinity times 0 is no gradient.
+    # Up to 1 the limiter is off. There a hard limiter (m below 0.02) would take exp beyond float32,
+    # and infinity times 0 would make the gradient NaN.
     power = steepness * past
     e = vexp(where_greater(power, zero, zero, power))
     inverse = one / (one + e)

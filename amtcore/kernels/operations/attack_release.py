@@ -2,11 +2,10 @@
 
     y[t] = y[t-1] + c (x[t] - y[t-1]),   c = attack where x[t] > y[t-1], else release
 
-The same as y[t] = c x[t] + (1 - c) y[t-1]; written so that a steady input is a fixed point exactly.
+In this form of y[t] = c x[t] + (1 - c) y[t-1] a steady input is an exact fixed point.
 
-Frames are few and channels many, so the channel axis is the contiguous one: a frame of LANES
-channels is one load, and the output stays in registers from frame to frame. Rows are padded to
-whole groups.
+The channel axis is contiguous, since frames are few and channels many. A frame of LANES channels is
+one load, and the output stays in registers from frame to frame. Rows are padded to whole groups.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ShapeError
-from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.operation import Device, RowOperation, check_tensors
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.lanes import groups_of
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore, where_greater
@@ -74,7 +73,7 @@ def _smooth_adjoint(
 
     With l the gradient of y[t] and c the rate that was used: gx = c l, gc += l (x - y[t-1]),
     and the gradient of y[t-1] is gy[t-1] + (1 - c) l.
-    `gstate` enters as the gradient of the last state and leaves as that of the first.
+    `gstate` enters as the gradient of the last state and leaves as the gradient of the first.
     """
     at = g * LANES
     attack, release = vload(coef, at), vload(coef, row + at)
@@ -97,7 +96,7 @@ def _smooth_adjoint(
 
 @kernel
 def _run_all_lanes(x: Any, frames: int, row: int, coef: Any, state: Any) -> None:
-    """Every group of lanes, in place, a few frames after another: rows are read as they lie."""
+    """Smooth all groups of lanes in place, a few frames at a time, to read rows in order."""
     for begin in range(0, frames, _BLOCK_FRAMES):
         part, count = x[begin * row :], min(_BLOCK_FRAMES, frames - begin)
         for g in range(row // LANES):
@@ -108,7 +107,7 @@ def _run_all_lanes(x: Any, frames: int, row: int, coef: Any, state: Any) -> None
 def attack_release_item(
     item: int, groups: int, frames: int, x: Any, y: Any, coef: Any, state: Any
 ) -> None:
-    """One clip's group of lanes; x, y (clip, frame, row), state (clip, row)."""
+    """Smooth one clip's group of lanes; x, y (clip, frame, row), state (clip, row)."""
     row, clip = groups * LANES, item // groups
     at = clip * frames * row
     _smooth(x[at:], y[at:], frames, row, item % groups, coef, state[clip * row :])
@@ -119,7 +118,7 @@ def attack_release_adjoint_item(
     item: int, groups: int, frames: int, x: Any, y: Any, gy: Any, gx: Any, coef: Any, gcoef: Any,
     state: Any, gstate: Any,
 ) -> None:  # fmt: skip
-    """Gradients of one clip's group of lanes; gcoef (clip, 2, row)."""
+    """Compute the gradients of one clip's group of lanes; gcoef (clip, 2, row)."""
     row, clip = groups * LANES, item // groups
     at = clip * frames * row
     _smooth_adjoint(
@@ -129,7 +128,7 @@ def attack_release_adjoint_item(
 
 
 def _padded(values: Tensor) -> Tensor:
-    """Rows of whole lane groups, (.., channel) -> (.., group LANES), in new memory."""
+    """Pad rows to whole lane groups, (.., channel) -> (.., group LANES), in new memory."""
     missing = -values.shape[-1] % LANES
     return torch.nn.functional.pad(values.detach(), (0, missing)).clone(
         memory_format=torch.contiguous_format
@@ -160,17 +159,14 @@ def _compute_adjoint(
 
 
 def smooth_rows(rows: Tensor, coef: Tensor, state: Tensor) -> Tensor:
-    """Smooth rows in place, for numbers alone on the CPU; returns the state.
+    """Smooth rows in place on the CPU, without gradients; return the state.
 
     Args:
-        rows: (batch, frame, channel), filled up to whole vectors of channels: what is beyond those
-            of `coef` stays as it is where it is 0.
+        rows: (batch, frame, channel), padded with zeros to whole vectors of channels.
         coef: (channel, 2).
         state: (batch, channel).
     """
-    wanted = (rows.shape[0], coef.shape[0])
-    if tuple(state.shape) != wanted:
-        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
+    check_tensors(rows, coef, state, (rows.shape[0], coef.shape[0]))
     batch, frames, width = rows.shape
     rates, last = _padded(coef.T).numpy().ravel(), _padded(state)
     signals, states = rows.numpy().reshape(batch, -1), last.numpy()
@@ -183,20 +179,13 @@ def smooth_rows(rows: Tensor, coef: Tensor, state: Tensor) -> Tensor:
 
 
 def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:
-    """Shapes and dtypes that the kernel relies on; it does not check bounds."""
+    """Check shapes and dtypes; the kernel does not check bounds."""
     if x.ndim != 3 or coef.ndim != 2 or tuple(coef.shape) != (x.shape[-1], 2):
         raise ShapeError(
             "expected input (batch, frame, channel) and coefficients (channel, 2), got "
             f"{tuple(x.shape)} and {tuple(coef.shape)}"
         )
-    wanted = (x.shape[0], x.shape[2])
-    if tuple(state.shape) != wanted:
-        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
-    if not x.dtype == coef.dtype == state.dtype or x.dtype not in (torch.float32, torch.float64):
-        raise ShapeError(
-            "input, coefficients and state must share one dtype, float32 or float64; got "
-            f"{x.dtype}, {coef.dtype}, {state.dtype}"
-        )
+    check_tensors(x, coef, state, (x.shape[0], x.shape[2]))
 
 
 def _fake(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,7 @@
-"""Binaural inhibition (Moore, Glasberg and Schlittenlacher 2016).
+"""Binaural inhibition (Moore, Glasberg and Schlittenlacher 2016), see `stages.binaural_loudness`.
 
-See `amtcore.stages.binaural_loudness` for what it means.
-
-The kernel computes numbers alone: float32 on the CPU, without gradients. Elsewhere the plain form
-runs; it has gradients.
+The kernel computes float32 on the CPU without gradients. The plain form has gradients and runs
+everywhere else.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
 from amtcore.kernels.vector.elementary import vexp, vlog
+from amtcore.kernels.vector.frames import over_frames
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
@@ -30,7 +29,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.threads import parallel_for
 from amtcore.kernels.vector.transpose import store_samples, transpose
 
 Array = NDArray[Any]
@@ -42,20 +40,22 @@ LARGEST_RATIO = 40.0
 
 
 def divisor(own: Tensor, other: Tensor, p: Tensor) -> Tensor:
-    """What an ear's loudness is divided by where the smoothed loudness is `own`, and `other` at the
-    other ear; p is the exponent, a number."""
+    """Return the divisor of an ear's loudness.
+
+    `own` and `other` are the smoothed loudness at this ear and at the other ear; p is the exponent.
+    """
     ratio = (other / own).clamp(max=LARGEST_RATIO)
     sech = 2.0 * torch.exp(-ratio) / (1.0 + torch.exp(-2.0 * ratio))
     return 2.0 / (1.0 + sech**p)
 
 
-#: Channels whose smoothed loudness is made side by side.
+#: Channels that are smoothed side by side.
 SIDE = 4
 
 
 @part
 def smooth(left: Any, right: Any, channels: int, weights: Any, at: int, made: Any) -> None:
-    """SIDE channels of both ears, smoothed: rows of LANES frames, those of the left ear first."""
+    """Smooth SIDE channels of both ears: rows of LANES frames, first the left ear's rows."""
     begin = at
     for lane in range(0, LANES, narrow_lanes()):
         at, start = begin, vsplat(vload_narrow(left, 0), TINY)
@@ -85,7 +85,7 @@ def smooth(left: Any, right: Any, channels: int, weights: Any, at: int, made: An
 
 @part
 def inhibited(loudness: Any, own: Any, other: Any, p: float) -> Any:
-    """Loudness over its divisor: sech^p = exp(p log(2 exp(-r) / (1 + exp(-2 r))))."""
+    """Divide loudness by its divisor: sech^p = exp(p log(2 exp(-r) / (1 + exp(-2 r))))."""
     one, ratio, most = vsplat(loudness, 1.0), other / own, vsplat(loudness, LARGEST_RATIO)
     ratio = where_greater(ratio, most, most, ratio)
     log = vsplat(loudness, math.log(2.0)) - ratio - vlog(one + vexp(ratio * vsplat(ratio, -2.0)))
@@ -95,8 +95,7 @@ def inhibited(loudness: Any, own: Any, other: Any, p: float) -> Any:
 
 @part
 def _load_rows(source: Any, pitch: int, channels: int, frames: int, begin: int, out: Any) -> None:
-    """Flat rows of `pitch` channels -> rows of LANES frames; beyond the last frame it is
-    repeated."""
+    """Load flat rows of `pitch` channels as rows of LANES frames; repeat the last frame."""
     transpose(source, begin * pitch, pitch, frames - begin, channels, out, LANES, LANES)
 
 
@@ -105,13 +104,10 @@ def _run_inhibition(
     left: Any, right: Any, pitch: int, channels: int, frames: int, begin: int, end: int,
     weights: Any, p: Any, of_left: Any, of_right: Any,
 ) -> None:  # fmt: skip
-    """Both ears, for some frames, LANES at a time -> flat (frame, channel) of each.
+    """Inhibit frames begin..end of both ears, LANES at a time, to flat (frame, channel).
 
-    Args:
-        left: Flat rows of `pitch` numbers, the first of them channels; as right.
-        frames: That the ears have; results have room for whole vectors of frames.
-        weights: Flat (part of SIDE channels, channel, SIDE).
-        p: (1,).
+    `left` and `right` are flat rows of `pitch` numbers that begin with the channels. Results have
+    room for whole vectors of frames. `weights` is flat (part of SIDE channels, channel, SIDE).
     """
     size = (channels + SIDE) * LANES
     one, other, made = aligned(size, left), aligned(size, left), aligned(2 * SIDE * LANES, left)
@@ -130,12 +126,8 @@ def _run_inhibition(
         store_samples(out_other, channels, of_right, first)
 
 
-#: Frames of one work item.
-_ITEM_FRAMES = 128
-
-
 def sides_of(smoothing: Tensor) -> Array:
-    """Weights (channel, channel) as the kernel reads them."""
+    """Convert weights (channel, channel) to the layout of the kernel."""
     weights = torch.nn.functional.pad(smoothing.detach(), (0, -len(smoothing) % SIDE))
     flat: Array = weights.unflatten(1, (-1, SIDE)).transpose(0, 1).contiguous().numpy().ravel()
     return flat
@@ -144,13 +136,6 @@ def sides_of(smoothing: Tensor) -> Array:
 def _cpu(
     device: Device, left: Tensor, right: Tensor, smoothing: Tensor, p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Both ears over their divisors.
-
-    Args:
-        left: (.., frame, channel), as right.
-        smoothing: (channel, channel).
-        p: Exponent, a number.
-    """
     sides, channels, frames = sides_of(smoothing), left.shape[-1], left[..., 0].numel()
     ears = [ear.detach().contiguous().numpy().ravel() for ear in (left, right)]
     made = _run(ears, channels, channels, frames, sides, p)
@@ -160,12 +145,13 @@ def _cpu(
 def inhibition_of_rows(
     rows: Tensor, channels: int, sides: Array, p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As the operation, of rows (frame, channel or more), those of the left ear before those of the
-    right.
+    """Run the operation on rows that hold the left ear's channels, then the right ear's.
 
     Args:
-        channels: Of an ear.
-        sides: Of `sides_of`.
+        rows: (frame, 2 channels or more).
+        channels: Channels of an ear.
+        sides: Weights from `sides_of`.
+        p: Exponent.
     """
     flat = rows.numpy().reshape(-1)
     return _run([flat, flat[channels:]], rows.shape[1], channels, len(rows), sides, p)
@@ -178,11 +164,10 @@ def _run(
     made = [np.empty((padded, channels), np.float32) for _ in ears]
     flat_made = [ear.reshape(-1) for ear in made]
 
-    def one(item: int) -> None:
-        begin, end = item * _ITEM_FRAMES, min((item + 1) * _ITEM_FRAMES, padded)
+    def one(begin: int, end: int) -> None:
         _run_inhibition(*ears, pitch, channels, frames, begin, end, sides, exponent, *flat_made)
 
-    parallel_for(one, -(-padded // _ITEM_FRAMES))
+    over_frames(one, frames)
     of_left, of_right = (torch.from_numpy(ear[:frames]) for ear in made)
     return of_left, of_right
 

@@ -30,7 +30,7 @@ from amtcore.kernels.vector.simd import (
     where_greater,
 )
 
-#: Amplitudes below this count as this in the power law: it is float32's smallest normal number.
+#: Floor of amplitudes in the power law: float32's smallest normal number.
 SMALLEST = 1.2e-38
 
 

@@ -1,13 +1,11 @@
 """Hilbert envelope of whole signals.
 
-The analytic signal of scipy.signal.hilbert: a circular Hilbert transform over exactly the samples
-there are. Two rows share one complex transform. Where the length has a large prime factor the
-circular convolution is done as a linear one of a round length, folded back; same values, up to
-rounding.
+The analytic signal equals scipy.signal.hilbert: a circular Hilbert transform of the length of the
+signal. Two rows share one complex transform. For a length with a large prime factor, a linear
+convolution of a rounder length is folded back, with equal values up to rounding.
 
-The kernel takes two rows from their samples and their Hilbert transforms, in two passes: the first
-adds up the powers of the samples and of the analytic signals, the second writes the envelopes. On a
-GPU torch's transforms do the same: two passes over memory are no recurrence.
+The kernel computes two rows in two passes. The first pass sums the powers of the samples and of the
+analytic signals; the second writes the envelopes. On a GPU torch's functions do the same.
 """
 
 from __future__ import annotations
@@ -34,16 +32,16 @@ from amtcore.kernels.vector.result_pool import empty
 from amtcore.kernels.vector.simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
 from amtcore.kernels.vector.threads import parallel_for
 
-#: Samples of a block of rows: what its transforms use stays in the caches.
+#: Samples of a block of rows on a CPU, whose transforms then stay in the caches.
 _BLOCK_SAMPLES = 2**19
-#: The same for a GPU, which wants much at a time: its memory bounds it, about 30 bytes a sample.
+#: Samples of a block on a GPU, about 30 bytes of memory each.
 _DEVICE_BLOCK_SAMPLES = 2**26
 _FAST_FACTORS = (2, 3, 5, 7, 11)
 _ODD_PARTS = (1, 3, 5, 9)
 
 
 def _is_fast(n: int) -> bool:
-    """Whether a transform of this length has only small factors."""
+    """Return True if a transform length has only small factors."""
     for factor in _FAST_FACTORS:
         while n % factor == 0 and n > 1:
             n //= factor
@@ -51,7 +49,7 @@ def _is_fast(n: int) -> bool:
 
 
 def _fast_length(least: int) -> int:
-    """Smallest odd part times a power of two that is at least this long."""
+    """Return the smallest length of at least `least`, an odd part times a power of two."""
     lengths = []
     for length in _ODD_PARTS:
         while length < least:
@@ -61,22 +59,17 @@ def _fast_length(least: int) -> int:
 
 
 def _transformer(n: int, like: Tensor) -> Tensor:
-    """Spectrum of the Hilbert transform of period n: -i above 0 Hz, +i below it."""
-    # No slice depends on n, so that its axis may be dynamic in `torch.export`.
+    """Return the spectrum of the Hilbert transform of period n: -i above 0 Hz, +i below it."""
+    # No slice depends on n, so that the axis may be dynamic in `torch.export`.
     twice = 2 * torch.arange(n, device=like.device)
     turn = torch.where(twice == 0, 0, torch.sign(twice - n)).to(like.dtype)
     return torch.complex(torch.zeros_like(turn), turn)
 
 
 class Quadrature:
-    """The Hilbert transform for signals of one length.
+    """The Hilbert transform for signals of `n` samples, of the type of `like`.
 
-    `torch.export` records transforms of that length itself: the factors of a dynamic length are
-    unknown.
-
-    Args:
-        n: Samples.
-        like: A real tensor of the signals' type.
+    `torch.export` records transforms of length n, since the factors of a dynamic n are unknown.
     """
 
     def __init__(self, n: int, like: Tensor) -> None:
@@ -87,7 +80,7 @@ class Quadrature:
             self._spectrum = torch.fft.fft(torch.fft.ifft(self._spectrum), self._length)
 
     def __call__(self, z: Tensor) -> Tensor:
-        """Of the real and of the imaginary part of z, over the last axis."""
+        """Transform the real and the imaginary part of z, over the last axis."""
         n = self._n
         y = torch.fft.ifft(torch.fft.fft(z, self._length).mul_(self._spectrum))
         if self._length == n:
@@ -96,12 +89,12 @@ class Quadrature:
 
 
 def are_finite(rows: Tensor) -> Tensor:
-    """(row, 1): whether a row holds finite numbers only."""
+    """Return (row, 1), True for rows of finite numbers."""
     return torch.isfinite(rows).all(1, keepdim=True)
 
 
 def _envelope_pairs(rows: Tensor, quadrature: Quadrature) -> Tensor:
-    """(2 p, time) -> (2 p, time); row 2 i shares its transform with row 2 i + 1."""
+    """Return the envelopes of (2 p, time); row 2 i shares its transform with row 2 i + 1."""
     tiny = torch.finfo(rows.dtype).tiny
     z = torch.complex(rows[0::2], rows[1::2])
     own, turned = torch.view_as_real(z), torch.view_as_real(quadrature(z))
@@ -115,7 +108,7 @@ def _envelope_pairs(rows: Tensor, quadrature: Quadrature) -> Tensor:
 
 
 def _envelope_alone(rows: Tensor) -> Tensor:
-    """(row, time), same shape out: every row with a transform of its own."""
+    """Return the envelopes of (row, time), with one transform a row."""
     tiny = torch.finfo(rows.dtype).tiny
     turned = Quadrature(rows.shape[1], rows)(torch.complex(rows, torch.zeros_like(rows))).real
     squares = rows.square()
@@ -125,9 +118,9 @@ def _envelope_alone(rows: Tensor) -> Tensor:
 
 
 def reference(rows: Tensor) -> Tensor:
-    """(row, time), same shape out; see `_call`.
+    """Return the envelopes of (row, time); see `_call`.
 
-    `torch.export` takes row by row, since pairs and blocks ask for the number of rows.
+    `torch.export` takes row by row, since pairs and blocks depend on the number of rows.
     """
     if is_exporting():
         return _envelope_alone(rows)
@@ -135,8 +128,9 @@ def reference(rows: Tensor) -> Tensor:
     envelopes = []
     samples = _BLOCK_SAMPLES if rows.device.type == "cpu" else _DEVICE_BLOCK_SAMPLES
     for block in rows.split(2 * max(1, samples // (2 * rows.shape[1]))):
-        # One sample that is no finite number makes NaN of its row, gradient and all, but not of
-        # the row that shares its transform: 0 times the square of what was left out is NaN or 0.
+        # A non-finite sample must make its row and gradient NaN, but not the row that shares its
+        # transform. So such rows are replaced by zeros, and 0 times the square of their sum, which
+        # is NaN, is added to the result.
         fine = are_finite(block)
         left_out = torch.where(fine, 0.0, block).sum(1, keepdim=True)
         clean = torch.where(fine, block, 0.0)
@@ -146,14 +140,17 @@ def reference(rows: Tensor) -> Tensor:
     return torch.cat(envelopes)
 
 
-#: Numbers that are summed before their sum joins the total, which is in float64.
+#: Numbers that are summed in the working type before their sum is added to a float64 total.
 _PART = 128 * LANES
 
 
 @part
 def _powers(z: Any, turned: Any, begin: int, end: int, sums: Any) -> None:
-    """Add up z^2 in the first LANES of `sums` and z^2 + turned^2 in the next, which also goes to
-    `turned`. Lanes with an even index belong to the first row, the others to the second."""
+    """Sum z^2 in the first LANES of `sums`, and z^2 + turned^2 in the next LANES.
+
+    `turned` becomes z^2 + turned^2. Lanes with an even index belong to the first row, lanes with an
+    odd index to the second.
+    """
     own = both = vsplat(z, 0.0)
     for i in range(begin, end, LANES):
         value, quadrature = vload(z, i), vload(turned, i)
@@ -167,9 +164,9 @@ def _powers(z: Any, turned: Any, begin: int, end: int, sums: Any) -> None:
 
 @kernel
 def run_envelope(z: Any, turned: Any, tiny: float, first: Any, second: Any) -> None:
-    """z, turned flat (2 time), the latter overwritten; first, second (time).
+    """Write the envelopes of two rows, each scaled to the power of its row, at least `tiny`.
 
-    Each envelope is scaled to the power of its row; powers below `tiny` count as that.
+    Shapes: z and turned flat (2 time), first and second (time). The kernel overwrites turned.
     """
     count, samples = z.shape[0], first.shape[0]
     whole = count - count % LANES
@@ -221,10 +218,10 @@ def _fake(rows: Tensor) -> Tensor:
 
 
 def _call(kernel: Any, x: Tensor, backend: str | None = None) -> Tensor:
-    """Magnitude of the analytic signal over the whole last axis, scaled to the RMS of `x`.
+    """Return the magnitude of the analytic signal over the last axis, scaled to the RMS of `x`.
 
-    Silence stays silence, with gradient 0. Two channels share a transform, never two items of a
-    batch, so an item has the same bits alone and in a batch.
+    Silence stays silence, with gradient 0. Two channels may share a transform, but two items of a
+    batch never do, so an item has the same bits alone and in a batch.
 
     Args:
         x: (batch, channel, time), (channel, time) or (time,).
@@ -246,7 +243,7 @@ def _by_rows(function: Callable[[Tensor], Tensor], items: Tensor) -> Tensor:
     return function(rows_of(items)).reshape(items.shape)
 
 
-#: It has no gradient: where one is asked for, the torch form runs.
+#: The kernel has no gradient: `_call` runs the plain form if a derivative may be requested.
 HILBERT_ENVELOPE = RowOperation(
     name="hilbert_envelope", cpu=_cpu, fake=_fake, reference=reference, call=_call
 )

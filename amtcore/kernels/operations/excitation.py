@@ -8,20 +8,19 @@
 U are the weights of what lies at or above a channel's centre, d distances below it times the slope
 there, and X levels of `W`: of each source, or linear between two.
 
-The kernel takes LANES frames at a time. Sources (components, or nodes that stand for them) go by
-GROUP, from near to far. What a group gives is left out of a frame's sum where it is certain to be
-nothing there: where its bound, the sum of its magnitudes times the largest of its weights, is no
-more than its share of `NOTHING` times what the sum already has. Every frame is asked for itself:
-its values do not depend on those beside it.
+The kernel takes LANES frames at a time. Sources (components, or nodes that stand for components)
+are summed in groups of GROUP, from near to far. A group that cannot change a frame's sum is left
+out. Its bound is the sum of its magnitudes times its largest weight; the limit is its share of
+`NOTHING` times the sum so far. Each frame is tested separately, so frames do not affect each other.
 
-The kernel computes numbers alone: float32 on the CPU, without gradients. Elsewhere the plain form
-runs; it has gradients.
+The kernel computes float32 on the CPU without gradients. The plain form has gradients and runs
+everywhere else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
 from amtcore.kernels.vector.elementary import LOG2_E, vdecay, vlog
-from amtcore.kernels.vector.frames import new_rows
+from amtcore.kernels.vector.frames import new_rows, over_frames
 from amtcore.kernels.vector.frames import rows_of as frame_rows_of
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
@@ -47,26 +46,25 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.threads import parallel_for
 from amtcore.kernels.vector.transpose import store_samples
 
 Array = NDArray[Any]
 
-#: Intensities below this are this: -100 dB.
+#: Floor of intensities: -100 dB.
 LEAST = 1e-10
 DB_PER_E = 10.0 / math.log(10.0)
 
 
 class Tables(NamedTuple):
-    """What the filters are.
+    """Constants of the filters.
 
     Args:
         away: d, (channel, source), ascending in channels and descending in sources.
         line: a and b, (2,).
-        before: (source,), the level before each source; empty where every source has its own.
-        share: (source,), the share of the level after that.
+        before: (source,), index of the level below each source; empty if each source has a level.
+        share: (source,), weight of the level above it, for linear interpolation.
         upper: U, (source, channel).
-        blocks: The same as `blocks_of` has it.
+        blocks: `upper` in the layout of `blocks_of`.
     """
 
     away: Tensor
@@ -82,12 +80,15 @@ def _decibels(intensity: Tensor) -> Tensor:
 
 
 def plain_levels(intensity: Tensor, weights: Tensor) -> Tensor:
-    """(frame, source) and (source, place) -> (frame, place)."""
+    """Return levels in dB: (frame, source) and (source, place) -> (frame, place)."""
     return _decibels(intensity @ weights)
 
 
 def plain_pattern(intensity: Tensor, levels_db: Tensor, tables: Tables) -> Tensor:
-    """(frame, source) and levels in dB, (frame, source) or (frame, level) -> (frame, channel)."""
+    """Return excitation in dB, (frame, channel).
+
+    `intensity` is (frame, source), `levels_db` (frame, source) or (frame, level).
+    """
     level = levels_db
     if len(tables.before):
         low, high = (levels_db[:, tables.before + i] for i in (0, 1))
@@ -99,9 +100,9 @@ def plain_pattern(intensity: Tensor, levels_db: Tensor, tables: Tables) -> Tenso
     return _decibels(below + intensity @ tables.upper)
 
 
-#: Sources that are kept or left out together, and sums that are made side by side.
+#: Sources that are kept or left out together, and sums that are computed side by side.
 GROUP, SUMS = 8, 4
-#: What all groups that are left out may add to a sum: half of its last digit.
+#: Largest share in a sum of all groups that are left out: half of its last digit.
 NOTHING = 2.0**-25
 
 
@@ -118,8 +119,10 @@ def decibels(intensity: Any) -> Any:
 
 @part
 def gather(x: Any, pitch: int, begin: int, sources: int, made: Any, sums: Any) -> None:
-    """LANES frames from `begin` on of flat rows of `pitch` frames, side by side, filled up to whole
-    groups with silence; and the sum of magnitudes of every group."""
+    """Gather LANES frames from frame `begin` on, from flat rows of `pitch` frames.
+
+    The last group is padded with silence. `sums` gets the sum of magnitudes of every group.
+    """
     zero = vsplat(x, 0.0)
     for first in range(0, sources, GROUP):
         total = zero
@@ -132,7 +135,7 @@ def gather(x: Any, pitch: int, begin: int, sources: int, made: Any, sums: Any) -
 
 @part
 def weigh(x: Any, sums: Any, blocks: Any, out: Any) -> None:
-    """Rows of LANES frames: out[t] = sum over s of weight[s, t] x[s]; see `blocks_of`."""
+    """Compute out[t] = sum over s of weight[s, t] x[s] of rows of LANES frames; see `blocks_of`."""
     groups, size = blocks.shape[1], blocks.shape[2]
     flat, like = blocks.reshape(-1), vload_narrow(x, 0)
     zero, nothing = vsplat(like, 0.0), vsplat(like, NOTHING / groups)
@@ -172,7 +175,7 @@ def weigh(x: Any, sums: Any, blocks: Any, out: Any) -> None:
 def _slope_at(
     levels: Any, pitch: int, begin: int, j: int, before: Any, share: Any, line: Any
 ) -> Any:
-    """Factor of the lower slope at source j: of its own level, or of those it lies between."""
+    """Return the lower slope at source j, from its level or an interpolated level."""
     if len(before) == 0:
         level = vload(levels, j * pitch + begin)
     else:
@@ -188,8 +191,10 @@ def steepen(
     levels: Any, pitch: int, begin: int, sources: int, before: Any, share: Any, line: Any, x: Any,
     rates: Any, slanted: Any, gentlest: Any,
 ) -> None:  # fmt: skip
-    """Of every source the slope as power of two, and that times its intensity; of every group the
-    gentlest slope."""
+    """Compute the slopes of all sources, and the gentlest slope of every group.
+
+    `rates` gets -slope log2(e), `slanted` the slope times the intensity.
+    """
     for first in range(0, sources, GROUP):
         least = vsplat(x, 1e30)
         for j in range(first, min(first + GROUP, sources)):
@@ -202,7 +207,7 @@ def steepen(
 
 @part
 def _given(x: Any, rates: Any, slanted: Any, j: int, away: float, total: Any) -> Any:
-    """`total` and what source j gives at this distance: (1 + x) exp(-x) of its intensity."""
+    """Add the part of source j at this distance to `total`: its intensity times (1 + x) exp(-x)."""
     distance = vsplat(x, away)
     level = fma(vload(slanted, j * LANES), distance, vload(x, j * LANES))
     return fma(level, vdecay(vload(rates, j * LANES) * distance), total)
@@ -210,7 +215,7 @@ def _given(x: Any, rates: Any, slanted: Any, j: int, away: float, total: Any) ->
 
 @part
 def _most(sums: Any, gentlest: Any, group: int, away: float) -> Any:
-    """What a group gives at most: all of it at its nearest source, with its gentlest slope."""
+    """Bound the part of a group: its sum at its nearest source, with its gentlest slope."""
     x = vload(gentlest, group * LANES) * vsplat(sums, away)
     weight = (vsplat(x, 1.0) + x) * vdecay(x * vsplat(x, -LOG2_E))
     return vload(sums, group * LANES) * weight
@@ -220,15 +225,15 @@ def _most(sums: Any, gentlest: Any, group: int, away: float) -> Any:
 def skirts(
     x: Any, sums: Any, rates: Any, slanted: Any, gentlest: Any, bounds: Any, away: Any, out: Any
 ) -> None:
-    """Add to every channel's row what the sources below its centre give it.
+    """Add the parts of sources below a channel's centre to every row of `out`.
 
     Args:
-        sums: Of every group, the sum of its magnitudes.
-        rates: Of `steepen`, as `slanted` and `gentlest`.
-        bounds: Room of the size of `sums`. What bounds a group's part in one channel holds for all
-            later ones: away from a source its weights fall.
-        away: (channel, source), see `Tables`; what is above 0 lies below a centre.
-        out: What the sources above give.
+        sums: Sum of magnitudes of every group.
+        rates: From `steepen`, as `slanted` and `gentlest`.
+        bounds: Scratch of the size of `sums`. The bound of a group in one channel holds for all
+            later channels, since weights fall with the distance.
+        away: (channel, source), see `Tables`; above 0 for a source below a centre.
+        out: Parts of the other sources.
     """
     sources, zero, below = away.shape[1], vsplat(x, 0.0), 0
     nothing = vsplat(x, NOTHING / (sources // GROUP + 1))
@@ -257,7 +262,7 @@ def skirts(
 
 @part
 def _room(rows: int, like: Any) -> Any:
-    """LANES numbers a row, of whole groups and blocks."""
+    """Allocate rows of LANES numbers, with room to round up to whole groups and blocks."""
     return aligned((rows + GROUP) * LANES, like)
 
 
@@ -266,7 +271,7 @@ def _run_levels(
     x: Any, pitch: int, begin: int, end: int, sources: int, blocks: Any, places: int, out: Any,
     out_pitch: int,
 ) -> None:  # fmt: skip
-    """Flat (source, frame) -> flat (place, frame) in dB, for some frames, LANES at a time."""
+    """Compute levels of frames begin..end: flat (source, frame) -> flat (place, frame) in dB."""
     made, levels = _room(sources, x), _room(places, x)
     sums = aligned(-(-sources // GROUP) * LANES, x)
     for first in range(begin, end, LANES):
@@ -281,7 +286,7 @@ def _run_pattern(
     x: Any, pitch: int, levels: Any, level_pitch: int, begin: int, end: int, sources: int,
     away: Any, line: Any, before: Any, share: Any, blocks: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Flat (source, frame) and the levels that set the slopes -> flat (frame, channel) in dB."""
+    """Compute excitation of frames begin..end: flat (source, frame) -> flat (frame, channel)."""
     made, rates, slanted = _room(sources, x), _room(sources, x), _room(sources, x)
     channels, groups = away.shape[0], -(-sources // GROUP)
     sums, bounds, gentlest = (
@@ -300,19 +305,11 @@ def _run_pattern(
         store_samples(patterns, channels, out, first)
 
 
-#: Frames of one work item.
-_ITEM_FRAMES = 128
-
-
 def blocks_of(weights: Tensor) -> Tensor:
-    """Weights as `weigh` reads them.
+    """Convert weights (source, target) to the layout of `weigh`: (block, group, 2 + GROUP SUMS).
 
-    Args:
-        weights: (source, target), float32.
-    Returns:
-        (block, group, 2 + GROUP SUMS) of SUMS targets and GROUP sources: the number of the group,
-        the largest magnitude of these weights, and the weights (source, target). Groups with the
-        largest come first.
+    A row of SUMS targets and GROUP sources holds the number of the group, the largest magnitude of
+    its weights, and the weights (source, target). Groups are sorted by falling magnitude.
     """
     values = weights.detach().cpu().numpy()
     missing = -np.array(values.shape) % (GROUP, SUMS)
@@ -327,28 +324,17 @@ def blocks_of(weights: Tensor) -> Tensor:
 
 
 def _strange(*parts: Tensor) -> Array:
-    """Which frames of (frame, value) hold something else than finite numbers: the kernels, which
-    leave out what adds nothing, would pass over it."""
+    """Return the indices of frames with non-finite numbers.
+
+    The kernels leave some groups out and may miss such a number.
+    """
     with np.errstate(all="ignore"):
         sums = sum(part.T.numpy().sum(0) for part in parts)
     return np.flatnonzero(~np.isfinite(sums))
 
 
-def _over_frames(one: Callable[[int, int], None], frames: int) -> None:
-    def item(i: int) -> None:
-        one(i * _ITEM_FRAMES, min((i + 1) * _ITEM_FRAMES, frames))
-
-    parallel_for(item, -(-frames // _ITEM_FRAMES))
-
-
 def _cpu_levels(device: Device, intensity: Tensor, weights: Tensor, blocks: Tensor) -> Tensor:
-    """A place's frames lie together.
-
-    Args:
-        intensity: (.., source); quickest where a source's frames lie together.
-        weights: (source, place).
-        blocks: The same as `blocks_of` has it.
-    """
+    """Run the kernel; fastest if the frames of a source lie together. `blocks_of` made `blocks`."""
     leading, intensity = intensity.shape[:-1], intensity.detach().flatten(0, -2)
     weights = weights.detach()
     (rows, pitch), tables = frame_rows_of(intensity), blocks.numpy()
@@ -358,10 +344,10 @@ def _cpu_levels(device: Device, intensity: Tensor, weights: Tensor, blocks: Tens
     def one(begin: int, end: int) -> None:
         _run_levels(rows, pitch, begin, end, sources, tables, places, out, out_pitch)
 
-    _over_frames(one, frames + -frames % LANES)
+    over_frames(one, frames)
     strange = _strange(intensity)
     if len(strange):
-        with torch.autocast("cpu", enabled=False):  # it would take half of the digits
+        with torch.autocast("cpu", enabled=False):  # autocast would compute in half precision
             made[strange] = plain_levels(intensity[strange], weights)
     return made.unflatten(0, leading)
 
@@ -369,22 +355,20 @@ def _cpu_levels(device: Device, intensity: Tensor, weights: Tensor, blocks: Tens
 def _cpu_pattern(
     device: Device, intensity: Tensor, levels_db: Tensor, tables: Sequence[Tensor]
 ) -> Tensor:
-    """Arguments as of `plain_pattern` but (.., source), quickest as in `_cpu_levels`."""
     tables = Tables(*tables)
     leading, intensity = intensity.shape[:-1], intensity.detach().flatten(0, -2)
     levels_db = levels_db.detach().flatten(0, -2)
     (rows, pitch), (levels, level_pitch) = frame_rows_of(intensity), frame_rows_of(levels_db)
     frames, sources = intensity.shape
     constants = [table.contiguous().numpy() for table in tables if table is not tables.upper]
-    padded = frames + -frames % LANES
-    out = np.empty((padded, len(tables.away)), np.float32)
+    out = np.empty((frames + -frames % LANES, len(tables.away)), np.float32)
 
     def one(begin: int, end: int) -> None:
         _run_pattern(
             rows, pitch, levels, level_pitch, begin, end, sources, *constants, out.reshape(-1)
         )
 
-    _over_frames(one, padded)
+    over_frames(one, frames)
     made = torch.from_numpy(out[:frames])
     strange = _strange(intensity, levels_db)
     if len(strange):
@@ -401,7 +385,7 @@ def _fake_pattern(intensity: Tensor, levels_db: Tensor, tables: list[Tensor]) ->
     return intensity.new_empty(*intensity.shape[:-1], tables[0].shape[0])
 
 
-#: (.., source), weights (source, place) and `blocks_of` them -> (.., place) in dB.
+#: (.., source), weights (source, place) and `blocks_of(weights)` -> (.., place) in dB.
 ERB_LEVELS = RowOperation(name="erb_levels", cpu=_cpu_levels, fake=_fake_levels)
 #: (.., source), (.., level) and `Tables` as a list -> (.., channel) in dB.
 EXCITATION_PATTERN = RowOperation(name="excitation_pattern", cpu=_cpu_pattern, fake=_fake_pattern)

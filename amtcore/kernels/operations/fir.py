@@ -2,12 +2,11 @@
 
     y[n] = sum over k of taps[k] x[first + n stride + K - 1 - k],  K taps, n = 0 .. count - 1
 
-Samples outside x are 0, so a whole signal needs no padding; what a stream carries from chunk to
-chunk is put before the chunk by the caller. Chunks then equal the whole exactly.
+Samples outside x are 0, so a whole signal needs no padding. A streaming caller puts the last
+samples of a chunk before the next chunk. Chunks then give the outputs of the whole signal exactly.
 
-The kernels sum in one fixed order of taps, whatever the chunk they are computed in. Direct
-summation costs 0.3 ms per second of audio for 513 taps at 44.1 kHz, no more than blocks of FFTs
-would, whose rounding depends on where the blocks begin.
+The kernels sum in one fixed order of taps. Direct summation of 513 taps takes 0.3 ms per second of
+audio at 44.1 kHz. Blocks of FFTs take as long, and their rounding depends on the block boundaries.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from amtcore.kernels.vector.warp_lowering import lane_id
 
 
 def count_outputs(samples: int, taps: int, stride: int) -> int:
-    """Outputs whose windows lie inside so many samples."""
+    """Return the number of outputs whose windows lie inside `samples` samples."""
     return max((samples - taps) // stride + 1, 0)
 
 
 def windows(x: Tensor, first: int, samples: int) -> Tensor:
-    """The `samples` samples of every row from `first` on, zeros where x has none."""
+    """Return `samples` samples of every row from `first` on, with zeros outside x."""
     length = x.shape[-1]
     begin, end = (min(max(edge, 0), length) for edge in (first, first + samples))
     before = min(max(-first, 0), samples)
@@ -70,7 +69,7 @@ def reference(x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> T
     return y
 
 
-#: Outputs with a stride that a warp makes in one go.
+#: Outputs with a stride above 1 in one item of a warp.
 STRIDED = 32
 #: Outputs of one pass over the taps: four vectors, enough to hide the latency of the sums.
 TILE = 4 * LANES
@@ -80,9 +79,9 @@ SEGMENT = 256 * TILE
 
 @part
 def _tile(x: Any, t: int, taps: Any, y: Any) -> None:
-    """TILE outputs from x[t] on; `taps` are reversed.
+    """Compute TILE outputs from x[t] on; `taps` are reversed.
 
-    Taps LANES apart meet the same samples: four of them at a time need seven vectors, not sixteen.
+    Taps LANES apart meet the same samples: four such taps need seven vectors, not sixteen.
     """
     zero, whole = vsplat(x, 0.0), taps.shape[0] - taps.shape[0] % TILE
     y0, y1, y2, y3 = zero, zero, zero, zero
@@ -112,8 +111,10 @@ def _tile(x: Any, t: int, taps: Any, y: Any) -> None:
 
 @part
 def _padded_taps(taps: Any) -> Any:
-    """The taps, zeros up to a multiple of LANES, and one more vector: above 0 where the last one
-    of the taps is taps, for what is beyond them in x may be no number."""
+    """Return the taps padded with zeros to a multiple of LANES, and one more vector, a mask.
+
+    The mask is above 0 for the taps in the last vector. Samples of x beyond them may be NaN.
+    """
     count = taps.shape[0]
     whole = -(-count // LANES) * LANES
     padded = aligned(whole + LANES, taps)
@@ -126,14 +127,14 @@ def _padded_taps(taps: Any) -> Any:
 
 @part
 def _last_samples(x: Any, t: int, taps: Any) -> Any:
-    """The samples that meet the last vector of the taps, zeros beyond the taps."""
+    """Return the samples that meet the last vector of the taps, zeros beyond the taps."""
     zero, window = vsplat(x, 0.0), taps.shape[0] - LANES
     return where_greater(vload(taps, window), zero, vload(x, t + window - LANES), zero)
 
 
 @part
 def _window_sum(x: Any, t: int, taps: Any) -> Any:
-    """One output: the sum over the window from x[t] on; taps as `_padded_taps` gives them."""
+    """Return one output, the sum over the window from x[t] on; taps from `_padded_taps`."""
     total, last = vsplat(x, 0.0), taps.shape[0] - 2 * LANES
     for k in range(0, last, LANES):
         total = fma(vload(taps, k), vload(x, t + k), total)
@@ -142,7 +143,7 @@ def _window_sum(x: Any, t: int, taps: Any) -> Any:
 
 @part
 def _four_windows(x: Any, t: int, stride: int, taps: Any, y: Any) -> None:
-    """As `_window_sum`, four outputs `stride` samples apart: they hide each other's latency."""
+    """Compute four outputs `stride` samples apart; their sums hide each other's latency."""
     zero, last = vsplat(x, 0.0), taps.shape[0] - 2 * LANES
     y0, y1, y2, y3 = zero, zero, zero, zero
     for k in range(0, last, LANES):
@@ -161,7 +162,7 @@ def _four_windows(x: Any, t: int, stride: int, taps: Any, y: Any) -> None:
 
 @part
 def _piece(x: Any, first: int, count: int) -> Any:
-    """x[first : first + count], a view where x has all of it, else a copy with zeros around x."""
+    """Return x[first : first + count], a view inside x, else a copy with zeros around x."""
     end = first + count
     if first >= 0 and end <= x.shape[0]:
         return x[first:end]
@@ -174,7 +175,7 @@ def _piece(x: Any, first: int, count: int) -> Any:
 
 @part
 def _strided(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y: Any) -> None:
-    """Outputs begin..end-1 with a stride other than 1, four at a time where x has all of them."""
+    """Compute outputs begin..end-1 with a stride above 1, four at a time inside x."""
     taps = _padded_taps(taps)
     n, window = begin, taps.shape[0] - LANES
     while n < end:
@@ -192,8 +193,10 @@ def fir_item(
     item: int, parts: int, length: int, x: Any, taps: Any, stride: int, first: int, y: Any,
     count: int,
 ) -> None:  # fmt: skip
-    """SEGMENT outputs of one row: x (row, time), y (row, output), taps reversed, first as in the
-    plain loop. Only the ends of x are ever copied, to read past them."""
+    """Compute SEGMENT outputs of one row: x (row, time), y (row, output), taps reversed.
+
+    Only the ends of x are copied, to read past them.
+    """
     row, begin = item // parts, item % parts * SEGMENT
     end = min(begin + SEGMENT, count)
     x, y = x[row * length : (row + 1) * length], y[row * count : (row + 1) * count]
@@ -214,7 +217,7 @@ def fir_item(
 def gpu_fir_item(
     item: int, parts: int, size: int, x: Any, taps: Any, length: int, y: Any, count: int, room: Any
 ) -> None:
-    """TILE outputs of one row on a GPU; rows of x hold all samples of whole tiles."""
+    """Compute TILE outputs of one row on a GPU; rows of x hold all samples of whole tiles."""
     row, begin = item // parts, item % parts * TILE
     taps = taps[:length]
     if begin + TILE <= count:
@@ -231,8 +234,7 @@ def gpu_strided_fir_item(
     item: int, parts: int, size: int, x: Any, taps: Any, length: int, y: Any, count: int,
     stride: int,
 ) -> None:  # fmt: skip
-    """STRIDED outputs of one row on a GPU, `stride` samples apart; taps as the processor pads
-    them."""
+    """Compute STRIDED outputs of one row on a GPU; taps are padded as in `_padded_taps`."""
     row, begin = item // parts, item % parts * STRIDED
     taps, x = taps[:length], x[row * size :]
     for n in range(begin, min(begin + STRIDED, count)):
@@ -245,10 +247,10 @@ def gpu_strided_fir_item(
 def decimate_block(
     a: Any, b: Any, side: Any, n: int, argument: int, coef: Any, c: int, state: Any, s: int
 ) -> int:
-    """Every `stride`-th output of a symmetric response, in place; returns how many there are.
+    """Compute every `stride`-th output of a symmetric response in place; return the count.
 
-    Coefficient rows from `c`: the taps. State rows from `s`: the samples that the next output
-    lacks, then the last K - 1 samples. `b` is scratch.
+    Coefficient rows from `c`: the taps. State rows from `s`: the number of samples until the next
+    output, then the last K - 1 samples. `b` is scratch.
     """
     taps, stride = argument // 65536, argument % 65536
     lacking, count = int(own_number(vload(state, s * LANES))), 0
@@ -298,7 +300,7 @@ def _gpu(device: Device, x: Tensor, taps: Tensor, stride: int, first: int, count
         return y
     parts, whole = -(-count // STRIDED), -(-length // LANES) * LANES
     seen = windows(x.detach(), first, max(count - 1, 0) * stride + whole).contiguous()
-    # Above 0 where the last vector of taps is taps, see `_padded_taps`.
+    # The mask of `_padded_taps`.
     marks = (torch.arange(LANES, device=x.device) < length + LANES - whole).to(x.dtype)
     response = torch.cat((torch.nn.functional.pad(response, (0, whole - length)), marks))
     device.run_items(
@@ -331,7 +333,7 @@ def _backward(
         spread = torch.nn.functional.pad(gy.unsqueeze(-1), (0, ctx.stride - 1)).flatten(1)
     gx = gtaps = None
     if ctx.needs_input_grad[0]:
-        # Backwards in time it is the filter itself, from the last sample of x on.
+        # Backwards in time the correlation is the filter itself, from the last sample of x on.
         back = first + spread.shape[1] - x.shape[1]
         gx = run(FIR, spread.flip(1), taps, 1, back, x.shape[1]).flip(1)
     if ctx.needs_input_grad[1] and x.shape[0] == 0:
@@ -348,9 +350,9 @@ def _call(
     kernel: Any, x: Tensor, taps: Tensor, stride: int = 1, first: int = 0, count: int | None = None,
     backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Finite impulse response of every row; arguments as in `reference`, but x (.., time).
+    """Filter every row; arguments as in `reference`, but x (.., time).
 
-    Without `count` there are as many outputs as have their windows inside x.
+    Without `count`, outputs are those whose windows lie inside x.
     """
     if taps.ndim != 1 or x.dtype != taps.dtype:
         raise ShapeError(

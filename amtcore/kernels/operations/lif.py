@@ -4,21 +4,17 @@
     n = floor(v / threshold) where v >= threshold, else 0, at most `max_spikes`
     v = v - n threshold
 
-The count n has no derivative; its surrogate is that of v / threshold wherever v has come within
-`window` of the threshold, and 0 elsewhere (`spike_count`).
+The count n has no derivative. Its surrogate is the derivative of v / threshold within `window` of
+the threshold and above, and 0 elsewhere (`spike_count`).
 
-Time is the outer loop because a step's neurons lie side by side in memory: input and output are
-read and written once, in order, while states and coefficients stay in the first-level cache.
-The forward kernel rounds every operation as the plain loop does, so that spikes agree exactly;
-a fused multiply-add could move a potential across its threshold.
+Time is the outer loop, because the neurons of a step lie side by side in memory. Input and output
+are read and written once, in order; states and coefficients stay in the first-level cache. The
+forward kernel rounds every operation like the plain loop, so that spikes agree exactly: a fused
+multiply-add could move a potential across its threshold.
 
-Gradients go backwards over blocks of steps, states recomputed:
-
-    for blocks from the last to the first, for every few lane groups:
-        forward from the state that the forward kernel kept, with a tape;  then backwards
-
-Memory is that of the signals plus one state a block; the tape is that of one block of a few groups.
-A GPU's item is one batch item's group of LANES neurons.
+Gradients go backwards over blocks of steps, a few lane groups at a time. Each block first runs
+forward again with a tape, from a state that the forward kernel kept. The memory is one state a
+block and the tape of one block. A GPU's item is one batch item's group of LANES neurons.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import NonFiniteError, ShapeError
-from amtcore.kernels.operation import Device, RowOperation
+from amtcore.kernels.operation import Device, RowOperation, check_tensors
 from amtcore.kernels.torch_state import use_reference, wants_derivative
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.lanes import groups_of, pack, pack_tensor, unpack, unpack_tensor
@@ -61,7 +57,7 @@ from amtcore.kernels.vector.warp_lowering import lane_id, lanes_are_threads
 Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor]
 
-#: Coefficients of a neuron before those of its synapses: alpha, bias, threshold, window.
+#: Coefficients of a neuron: alpha, bias, threshold, window. Coefficients of its synapses follow.
 NEURON_COEFS = 4
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -95,12 +91,12 @@ class _SpikeCount(torch.autograd.Function):
 
 
 def spike_count(vmem: Tensor, threshold: Tensor, window: Tensor, max_spikes: float) -> Tensor:
-    """Spikes of one step, with the surrogate gradient.
+    """Return the spikes of one step, with the surrogate gradient.
 
     Args:
         vmem: (.., neuron), before the reset.
         threshold: (neuron,).
-        window: (neuron,), how far below the threshold the gradient starts.
+        window: (neuron,), distance below the threshold at which the gradient starts.
         max_spikes: Most spikes of a neuron in one step; inf for no limit.
     """
     return _SpikeCount.apply(vmem, threshold, window, max_spikes)
@@ -138,7 +134,7 @@ def reference(x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record:
 
 
 def _stack(steps: list[Tensor], like: Tensor) -> Tensor:
-    """(batch, time, ..); zero steps when there are none."""
+    """Stack steps to (batch, time, ..), with an empty time axis for no steps."""
     if steps:
         return torch.stack(steps, 1)
     return like.new_empty(like.shape[0], 0, *like.shape[1:])
@@ -146,7 +142,7 @@ def _stack(steps: list[Tensor], like: Tensor) -> Tensor:
 
 #: Steps between the states kept for the adjoint: its tape then stays in the first-level cache.
 BLOCK = 32
-#: Steps that the input is asked for ahead of its use.
+#: Steps of prefetch ahead of the current step.
 _AHEAD = 2
 # Coefficient rows of a neuron.
 ALPHA, BIAS, THRESHOLD, WINDOW, BETA = 0, 1, 2, 3, 4
@@ -154,7 +150,7 @@ ALPHA, BIAS, THRESHOLD, WINDOW, BETA = 0, 1, 2, 3, 4
 
 @part(forceinline=True)
 def load_lanes(x: Any, at: int, stride: int, lanes: int, buffer: Any) -> Any:
-    """x[at], x[at + stride], .. in the first `lanes` lanes, zeros in the others."""
+    """Load x[at], x[at + stride], .. into the first `lanes` lanes, zeros into the others."""
     if lanes_are_threads():
         own = vsplat(x, 0.0)
         if lane_id() < lanes:
@@ -172,7 +168,7 @@ def load_lanes(x: Any, at: int, stride: int, lanes: int, buffer: Any) -> Any:
 def store_lanes(
     out: Any, at: int, stride: int, lanes: int, streamed: bool, buffer: Any, value: Any
 ) -> None:
-    """The inverse of `load_lanes`."""
+    """Store lanes, the inverse of `load_lanes`."""
     if lanes_are_threads():
         if lane_id() < lanes:
             out[at + lane_id() * stride] = own_number(value)
@@ -190,7 +186,7 @@ def store_lanes(
 def _integrate(
     x: Any, at: int, lanes: int, synapses: int, coef: Any, c: int, state: Any, s: int, buffer: Any
 ) -> Any:
-    """Synapses and leak of one step: the potential before firing; currents go to `state`."""
+    """Return the potential before firing, after synapses and leak; currents go to `state`."""
     current = vsplat(coef, 0.0)
     for k in range(synapses):
         row = (s + 1 + k) * LANES
@@ -204,8 +200,11 @@ def _integrate(
 
 @part(forceinline=True)
 def count_spikes(potential: Any, threshold: Any, most: Any) -> Any:
-    """Whole thresholds in a potential: a quotient below 1 never rounds up to 1, nor one below 2 to
-    2, so comparisons count what most steps have; the division is slower than all the rest."""
+    """Return the number of whole thresholds in a potential.
+
+    Comparisons decide between 0 and 1 without the division, which is slower than all other steps. A
+    quotient below 1 never rounds up to 1, nor a quotient below 2 to 2, so both ways agree.
+    """
     zero, one = vsplat(potential, 0.0), vsplat(potential, 1.0)
     if any_at_least(potential, threshold + threshold):
         return vmin(vmax(vfloor(potential / threshold), zero), most)
@@ -217,7 +216,7 @@ def _step(
     x: Any, at: int, g: int, lanes: int, synapses: int, most: Any, coef: Any, state: Any,
     spikes: Any, vmem: Any, isyn: Any, record: bool, streamed: bool, buffer: Any,
 ) -> None:  # fmt: skip
-    """One step of lane group `g`, whose first neuron is element `at` of the spikes."""
+    """Run one step of lane group `g`, whose first neuron is element `at` of the spikes."""
     c, s = g * (BETA + synapses), g * (1 + synapses)
     potential = _integrate(x, at * synapses, lanes, synapses, coef, c, state, s, buffer)
     threshold = vload(coef, (c + THRESHOLD) * LANES)
@@ -233,19 +232,21 @@ def _step(
 
 
 def _forward_kernel(single: bool, record: bool) -> Any:
-    """A kernel for one or any number of synapses, with or without records: the compiler needs
-    both facts to keep vectors in registers, which makes a factor of ten."""
+    """Compile a kernel for one or any number of synapses, with or without records.
+
+    The compiler needs both facts to keep vectors in registers; else the kernel is ten times slower.
+    """
 
     @kernel
     def run(
         x: Any, steps: int, first: int, last: int, neurons: int, count: int, max_spikes: float,
         coef: Any, state: Any, spikes: Any, vmem: Any, isyn: Any, starts: Any, streamed: bool,
     ) -> None:  # fmt: skip
-        """Neurons first..last of one batch item, each with `count` synapses.
+        """Run neurons first..last of one batch item, each with `count` synapses.
 
-        x (time * neuron * synapse) and the outputs flat; coef and state of these neurons' lane
-        groups, flat, LANES numbers a row; state changes to that after the last step. starts
-        (lane group, block, row * LANES) gets the state before every block, if it has blocks.
+        The input (time * neuron * synapse) and the outputs are flat. The arrays coef and state
+        belong to these neurons' lane groups, flat, LANES numbers a row; state is updated. The array
+        starts (lane group, block, row * LANES) gets the state before every block it has room for.
         """
         synapses = 1 if single else count
         states = (1 + synapses) * LANES
@@ -283,7 +284,7 @@ TILE = 2
 
 @part
 def _find_windows(coef: Any, groups: int, rows: int, window: Any) -> None:
-    """Per group of `rows` coefficients: 1 / threshold, and where the gradient's window opens."""
+    """Compute per lane group 1 / threshold, and the potential at which the window opens."""
     for g in range(groups):
         threshold = vload(coef, (g * rows + THRESHOLD) * LANES)
         vstore(window, 2 * g * LANES, vsplat(coef, 1.0) / threshold)
@@ -296,8 +297,7 @@ def _forward_step(
     x: Any, at: int, lanes: int, synapses: int, most: Any, coef: Any, g: int, state: Any, k: int,
     tape: Any, r: int, buffer: Any,
 ) -> None:  # fmt: skip
-    """One step of lane group `g`, the tile's k-th, writing down what the gradients need from row
-    `r` of the tape on."""
+    """Run one step of lane group `g`, the tile's k-th, with a tape from row `r` on."""
     c, s = g * (BETA + synapses), k * (1 + synapses)
     v, current = vload(state, s * LANES), vsplat(coef, 0.0)
     vstore(tape, (r + _BEFORE) * LANES, v)
@@ -325,7 +325,7 @@ def _backward_step(
     w = 1 inside the surrogate's window, else 0:
     h = gn - threshold l,  m = l + w q h,  gthreshold -= n l + w q^2 v h,  gbias += m,
     galpha += m v_prev,  and per synapse  e = gi + m,  gbeta += e (i_prev + x),  gx = beta e,
-    which is also the gradient of i_prev, as alpha m is that of v_prev.
+    which is also the gradient of i_prev; alpha m is the gradient of v_prev.
     """
     c, s = g * (BETA + synapses), g * (1 + synapses)
     threshold, later = vload(coef, (c + THRESHOLD) * LANES), vload(gstate, s * LANES)
@@ -360,7 +360,7 @@ def _tile(
     state: Any, tape: Any, gspikes: Any, gvmem: Any, gisyn: Any, gx: Any, streamed: bool,
     buffer: Any,
 ) -> None:  # fmt: skip
-    """Steps begin..end of lane groups g0..g1: forward from `state` with a tape, then backwards."""
+    """Run steps begin..end of lane groups g0..g1 forward with a tape, then backwards."""
     rows, width = _DRIVEN + synapses, g1 - g0
     for t in range(begin, end):
         for k in range(width):
@@ -383,9 +383,10 @@ def _adjoint_kernel(single: bool, recorded: bool) -> Any:
         coef: Any, gcoef: Any, starts: Any, gstate: Any, gspikes: Any, gvmem: Any, gisyn: Any,
         gx: Any, streamed: bool,
     ) -> None:  # fmt: skip
-        """Gradients for neurons first..last of one batch item; arguments as in the forward kernel.
+        """Compute gradients for neurons first..last; arguments as in the forward kernel.
 
-        gcoef is added to; gstate goes from the gradient of the last state to that of the first.
+        The kernel adds to gcoef. In gstate the gradient of the last state becomes the gradient of
+        the first.
         """
         synapses, most = 1 if single else count, vsplat(coef, max_spikes)
         groups, whole = -(-(last - first) // LANES), (last - first) // LANES if single else 0
@@ -421,7 +422,7 @@ STREAM_BYTES = 16 * 2**20
 
 
 def _flat(values: Tensor) -> NDArray[np.floating]:
-    """(batch, ..) -> (batch, the rest)."""
+    """Flatten (batch, ..) to (batch, values), as an array."""
     return values.detach().contiguous().flatten(1).numpy()
 
 
@@ -440,7 +441,7 @@ def _over_neurons(one: Callable[[int, slice, slice], None], batch: int, neurons:
 
 
 def starts_shape(batch: int, steps: int, neurons: int, synapses: int) -> tuple[int, ...]:
-    """Shape of the states before every block: (batch, lane group, block, row * LANES)."""
+    """Return the shape of the kept states: (batch, lane group, block, row * LANES)."""
     return batch, groups_of(neurons), -(-steps // BLOCK), (1 + synapses) * LANES
 
 
@@ -453,7 +454,7 @@ def _cpu(
     record: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Values of `reference`, and the states before every block if asked to keep them."""
+    """Compute the outputs of `reference`, and with `keep` the states before every block."""
     (batch, steps, _), neurons, synapses = x.shape, coef.shape[0], coef.shape[1] - BETA
     recorded = steps if record else 0
     spikes = empty((batch, steps, neurons), x)
@@ -479,8 +480,10 @@ def _cpu(
 
 
 def _is_streamed(out: Tensor) -> bool:
-    """Whether output (batch, time, row) goes past the caches: it is large, and every row starts at
-    a multiple of CACHE_LINE bytes."""
+    """Return True to store output (batch, time, row) past the caches.
+
+    The output must be large, and every row must start at a multiple of CACHE_LINE bytes.
+    """
     return out.nbytes >= STREAM_BYTES and out.shape[2] * out.element_size() % CACHE_LINE == 0
 
 
@@ -488,7 +491,6 @@ def _cpu_adjoint(
     device: Device, x: Tensor, coef: Tensor, starts: Tensor, max_spikes: float, record: bool,
     gspikes: Tensor, gvmem: Tensor, gisyn: Tensor, gstate: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of `forward` with respect to x, coef and state."""
     (batch, steps, _), neurons, synapses = x.shape, coef.shape[0], coef.shape[1] - BETA
     with training():
         gx = empty(tuple(x.shape), x)
@@ -512,10 +514,10 @@ def _cpu_adjoint(
 
 
 def check_finite(x: Tensor, coef: Tensor, before: Tensor, after: Tensor) -> None:
-    """Raise when a state went wrong, and say what did it.
+    """Raise if the state after the last step is not finite, naming the cause.
 
-    A synaptic current that meets a NaN or an infinity never comes back, so the state after the
-    last step tells of the whole input, at no cost.
+    A synaptic current that becomes NaN or infinite stays so. The last state therefore shows a
+    non-finite number anywhere in the input.
     """
     if bool(torch.isfinite(after).all()):
         return
@@ -599,8 +601,7 @@ def _gpu(
     device: Device, x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool,
     keep: bool,
 ) -> Kept:  # fmt: skip
-    """Numbers that are none are not looked for, which would mean to wait for the device: they stay
-    in the state and in what it drives."""
+    """Run on a GPU, without `check_finite`, which would wait for the device."""
     (batch, steps, _), count, synapses = x.shape, coef.shape[0], coef.shape[1] - BETA
     recorded, groups = steps if record else 0, groups_of(count)
     spikes, vmem = x.new_empty(batch, steps, count), x.new_empty(batch, recorded, count)
@@ -634,21 +635,14 @@ def _gpu_adjoint(
 
 
 def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:
-    """Shapes and dtypes that the kernel relies on; it does not check bounds."""
+    """Check shapes and dtypes; the kernel does not check bounds."""
     neurons, synapses = coef.shape[0], coef.shape[1] - NEURON_COEFS
     if x.ndim != 3 or x.shape[2] != neurons * synapses:
         raise ShapeError(
             f"expected input (batch, time, {neurons} neurons * {synapses} synapses), "
             f"got {tuple(x.shape)}"
         )
-    wanted = (x.shape[0], neurons, 1 + synapses)
-    if tuple(state.shape) != wanted:
-        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
-    if not x.dtype == coef.dtype == state.dtype or x.dtype not in (torch.float32, torch.float64):
-        raise ShapeError(
-            "input, coefficients and state must share one dtype, float32 or float64; got "
-            f"{x.dtype}, {coef.dtype}, {state.dtype}"
-        )
+    check_tensors(x, coef, state, (x.shape[0], neurons, 1 + synapses))
 
 
 def _fake(
@@ -689,10 +683,10 @@ def _call(
     kernel: Any, x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool = False,
     backend: str | None = None,
 ) -> Outputs:  # fmt: skip
-    """Integrate-and-fire neurons; arguments as in `reference`.
+    """Run integrate-and-fire neurons; arguments as in `reference`.
 
-    Input that is not finite raises on the CPU, except in a compiled plain loop, where values cannot
-    be looked at; on a GPU, which is not waited for, it stays in the state and what that drives.
+    Non-finite input raises on the CPU, except in a compiled plain loop. On a GPU there is no check,
+    and non-finite numbers stay in the state and the outputs.
     """
     _check(x, coef, state)
     if use_reference(x, backend):

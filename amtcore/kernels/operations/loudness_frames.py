@@ -1,18 +1,16 @@
-"""From samples to specific loudness, LANES frames of all ears at a time.
+"""Samples to specific loudness in one pass, LANES frames of all ears at a time.
 
     samples -> powers of components -> nodes -> level per ERB -> excitation -> specific loudness
 
-What lies between stays in the caches. Each step is that of its own operation, number by
-number, so the result is the same as that of the operations one after another.
-
-One signal at a time, on the caller's thread: blocks of signals go to threads already, see
-`models.frame_blocks`.
+Intermediate values stay in the caches. The parts of each operation are used unchanged, so the
+result has the same bits as the operations one after another. A call takes one signal on its own
+thread: `models.frame_blocks` already distributes signals to threads.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -51,14 +49,14 @@ from amtcore.kernels.vector.simd import (
 )
 from amtcore.kernels.vector.transpose import store_samples
 
-#: Sums of intensities beyond this are not computed here: what is left out of them might be no
-#: number.
+#: Limit of sums of intensities. Near float32's largest number, a source that is left out could hide
+#: an overflow.
 LARGEST = 1e37
 
 
 @part
 def _faintest(components: Any, count: int, limits: Any) -> Any:
-    """What components of LANES frames must be above: (strongest * a, at least b) * c."""
+    """Return the threshold for components of LANES frames: max(strongest * a, b) * c."""
     strongest = vload(components, 0)
     for i in range(1, count):
         strongest = vmax(strongest, vload(components, i * LANES))
@@ -68,7 +66,7 @@ def _faintest(components: Any, count: int, limits: Any) -> Any:
 
 @part
 def _is_too_much(sums: Any) -> bool:
-    """Whether the magnitudes of a frame's nodes add up to something strange."""
+    """Return True if the sum of a frame's magnitudes is NaN or above LARGEST."""
     total = vsplat(sums, 0.0)
     for at in range(0, len(sums), LANES):
         total = total + vload(sums, at)
@@ -79,10 +77,10 @@ def _is_too_much(sums: Any) -> bool:
 def _store_law(
     levels: Any, channels: int, frames: int, law: Any, high: Any, out: Any, to: int, pitch: int
 ) -> None:
-    """Flat (frame, channel) in dB -> specific loudness in rows of `pitch` numbers from `to` on."""
+    """Store specific loudness of flat (frame, channel) in dB, in rows of `pitch` numbers."""
     for frame in range(frames):
         for at in range(0, channels, LANES):
-            # The last vector of a row begins earlier, where it would reach beyond it.
+            # The last vector of a row begins earlier, to end with the row.
             place = min(at, channels - LANES)
             level = vload(levels, frame * channels + place)
             vstore(out, to + frame * pitch + place, specific(level, law, channels, place, high))
@@ -95,12 +93,10 @@ def _run_ears(
     away: Any, line: Any, before: Any, share: Any, upper_blocks: Any, law: Any, high: Any,
     frames: int, out: Any, pitch: int,
 ) -> bool:  # fmt: skip
-    """One signal, (ear, sample) -> rows of `pitch` numbers, ear beside ear; true where it is left
-    to the families' own kernels, as sums are no numbers.
+    """Compute `frames` rows of `pitch` numbers of one signal (ear, sample), ear beside ear.
 
-    Args:
-        limits: See `_faintest`.
-        frames: That are wanted; rows of all ears lie beside each other.
+    Returns True without a result if `_is_too_much`; the caller then runs the single operations.
+    `limits` is as in `_faintest`.
     """
     ears, channels, groups = x.shape[0], away.shape[0], -(-sources // GROUP)
     work, size = room(columns, x), components * LANES
@@ -143,75 +139,42 @@ def _run_ears(
     return False
 
 
-class Frames(NamedTuple):
-    """How samples become specific loudness.
+class LoudnessKernel:
+    """The kernel from samples to specific loudness, with its float32 constants.
 
     Args:
-        factors: Of the spectra.
-        limits: (3,), what components must be above: (strongest a, at least b) c.
-        starts: Of every group of components its first, and the end of the last; int64.
+        factors: Transforms of the spectra.
+        limits: (3,), a, b and c of the threshold max(strongest a, b) c of components.
+        starts: First component of every group, and the end of the last group; int64.
         weights: (component, NODES).
-        level_blocks: Of the weights of levels, as `excitation.blocks_of` has them.
-        places: Levels.
-        tables: Of the excitation patterns.
+        level_blocks: Weights of levels from `excitation.blocks_of`.
+        places: Number of levels.
+        tables: Constants of the excitation patterns, of LANES channels or more.
         law: Rows of `specific_loudness.law_rows`.
-        high: Of the law at very high levels: divisor and exponent.
+        high: Divisor and exponent of the law at very high levels.
     """
 
-    factors: Factors
-    limits: Tensor
-    starts: Tensor
-    weights: Tensor
-    level_blocks: Tensor
-    places: int
-    tables: Tables
-    law: Tensor
-    high: tuple[float, float]
-
-
-class Prepared:
-    """The same as the kernel takes them.
-
-    Args:
-        frames: Of the models, float32; LANES channels or more.
-    """
-
-    def __init__(self, frames: Frames) -> None:
-        basis, values, plan = (table.numpy() for table in frames.factors)
-        self._reach, self._hop = int(plan[:, REACH].max()), basis.shape[1]
+    def __init__(
+        self, factors: Factors, limits: Tensor, starts: Tensor, weights: Tensor,
+        level_blocks: Tensor, places: int, tables: Tables, law: Tensor, high: tuple[float, float],
+    ) -> None:  # fmt: skip
+        basis, values, plan = (table.numpy() for table in factors)
         columns = int((plan[:, REACH] * (plan[:, EVEN] + plan[:, ODD])).max()) + SIDE
-        tables = frames.tables
         self.channels, sources = tables.away.shape
-        log_divisor, exponent = math.log(frames.high[0]), frames.high[1]
-        components = int(frames.starts[-1])
-        self._of_spectra = (self._reach, basis, values, plan, columns, components)
-        self._of_levels = (
-            frames.limits.numpy(), frames.starts.numpy(), frames.weights.numpy().ravel(), sources,
-            frames.level_blocks.numpy(), frames.places,
+        rows = (tables.away, tables.line, tables.before, tables.share, tables.blocks, law)
+        *patterns, law_rows = (table.contiguous().numpy() for table in rows)
+        self._constants = (
+            int(plan[:, REACH].max()), basis, values, plan, columns, int(starts[-1]),
+            limits.numpy(), starts.numpy(), weights.numpy().ravel(), sources, level_blocks.numpy(),
+            places, *patterns, law_rows.ravel(), np.array([math.log(high[0]), high[1]]),
         )  # fmt: skip
-        self._of_patterns = tuple(
-            table.contiguous().numpy()
-            for table in (
-                tables.away, tables.line, tables.before, tables.share, tables.blocks, frames.law
-            )
-        )  # fmt: skip
-        self._law = self._of_patterns[-1].ravel(), np.array([log_divisor, exponent])
-
-    def n_frames(self, samples: int) -> int:
-        """Frames whose windows lie wholly in so many samples."""
-        return samples // self._hop - 2 * self._reach + 1
 
     def specific(self, x: Tensor, rows: Tensor) -> bool:
-        """Specific loudness of one signal.
+        """Write specific loudness of one signal (ear, sample) to rows (frame, ear channel or more).
 
-        Args:
-            x: (ear, sample).
-            rows: (frame, ear channel or more), where it goes, as many frames as are wanted.
-        Returns:
-            Whether that worked; false where samples are not finite, or their powers.
+        Returns False without a result if samples or their powers are not finite.
         """
         out = rows.numpy()
         return not _run_ears(
-            x.contiguous().numpy(), *self._of_spectra, *self._of_levels, *self._of_patterns[:-1],
-            *self._law, len(out), out.reshape(-1), out.shape[1],
-        )  # fmt: skip
+            x.contiguous().numpy(), *self._constants, len(out), out.reshape(-1), out.shape[1]
+        )

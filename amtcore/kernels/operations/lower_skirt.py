@@ -5,14 +5,12 @@
 r is the slope of the filter per Hz at the reference level and s the factor by which the level at
 the component changes it. Components above the centre have a fixed slope: a matrix product.
 
-The kernel takes LANES components at a time. Components of zero intensity are left out first, so
-quiet frames cost little. Both frequency axes ascend: the components below a filter's centre are a
-prefix, and only the last vector of a prefix holds some that are not (their distance is negative,
-they get no weight), so that the others need not ask. A frame's sums have a fixed order, whatever
-its neighbours.
+The kernel takes LANES components at a time, after dropping components of zero intensity. Both
+frequency axes ascend, so the components below a filter's centre are a prefix. Only the last vector
+of the prefix can hold other components, which get no weight. A frame's sums have a fixed order.
 
-Components of zero intensity get no gradient from the kernel: they were dropped by a rule on levels,
-and no small change of theirs brings them back.
+Components of zero intensity get no gradient from the kernel: a rule on levels dropped them, and no
+small change of their level brings them back.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 def reference(
     intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor
 ) -> Tensor:
-    """Excitation of every filter by the components below its centre.
+    """Return the excitation of every filter by the components below its centre.
 
     Args:
         intensity: (frame, component), 0 for a component that is not there.
@@ -70,10 +68,9 @@ def reference(
 def _plain_gradients(
     intensity: Tensor, slope: Tensor, gout: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of intensity, slope and rate, as automatic differentiation of the above has them.
+    """Return the gradients of intensity, slope and rate for `gout` (frame, filter).
 
-    Args:
-        gout: (frame, filter), the gradient of the excitation; the others as above.
+    The values agree with automatic differentiation of `reference`.
     """
     distance = fc_hz[:, None] - f_hz
     away = rate[:, None] * distance
@@ -92,10 +89,9 @@ def _plain_gradients(
 
 @part
 def _present(intensity: Any, slope: Any, f_hz: Any, where: Any, i: Any, s: Any, f: Any) -> int:
-    """Put the components that are there side by side; returns how many.
+    """Gather the components of nonzero intensity, and their indices in `where`; return the count.
 
-    `where` gets their places. The rest of the last vector is filled with silence at a high
-    frequency.
+    The last vector is padded with silence at a high frequency.
     """
     count = 0
     for j in range(f_hz.shape[0]):
@@ -168,7 +164,7 @@ def _skirts_adjoint(
 def _run_lower_skirt(
     intensity: Any, slope: Any, rate: Any, fc_hz: Any, f_hz: Any, out: Any
 ) -> None:
-    """Excitation of a few frames: (frame, component) twice -> out (frame, filter)."""
+    """Compute the excitation of a few frames: (frame, component) twice -> out (frame, filter)."""
     room = f_hz.shape[0] + LANES
     where = np.empty(room, np.int64)
     i, s, f = aligned(room, intensity), aligned(room, intensity), aligned(room, intensity)
@@ -182,7 +178,7 @@ def _run_lower_skirt_adjoint(
     intensity: Any, slope: Any, rate: Any, fc_hz: Any, f_hz: Any, gout: Any, gintensity: Any,
     gslope: Any, grate: Any,
 ) -> None:  # fmt: skip
-    """Gradients of a few frames; components that are not there get none."""
+    """Compute the gradients of a few frames; components of zero intensity get none."""
     room = f_hz.shape[0] + LANES
     where = np.empty(room, np.int64)
     i, s, f = aligned(room, intensity), aligned(room, intensity), aligned(room, intensity)
@@ -200,7 +196,8 @@ def _run_lower_skirt_adjoint(
             gslope[n, where[j]] = gs[j]
 
 
-#: Frames of one work item; without gradients, which gather by item, larger ones cost less.
+#: Frames of one work item. Gradients of rates are summed by item; without them large items are
+#: faster.
 ITEM_FRAMES, _FORWARD_FRAMES = 16, 64
 
 
@@ -209,8 +206,10 @@ def _arrays(*tensors: Tensor) -> tuple[NDArray[Any], ...]:
 
 
 def _strange(levels: NDArray[Any], slopes: NDArray[Any], rates: NDArray[Any]) -> NDArray[Any]:
-    """Indices of the frames that hold something else than finite numbers: the kernel, which looks
-    at what is there only, would pass over it. They are left to the plain way."""
+    """Return the indices of frames with non-finite numbers, which the plain form computes.
+
+    The kernel skips components and could miss such a number.
+    """
     with np.errstate(all="ignore"):
         sums = levels.sum() + slopes.sum() + rates.sum()
     if np.isfinite(sums):
@@ -299,8 +298,7 @@ def _gpu_present(
     intensity: Any, slope: Any, f_hz: Any, components: int, fine: bool, where: Any, i: Any, s: Any,
     f: Any,
 ) -> int:  # fmt: skip
-    """As the processor's: silent components are left out, but not where a number that is none
-    would make one of the sums it is part of."""
+    """Gather components like `_present`, but keep silent ones if NaN could reach a sum."""
     count = 0
     for j in range(components):
         silent = intensity[j] == 0 and _is_finite(intensity[j]) and _is_finite(slope[j])
@@ -318,7 +316,7 @@ def gpu_item(
     item: int, frames: int, components: int, filters: int, intensity: Any, slope: Any, rate: Any,
     fc_hz: Any, f_hz: Any, out: Any, size: int, room: Any,
 ) -> None:  # fmt: skip
-    """ITEM_FRAMES frames on a GPU; room: 4 rows of `size` numbers."""
+    """Compute ITEM_FRAMES frames on a GPU; `room` has 4 rows of `size` numbers."""
     where, i, s, f = room, room[size:], room[2 * size :], room[3 * size :]
     rate, fc_hz = rate[:filters], fc_hz[:filters]
     fine = _all_finite(rate, filters)
@@ -334,7 +332,7 @@ def gpu_adjoint_item(
     fc_hz: Any, f_hz: Any, gout: Any, gintensity: Any, gslope: Any, grate: Any, size: int,
     room: Any,
 ) -> None:  # fmt: skip
-    """Their gradients, those of the rates by item; room: 6 rows of `size` numbers."""
+    """Compute gradients of ITEM_FRAMES frames on a GPU; `room` has 6 rows of `size` numbers."""
     where, i, s, f = room, room[size:], room[2 * size :], room[3 * size :]
     gi, gs = room[4 * size :], room[5 * size :]
     rate, fc_hz = rate[:filters], fc_hz[:filters]
@@ -380,7 +378,7 @@ def _gpu_adjoint(
 
 
 def _check(intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor) -> None:
-    """Shapes and dtypes that the kernel relies on; it does not check bounds."""
+    """Check shapes and dtypes; the kernel does not check bounds."""
     components = (intensity.shape[0], f_hz.shape[0])
     if tuple(intensity.shape) != components or tuple(slope.shape) != components:
         raise ShapeError(

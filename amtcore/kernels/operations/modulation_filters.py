@@ -1,7 +1,7 @@
 """The filters that end a chain, several of them per channel.
 
-A bank holds one row a filter: kind, first coefficient row, first state row, and the state row of
-its frame statistic. Filters read one block and write another.
+A filter bank's table has a row for each filter: kind, first coefficient row, first state row, and
+the state row of its frame statistic. A filter reads one block and writes another:
 
     forward  (row, x, y, n, coef, state)
     adjoint  (row, x, gy, gx, n, coef, gcoef, state, gstate, scratch); `gx` is added to
@@ -174,11 +174,8 @@ def modulation_adjoint(
 class BankFilter:
     """One kind of filter.
 
-    Args:
-        name: What it is.
-        forward: Its compiled function, see the module.
-        adjoint: The compiled function of its gradients.
-        taped: Rows of scratch a sample that the adjoint writes down.
+    `forward` and `adjoint` are parts with the signatures above. `taped` is the number of scratch
+    rows a sample that the adjoint needs.
     """
 
     name: str
@@ -255,8 +252,11 @@ def _two_sections_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
 ) -> None:  # fmt: skip
-    """`state` is left as it is; a section's adjoint needs the first half of the scratch, the signal
-    between the sections and its gradient are in the other."""
+    """Run both adjoints; `state` is unchanged.
+
+    A section's adjoint uses the first half of the scratch. The second half holds the signal between
+    the sections and its gradient.
+    """
     c, s = row[1], row[2]
     middle = scratch[2 * n * LANES : 3 * n * LANES]
     g_middle = scratch[3 * n * LANES : 4 * n * LANES]
@@ -285,12 +285,12 @@ FILTERS: dict[int, BankFilter] = {
 
 
 def filter_states(coefs: int) -> int:
-    """State values of a bank's filter with so many coefficients."""
+    """Return the number of state values of a filter with `coefs` coefficients."""
     return coefs // FILTER_COEFS * FILTER_STATES
 
 
 def get_filter(kind: int) -> BankFilter:
-    """A kind of filter by its code; raises where there is none."""
+    """Return a kind of filter by its code; raise if there is none."""
     if kind not in FILTERS:
         known = ", ".join(f"{kind} {each.name}" for kind, each in FILTERS.items())
         raise ParameterError(f"a bank has no filter of kind {kind}: expected one of {known}")

@@ -4,11 +4,11 @@
                           z_k[t] = p z_k[t-1] + z_{k-1}[t]
     pole-zero gammatone:  z_k[t] = p z_k[t-1] + y_{k-1}[t],  y_k[t] = g Re z_k[t],  y_0 = x
 
-The polynomial (direct) form of the same filters loses digits because an n-fold pole splits under
-rounding. Taking the real part in between gives each section a zero at Re p.
+The polynomial (direct) form of these filters loses digits, because rounding splits an n-fold pole.
+Taking the real part between sections gives each section a zero at Re p.
 
-A block is flat, sample after sample, LANES numbers each. One pass per section keeps the section's
-state in registers; the block stays in the first-level cache between passes.
+A block is flat, sample after sample, LANES numbers each. Each pass over the block runs one section
+with its state in registers; the block stays in the first-level cache.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ def one_pole_cascade(
 
 
 def turned(p_re: Tensor, p_im: Tensor, z: Tensor) -> Tensor:
-    """p z, real and imaginary parts on the last axis: torch's own complex numbers make NaN of both
-    parts where one is infinite."""
+    """Return p z, with real and imaginary parts on the last axis.
+
+    A product of torch's complex numbers is NaN in both parts if one part is infinite.
+    """
     re, im = z.unbind(-1)
     return torch.stack((p_re * re - p_im * im, p_re * im + p_im * re), -1)
 
@@ -63,8 +65,7 @@ def turned(p_re: Tensor, p_im: Tensor, z: Tensor) -> Tensor:
 def pole_zero_cascade(
     x: Tensor, coef: Tensor, state: Tensor, argument: int
 ) -> tuple[Tensor, Tensor]:
-    """Run the cascade whose sections pass on their real parts; arguments as above, the gain being
-    that of one section."""
+    """Run the pole-zero cascade; arguments as above, with the gain of one section."""
     p_re, p_im, gain = coef.unbind(-1)
     z = list(state.unflatten(-1, (argument, 2)).unbind(-2))
     samples = []
@@ -78,13 +79,13 @@ def pole_zero_cascade(
 
 
 def with_real(z: Tensor, value: Tensor) -> Tensor:
-    """z + value of a real value."""
+    """Return z + value for a real value."""
     return torch.stack((z[..., 0] + value, z[..., 1]), -1)
 
 
 @part
 def _turn(p_re: Any, p_im: Any, z_re: Any, z_im: Any, x_re: Any, x_im: Any) -> Any:
-    """p z + x of complex numbers."""
+    """Return p z + x of complex numbers."""
     minus_p_im = vsplat(p_im, 0.0) - p_im
     new_re = fma(p_re, z_re, fma(minus_p_im, z_im, x_re))
     return new_re, fma(p_re, z_im, fma(p_im, z_re, x_im))

@@ -4,11 +4,11 @@
     E[m, r], O[m, r] = a[r, c + m] +- a[r, c - 1 - m]             about the instant of a frame
     E', O' = V E, W O;   power of component k = (P[k] . E')^2 + (Q[k] . O')^2
 
-Basis functions are even or odd about the middle of a block: the block before an instant, reversed,
-has the same coefficients, those of odd functions negative (E and O change places).
+Basis functions are even or odd about the middle of a block. A reversed block therefore has the
+coefficients of the block, with the sign changed for odd functions: E and O change places.
 
-The kernel computes numbers alone: float32 on the CPU, without gradients. Elsewhere the plain form
-runs; it has gradients.
+The kernel computes float32 on the CPU without gradients. The plain form has gradients and runs
+everywhere else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
-from amtcore.kernels.vector.frames import new_rows
+from amtcore.kernels.vector.frames import ITEM_FRAMES, new_rows
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
@@ -34,22 +34,21 @@ from amtcore.kernels.vector.simd import (
 from amtcore.kernels.vector.threads import parallel_for
 from amtcore.kernels.vector.transpose import transpose
 
-#: Columns of a plan, a row for every group of components: blocks of half a window, its first basis
-#: function, how many are even and how many odd, how many rows V and W have (0: there are none),
-#: where factors begin, first component, components.
+#: Columns of a plan, which has a row for every group of components. They are: blocks of half a
+#: window, first basis function, even functions, odd functions, rows of V and W (or 0), start of the
+#: factors, first component, and number of components.
 REACH, FIRST, EVEN, ODD, RANK, AT, COMPONENT, COUNT = range(8)
-#: Rows of factors lie side by side so many at a time, of P (or V) and then of Q (or W); missing
-#: ones are 0.
+#: Rows of P (or V) that lie side by side in memory, followed by as many of Q (or W), padded with 0.
 SIDE = 4
 
 
 class Factors(NamedTuple):
-    """Transforms of all windows.
+    """Factors of the transforms of all windows.
 
     Args:
         basis: (function, sample of a block), whole multiples of SIDE functions.
-        values: Flat: of every group V and W, then P and Q, as (SIDE rows, column, 2 SIDE).
-        plan: (group, 8), int64, groups of a window beside each other.
+        values: V and W, then P and Q of every group, flat, as (SIDE rows, column, 2 SIDE).
+        plan: (group, 8), int64; groups of a window beside each other.
     """
 
     basis: Tensor
@@ -58,7 +57,7 @@ class Factors(NamedTuple):
 
 
 def _rows(values: Tensor, at: int, rows: int, columns: int) -> tuple[Tensor, Tensor, int]:
-    """Two matrices (row, column) from `at` on, and where they end."""
+    """Return the two matrices (row, column) at `at`, and the place after them."""
     sides = -(-rows // SIDE)
     end = at + sides * columns * 2 * SIDE
     both = values[at:end].view(sides, columns, 2, SIDE).permute(2, 0, 3, 1).flatten(1, 2)
@@ -66,8 +65,10 @@ def _rows(values: Tensor, at: int, rows: int, columns: int) -> tuple[Tensor, Ten
 
 
 def reference(x: Tensor, factors: Factors) -> Tensor:
-    """(row, sample) -> (row, frame, component); the first frame's instant is as many blocks from
-    the start as the longest half window has."""
+    """Return powers: (row, sample) -> (row, frame, component).
+
+    The first frame is the first whose longest window lies inside the signal.
+    """
     hop, reach = factors.basis.shape[1], int(factors.plan[:, REACH].max())
     blocks = x[:, : x.shape[1] // hop * hop].unflatten(1, (-1, hop)) @ factors.basis.T
     frames, made = blocks.shape[1] - 2 * reach + 1, []
@@ -91,7 +92,7 @@ def reference(x: Tensor, factors: Factors) -> Tensor:
 
 @part
 def _coefficients(blocks: Any, pitch: int, basis: Any, made: Any) -> None:
-    """Flat (sample, block) of rows of `pitch` blocks -> flat (function, block)."""
+    """Multiply flat (sample, block), in rows of `pitch` blocks, to flat (function, block)."""
     functions, hop = basis.shape
     flat, zero = basis.reshape(-1), vsplat(blocks, 0.0)
     for r in range(0, functions, SIDE):
@@ -114,7 +115,7 @@ def _coefficients(blocks: Any, pitch: int, basis: Any, made: Any) -> None:
 def _fold(
     made: Any, pitch: int, instant: int, reach: int, first: int, even: int, odd: int, e: Any, o: Any
 ) -> None:
-    """E and O of LANES frames: what lies alike and what lies unlike about their instants."""
+    """Compute E and O of LANES frames: even and odd parts about their instants."""
     place = 0
     for m in range(reach):
         for r in range(even + odd):
@@ -134,7 +135,7 @@ def _fold(
 def _products(
     e: Any, o: Any, columns: int, values: Any, at: int, of_e: Any, of_o: Any, to: int
 ) -> None:
-    """SIDE rows of factors times E, and SIDE others times O."""
+    """Multiply SIDE rows of P (or V) with E, and SIDE rows of Q (or W) with O."""
     begin = at
     for lane in range(0, LANES, narrow_lanes()):
         at, zero = begin, vsplat(vload_narrow(e, 0), 0.0)
@@ -170,7 +171,7 @@ def _powers_of_group(
     e: Any, o: Any, columns: int, count: int, values: Any, at: int, real: Any, imaginary: Any,
     out: Any, to: int, pitch: int,
 ) -> None:  # fmt: skip
-    """Rows of `out` for a group of components."""
+    """Write the powers of a group of components to rows of `out`."""
     for k in range(0, count, SIDE):
         _products(e, o, columns, values, at, real, imaginary, 0)
         at += 2 * SIDE * columns
@@ -181,7 +182,7 @@ def _powers_of_group(
 
 @part
 def room(columns: int, like: Any) -> Any:
-    """What `powers_of_frames` works in: E and O, what takes their places, and SIDE rows of each."""
+    """Allocate scratch for `powers_of_frames`: E and O, E' and O', and SIDE rows of products."""
     size, side = columns * LANES, SIDE * LANES
     return (
         aligned(size, like), aligned(size, like), aligned(size, like), aligned(size, like),
@@ -191,14 +192,14 @@ def room(columns: int, like: Any) -> Any:
 
 @part
 def blocks_of(frames: int, reach: int) -> int:
-    """Blocks that some frames reach, whole vectors of them."""
+    """Return the number of blocks under the windows of `frames` frames, in whole vectors."""
     count = frames + 2 * reach
     return count + -count % LANES
 
 
 @part
 def coefficients_of(x: Any, begin: int, count: int, basis: Any, made: Any) -> None:
-    """Of `count` blocks of a signal from `begin` on, flat (function, block)."""
+    """Compute coefficients of `count` blocks from block `begin` on, flat (function, block)."""
     hop = basis.shape[1]
     blocks, known = aligned(count * hop, x), min(len(x) // hop - begin, count)
     transpose(x, begin * hop, hop, known, hop, blocks, count, count)
@@ -210,13 +211,10 @@ def powers_of_frames(
     made: Any, count: int, instant: int, values: Any, plan: Any, work: Any, out: Any, to: int,
     pitch: int,
 ) -> None:  # fmt: skip
-    """Of LANES frames.
+    """Compute powers of LANES frames, from `count` blocks of coefficients in `made`.
 
-    Args:
-        made: Of `coefficients_of`, as count.
-        instant: Block of these that begins at the instant of the first frame.
-        work: Of `room`.
-        out: Flat (component, frame) of rows of `pitch` frames; the first frame goes to `to`.
+    Block `instant` begins at the instant of the first frame; `work` comes from `room`. The output
+    is flat (component, frame), in rows of `pitch` frames; the first frame goes to `to`.
     """
     e, o, fewer_e, fewer_o, real, imaginary = work
     folded = -1
@@ -246,13 +244,10 @@ def _run_powers(
     x: Any, begin: int, end: int, reach: int, basis: Any, values: Any, plan: Any, columns: int,
     out: Any, to: int, pitch: int,
 ) -> None:  # fmt: skip
-    """Of one signal, for some frames, LANES at a time.
+    """Compute powers of frames begin..end of a signal `x`, LANES at a time.
 
-    Args:
-        x: Its samples; those beyond its last block are not looked at.
-        reach: Blocks from the start to the instant of frame 0.
-        columns: Of E at most.
-        out: Flat (component, frame) of rows of `pitch` frames; frame `begin` goes to `to`.
+    `reach` is the number of blocks before the instant of frame 0; E has at most `columns` columns.
+    `out` is flat (component, frame), in rows of `pitch` frames; frame `begin` goes to `to`.
     """
     work = room(columns, x)
     count = blocks_of(end - begin, reach)
@@ -262,23 +257,18 @@ def _run_powers(
         powers_of_frames(made, count, frame + reach, values, plan, work, out, to + frame, pitch)
 
 
-#: Frames of one work item.
-_ITEM_FRAMES = 128
-
-
 def _cpu(device: Device, x: Tensor, tables: Factors, components: int, frames: int) -> Tensor:
-    """A component's frames lie together."""
     leading, x = x.shape[:-1], x.detach().flatten(0, -2)
     basis, values, plan = (table.numpy() for table in tables)
     reach, rows = int(plan[:, REACH].max()), x.contiguous().numpy()
     columns = int((plan[:, REACH] * (plan[:, EVEN] + plan[:, ODD])).max()) + SIDE
     padded = frames + -frames % LANES
-    parts, every = -(-padded // _ITEM_FRAMES), len(rows) * padded
+    parts, every = -(-padded // ITEM_FRAMES), len(rows) * padded
     out, pitch, made = new_rows(components, every)
 
     def one(item: int) -> None:
-        row, begin = item // parts, item % parts * _ITEM_FRAMES
-        end = min(begin + _ITEM_FRAMES, padded)
+        row, begin = item // parts, item % parts * ITEM_FRAMES
+        end = min(begin + ITEM_FRAMES, padded)
         _run_powers(
             rows[row], begin, end, reach, basis, values, plan, columns, out,
             row * padded + begin, pitch,

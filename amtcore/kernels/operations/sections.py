@@ -7,8 +7,8 @@ of VA Filter Design, 2018, section 4.4): with g = tan(pi f/fs), k = 1/Q and two 
     v3 = x - i2,  band = a1 i1 + a2 v3,  low = i2 + a2 i1 + a3 v3
     i1 = 2 band - i1,  i2 = 2 low - i2,  y = m0 x + m1 band + m2 low
 
-It is the same filter as b, a, but its coefficients keep their digits at 2 Hz and 44.1 kHz, where
-1 + a1 + a2 is 1e-7 and float32 direct-form coefficients are noise.
+This filter equals the direct form b, a. Its coefficients keep their digits at 2 Hz and 44.1 kHz,
+where 1 + a1 + a2 is 1e-7 and float32 direct-form coefficients are noise.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Components to nodes, and excitation to specific loudness.
 
-For their meaning see `amtcore.stages.component_nodes` and `amtcore.stages.specific_loudness`.
+For the model see `amtcore.stages.component_nodes` and `amtcore.stages.specific_loudness`.
 
-The kernels take LANES frames or channels at a time. A frame's nodes and a channel's loudness do not
-depend on what is beside them.
-
-The kernel computes numbers alone: float32 on the CPU, without gradients. Elsewhere the plain form
-runs; it has gradients.
+The kernels take LANES frames or channels at a time, which do not affect each other. They compute
+float32 on the CPU without gradients. The plain form has gradients and runs everywhere else.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from torch import Tensor
 
 from amtcore.kernels.operation import Device, RowOperation
 from amtcore.kernels.vector.elementary import vexp, vlog
-from amtcore.kernels.vector.frames import new_rows
+from amtcore.kernels.vector.frames import ITEM_FRAMES, new_rows, over_frames
 from amtcore.kernels.vector.frames import rows_of as frame_rows_of
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.simd import (
@@ -95,7 +92,7 @@ _EXPM1 = tuple(float(1.0 / np.prod(np.arange(1.0, n + 1.0))) for n in range(2, 1
 
 @part
 def _above(intensity: Any, at: int, least: Any) -> Any:
-    """The intensities of one component that lie above the least; NaN stays."""
+    """Return the intensities of one component above the limit, else 0; NaN stays NaN."""
     value = vload(intensity, at)
     return where_greater_or_nan(value, least, value, vsplat(value, 0.0))
 
@@ -105,7 +102,7 @@ def nodes(
     intensity: Any, pitch: int, begin: int, least: Any, starts: Any, weights: Any, out: Any,
     out_pitch: int,
 ) -> None:  # fmt: skip
-    """Nodes of LANES frames from `begin` on: flat rows of all frames to rows of all frames."""
+    """Compute nodes of LANES frames from `begin` on, between flat rows of all frames."""
     limit, place = vload(least, begin), begin
     for group in range(len(starts) - 1):
         first, last = starts[group], starts[group + 1]
@@ -129,8 +126,7 @@ def nodes(
 
 @part
 def _log1p(value: Any) -> Any:
-    """log(1 + value) for values from 0 on: what rounding took from the sum is put back by a
-    ratio."""
+    """Return log(1 + value) for values from 0 on; a ratio corrects the rounding of the sum."""
     one = vsplat(value, 1.0)
     total = one + value
     left = total - one
@@ -155,12 +151,12 @@ def _expm1(value: Any) -> Any:
 
 @part
 def specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
-    """Specific loudness of LANES channels from `at` on.
+    """Return specific loudness of LANES channels from `at` on.
 
     Args:
         level_db: Excitations, a vector.
-        law: Flat rows of `channels`, see `law_rows`.
-        high: Of the law at very high levels: log of the divisor, and exponent.
+        law: Flat rows of `channels` numbers, see `law_rows`.
+        high: Log of the divisor, and exponent, of the law at very high levels.
     """
     log_e = level_db * vsplat(level_db, PER_DB)
     e = vexp(log_e)
@@ -181,36 +177,32 @@ def _run_nodes(
     intensity: Any, pitch: int, begin: int, end: int, least: Any, starts: Any, weights: Any,
     out: Any, out_pitch: int,
 ) -> None:  # fmt: skip
-    """Flat (component, frame) -> flat (node, frame), for some frames, LANES at a time."""
+    """Compute nodes of frames begin..end: flat (component, frame) -> flat (node, frame)."""
     for first in range(begin, end, LANES):
         nodes(intensity, pitch, first, least, starts, weights, out, out_pitch)
 
 
 @kernel
 def _run_law(level_db: Any, channels: int, law: Any, high: Any, out: Any) -> None:
-    """Flat (frame, channel), LANES channels or more."""
+    """Apply the law to flat (frame, channel) of LANES channels or more."""
     for row in range(0, len(level_db), channels):
         for at in range(0, channels, LANES):
-            # The last vector of a row begins earlier, where it would reach beyond it.
+            # The last vector of a row begins earlier, to end with the row.
             place = min(at, channels - LANES)
             level = vload(level_db, row + place)
             vstore(out, row + place, specific(level, law, channels, place, high))
 
 
-#: Frames of one work item.
-_ITEM_FRAMES = 128
-
-
 def _cpu_nodes(
     device: Device, intensity: Tensor, least: Tensor, starts: Tensor, weights: Tensor, count: int
 ) -> Tensor:
-    """Components above the least of their frame at the nodes of their groups.
+    """Replace components above the least of their frame by the nodes of their groups.
 
     Args:
-        intensity: (.., component); quickest where a component's frames lie together.
+        intensity: (.., component); fastest if a component's frames lie together.
         least: (.., 1).
-        starts: Of every group its first component, and the end of the last; int64.
-        weights: (component, NODES), those of groups of more components than NODES.
+        starts: First component of every group, and the end of the last group; int64.
+        weights: (component, NODES), used for groups of more components than NODES.
         count: Nodes of all groups.
     Returns:
         (.., node); a node's frames lie together.
@@ -220,16 +212,14 @@ def _cpu_nodes(
     intensity = intensity.detach().flatten(0, -2)
     frames = len(intensity)
     rows, pitch = frame_rows_of(intensity)
-    padded = frames + -frames % LANES
-    limits = torch.nn.functional.pad(least, (0, padded - frames)).contiguous().numpy()
+    limits = torch.nn.functional.pad(least, (0, -frames % LANES)).contiguous().numpy()
     groups, of_groups = starts.numpy(), weights.numpy().ravel()
     out, out_pitch, made = new_rows(count, frames)
 
-    def one(item: int) -> None:
-        begin, end = item * _ITEM_FRAMES, min((item + 1) * _ITEM_FRAMES, padded)
+    def one(begin: int, end: int) -> None:
         _run_nodes(rows, pitch, begin, end, limits, groups, of_groups, out, out_pitch)
 
-    parallel_for(one, -(-padded // _ITEM_FRAMES))
+    over_frames(one, frames)
     return made.unflatten(0, leading)
 
 
@@ -242,7 +232,7 @@ def _cpu_law(
     levels = torch.nn.functional.pad(level_db, (0, missing)).contiguous().numpy()
     law = torch.nn.functional.pad(rows, (0, missing), value=1.0).contiguous().numpy().ravel()
     out, high = np.empty_like(levels), np.array([math.log(high_divisor), high_exponent])
-    flat, made, size = levels.reshape(-1), out.reshape(-1), _ITEM_FRAMES * (channels + missing)
+    flat, made, size = levels.reshape(-1), out.reshape(-1), ITEM_FRAMES * (channels + missing)
 
     def one(item: int) -> None:
         part = slice(item * size, (item + 1) * size)

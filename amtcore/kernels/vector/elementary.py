@@ -1,6 +1,6 @@
-"""exp and log of a vector, by polynomials: the processor has no instruction for them.
+"""exp and log of a vector by polynomials, as the processor has no instruction for them.
 
-What is not a number stays so, as in the plain loops; bounds of error are beside the series.
+NaN stays NaN, as in the plain loops. Error bounds are beside the series.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core.typing import signature
 from numba.extending import intrinsic, overload
 
 from amtcore.kernels.vector.jit import part
@@ -54,7 +53,7 @@ def _power_of_two(typing: Any, exponent: Any) -> Any:
         bits = builder.shl(bits, _full(integers, shift))
         return builder.bitcast(bits, args[0].type)
 
-    return signature(exponent, exponent), codegen
+    return exponent(exponent), codegen
 
 
 _LARGEST_32, _LARGEST_64 = (float(np.finfo(kind).max) for kind in (np.float32, np.float64))
@@ -144,7 +143,7 @@ def _exponent(typing: Any, value: Any) -> Any:
         bits = builder.sub(builder.bitcast(args[0], integers), root)
         return builder.sitofp(builder.ashr(bits, shift), args[0].type)
 
-    return signature(value, value), codegen
+    return value(value), codegen
 
 
 @intrinsic
@@ -156,7 +155,7 @@ def _mantissa(typing: Any, value: Any) -> Any:
         bits = builder.and_(builder.sub(builder.bitcast(args[0], integers), root), mask)
         return builder.bitcast(builder.add(bits, root), args[0].type)
 
-    return signature(value, value), codegen
+    return value(value), codegen
 
 
 def _log_body(value, k, s):  # type: ignore[no-untyped-def]
@@ -217,7 +216,7 @@ def _scaled(typing: Any, number: Any, shifted: Any) -> Any:
         bits = builder.shl(builder.bitcast(args[1], integers), _full(integers, shift))
         return builder.bitcast(builder.add(builder.bitcast(args[0], integers), bits), args[0].type)
 
-    return signature(number, number, shifted), codegen
+    return number(number, shifted), codegen
 
 
 @intrinsic
@@ -232,7 +231,7 @@ def _power_series(typing: Any, f: Any) -> Any:
             p = builder.call(fma_of, [p, args[0], _full(kind, term)])
         return p
 
-    return signature(f, f), codegen
+    return f(f), codegen
 
 
 def _decay_body(value):  # type: ignore[no-untyped-def]
@@ -254,6 +253,8 @@ def _choose_decay(value):  # type: ignore[no-untyped-def]
 
 @part
 def vdecay(value: Any) -> Any:
-    """2**value per lane, for values up to 0: half the steps of `vexp`. 0 below the normal range,
-    and of NaN: whoever needs that multiplies by something else that has it."""
+    """Return 2**value per lane for values up to 0, in half the steps of `vexp`.
+
+    The result is 0 below the normal range, and for NaN.
+    """
     return _decay_body(value)

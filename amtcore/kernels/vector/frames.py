@@ -1,11 +1,11 @@
-"""Values of many frames with the frames of a value side by side: what a vector of frames is read
-from.
+"""Arrays (value, frame), from which kernels read vectors of frames.
 
-Rows lie an odd number of vectors apart: rows a power of two apart share a few places of the caches.
+Rows lie an odd number of vectors apart. Rows a power of two apart would share a few cache sets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.kernels.vector.simd import LANES
+from amtcore.kernels.vector.threads import parallel_for
 
 Array = NDArray[Any]
 
+#: Frames of one work item.
+ITEM_FRAMES = 128
+
+
+def over_frames(one: Callable[[int, int], None], frames: int) -> None:
+    """Call `one(begin, end)` on the pool for ranges of frames, rounded up to whole vectors."""
+    padded = frames + -frames % LANES
+
+    def item(i: int) -> None:
+        one(i * ITEM_FRAMES, min((i + 1) * ITEM_FRAMES, padded))
+
+    parallel_for(item, -(-padded // ITEM_FRAMES))
+
 
 def new_rows(values: int, frames: int) -> tuple[Array, int, Tensor]:
-    """Room for `values` rows of frames, whole vectors of them: flat, numbers from one row to the
-    next, and as (frame, value) without what fills the last vector."""
+    """Allocate `values` rows of whole vectors of frames.
+
+    Returns the flat array, the distance of rows, and a view (frame, value) without padding.
+    """
     vectors = -(-frames // LANES)
     pitch = (vectors + 1 - vectors % 2) * LANES
     rows = np.empty((values, pitch), np.float32)
@@ -28,8 +44,7 @@ def new_rows(values: int, frames: int) -> tuple[Array, int, Tensor]:
 
 
 def rows_of(x: Tensor) -> tuple[Array, int]:
-    """(frame, value) as such rows, flat, and from one to the next; in the memory of x where that
-    is so made."""
+    """Return (frame, value) as flat rows, and their distance; a view if x has that layout."""
     frames, values = x.shape
     if x.stride(0) == 1 and frames % LANES == 0 and x.stride(1) >= frames:
         return _flat(x), x.stride(1)
@@ -40,7 +55,7 @@ def rows_of(x: Tensor) -> tuple[Array, int]:
 
 
 def _flat(x: Tensor) -> Array:
-    """The memory from the first number of x to the last."""
+    """Return the memory from the first number of x to the last."""
     size = (x.shape[1] - 1) * x.stride(1) + x.shape[0] if x.numel() else 0
     memory: Array = x.as_strided((size,), (1,)).numpy()
     return memory

@@ -1,15 +1,15 @@
-"""Between float16 and float32, at the speed of memory; numpy's `astype` goes number by number.
+"""Conversion between float16 and float32 in vectors; numpy's `astype` goes number by number.
 
     float16  s eeeee mmmmmmmmmm              value = 1.m * 2^(e - 15), or 0.m * 2^-14 where e is 0
     float32  s 000eeeee mmmmmmmmmm 0...0     the same bits read as float32 are value * 2^-112
 
-So bits are shifted into place, for subnormal numbers too, and one product with 2^112 gives the
-value; a scale that is a power of two rides along. Infinity and NaN, e = 31, get the exponent that
-float32 has for them.
+Widening shifts the bits into place and multiplies by 2^112, which also covers subnormal numbers. A
+scale that is a power of two is part of this product. Infinity and NaN, e = 31, get the exponent of
+float32.
 
-The way back rounds to nearest, halves to even, by one float32 sum: a number whose last bit is worth
-2^13 times the number's own pushes the bits that float16 lacks out of the sum (the smallest normal
-number's exponent stands for those of smaller ones). What that cost is counted on the way.
+Narrowing rounds to nearest, halves to even, by one float32 sum. The second term has a last bit
+worth 2^13 last bits of the number, so the sum rounds the bits away that float16 lacks. Numbers
+below float16's smallest normal number take the term of that number.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.core.typing import signature
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from amtcore.kernels.vector.jit import kernel, part
 
-# Numbers that are narrowed at a time: stay in a core's first cache from loop to loop.
+# Numbers that are narrowed at a time, to stay in the first-level cache from loop to loop.
 BLOCK = 4096
 SIGN_AND_NUMBER = -0x70002000  # 0x8FFFE000 as int32
 HALF_INFINITY, INFINITY = 0x7C00, 0x7F800000
@@ -32,19 +31,21 @@ FROM_FLOAT16 = 2.0**112
 # Bits of float32: all but the sign, the exponent, the exponent of float16's smallest normal number.
 _SIZE, _EXPONENT = np.int32(0x7FFFFFFF), np.int32(INFINITY)
 _SMALLEST_NORMAL = np.int32(0x38800000)
-# Between the exponent of a number and that of one 2^15 as large.
+# Difference of the exponents of two numbers with the ratio 2^15.
 _FIFTEEN = np.int32(0x07800000)
 _TO_INFINITY, _BACK_TO_QUARTER = np.float32(2.0**112), np.float32(2.0**-110)
 _TINY = np.finfo(np.float32).tiny
 
 
 class Narrowed(NamedTuple):
-    """What float16 made of numbers.
+    """Errors of a conversion to float16.
 
     Args:
-        worst: Largest error relative to the number, of those that stayed above zero.
-        worst_normal: The same of those that are no subnormal numbers of float16.
-        nonzero: Numbers that were not zero. normal: No subnormal ones. kept: Not zero afterwards.
+        worst: Largest relative error of numbers that did not become zero.
+        worst_normal: Largest relative error of normal numbers of float16.
+        nonzero: Count of nonzero inputs.
+        normal: Count of inputs that are normal numbers of float16.
+        kept: Count of nonzero outputs.
     """
 
     worst: float
@@ -55,8 +56,10 @@ class Narrowed(NamedTuple):
 
 
 def widen(values: NDArray[np.float16], into: NDArray[np.float32], scale: float = 1.0) -> None:
-    """Fill `into`, as many numbers in C order, with the values times `scale`, a power of two from
-    2^-100 to 1, exactly."""
+    """Fill `into` with the values times `scale`, exactly.
+
+    `into` has as many numbers, in C order; `scale` is a power of two from 2^-100 to 1.
+    """
     if not into.flags.c_contiguous or values.size != into.size:
         raise ValueError(f"expected {values.size} numbers in C order to fill, got {into.shape}")
     bits = np.ascontiguousarray(values).reshape(-1).view(np.int16)
@@ -65,19 +68,19 @@ def widen(values: NDArray[np.float16], into: NDArray[np.float32], scale: float =
 
 @intrinsic
 def _float_of(typing: Any, bits: Any) -> Any:
-    """The number whose bits these are."""
+    """Return the float32 number with these bits."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(sig.return_type))
 
-    return signature(types.float32, types.int32), codegen
+    return types.float32(types.int32), codegen
 
 
 @kernel
 def _widen(bits, into, factor):  # type: ignore[no-untyped-def]
     for k in range(len(bits)):
         half = np.int32(bits[k])
-        # The sign goes up by itself when 16 bits become 32; its copies are masked out.
+        # Widening to 32 bits copies the sign bit upwards; the mask removes the copies.
         whole = (half << 13) & SIGN_AND_NUMBER
         if half & HALF_INFINITY == HALF_INFINITY:
             whole |= INFINITY
@@ -85,7 +88,7 @@ def _widen(bits, into, factor):  # type: ignore[no-untyped-def]
 
 
 def narrow(values: NDArray[np.float32], into: NDArray[np.float16], factor: float = 1.0) -> Narrowed:
-    """Fill `into`, as many numbers in C order, with finite values times a power of two, rounded."""
+    """Fill `into`, as many numbers in C order, with finite values times a power of two."""
     if not into.flags.c_contiguous or values.size != into.size:
         raise ValueError(f"expected {values.size} numbers in C order to fill, got {into.shape}")
     found, room = np.zeros(5, np.int64), np.empty((2, BLOCK), np.float32)
@@ -108,12 +111,12 @@ def _narrow(values, factor, into, room, found):  # type: ignore[no-untyped-def]
 
 @part
 def _round(wanted, held, into):  # type: ignore[no-untyped-def]
-    """float16 bits of `wanted`, and in `held` the sizes of what they stand for."""
+    """Write the float16 bits of `wanted`, and to `held` the magnitudes that they represent."""
     bits, sums = wanted.view(np.int32), held.view(np.int32)
     for k in range(len(wanted)):
         sums[k] = max(bits[k] & _EXPONENT, _SMALLEST_NORMAL) + _FIFTEEN
     for k in range(len(wanted)):
-        # Too large a number becomes infinity in between.
+        # The first product makes a number beyond float16 infinite.
         held[k] += (abs(wanted[k]) * _TO_INFINITY) * _BACK_TO_QUARTER
     for k in range(len(wanted)):
         exponent = (sums[k] >> np.int32(13)) & np.int32(HALF_INFINITY)
@@ -126,14 +129,14 @@ def _round(wanted, held, into):  # type: ignore[no-untyped-def]
 
 @part
 def _count(wanted, held, found):  # type: ignore[no-untyped-def]
-    """Add to what `Narrowed` has; errors as the bits of float32, which are in order above zero."""
+    """Update the fields of `Narrowed`; errors are compared as bits of positive float32."""
     bits, errors = wanted.view(np.int32), held.view(np.int32)
     kept = 0
     for k in range(len(wanted)):
         kept += 1 if errors[k] != 0 else 0
     for k in range(len(wanted)):
         size = abs(wanted[k])
-        # What became zero is no error of rounding.
+        # A number that became zero does not count as a rounding error.
         error = abs(held[k] - size) / max(size, _TINY)
         held[k] = error if held[k] != 0 else np.float32(0)
     worst, worst_normal, nonzero, normal = np.int32(0), np.int32(0), 0, 0

@@ -1,8 +1,7 @@
-"""Where compiled kernels are kept, and who can write there.
+"""Folders of compiled kernels, and the check that only this user or root can write there.
 
-numba's disk cache is code: an index file is unpickled and a shared object is run. Whoever can place
-files there runs what they like in every process that imports the models, so a folder that others
-can write to is refused before any kernel is loaded. Folders of this user or root are fine.
+numba unpickles index files and runs code from its disk cache. Another user who can write there can
+run code in this process, so such a folder is refused before any kernel is loaded.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ import numba
 from amtcore.errors import KernelCacheError
 
 ADVICE = "chmod -R go-w it, or set NUMBA_CACHE_DIR to a folder of your own"
-#: numba keeps a folder for each source folder below its cache, and files in these.
+#: Depth of numba's cache: a folder for each source folder, with files.
 _LEVELS = 2
 _BESIDE = "__pycache__"
 
 
 def check_kernel_cache() -> None:
-    """Refuse a cache of kernels that others can write to; `KernelCacheError` names it."""
+    """Raise `KernelCacheError` if other users can write to the cache of kernels."""
     if numba.config.CACHE_DIR:
         folder = Path(numba.config.CACHE_DIR).absolute()
         if not folder.exists():
             folder.mkdir(mode=0o700, parents=True)
         check_private(folder)
         return
-    # Beside the sources, which are code as well: the sticky world is refused, a team is not.
+    # The cache beside the sources may be shared by a group, like the sources, but not by everybody.
     sources = Path(__file__).parents[1]
     for cache in sources.rglob(_BESIDE):
         if cache.stat().st_mode & stat.S_IWOTH:
@@ -45,13 +44,16 @@ def check_kernel_cache() -> None:
 
 
 def user_wide_cache() -> Path:
-    """Where numba goes when it may not write beside the sources."""
+    """Return numba's cache folder if the folder of the sources is read-only."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
 
 
 def folder_for(name: str, sources: Path) -> Path:
-    """Where code that is compiled from a folder of sources is kept: folder `name` of
-    NUMBA_CACHE_DIR, else __pycache__ beside them, else folder `name` where numba would go."""
+    """Return the folder for code that is compiled from the folder `sources`.
+
+    This is folder `name` of NUMBA_CACHE_DIR, else __pycache__ in `sources`, else folder `name` of
+    the user-wide cache.
+    """
     if numba.config.CACHE_DIR:
         return Path(numba.config.CACHE_DIR).absolute() / name
     if os.access(sources, os.W_OK):
@@ -61,9 +63,9 @@ def folder_for(name: str, sources: Path) -> Path:
 
 @functools.cache
 def made_private(folder: Path) -> Path:
-    """The folder, made if it can be; refused where others can place files in it.
+    """Make a folder if possible, and raise if other users can write to it.
 
-    That beside the sources was looked at with them, by `check_kernel_cache`: a team may share it.
+    `check_kernel_cache` has checked `__pycache__` beside the sources, which a group may share.
     """
     ours = folder.name != _BESIDE
     with contextlib.suppress(OSError):
@@ -74,7 +76,7 @@ def made_private(folder: Path) -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Refuse a folder where somebody else can place a file, now or in the name of its parents."""
+    """Raise if another user can write to a folder or its files, or replace a parent folder."""
     for path in (*_parents(folder), *_entries(folder, _LEVELS)):
         why = _open_to_others(path, is_parent=path in folder.parents)
         if why:
@@ -84,7 +86,7 @@ def check_private(folder: Path) -> None:
 
 
 def _parents(folder: Path) -> Iterator[Path]:
-    """Folders above, links resolved as well: who can rename one can replace what is below."""
+    """Yield the parents with and without links resolved: renaming one replaces the folder."""
     yield from dict.fromkeys((*folder.parents, *folder.resolve().parents))
 
 
@@ -96,7 +98,7 @@ def _entries(folder: Path, levels: int) -> Iterator[Path]:
 
 
 def _open_to_others(path: Path, *, is_parent: bool) -> str:
-    """Why somebody else decides what lies at `path`; empty where nobody does."""
+    """Return the reason why another user can change `path`, or an empty text."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -115,7 +117,7 @@ def _open_to_others(path: Path, *, is_parent: bool) -> str:
 
 
 def _own_group(gid: int) -> bool:
-    """Whether a group holds nobody but this user or root, as the private groups of users do."""
+    """Return True if a group has no members but this user or root."""
     if gid == 0:
         return True
     try:

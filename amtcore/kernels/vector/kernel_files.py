@@ -20,7 +20,6 @@ import functools
 import hashlib
 import logging
 import os
-import pickle
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,9 +27,6 @@ from typing import Any
 
 import llvmlite
 import numba
-from numba.core import compiler
-from numba.core.runtime import rtsys
-from numba.core.serialize import dumps
 
 from amtcore.kernels.vector import whole_files
 from amtcore.kernels.vector.kernel_cache import folder_for, made_private
@@ -43,7 +39,7 @@ _MARK = "amtcore kernel"
 
 
 class KernelFiles:
-    """The cache of one kernel, in the place of numba's own.
+    """The compiled code of one kernel, in place of numba's own cache.
 
     Args:
         function: The kernel as it is written.
@@ -59,27 +55,28 @@ class KernelFiles:
         """Where it writes."""
         return str(own_folder())
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The kernel for these types, from the first folder that has it; None where none does."""
-        # All that loaded code calls. What compiling needs, half a second more, it fetches itself.
-        rtsys.initialize(target_context)
-        name = self._file_name(sig, target_context.codegen())
+    def read(self, signature: str, machine: tuple[str, ...]) -> bytes | None:
+        """Return the code from the first folder that has it, or None.
+
+        Args:
+            signature: The types of the arguments.
+            machine: numba's description of the processor; its second item is the name.
+        """
+        name = self._file_name(signature, machine)
         prebuilt = prebuilt_folder()
         for folder in filter(None, (own_folder(), prebuilt)):
             code = whole_files.read(folder / name, _MARK)
             if code is not None:
-                return compiler.CompileResult._rebuild(target_context, *pickle.loads(code))
+                return code
         if prebuilt is not None:
-            _say_none(prebuilt, target_context.codegen().magic_tuple()[1])
+            _say_none(prebuilt, machine[1])
         return None
 
-    def save_overload(self, sig: Any, made: Any) -> None:
-        """Keep the kernel; where nothing can be written the next process compiles again."""
-        if made.library.has_dynamic_globals:
-            return  # addresses of this process
-        path = own_folder() / self._file_name(sig, made.codegen)
+    def write(self, signature: str, machine: tuple[str, ...], code: bytes) -> None:
+        """Keep the code; where nothing can be written the next process compiles again."""
+        path = own_folder() / self._file_name(signature, machine)
         with contextlib.suppress(OSError):
-            whole_files.write(path, _MARK, dumps(made._reduce()))
+            whole_files.write(path, _MARK, code)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -95,7 +92,7 @@ class KernelFiles:
         finally:
             os.close(handle)
 
-    def _file_name(self, sig: Any, codegen: Any) -> str:
+    def _file_name(self, signature: str, machine: tuple[str, ...]) -> str:
         code = self._function.__code__
         constants = self._key
         if constants is None:
@@ -103,11 +100,11 @@ class KernelFiles:
         key = (
             self._function.__module__,
             self._name,
-            str(sig),
+            signature,
             constants,
             hashlib.sha256(code.co_code).hexdigest(),
             sources_digest(Path(code.co_filename).parent),
-            codegen.magic_tuple(),
+            machine,
             platform.python_version_tuple()[:2],
             numba.__version__,
             llvmlite.__version__,

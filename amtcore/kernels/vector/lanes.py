@@ -12,7 +12,7 @@ from amtcore.kernels.vector.simd import LANES
 
 
 def groups_of(channels: int) -> int:
-    """How many lane groups hold this many channels."""
+    """Return the number of lane groups for this many channels."""
     return -(-channels // LANES)
 
 

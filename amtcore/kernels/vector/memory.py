@@ -1,13 +1,11 @@
-"""Arrays too large for the caches: how kernels read and write them.
+"""Streaming stores, prefetch, and scratch memory of kernels.
 
-The processor's own prefetcher stops at every 4 kB page; arrays of many rows of that size want the
-next row asked for by hand. Output that is not read again soon goes past the caches.
+The processor's prefetcher stops at every 4 kB page, so kernels prefetch the next row of arrays with
+long rows. Large output is stored past the caches.
 
-And arrays that are small enough: put here and there by `malloc`, those of the fused kernel made it
-a tenth to a quarter slower in one process of three or so on Zen 4, for as long as the process
-lived; cut from one room they do not. Probably pages far apart, of which that processor's first
-cache knows but a hash of the address, throw each other's lines out (Lipp et al., 2020, Take A Way),
-which pages side by side do not.
+Scratch arrays are cut from one allocation. Separate allocations made the fused kernel 10 to 25 %
+slower in about one process of three on Zen 4, for the life of the process. A probable cause is the
+hashed way predictor of the first-level cache (Lipp et al., 2020, Take A Way).
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.typing import signature
 from numba.extending import intrinsic
 
 from amtcore.kernels.vector.jit import part
@@ -32,9 +28,9 @@ CACHE_LINE = 64
 
 @intrinsic
 def vstream(typing: Any, array: Any, index: Any, vec: Any) -> Any:
-    """As `vstore`, past the caches, for output too large to be found there later.
+    """Store a vector past the caches, for output too large to stay in them.
 
-    The address must be a multiple of CACHE_LINE bytes; the processor faults when it is not.
+    The address must be a multiple of CACHE_LINE bytes, else the processor faults.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -47,13 +43,12 @@ def vstream(typing: Any, array: Any, index: Any, vec: Any) -> Any:
         store.set_metadata("nontemporal", one)
         return context.get_dummy_value()
 
-    return signature(types.void, array, index, vec), codegen
+    return types.void(array, index, vec), codegen
 
 
 @intrinsic
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """Ask for the LANES numbers of the flat `array` from `index` on, to be read soon. An address
-    outside the array does no harm."""
+    """Prefetch the LANES numbers of the flat `array` from `index` on, also outside the array."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if is_warp(context):  # other warps compute while this one waits
@@ -63,20 +58,22 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
         byte, word = ir.IntType(8), ir.IntType(32)
         first = builder.bitcast(vector, byte.as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), word, word, word])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        call = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=kind)
         size = vector.type.pointee.count * sig.args[0].dtype.bitwidth // 8
         for line in range(0, size, CACHE_LINE):
             address = builder.gep(first, [ir.Constant(word, line)])
             builder.call(call, [address, word(0), word(2), word(1)])
         return context.get_dummy_value()
 
-    return signature(types.void, array, index), codegen
+    return types.void(array, index), codegen
 
 
 @part
 def aligned(count: int, like: Any) -> Any:
-    """A flat array of `count` numbers with the dtype of `like`, aligned to cache lines: a vector
-    that crosses two lines costs twice."""
+    """Allocate `count` numbers with the dtype of `like`, aligned to cache lines.
+
+    Loading a vector that crosses two cache lines takes twice as long.
+    """
     size = like.itemsize
     room = np.empty(count + CACHE_LINE // size, like.dtype)
     skip = -room.ctypes.data % CACHE_LINE // size
@@ -85,12 +82,12 @@ def aligned(count: int, like: Any) -> Any:
 
 @part
 def cut(room: Any, count: int) -> Any:
-    """The first `count` numbers of a room, whole rows of LANES, and what is left of it."""
+    """Split `room` after `count` numbers, a multiple of LANES."""
     return room[:count], room[count:]
 
 
 @part
 def cut_copy(room: Any, values: Any) -> Any:
-    """As `cut`, a copy of flat `values`."""
+    """Copy flat `values` to the begin of `room`, and split `room` after the copy."""
     copy_row(values, 0, room, 0, values.shape[0])
     return cut(room, values.shape[0])

@@ -1,16 +1,12 @@
-"""Memory of large results of training, used again once nothing refers to it.
+"""A pool of memory for large results of training steps.
 
-A fresh array of hundreds of megabytes costs more in page faults than most kernels take to fill it,
-and a training step makes the same ones over and over. So a large result that is made while
-gradients are recorded, or is one, gives its memory back to this module when its tensor dies, and
-the next such result that fits gets it:
+The page faults of a fresh array of hundreds of megabytes take longer than most kernels, and every
+training step needs arrays of the same sizes. So memory of a large result returns to this pool when
+its tensor is freed. Beyond a limit the oldest memory is freed.
 
-    empty() -> tensor -> .. -> last reference gone -> waiting, up to the limit -> empty()
-
-What waits is dropped, oldest first, beyond the limit. Other results go back to the system at once,
-unless the caller sets a limit: then it is for all. Compiled functions do not show that they record,
-so of their results only gradients are kept. Memory comes from numpy, which asks the system for huge
-pages.
+The pool takes gradients, and results that are computed while gradients are recorded. If the caller
+sets a limit, the pool takes all large results. Compiled functions do not show that they record, so
+only their gradients enter the pool.
 """
 
 from __future__ import annotations
@@ -31,25 +27,25 @@ from torch import Tensor
 from amtcore.errors import ParameterError
 from amtcore.kernels.vector.memory import CACHE_LINE
 
-#: From this size on, memory is kept.
+#: Smallest result that enters the pool.
 LARGE_BYTES = 4 * 2**20
-#: What may wait of a training step, unless the caller sets a limit.
+#: Size of the pool, unless the caller sets a limit.
 TRAINING_BYTES = 2**30
 _limit: int | None = None
 _here = threading.local()
 _lock = threading.Lock()
-#: Oldest first; changed under the lock only. Dying tensors put theirs into `_returned`, as they may
-#: die at any moment, even where this thread holds the lock.
+#: The pool, oldest first, changed under the lock only. Freed tensors put memory into `_returned`,
+#: because a tensor may be freed while its thread holds the lock.
 _waiting: list[NDArray[np.uint8]] = []
 _returned: deque[NDArray[np.uint8]] = deque()
 
 
 def set_buffer_limit(nbytes: int) -> None:
-    """Set how much memory of results that are gone stays with the process, for its next results.
+    """Set how much memory of freed results the process keeps for its next results.
 
     Args:
-        nbytes: Bytes, 0 for none. Unless set: 1 GiB of what is made while gradients are recorded,
-            nothing of other results.
+        nbytes: Bytes, 0 for none. By default 1 GiB for results that are computed while gradients
+            are recorded, and nothing for other results.
     """
     global _limit
     if isinstance(nbytes, bool) or not isinstance(nbytes, (int, np.integer)) or nbytes < 0:
@@ -62,7 +58,7 @@ def set_buffer_limit(nbytes: int) -> None:
 
 @contextmanager
 def training() -> Iterator[None]:
-    """Results that this thread makes inside belong to a training step."""
+    """Mark results that this thread computes within the context as part of a training step."""
     outer, _here.training = _is_training(), True
     try:
         yield
@@ -75,21 +71,21 @@ def _is_training() -> bool:
 
 
 def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A tensor of any content on the CPU, with the dtype of `like`, aligned to cache lines."""
+    """Allocate a CPU tensor with the dtype of `like`, aligned to cache lines."""
     dtype = like.new_empty(0).numpy().dtype
     size = math.prod(shape) * dtype.itemsize
     if size >= LARGE_BYTES and (_is_training() or _limit is not None):
-        memory = np.asarray(_Lease(_take(size + CACHE_LINE)))
+        memory = np.asarray(_BufferOwner(_take(size + CACHE_LINE)))
     else:
         memory = np.empty(size + CACHE_LINE, np.uint8)
     skip = -memory.ctypes.data % CACHE_LINE
     return torch.from_numpy(memory[skip : skip + size].view(dtype).reshape(shape))
 
 
-class _Lease:
-    """What arrays on a piece of memory refer to as long as one of them lives.
+class _BufferOwner:
+    """The base object of all arrays on a piece of memory, freed with the last array.
 
-    numpy shortens chains of views to the array that owns the memory, but stops at other objects.
+    Chains of numpy's views are shortened to the owner of the memory, but not past this object.
     """
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
@@ -98,7 +94,7 @@ class _Lease:
 
 
 def _take(size: int) -> NDArray[np.uint8]:
-    """The smallest piece that waits and is large enough but not twice as large, else a new one."""
+    """Return the smallest fitting memory of the pool, less than twice `size`, or new memory."""
     with _lock:
         _settle()
         fitting = [i for i, memory in enumerate(_waiting) if size <= memory.nbytes < 2 * size]
@@ -117,7 +113,7 @@ def _give_back(memory: NDArray[np.uint8]) -> None:
 
 
 def _settle() -> None:
-    """Let what came back wait, within the limit. Under the lock."""
+    """Move returned memory to the pool, within the limit. The caller holds the lock."""
     while _returned:
         _waiting.append(_returned.popleft())
     limit = TRAINING_BYTES if _limit is None else _limit
@@ -126,7 +122,7 @@ def _settle() -> None:
 
 
 def _forget() -> None:
-    """A forked child has its own lock, and need not hold its parent's memory."""
+    """Give a forked child its own lock and an empty pool."""
     global _lock
     _lock = threading.Lock()
     _waiting.clear()

@@ -19,10 +19,7 @@ from typing import Any
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types
-from numba.core import cgutils
-from numba.core.typing import signature
-from numba.core.typing.templates import AbstractTemplate, infer_global
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
 from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.warp_lowering import (
@@ -33,6 +30,7 @@ from amtcore.kernels.vector.warp_lowering import (
     lane_number,
     warp_sum,
 )
+from amtcore.numba_internals import array_data, set_thread_model
 
 #: Channels per vector: two AVX-512 registers of float32, which hides the latency of a recurrence.
 LANES = 32
@@ -56,6 +54,16 @@ class _VecModel(models.PrimitiveModel):
         super().__init__(manager, vec, ir.VectorType(element, vec.lanes))
 
 
+class _OneNumber(models.PrimitiveModel):
+    """A vector as one thread of a GPU holds it."""
+
+    def __init__(self, manager: Any, vec: VecType) -> None:
+        super().__init__(manager, vec, manager.lookup(vec.scalar).get_value_type())
+
+
+set_thread_model(VecType, _OneNumber)
+
+
 def _pointer(
     context: Any, builder: Any, array_type: Any, array: Any, index: Any, lanes: int = LANES
 ) -> Any:
@@ -63,7 +71,7 @@ def _pointer(
     if isinstance(array_type, PrivateRows):
         row = builder.sdiv(index, ir.Constant(index.type, LANES))
         return builder.gep(array, [row])
-    data = cgutils.create_struct_proxy(array_type)(context, builder, array).data
+    data = array_data(context, builder, array_type, array)
     if is_warp(context):
         index = builder.add(index, builder.zext(lane_number(builder), index.type))
     vector = context.get_value_type(VecType(array_type.dtype, lanes))
@@ -84,7 +92,7 @@ def vload(typing: Any, array: Any, index: Any) -> Any:
         value.align = _align(sig.args[0])
         return value
 
-    return signature(VecType(array.dtype), array, index), codegen
+    return VecType(array.dtype)(array, index), codegen
 
 
 @intrinsic
@@ -94,7 +102,7 @@ def narrow_lanes(typing: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return context.get_constant(types.intp, LANES if is_warp(context) else NARROW)
 
-    return signature(types.intp), codegen
+    return types.intp(), codegen
 
 
 @intrinsic
@@ -107,7 +115,7 @@ def vload_narrow(typing: Any, array: Any, index: Any) -> Any:
         value.align = _align(sig.args[0])
         return value
 
-    return signature(VecType(array.dtype, NARROW), array, index), codegen
+    return VecType(array.dtype, NARROW)(array, index), codegen
 
 
 @intrinsic
@@ -123,7 +131,7 @@ def vstore(typing: Any, array: Any, index: Any, vec: Any) -> Any:
         store.align = _align(sig.args[0])
         return context.get_dummy_value()
 
-    return signature(types.void, array, index, vec), codegen
+    return types.void(array, index, vec), codegen
 
 
 @intrinsic
@@ -142,18 +150,21 @@ def vsplat(typing: Any, like: Any, number: Any) -> Any:
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
         return builder.shuffle_vector(one, undefined, zeros)
 
-    return signature(VecType(scalar, lanes), like, number), codegen
+    return VecType(scalar, lanes)(like, number), codegen
 
 
 def _define_operator(python_operator: Callable[..., Any], instruction: str) -> None:
-    """Without a function of its own: `overload` would compile one for every type."""
+    """Define a Python operator for two vectors of one type.
 
-    @infer_global(python_operator)
-    class _Template(AbstractTemplate):
-        def generic(self, args: Any, kws: Any) -> Any:
-            if len(args) == 2 and isinstance(args[0], VecType) and args[0] == args[1]:
-                return signature(args[0], *args)
-            return None
+    It is one instruction. `overload` would compile a function for every type instead.
+    """
+
+    @type_callable(python_operator)
+    def _typed(context: Any) -> Callable[[Any, Any], Any]:
+        def result(left: Any, right: Any) -> Any:
+            return left if isinstance(left, VecType) and left == right else None
+
+        return result
 
     @lower_builtin(python_operator, VecType, VecType)
     def _lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -176,7 +187,7 @@ def llvm_intrinsic(builder: Any, name: str, value: Any, arguments: int) -> Any:
         count, element = f"v{value.count}", value.element
     suffix = "f32" if isinstance(element, ir.FloatType) else "f64"
     kind = ir.FunctionType(value, [value] * arguments)
-    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.{count}{suffix}")
+    return builder.module.declare_intrinsic(f"llvm.{name}.{count}{suffix}", fnty=kind)
 
 
 @intrinsic
@@ -186,7 +197,7 @@ def fma(typing: Any, factor: Any, other: Any, addend: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.call(llvm_intrinsic(builder, "fma", args[0].type, 3), args)
 
-    return signature(factor, factor, other, addend), codegen
+    return factor(factor, other, addend), codegen
 
 
 def _unary(name: str) -> Any:
@@ -195,7 +206,7 @@ def _unary(name: str) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             return builder.call(llvm_intrinsic(builder, name, args[0].type, 1), args)
 
-        return signature(value, value), codegen
+        return value(value), codegen
 
     return function
 
@@ -213,7 +224,7 @@ def copysign(typing: Any, size: Any, sign: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.call(llvm_intrinsic(builder, "copysign", args[0].type, 2), args)
 
-    return signature(size, size, sign), codegen
+    return size(size, sign), codegen
 
 
 def _halved(builder: Any, pair: list[Any], width: int) -> Any:
@@ -242,7 +253,7 @@ def vsum(typing: Any, vector: Any) -> Any:
             value, width = _halved(builder, [value], width), width // 2
         return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
-    return signature(vector.scalar, vector), codegen
+    return vector.scalar(vector), codegen
 
 
 @intrinsic
@@ -253,7 +264,7 @@ def store_four_sums(typing: Any, array: Any, a: Any, b: Any, c: Any, d: Any) -> 
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0]).data
+        data = array_data(context, builder, sig.args[0], args[0])
         if is_warp(context):
             for i, vector in enumerate(args[1:]):
                 place = builder.gep(data, [ir.Constant(ir.IntType(64), i)])
@@ -268,7 +279,7 @@ def store_four_sums(typing: Any, array: Any, a: Any, b: Any, c: Any, d: Any) -> 
         builder.store(sums[0], target).align = _align(sig.args[0])
         return context.get_dummy_value()
 
-    return signature(types.void, array, a, b, c, d), codegen
+    return types.void(array, a, b, c, d), codegen
 
 
 def _where_greater(compare: str) -> Any:
@@ -277,7 +288,7 @@ def _where_greater(compare: str) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             return builder.select(getattr(builder, compare)(">", *args[:2]), *args[2:])
 
-        return signature(yes, left, right, yes, no), codegen
+        return yes(left, right, yes, no), codegen
 
     return function
 
@@ -298,7 +309,7 @@ def _any(comparison: str, compare: str = "fcmp_ordered") -> Any:
             bits = builder.bitcast(lanes, mask)
             return builder.icmp_unsigned("!=", bits, ir.Constant(mask, 0))
 
-        return signature(types.boolean, left, right), codegen
+        return types.boolean(left, right), codegen
 
     return function
 
@@ -318,7 +329,7 @@ def _extreme(pick_left: str) -> Any:
             picked = builder.select(builder.fcmp_ordered(pick_left, *args), *args)
             return builder.select(builder.fcmp_unordered("uno", args[0], args[0]), args[0], picked)
 
-        return signature(left, left, right), codegen
+        return left(left, right), codegen
 
     return function
 
@@ -342,7 +353,7 @@ def own_number(typing: Any, vector: Any) -> Any:
             return args[0]
         return builder.extract_element(args[0], ir.Constant(ir.IntType(32), 0))
 
-    return signature(vector.scalar, vector), codegen
+    return vector.scalar(vector), codegen
 
 
 @part

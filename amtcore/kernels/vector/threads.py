@@ -1,9 +1,8 @@
 """The threads that kernels run on.
 
-Kernels release the interpreter lock, so a plain thread pool is all the parallelism they need: no
-OpenMP runtime, nothing to break after a fork. Pool threads flush denormals to zero; in silence
-the filters' states decay into that range, where the processor is a hundred times slower. What they
-call of torch runs on one thread.
+Kernels release the interpreter lock, so a thread pool suffices: no OpenMP runtime that breaks after
+a fork. Pool threads flush denormals to zero. In silence the filters' states decay into that range,
+where the processor is a hundred times slower. Torch functions on these threads use one thread.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ _local = threading.local()
 
 
 def get_num_threads() -> int:
-    """Threads that kernels use: as set, else torch's own number."""
+    """Return the number of threads that kernels use: as set, else torch's number."""
     return _threads or _of_torch or torch.get_num_threads()
 
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Torch's functions on the caller's thread alone, kernels on as many as before.
+    """Run torch's functions on the caller's thread alone, kernels on as many as before.
 
-    Between short functions torch's own threads wait in a loop, on processors that kernels want.
+    Between short functions torch's own threads spin and would take cores from the kernels.
     """
     global _of_torch
     own, before = torch.get_num_threads(), _of_torch
@@ -70,7 +69,7 @@ os.register_at_fork(after_in_child=_forget)
 def _prepare_thread() -> None:
     _local.in_pool = True
     torch.set_flush_denormal(True)
-    # A thread's first look at its number takes the process's: look before setting, not after.
+    # A thread's first read of its thread count takes the process's: read before setting it.
     torch.get_num_threads()
     torch.set_num_threads(1)
 
@@ -86,9 +85,8 @@ def _get_pool() -> ThreadPoolExecutor:
 def parallel_for(function: Callable[[int], None], count: int) -> None:
     """Call `function(i)` for i in 0..count-1 on the pool; the failure of the least i is re-raised.
 
-    Every thread takes the next number when it is done with one: handing out each number by itself
-    wakes a thread each time. On a thread of the pool the calls are made right there: the others
-    have work of their own.
+    Each thread takes the next number from a shared iterator, since a task for each number would
+    wake a thread each time. A call from a pool thread runs on that thread.
     """
     if getattr(_local, "in_pool", False):
         for i in range(count):

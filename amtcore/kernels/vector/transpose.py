@@ -1,10 +1,8 @@
-"""Between rows of samples and samples of lanes: a small matrix transposed in registers.
+"""Transposition in registers, between rows of samples and samples of lanes.
 
-Moving one number at a time costs more than most filters do. Here a tile of as many rows as a
-64-byte vector has numbers is read, transposed in log2(rows) steps of shuffles, and written:
-
-    step s = 1, 2, 4, ..: of rows i and i + s (i & s = 0), row i keeps its columns j with j & s = 0
-    and takes row i + s's columns j, to its own j + s; row i + s takes the columns that row i lost.
+Moving one number at a time takes longer than most filters. A tile of 64-byte vectors is loaded,
+transposed in log2(rows) steps of shuffles, and stored. In step s = 1, 2, 4, .. rows i and i + s
+(i & s = 0) exchange columns: columns j + s of row i with columns j of row i + s (j & s = 0).
 """
 
 from __future__ import annotations
@@ -13,12 +11,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.typing import signature
 from numba.extending import intrinsic
 
 from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import LANES, vload, vstore
+from amtcore.numba_internals import array_data
 
 _TILE_BYTES = 64
 
@@ -38,12 +35,12 @@ def _swap(builder: Any, rows: list[Any], step: int) -> None:
 
 @intrinsic
 def _tile_width(typing: Any, array: Any) -> Any:
-    """Rows and columns of a tile of this array's numbers."""
+    """Return the number of rows and columns of a tile of this array's numbers."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return context.get_constant(types.intp, _TILE_BYTES * 8 // sig.args[0].dtype.bitwidth)
 
-    return signature(types.intp, array), codegen
+    return types.intp(array), codegen
 
 
 @intrinsic
@@ -59,7 +56,7 @@ def _transpose_tile(
         vector = ir.VectorType(context.get_value_type(sig.args[0].dtype), _TILE_BYTES // size)
 
         def pointer(array_type: Any, array: Any, first: Any, step: Any, row: Any) -> Any:
-            data = cgutils.create_struct_proxy(array_type)(context, builder, array).data
+            data = array_data(context, builder, array_type, array)
             place = builder.gep(data, [builder.add(first, builder.mul(step, row))])
             return builder.bitcast(place, vector.as_pointer())
 
@@ -79,15 +76,18 @@ def _transpose_tile(
         return context.get_dummy_value()
 
     size = types.intp
-    return signature(types.void, source, size, size, size, target, size, size), codegen
+    return types.void(source, size, size, size, target, size, size), codegen
 
 
 @part
 def transpose(
     source: Any, at: int, stride: int, rows: int, columns: int, target: Any, pitch: int, wanted: int
 ) -> None:
-    """target[j pitch + i] = source[at + min(i, rows - 1) stride + j] of flat arrays, for j <
-    columns and i < wanted, rounded up to whole tiles: `target` must have that room."""
+    """Set target[j pitch + i] = source[at + min(i, rows - 1) stride + j] of flat arrays.
+
+    Indices are j < columns and i < wanted. The number `wanted` is rounded up to whole tiles:
+    `target` must have that room.
+    """
     tile = _tile_width(source)
     whole = columns - columns % tile
     for i in range(0, wanted, tile):
@@ -103,7 +103,7 @@ def transpose(
 
 @part
 def store_samples(made: Any, count: int, out: Any, at: int) -> None:
-    """`count` rows of LANES lanes -> flat (lane, row), from lane `at` of it on."""
+    """Transpose `count` rows of LANES lanes to flat (lane, row), from lane `at` of `out` on."""
     whole, rows = count - count % LANES, out[at * count :]
     transpose(made, 0, LANES, whole, LANES, rows, count, whole)
     for row in range(whole, count):

@@ -1,7 +1,6 @@
-"""How vector operations look on a GPU, where a vector is one number in each thread of a warp.
+"""LLVM IR of vector operations for a GPU, where a vector is one number in each thread of a warp.
 
-Code here makes LLVM IR for the NVPTX back end. It is reached only where the context says that
-`lanes_are_threads`; a processor's code is made by the functions in `simd` themselves.
+This code runs only if the context has `lanes_are_threads`; `simd` holds the IR for a processor.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.typing import signature
 from numba.extending import intrinsic, models, register_model
 
 #: Threads of a warp.
@@ -21,36 +18,35 @@ _EVERY_THREAD = ir.Constant(_WORD, -1)
 
 
 def is_warp(context: Any) -> bool:
-    """Whether a vector is one number in each thread of a warp."""
+    """Return True if a vector is one number in each thread of a warp."""
     return getattr(context, "lanes_are_threads", False)
 
 
 def call_intrinsic(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
     """Call the LLVM intrinsic `name`."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+    return builder.call(builder.module.declare_intrinsic(name, fnty=kind), args)
 
 
 def lane_number(builder: Any) -> Any:
-    """This thread's place in its warp, 32 bits."""
+    """Return this thread's index in its warp, 32 bits."""
     return call_intrinsic(builder, "llvm.nvvm.read.ptx.sreg.laneid", _WORD, [])
 
 
 def any_thread(builder: Any, condition: Any) -> Any:
-    """Whether the condition holds in any thread of the warp."""
+    """Return True if the condition holds in any thread of the warp."""
     name = "llvm.nvvm.vote.any.sync"
     return call_intrinsic(builder, name, ir.IntType(1), [_EVERY_THREAD, condition])
 
 
 def shuffle(builder: Any, kind: str, word: Any, lane: int) -> Any:
-    """A 32-bit word of another thread: of the one whose number differs in the bits of `lane`
-    ("bfly"), or of that very one ("idx")."""
+    """Return a 32-bit word of thread `own ^ lane` ("bfly") or of thread `lane` ("idx")."""
     args = [_EVERY_THREAD, word, ir.Constant(_WORD, lane), ir.Constant(_WORD, WARP - 1)]
     return call_intrinsic(builder, f"llvm.nvvm.shfl.sync.{kind}.i32", _WORD, args)
 
 
 def exchange(builder: Any, kind: str, value: Any, lane: int) -> Any:
-    """`shuffle` of a number of 32 or 64 bits."""
+    """Shuffle a number of 32 or 64 bits."""
     single = isinstance(value.type, ir.FloatType) or value.type == _WORD
     if single:
         word = shuffle(builder, kind, builder.bitcast(value, _WORD), lane)
@@ -65,8 +61,10 @@ def exchange(builder: Any, kind: str, value: Any, lane: int) -> Any:
 
 
 def warp_sum(builder: Any, value: Any) -> Any:
-    """The sum over the warp, in every thread, added in the order of a processor's `vsum`: lane i
-    and i + 16, then + 8, and so on; a sum does not change with the order of its two terms."""
+    """Return the sum over the warp in every thread.
+
+    Additions have the order of a processor's `vsum`: lanes i and i + 16, then i + 8, and so on.
+    """
     distance = WARP // 2
     while distance:
         value = builder.fadd(value, exchange(builder, "bfly", value, distance))
@@ -75,8 +73,10 @@ def warp_sum(builder: Any, value: Any) -> Any:
 
 
 class PrivateRows(types.Type):
-    """The numba type of rows of a vector each, of which every thread holds its own lane's numbers:
-    where all indices are constants, in registers."""
+    """The numba type of rows of vectors, of which every thread holds its lane.
+
+    Rows with constant indices are kept in registers.
+    """
 
     def __init__(self, dtype: types.Type) -> None:
         self.dtype = dtype
@@ -92,7 +92,7 @@ class _PrivateRowsModel(models.PrimitiveModel):
 
 @intrinsic(prefer_literal=True)
 def private_rows(typing: Any, like: Any, rows: Any) -> Any:
-    """Uninitialised rows, a literal number of them, with the dtype of `like`; in threads only."""
+    """Allocate a literal number of uninitialised rows with the dtype of `like`; on a GPU only."""
     count = max(rows.literal_value, 1)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -101,26 +101,26 @@ def private_rows(typing: Any, like: Any, rows: Any) -> Any:
             room = builder.alloca(ir.ArrayType(pointer.pointee, count))
         return builder.bitcast(room, pointer)
 
-    return signature(PrivateRows(like.dtype), like, rows), codegen
+    return PrivateRows(like.dtype)(like, rows), codegen
 
 
 @intrinsic
 def lanes_are_threads(typing: Any) -> Any:
-    """Whether this is code of a GPU: a constant, so that the other branch goes."""
+    """Return True in code for a GPU, as a constant, so that the compiler drops the other branch."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return ir.Constant(ir.IntType(1), int(is_warp(context)))
 
-    return signature(types.boolean), codegen
+    return types.boolean(), codegen
 
 
 @intrinsic
 def lane_id(typing: Any) -> Any:
-    """This thread's place in its warp; 0 for a processor, which has all lanes."""
+    """Return this thread's index in its warp; 0 for a processor, which has all lanes."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if not is_warp(context):
             return context.get_constant(types.int64, 0)
         return builder.zext(lane_number(builder), ir.IntType(64))
 
-    return signature(types.int64), codegen
+    return types.int64(), codegen

@@ -1,8 +1,4 @@
-"""Files of compiled code that are whole or not there: a mark and a checksum, then the code.
-
-<mark> <sha256 of what follows>
-the code
-"""
+"""Atomic files of compiled code: a line `<mark> <sha256 of the code>`, then the code."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from pathlib import Path
 
 
 def read(path: Path, mark: str) -> bytes | None:
-    """What is kept there, if it has the mark and is whole; else None."""
+    """Return the code if the file has the mark and the right checksum, else None."""
     try:
         head, _, code = path.read_bytes().partition(b"\n")
     except OSError:
@@ -23,7 +19,7 @@ def read(path: Path, mark: str) -> bytes | None:
 
 
 def write(path: Path, mark: str, code: bytes) -> None:
-    """Replace the file at once: whoever reads meanwhile has the old one or the new one."""
+    """Replace the file atomically: a reader gets the old file or the new one."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:

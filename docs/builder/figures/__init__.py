@@ -17,7 +17,7 @@ _MODULES = {
     ),
     "loudness": ("growth", "loudness_time", "patterns", "two_ears"),
     "neurons": ("neuron",),
-    "structure": ("layers", "rooms", "model_rooms"),
+    "structure": ("layers", "rooms", "model_rooms", "kernel_rooms"),
 }
 NAMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -81,4 +81,5 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "layers": lambda: layers("from the calls down to the models"),
     "rooms": lambda: layers("rooms of the pipeline"),
     "model_rooms": lambda: layers("rooms of the models"),
+    "kernel_rooms": lambda: layers("rooms of the kernels"),
 }

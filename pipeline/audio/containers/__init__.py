@@ -71,11 +71,9 @@ def _in_a_row(walk: Walk, stream: BinaryIO, nbytes: int) -> Probe:
 def probe(
     stream: BinaryIO, nbytes: int, *, header_only: bool = False, behind: bool = True
 ) -> Probe:
-    """Read the container's bookkeeping behind the tags in front; the stream position is lost.
-
-    With `header_only`, nothing is read that needs a walk over the file. With `behind`, the bytes
-    behind the samples are looked at as well.
-    """
+    """Read the container's bookkeeping behind the tags in front; the stream position is lost. With
+    `header_only`, nothing is read that needs a walk over the file. With `behind`, the bytes behind
+    the samples are looked at as well."""
     start = skip_tags(stream)
     if start >= nbytes:
         damage = f"tags of {start} bytes before the audio, in a file of {nbytes}" if start else None

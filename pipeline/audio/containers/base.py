@@ -21,8 +21,7 @@ HeaderSize = Literal["ignored", "unknown"]
 
 # Chunks, boxes or tags in front of the samples; real files have a few dozen at most.
 MAX_PARTS = 4096
-# Behind the end of any file, and a number that seek takes.
-FARTHEST = (1 << 63) - 1
+FARTHEST = (1 << 63) - 1  # Behind the end of any file, and a number that seek takes.
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,7 @@ def _seven_bits(raw: bytes) -> int:
     return raw[0] << 21 | raw[1] << 14 | raw[2] << 7 | raw[3]
 
 
-# Recorders fill the last sector of a file with zeros.
-MOST_PADDING = 4096
+MOST_PADDING = 4096  # Recorders fill the last sector of a file with zeros.
 
 # Chunks that stand behind samples. A chunk that is cut is known by its name alone.
 KNOWN_CHUNKS = frozenset(
@@ -170,10 +168,8 @@ class ChunkFormat:
 def chunks(
     stream: BinaryIO, position: int, end: int, form: ChunkFormat
 ) -> Iterator[tuple[bytes, int, int]]:
-    """Yield name, start and size of the payload of each chunk from `position` on.
-
-    A chunk is the last one if its size is negative or reaches behind `end`.
-    """
+    """Yield name, start and size of the payload of each chunk from `position` on. A chunk is the
+    last one if its size is negative or reaches behind `end`."""
     for _ in range(MAX_PARTS):
         head = read_at(stream, position, form.header_bytes) if position < end else b""
         if len(head) < form.header_bytes:
@@ -189,10 +185,8 @@ def chunks(
 def no_audio(
     stream: BinaryIO, position: int, nbytes: int, form: ChunkFormat | None = None, payload: int = 0
 ) -> bool:
-    """Return True if the file holds no samples from `position` on: chunks, tags, padding.
-
-    A chunk of size `payload` ends at `position`, and may be padded.
-    """
+    """Return True if the file holds no samples from `position` on: chunks, tags, padding. A chunk
+    of size `payload` ends at `position`, and may be padded."""
     end = audio_end(stream, nbytes)
     for _ in range(MAX_PARTS):
         padded = position + (-payload % form.align if form is not None else 0)

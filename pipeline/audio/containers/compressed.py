@@ -1,7 +1,7 @@
 """Containers of compressed audio that FFmpeg reads: their stated length, and their true length.
 
-FFmpeg decodes the rest of a cut or damaged file without an error. It decodes the
-first of several joined files alone, or the others with their delay.
+FFmpeg decodes the rest of a cut or damaged file without an error. It decodes the first of several
+joined files alone, or the others with their delay.
 
 MP4, Matroska (WebM) and ASF (WMA) state how many bytes belong to them, in boxes, a segment or a
 file size. `Probe.stop` is the byte at which another file of the kind begins. AAC in ADTS, AC-3 and
@@ -23,8 +23,7 @@ from earmill.pipeline.audio.containers.base import Probe, audio_end, read_at, ui
 
 # First boxes of MP4 and of the QuickTime files it comes from.
 MP4_FIRST = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot", b"styp"})
-# A fragmented file has two boxes a fragment.
-MAX_BOXES = 1 << 20
+MAX_BOXES = 1 << 20  # A fragmented file has two boxes a fragment.
 EBML = b"\x1a\x45\xdf\xa3"
 SEGMENT = b"\x18\x53\x80\x67"
 ASF = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
@@ -104,8 +103,7 @@ def probe_asf(stream: BinaryIO, nbytes: int) -> Probe:
 SEARCH_BYTES = 1 << 16
 ADTS_HEADER_BYTES = 7
 AC3_HEADER_BYTES = 6
-# Frames in a row that make a stream; fewer may be chance.
-MIN_CHAIN = 3
+MIN_CHAIN = 3  # Frames in a row that make a stream; fewer may be chance.
 # kbit/s by code, two codes each; bytes of a frame are 4, 6 or about 4.4 times these.
 AC3_KBITS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 576, 640)
 AC3_MOST_BSID = 10

@@ -1,7 +1,5 @@
 """FLAC, WavPack and True Audio: the samples that their headers declare, and what follows them.
-
-Layouts: RFC 9639; wavpack.com, WavPack 4 and 5 binary file format; tta.sourceforge.net, TTA1.
-"""
+Layouts: RFC 9639; wavpack.com, WavPack 4 and 5 binary file format; tta.sourceforge.net, TTA1."""
 
 from __future__ import annotations
 
@@ -95,7 +93,7 @@ def flac_goes_on(stream: BinaryIO, start: int, nbytes: int) -> str | None:
 
 
 def _frame_samples(header: bytes, info: StreamInfo) -> range:
-    """Return the numbers of a frame's samples by its header (RFC 9639, 9.1); none for no frame."""
+    """Return the numbers of a frame's samples by its header (RFC 9639, 9.1); empty for no frame."""
     header = header.ljust(5, b"\0")
     code, rate, depth = header[2] >> 4, header[2] & 15, header[3] >> 1 & 7
     channels = header[3] >> 4

@@ -121,11 +121,8 @@ class CountTag:
     encoder: bytes = b""  # Name, delay and padding; empty without such a field.
 
     def is_of(self, stream: BinaryIO, first: FrameHeader, present_bytes: int) -> bool:
-        """Return True if the tag fits this stream.
-
-        Concatenated files keep the tag of the first file. An encoder that writes to a pipe leaves a
-        tag without a count.
-        """
+        """Return True if the tag fits this stream. Concatenated files keep the tag of the first
+        file. An encoder that writes to a pipe leaves a tag without a count."""
         if self.frames and self.nbytes is not None:
             if present_bytes > self.nbytes * (1 + TAG_BYTES_TOLERANCE):
                 return False
@@ -173,11 +170,9 @@ def parse_header(raw: bytes, position: int = 0) -> FrameHeader | None:
 
 
 def first_frame(stream: BinaryIO, start: int, *, chain: int = 2) -> FrameHeader | None:
-    """Return the first header that headers of its kind follow; None if there is none.
-
-    A lone frame, or a frame whose successor is cut off, counts only at `start` itself. Layer III
-    needs `chain` frames in a row, other layers `LONG_CHAIN`.
-    """
+    """Return the first header that headers of its kind follow; None if there is none. A lone frame,
+    or a frame whose successor is cut off, counts only at `start` itself. Layer III needs `chain`
+    frames in a row, other layers `LONG_CHAIN`."""
     window = read_at(stream, start, SEARCH_BYTES)
     for sync in re.finditer(b"\xff", window):
         index = sync.start()
@@ -237,10 +232,8 @@ def count_frames(stream: BinaryIO, first: FrameHeader, nbytes: int) -> tuple[int
 
 
 def mpeg_goes_on(stream: BinaryIO, position: int, nbytes: int) -> str | None:
-    """Return what follows the frames that a tag counts, in words; None for nothing.
-
-    `position` is the position of a decoder that has read the last counted frame.
-    """
+    """Return what follows the frames that a tag counts, in words; None for nothing. `position` is
+    the position of a decoder that has read the last counted frame."""
     # The decoder may have read the next header, or left frames of padding unread.
     starts = (skip_tags(stream, position), max(0, position - 4))
     unread = next((found for at in starts if (found := first_frame(stream, at))), None)

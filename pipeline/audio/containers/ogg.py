@@ -72,11 +72,9 @@ class _Link:
 
     @property
     def is_plain(self) -> bool:
-        """Return True if libsndfile decodes the link correctly.
-
-        libsndfile cannot read two streams beside each other, and needs the end mark. It leaves out
-        the delay of Opus only if the sound begins at 0.
-        """
+        """Return True if libsndfile decodes the link correctly. libsndfile cannot read two streams
+        beside each other, and needs the end mark. It leaves out the delay of Opus only if the sound
+        begins at 0."""
         if len(self.streams) != 1 or not self.is_ended:
             return False
         (logical,) = self.streams.values()
@@ -147,10 +145,8 @@ def _page_damage(page: bytes, position: int, links: list[_Link]) -> str | None:
 
 
 def _opus_begin(page: bytes) -> int | None:
-    """Return the granule position at which the sound of a page begins; None if it has none.
-
-    Pages of headers have position 0 or -1. On the last page the position cuts the sound off.
-    """
+    """Return the granule position at which the sound of a page begins; None if it has none. Pages
+    of headers have position 0 or -1. On the last page the position cuts the sound off."""
     granule = int.from_bytes(page[6:14], "little", signed=True)
     if granule in (0, -1) or page[5] & (OGG_FLAG_EOS | OGG_FLAG_CONTINUED):
         return None
@@ -170,9 +166,7 @@ def _opus_begin(page: bytes) -> int | None:
 
 def _at_48_khz(page: bytes) -> bytes:
     """Return the first page of Opus with an "input sample rate" of 48 kHz; other pages as they are.
-
-    The rate is information only (RFC 7845 5.1), but libsndfile would decode at this rate.
-    """
+    The rate is information only (RFC 7845 5.1), but libsndfile would decode at this rate."""
     at = OGG_HEADER_BYTES + page[26]
     if page[at : at + len(OPUS)] != OPUS or len(page) < at + OPUS_RATE.stop:
         return page

@@ -65,17 +65,13 @@ WRAP = 1 << 32
 # Placeholders are about 2 or 4 GiB: programs subtract a header, or round to frames. Files whose
 # true size lies in this range are rarer.
 NEAR_BYTES = 4096
-# Sizes of 64 bits that no file has.
-NO_SIZE = 1 << 62
+NO_SIZE = 1 << 62  # Sizes of 64 bits that no file has.
 
 
 @dataclass(frozen=True)
 class SampleForm:
-    """The form of samples by a header.
-
-    Bytes of one sample of every channel are known if they are fixed. Samples can be read without
-    their header, in the form `bare`, or the codec has a name.
-    """
+    """The form of samples by a header. Bytes of one sample of every channel are known if they are
+    fixed. Samples can be read without their header, in the form `bare`, or the codec has a name."""
 
     frame_bytes: int | None = None
     bare: BareSamples | None = None
@@ -277,11 +273,9 @@ def _mpeg_inside(stream: BinaryIO, stated: StatedSize, probe: Probe, nbytes: int
 
 
 def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
-    """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes.
-
-    libsndfile takes padding and further chunks behind the samples for samples, so the number of
-    samples comes from the header.
-    """
+    """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes. The number of
+    samples comes from the header, because libsndfile takes padding and chunks behind the samples
+    for samples."""
     found = WaveFormat()
     for name, start, size in chunks(stream, 40, nbytes, W64_CHUNKS):
         if name == b"fmt ":
@@ -435,11 +429,8 @@ def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
 
 
 def probe_nist(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
-    """NIST SPHERE: text fields in a header whose size is its second line.
-
-    libsndfile takes everything behind the header for samples, so the number of samples comes from
-    the header.
-    """
+    """NIST SPHERE: text fields in a header whose size is its second line. libsndfile takes
+    everything behind the header for samples, so the number of samples comes from the header."""
     second = read_at(stream, 8, 8).strip()
     size = int(second) if second.isdigit() else 0
     header = read_at(stream, 0, min(size, NIST_MAX_HEADER))

@@ -1,8 +1,5 @@
-"""The executors of a job's workers: processes of this machine, or Ray.
-
-An executor opens a session: machines with cores and GPUs, and workers on them. It knows no shards.
-Only the module of the job's executor is imported.
-"""
+"""The executors of a job's workers: processes of this machine, or Ray. An executor opens a session:
+machines with cores and GPUs, and workers on them."""
 
 from __future__ import annotations
 
@@ -44,9 +41,7 @@ class WorkerRequest:
 
 class Workers(Protocol):
     """The worker processes of one run; each executor has its own objects for a worker and a call.
-
-    The kinds of call are the methods of `ShardWorker`.
-    """
+    The kinds of call are the methods of `ShardWorker`."""
 
     def start(self, index: int) -> Any:
         """Start the worker of a place, and return it; it is not warm yet."""
@@ -84,11 +79,8 @@ class Executor(Protocol):
 
 
 def executor_of(run: RunSpec) -> Executor:
-    """Return the executor of a job.
-
-    RAY_ADDRESS names the cluster for a job that came by `ray job submit`; it says nothing in a
-    process that is connected to Ray already.
-    """
+    """Return the executor of a job. RAY_ADDRESS, which `ray job submit` sets, is ignored in a
+    process that is connected to Ray already."""
     address = run.ray_address or (None if is_connected() else os.environ.get("RAY_ADDRESS"))
     if address in ("", "local"):
         address = None

@@ -1,8 +1,5 @@
-"""Workers as processes of this machine.
-
-A worker is a new Python process: a fork would inherit locks that threads of the driver hold. A
-thread for each worker sends its calls, because a frozen worker reads nothing.
-"""
+"""Workers as new processes of this machine: a forked process would inherit locks that the driver's
+threads hold. A thread for each worker sends its calls, because a frozen worker reads nothing."""
 
 from __future__ import annotations
 
@@ -42,9 +39,8 @@ COMMAND = (
 )
 # The end of a process's standard error is quoted when the process dies; the rest is dropped.
 LAST_WORDS_BYTES = 4096
-MOST_SAID_BYTES = 2**20
-# A call is a number, unique among the calls of all workers.
-CALL_NUMBERS = itertools.count()
+STDERR_LIMIT_BYTES = 2**20
+CALL_NUMBERS = itertools.count()  # A call is a number, unique among the calls of all workers.
 # Time between the closing of a worker's pipe and the end of its process, in seconds.
 ENDS_WITHIN_S = 5.0
 
@@ -158,7 +154,7 @@ class LocalProcess:
             lost = LostCall(f"the worker process died: {why}{hint}", memory=memory)
             calls, self._calls = sorted(self._calls), set()
             return ended + [(call, lost) for call in calls]
-        if os.fstat(self._last_words.fileno()).st_size > MOST_SAID_BYTES:
+        if os.fstat(self._last_words.fileno()).st_size > STDERR_LIMIT_BYTES:
             self._last_words.truncate(0)
         return ended
 
@@ -204,10 +200,9 @@ class LocalProcess:
         self._out.shutdown(wait=True, cancel_futures=True)
         self.connection.close()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        size = os.fstat(self._last_words.fileno()).st_size
-        said = os.pread(
-            self._last_words.fileno(), LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES)
-        )
+        said_in = self._last_words.fileno()
+        start = max(0, os.fstat(said_in).st_size - LAST_WORDS_BYTES)
+        said = os.pread(said_in, LAST_WORDS_BYTES, start)
         lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
         return f"{how}: {one_line(lines[-1])[:200]}" if lines else how
 
@@ -217,6 +212,6 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):
         return []
-    # Not in this process: torch takes half a gigabyte.
+    # In a process of its own, because torch takes half a gigabyte.
     found = int(run_python("counts GPUs", "import torch; print(torch.cuda.device_count())"))
     return named.split(",")[:found] if named else [str(index) for index in range(found)]

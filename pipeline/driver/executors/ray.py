@@ -1,8 +1,6 @@
-"""Workers as Ray actors: on a cluster that is joined, or on a Ray that is started for the run.
-
-Ray is used by its public interface. The Ray of a run listens on loopback, has no dashboard, and
-ends with `ray.shutdown`; after a killed driver Ray's processes end by themselves within a minute.
-"""
+"""Workers as Ray actors: on a cluster that is joined, or on a Ray that is started for the run. Ray
+is used by its public interface. The Ray of a run listens on loopback, has no dashboard, and ends
+with `ray.shutdown`; after a killed driver Ray's processes end by themselves within a minute."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ QUIET: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
 # Features never enter the object store; 75 MiB is the least that Ray accepts.
 OBJECT_STORE_BYTES = 128 * 2**20
 # Set before the first import of Ray. Despite its name the second variable makes a Ray that is
-# started here listen on loopback, on every system. The first one is the default of later releases,
-# and Ray warns until it is set.
+# started here listen on loopback. Ray warns until the first one is set.
 OWN_RAY_ENV = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -91,7 +88,7 @@ def check_address(address: str) -> None:
     if "://" in address or not host or not port.isdigit():
         raise ClusterError(
             f"expected a Ray cluster as host:port or auto, got {address}; take the address that "
-            "`ray start --head` prints, not that of a dashboard or of a Ray client server"
+            "`ray start --head` prints, not the one of a dashboard or Ray client server"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
@@ -108,11 +105,8 @@ def _unreachable(address: str, error: Exception) -> ClusterError:
 
 @contextmanager
 def ray_session(address: str | None = None) -> Iterator[None]:
-    """Connect this process to Ray for the time of the block.
-
-    Without an address, the Ray that this process is connected to is used, and left as it is.
-    Without such a Ray, one is started, and stopped after the block.
-    """
+    """Connect this process to Ray for the time of the block: to the address, else to the Ray of
+    this process, which is left as it is, else to one that is started for the block."""
     if address is None and not is_connected():
         for name, value in OWN_RAY_ENV.items():
             os.environ.setdefault(name, value)
@@ -140,7 +134,7 @@ def ray_session(address: str | None = None) -> Iterator[None]:
         # Disconnects, and stops a Ray that was started here, without Ray's messages.
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             ray.shutdown()
-        sweep()  # what killed workers have left
+        sweep()  # temporary files of killed workers
         logger.setLevel(level)
 
 
@@ -227,10 +221,8 @@ def wait_for_nodes(
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Node]:
     """Return the nodes for a job, as soon as there is one; RunStopped after `limit_s` without one.
-
-    A cluster that scales by demand starts its first node when somebody asks for one, so the
-    cluster is asked. Without `may_grow`, what there is is returned at once.
-    """
+    An autoscaler starts its first node on request, so it is asked. Without `may_grow`, all nodes
+    are returned at once."""
     began, asked = clock(), False
     wish = "GPUs" if run.device == "cuda" else "CPUs"
 
@@ -275,11 +267,9 @@ def _look() -> list[Node] | None:
 
 
 class RaySession:
-    """Ray's nodes and actors; notices when Ray is gone.
-
-    Ray goes on for minutes without a word when its raylet has died. The look at the nodes is made
-    in a thread, because it may hang. It returns None where this machine is not among them.
-    """
+    """Ray's nodes and actors; notices when Ray is gone, which Ray does not report for minutes.
+    `look` lists the nodes in a thread, because it may hang; it returns None if this machine is
+    missing."""
 
     def __init__(
         self,

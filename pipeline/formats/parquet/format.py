@@ -11,14 +11,12 @@ A cell holds the frames of a row:
                                                   factor if numbers are not values
     nested   list<fixed_size_list<T>[columns]>    T: halffloat, float, or int32 of events
 
-Bytes decode at the speed of memory. Nested lists show numbers to SQL, but Parquet keeps a level for
-every number, which costs twenty times the time. Neither is `arrow.fixed_shape_tensor`, which
-Hugging Face datasets refuse. Offsets of 32 bits suffice: a row group has at most 128 MB, or 256 MB
-in float32. Layout versions 1 and 2 have the nested form alone.
+Bytes decode at the speed of memory. Nested lists show numbers to SQL, but cost twenty times the
+time. Neither is `arrow.fixed_shape_tensor`, which Hugging Face datasets refuse. Offsets of 32 bits
+suffice: a row group has at most 256 MB. Layout versions 1 and 2 have the nested form alone.
 
-Arrow needs the memory of a cell several times to write or read it. `LongRows` therefore divides a
-row with more than `LIMIT_BYTES` of features over several rows of the file, each a row group of its
-own:
+Arrow needs the memory of a cell several times. `LongRows` therefore divides a row with more than
+`LIMIT_BYTES` of features over several rows of the file, each a row group of its own:
 
     row_id   seconds  modulation_start  modulation_n_frames  modulation
     a.wav    12.5     0                 1250                 ...
@@ -33,8 +31,6 @@ The parts' frames are also in the file's metadata under `PARTS_KEY`, which only 
 Pages have checksums; a footer has none, and one with a flipped bit can end the process inside of
 Arrow. So writers put a seal between indexes and footer, where no reader looks. Files of layout
 versions 1 and 2 have none.
-
-A reader fetches ranges, several columns and row groups in one range if they lie close together.
 """
 
 from __future__ import annotations
@@ -82,23 +78,18 @@ if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
 
-# First byte of a range in a file, and the byte after the last.
-Span = tuple[int, int]
-# First byte of a range, and its content.
-Held = tuple[int, Bytes]
+Span = tuple[int, int]  # First byte of a range in a file, and the byte after the last.
+Held = tuple[int, Bytes]  # First byte of a range, and its content.
 
 MB = 2**20
-# About ten minutes of Dau1997.
-LIMIT_BYTES = 32 * MB
+LIMIT_BYTES = 32 * MB  # About ten minutes of Dau1997.
 PART_BYTES = 16 * MB
 PARTS_KEY = b"earmill.parts"
-# Column of the row ids.
-ID_COLUMN = "row_id"
+ID_COLUMN = "row_id"  # Column of the row ids.
 # Keys in the metadata of a binary column.
 PREFIX = "earmill."
 COLUMNS_KEY, DTYPE_KEY = b"earmill.columns", b"earmill.dtype"
-# Levels of a number, or the length of a cell, cost up to 4 bytes.
-OVERHEAD_BYTES = 4
+OVERHEAD_BYTES = 4  # Levels of a number, or the length of a cell, cost up to 4 bytes.
 SEAL_MARK = b"EMFC"
 # The length of the footer and the mark behind it are the last bytes of a file.
 MAGIC, LENGTH_BYTES = b"PAR1", 4
@@ -186,15 +177,13 @@ def _offsets(sizes: Sequence[int]) -> np.ndarray:
 
 
 class BinaryCells:
-    """A cell is the bytes of its frames. lz4 finds what repeats, as in events, and costs nothing
-    elsewhere."""
+    """A cell is the bytes of its frames. lz4 packs repetitions, as in events, and costs nothing."""
 
     #: Codec of the column, and its level if it has levels.
     compression: str = "lz4"
     level: int | None = None
 
     def field(self, column: str, width: int, dtype: str, attrs: Mapping[str, str]) -> pa.Field:
-        """Return a stream's column, with metadata on how numbers become values."""
         facts = {COLUMNS_KEY.decode(): str(width), DTYPE_KEY.decode(): dtype}
         return pa.field(column, pa.binary(), metadata={**facts, **attrs})
 
@@ -213,7 +202,6 @@ class BinaryCells:
         return column
 
     def cells(self, frames: Sequence[np.ndarray], width: int, dtype: str) -> pa.Array:
-        """Encode the frames of some rows as cells; the frames of a single row are not copied."""
         flat = _flat(frames, dtype)
         frame_bytes = width * flat.itemsize
         offsets = _offsets([len(values) * frame_bytes for values in frames])
@@ -221,8 +209,7 @@ class BinaryCells:
         return pa.Array.from_buffers(pa.binary(), len(frames), buffers)
 
     def frames(self, cells: Any, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-        """Decode the frames of some cells, (frames, width), and the bounds of cells in them, int64;
-        a CommitError for a cell without whole frames."""
+        """Decode the frames of some cells, (frames, width), and the bounds of cells in them."""
         stored = np.dtype(dtype).newbyteorder("<")
         frame_bytes = width * stored.itemsize
         _, places, content = cells.buffers()
@@ -245,7 +232,7 @@ class BinaryCells:
 
 
 class NestedCells:
-    """A cell is a list of frames, each a list of numbers. Methods as of `BinaryCells`."""
+    """A cell is a list of frames, each a list of numbers. Its methods are as in `BinaryCells`."""
 
     compression: str = "zstd"
     level: int | None = 3
@@ -340,11 +327,8 @@ def _schema(
 
 
 def row_groups(row_bytes: Sequence[float], profile: str) -> Iterator[tuple[int, int]]:
-    """Cut rows into (start, stop) groups of the profile's size; a row is never divided here.
-
-    A group is closed once it reaches the lower size, or when the next row would take it beyond the
-    upper one.
-    """
+    """Cut rows into (start, stop) groups: a group ends when it reaches the profile's lower size, or
+    when the next row would take it beyond the upper one."""
     if profile not in ROW_GROUP_BYTES:
         raise ValueError(f"row_group_profile is one of {sorted(ROW_GROUP_BYTES)}, got {profile!r}")
     enough, limit = ROW_GROUP_BYTES[profile]
@@ -361,7 +345,7 @@ def row_groups(row_bytes: Sequence[float], profile: str) -> Iterator[tuple[int, 
 def _options(
     scalars: pa.Table, streams: Sequence[StreamInfo], form: CellEncoding
 ) -> dict[str, Any]:
-    # Ids as they are: no two are alike, a row group has few, and who reads one needs them all.
+    # Row ids are stored as they are: all differ, and a reader needs all ids of a row group.
     found = scalar_options(scalars.drop_columns([ID_COLUMN]))
     leaves = [form.leaf(info.name) for info in streams]
     found["compression"] |= dict.fromkeys(leaves, form.compression)
@@ -376,7 +360,7 @@ def read_footer(file: StoredFile) -> pq.FileMetaData:
     size = int.from_bytes(tail[-END_BYTES:-LENGTH_BYTES], "little") + END_BYTES
     if not tail.endswith(MAGIC) or size > file.nbytes:
         raise CommitError(
-            f"{file.layout.url(file.rel)}: the end is not that of a Parquet file, it is damaged: "
+            f"{file.layout.url(file.rel)}: expected the end of a Parquet file, it is damaged: "
             "run `earmill verify`"
         )
     if size + SEAL_BYTES > len(tail) < file.nbytes:
@@ -385,7 +369,7 @@ def read_footer(file: StoredFile) -> pq.FileMetaData:
     found, footer = tail[-size - SEAL_BYTES : -size], tail[-size:]
     if found.startswith(SEAL_MARK) and found != seal_of(footer):
         raise CommitError(
-            f"{file.layout.url(file.rel)}: the CRC-32C of the footer is not that of its bytes: "
+            f"{file.layout.url(file.rel)}: the CRC-32C of the footer does not fit its bytes: "
             "run `earmill verify`"
         )
     return pq.read_metadata(pa.BufferReader(MAGIC + footer))
@@ -429,8 +413,7 @@ class FetchedRanges(SeekableFile):
 
 
 class ParquetShard:
-    """A shard's Parquet file, safe in several threads: a `ShardReader`, `ReadsAhead` and
-    `GivesPieces`."""
+    """A shard's Parquet file for several threads: `ShardReader`, `ReadsAhead` and `GivesPieces`."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
         self.rel, self._promise, self._cache = rel, promise, cache
@@ -462,7 +445,6 @@ class ParquetShard:
             self._numbers[stream] = paths[leaf]
 
     def _checked_form(self, schema: pa.Schema, stream: str) -> CellEncoding:
-        """Return the encoding of a stream; refuse a column that is not what was committed."""
         width, dtype = self._promise.columns[stream]
         got = schema.field(stream) if stream in schema.names else None
         form = cell_encoding(got.type if got is not None else None)
@@ -499,7 +481,6 @@ class ParquetShard:
     def _read(
         self, stream: str, span: FrameSpan, file_row: int, first: int, last: int
     ) -> np.ndarray:
-        """Return frames [first, last) of a row of the file, from the cache."""
         group = self._group_of(file_row)
 
         def load() -> DecodedBlock:
@@ -550,8 +531,7 @@ class ParquetShard:
         """Do nothing: no handle is open between reads."""
 
     def _load(self, blocks: Sequence[Block]) -> Iterator[tuple[str, int, DecodedBlock]]:
-        """Yield columns of row groups as (frames, places of cells). The sizes that the footer
-        claims are checked before anything is read."""
+        """Yield columns of row groups, after a check of the sizes that the footer claims."""
         columns: dict[int, list[str]] = {}
         for stream, group in sorted(blocks, key=itemgetter(1)):
             (width, dtype), frames = self._promise.columns[stream], self._promise.frames[stream]
@@ -593,8 +573,7 @@ class ParquetShard:
     def _decoded(
         self, held: Sequence[Held], group: int, columns: Sequence[str]
     ) -> list[tuple[str, DecodedBlock]]:
-        """Return the frames of each stream in a row group, and where each row's frames start. Row
-        ids are kept."""
+        """Return each stream's frames in a row group and the starts of its rows; keep row ids."""
         with self._cache.decoding:
             try:
                 ranges, file = self._idle.pop()
@@ -615,7 +594,6 @@ class ParquetShard:
         return blocks
 
     def _open(self) -> tuple[FetchedRanges, pq.ParquetFile]:
-        """Open the file for one thread at a time, on ranges that are fetched later."""
         ranges = FetchedRanges(self._stored.nbytes)
         file = pq.ParquetFile(
             pa.PythonFile(ranges, "r"),
@@ -698,11 +676,11 @@ class ParquetFormat(Format):
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
         layouts = {info.name: layout_of(info) for info in streams}
         sizes: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in layouts}
-        # Behind start and number of frames.
+        # Counts after the start and the number of frames.
         further = {name: layout.place_columns[2:] for name, layout in layouts.items()}
         beside = [ID_COLUMN, *(column for each in further.values() for column in each)]
         scalars, forms, stored, hashers = [], {}, {}, {}
-        # By its name, Arrow would first look for a filesystem.
+        # Given a path, Arrow would first look for a filesystem.
         with (
             pa.OSFile(str(path)) as opened,
             pq.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True) as file,

@@ -6,8 +6,7 @@
     body   = blosc frame | zstd frame | the numbers themselves
 
 A chunk of frames always has its full size: the last chunk of a stream has zeros after its frames.
-numcodecs decompresses a chunk straight into the array that stays in the cache, after the size that
-the frame claims was compared with the metadata.
+It is decompressed straight into the cached array, after a check of its claimed size.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ TEXT_CODEC = "vlen-utf8"
 BLOSC_HEADER_BYTES, ZSTD_MAGIC = 16, b"\x28\xb5\x2f\xfd"
 ZSTD_LEVEL = 3
 ENTRY_BYTES = 16
-# Chunks in the largest object that our writers make.
-USUAL_CHUNKS_PER_OBJECT = 64
+USUAL_CHUNKS_PER_OBJECT = 64  # Chunks in the largest object that our writers make.
 KEYS = {"name": "default", "configuration": {"separator": "/"}}
 INDEX_CODECS = ["bytes", CRC_CODEC]
 # blosc's own threads would run beside the threads that decode chunks.
@@ -59,8 +57,8 @@ blosc.use_threads = False
 def read_metadata(
     layout: Layout, rel: str, promise: Promise
 ) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
-    """Return the metadata of groups and arrays of the Zarr store at `rel`, and the streams' chunks;
-    a CommitError if they are not what was committed, or nothing that our writers write."""
+    """Return the metadata of the Zarr store at `rel`, and the streams' chunks; CommitError if they
+    are not what was committed, or nothing that our writers write."""
     key = f"{rel}/{ROOT_METADATA}"
     named = promise.files.get(key)
     most = min(0 if named is None else named.bytes, MAX_METADATA_BYTES)
@@ -123,16 +121,16 @@ def _checked_chunks(
 
 @dataclass(frozen=True)
 class ChunkCodec:
-    """The codecs of an array's chunks: blosc, zstd or "", and whether a checksum follows, which
-    stores of layout version 1 lack."""
+    """The codecs of an array's chunks: blosc, zstd or "", and perhaps a checksum, which stores of
+    layout version 1 lack."""
 
     compressor: str
     has_crc: bool
 
     @classmethod
     def of(cls, codecs: Sequence[Mapping[str, Any]], first: str = "bytes") -> ChunkCodec:
-        """Read the codecs of an array: `first`, which turns values into bytes, perhaps a
-        compressor, then perhaps the checksum. A ValueError for any other chain."""
+        """Read the codecs of an array: `first`, perhaps a compressor, then perhaps the checksum.
+        ValueError for any other chain."""
         names = [codec["name"] for codec in codecs]
         has_crc = names[-1] == CRC_CODEC
         inner = codecs[1:-1] if has_crc else codecs[1:]
@@ -190,7 +188,7 @@ def without_crc(stored: Bytes) -> Bytes:
     """Return some bytes without the CRC-32C at their end; a CommitError if it is wrong."""
     body, crc = stored[:-CRC_BYTES], stored[-CRC_BYTES:]
     if len(crc) < CRC_BYTES or google_crc32c.value(body) != _number(crc):
-        raise CommitError("the CRC-32C of a chunk is not that of its bytes: run `earmill verify`")
+        raise CommitError("the CRC-32C of a chunk does not fit its bytes: run `earmill verify`")
     return body
 
 
@@ -229,8 +227,8 @@ class FrameChunks:
 
     @classmethod
     def of(cls, place: str, array: Mapping[str, Any]) -> FrameChunks:
-        """Read the chunks from the metadata of an array; a CommitError for chunks that our writers
-        do not make, although Zarr could read them."""
+        """Read the chunks from the metadata of an array; CommitError for chunks that our writers do
+        not make."""
         (sharding,) = array["codecs"]
         settings = sharding["configuration"]
         chunk, whole = settings["chunk_shape"], array["chunk_grid"]["configuration"]["chunk_shape"]
@@ -282,10 +280,7 @@ def read_end(file: StoredFile) -> Bytes:
 
 def read_index(file: StoredFile, n_chunks: int, end: Bytes | None = None) -> NDArray[np.int64]:
     """Read where the chunks of an object lie: (chunk, [first byte, end]). Missing chunks have -1.
-
-    `end` holds the last bytes of the object, or all bytes, if they were read already. CommitError
-    if the index is damaged, or points out of the object.
-    """
+    `end` holds the last bytes of the object, if they were read already."""
     nbytes = n_chunks * ENTRY_BYTES + CRC_BYTES
     place = file.layout.url(file.rel)
     try:
@@ -316,11 +311,8 @@ def read_vector(
     promise: Promise,
     said: pa.ChunkedArray | None = None,
 ) -> Any:
-    """Read a vector of one chunk, numbers or texts, from the folder `rel`.
-
-    If the values that the dataset's index has (`said`) encode to the committed file, it is not
-    fetched. One release writes equal values as equal files.
-    """
+    """Read a vector of one chunk, numbers or texts, from the folder `rel`; it is not fetched if the
+    values that the dataset's index has (`said`) encode to the committed file."""
     texts = array["codecs"][0]["name"] == TEXT_CODEC
     dtype = None if texts else np.dtype(array["data_type"]).newbyteorder("<")
     named = promise.files.get(f"{rel}/c/0")

@@ -1,9 +1,6 @@
-"""The format `zarr`, and random access to one store.
-
-Chunks are decoded once, straight into the block that is kept. zarr would read the same bytes, but
-its general path costs more than decoding. zarr reads a missing chunk as zeros. Here a missing chunk
-is an error, because writers write every chunk.
-"""
+"""The format `zarr`, and random access to one store. Chunks are decoded straight into the block
+that is kept; zarr's general path costs more than decoding. zarr reads a missing chunk as zeros;
+here it is an error."""
 
 from __future__ import annotations
 
@@ -47,11 +44,9 @@ if TYPE_CHECKING:
 # Bytes of one request. A local file gives a few chunks as fast as many, and a few stay in the
 # processor's cache until they are decoded.
 REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
-# Decoded together, while the rest of a request is under way.
-PART_BYTES = 2**20
+PART_BYTES = 2**20  # Decoded together, while the rest of a request is under way.
 VECTORS = ("row_id", "row_start")
-# Objects whose ends are read together with the metadata.
-MOST_ENDS = 8
+MOST_ENDS = 8  # Objects whose ends are read together with the metadata.
 
 
 class FrameObject(NamedTuple):
@@ -62,20 +57,17 @@ class FrameObject(NamedTuple):
 
 
 class ZarrShard:
-    """A shard's Zarr store, safe in several threads: a `ShardReader`, `ReadsAhead` and
-    `GivesPieces`."""
+    """A shard's Zarr store for several threads: `ShardReader`, `ReadsAhead` and `GivesPieces`."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
         self._layout, self._promise, self._cache = layout, promise, cache
         self.rel = rel
         self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
-        # Last bytes of objects.
-        self._ends: dict[str, Bytes] = {}
+        self._ends: dict[str, Bytes] = {}  # Last bytes of objects.
         self._arrays, self._values = self._metadata()
         self._vectors: dict[str, Any] = {}
         self._objects: dict[tuple[str, int], FrameObject] = {}
-        # Threads that read ahead do not send the same requests twice.
-        self._asking = Lock()
+        self._asking = Lock()  # Threads that read ahead do not send the same requests twice.
 
     def _metadata(self) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
         """Read the store's metadata, and of a remote store in the same round trip the ends of large
@@ -106,8 +98,7 @@ class ZarrShard:
         return join_frames(self.pieces(stream, span), shape, values.dtype)
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
-        """Yield parts of chunks. A row that lies elsewhere in the store or ends before is refused:
-        the length in the index could reach into another row."""
+        """Yield parts of chunks; refuse a row that lies elsewhere in the store or ends before."""
         ids, starts = (self._vector(stream, name) for name in VECTORS)
         if span.row >= len(ids) or ids[span.row] != span.row_id:
             raise other_row(self.rel, span, ids[span.row] if span.row < len(ids) else None)
@@ -129,8 +120,7 @@ class ZarrShard:
         return range((span.start + span.first) // step, -(-(span.start + span.last) // step))
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
-        """Group contiguous chunks of an object, bounded in bytes. A small remote object that is
-        wanted whole is one request, index included."""
+        """Group contiguous chunks of an object, bounded in bytes; see also `_comes_whole`."""
         wanted = {stream: sorted(numbers) for stream, numbers in _by_stream(blocks)}
         objects = [
             (stream, number, places)
@@ -169,8 +159,7 @@ class ZarrShard:
                 each.result()
 
     def _comes_whole(self, stream: str, number: int, n_chunks: int) -> bool:
-        """Return True if an object is fetched in one request: all chunks are wanted, and its index
-        too."""
+        """Return True if an object is fetched in one request, with its index."""
         if self._layout.is_local or (stream, number) in self._objects:
             return False
         whole = n_chunks == self._values[stream].chunks_in(number)
@@ -207,8 +196,7 @@ class ZarrShard:
         return self._vectors[key]
 
     def _blocks(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield decoded chunks with their numbers: cached chunks, then chunks that are loaded here,
-        then chunks that other threads load."""
+        """Yield decoded chunks: cached, then loaded here, then loaded by other threads."""
         keys = [(self.rel, stream, chunk) for chunk in chunks]
         missing = []
         for key, block in zip(keys, self._cache.held(keys), strict=True):
@@ -218,8 +206,8 @@ class ZarrShard:
                 yield key[2], block[0]
         if not missing:
             return
-        # Claimed, or threads that read ahead would read the same chunks at the same time. Loaded
-        # before waiting, because other threads may wait for these chunks.
+        # Claim chunks, so that threads that read ahead do not read them too. Load them before the
+        # wait for other chunks, because other threads may wait for these.
         mine = self._cache.claim(missing)
         try:
             yield from self._load(stream, [chunk for _, _, chunk in mine])
@@ -281,13 +269,9 @@ class ZarrShard:
         self, stream: str, number: int, chunks: Iterable[int], most: int
     ) -> Iterator[list[int]]:
         """Group sorted chunks of an object into contiguous byte ranges of at most `most` bytes."""
-        spans, object_chunks = (
-            self._object(stream, number).spans,
-            self._values[stream].object_chunks,
-        )
-        run: list[int] = []
-        # Where the run begins and where it ends.
-        begin = end = -1
+        spans = self._object(stream, number).spans
+        object_chunks = self._values[stream].object_chunks
+        run, begin, end = list[int](), -1, -1
         for chunk in chunks:
             low, high = spans[chunk % object_chunks].tolist()
             if low < 0:
@@ -295,8 +279,7 @@ class ZarrShard:
             if run and (low != end or high - begin > most):
                 yield run
                 run = []
-            begin = begin if run else low
-            end = high
+            begin, end = begin if run else low, high
             run.append(chunk)
         if run:
             yield run

@@ -1,16 +1,13 @@
 """A shard as one Zarr v3 store, CF contiguous ragged: all rows of a stream end to end.
 
 Each stream is a group: `values (obs, column)`, `row_start (row)`, `row_size (row)` with
-`sample_dimension`, and `row_id (row)`. The group's attributes hold the stream's description. Its
-centre frequencies are coordinates: `fc_hz (column)` and `mfc_hz (column)`. A stream of events has
-the columns of `formats.stream_layout` and also `n_steps (row)`. Array `row_id` has Zarr's own
-`string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning. Inner chunks
-are about 1 MB, packed by the sharding codec into objects of up to 64 MB that are only ever written
-whole.
+`sample_dimension`, `row_id (row)`, and for events `n_steps (row)`. The group's attributes hold the
+stream's description. Its centre frequencies are coordinates: `fc_hz (column)`, `mfc_hz (column)`.
+Array `row_id` has the one text type of zarr 3.1 that opens without a warning. Inner chunks are
+about 1 MB, packed by the sharding codec into objects of up to 64 MB that are written whole.
 
-A group's `zarr.json` also holds the metadata of everything below it (`consolidated_metadata`), as
-`zarr.consolidate_metadata` would write, which warns on every v3 store. Each stream's group has its
-own copy, because xarray opens one group alone.
+A group's `zarr.json` also holds the metadata of everything below it (`consolidated_metadata`); zarr
+would warn when it writes that. Each stream's group has a copy, because xarray opens one group.
 """
 
 from __future__ import annotations
@@ -197,9 +194,8 @@ def digest_zarr(
     rows: Sequence[FeatureRow] = (),
     expected: ShardDigest | None = None,
 ) -> ShardDigest:
-    """Return the digest of a written store, read chunk by chunk. Given the rows that were written
-    and their digest, a stream that equals the rows bit by bit is not hashed; its hash is the
-    expected one."""
+    """Return the digest of a written store, read chunk by chunk. Given the written rows and their
+    digest, a stream that equals the rows bit by bit is not hashed."""
     layout, digests = Layout.open(path.parent), {}
     root = json.loads((path / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
     about = root["consolidated_metadata"]["metadata"]

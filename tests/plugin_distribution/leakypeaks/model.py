@@ -6,7 +6,7 @@ import torch
 
 from amtcore.features.filterbank_model import FilterbankModel
 from amtcore.features.stream_info import StreamKind
-from amtcore.kernels.chain import BlockOp
+from amtcore.kernels.chain import ChainStep
 from amtcore.models.time_domain import ChainStage, TimeDomainModel
 from amtcore.scales import erb_space_bw
 from amtcore.stages import GammatoneFilterbank
@@ -30,11 +30,11 @@ class PeakFollower(ChannelStage):
         """After this time a peak has decayed to 1e-3."""
         return 7.0 * float(self.tau.detach())
 
-    def recurrences(self, channels: int) -> list[BlockOp]:
+    def recurrences(self, channels: int) -> list[ChainStep]:
         """The peak detector of every channel."""
         decay = torch.exp(-1.0 / (self.fs * self.tau.double())).to(self.dtype)
         coef = decay.expand(channels, 1)
-        return [BlockOp(LEAKY_PEAK, 0, coef, coef.new_zeros(channels, 1))]
+        return [ChainStep(LEAKY_PEAK, 0, coef, coef.new_zeros(channels, 1))]
 
 
 class LeakyPeaks(TimeDomainModel):
