@@ -36,7 +36,7 @@ class UnequalError(EarmillError, AssertionError):
 
 
 def import_check() -> Check:
-    """Import every model; State.NO if a package is not installed."""
+    """Import what all models need; State.NO if a package is not installed."""
 
     def import_models() -> str:
         from amtcore.features.registry import BUILT_IN

@@ -23,6 +23,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,31 +149,26 @@ def converted(values: Frames, dtype: np.dtype[Any], scale: float = 1.0) -> Frame
 
 def convert_into(into: Frames, values: Frames, scale: float = 1.0) -> None:
     """Fill an array in C order with values times their scale, rounded once."""
-    if values.dtype == np.float16 and into.dtype == np.float32:
-        widen_into(into, values, scale)
+    widen = _compiled_widen() if (values.dtype, into.dtype) == (np.float16, np.float32) else None
+    if widen is not None:
+        widen(values, into, scale)
     elif scale == 1.0:
         into[...] = values
-    elif values.dtype == np.float16 and into.dtype == np.float16:
-        whole = np.empty(values.shape, np.float32)
-        widen_into(whole, values, scale)
-        into[...] = whole
     else:
         exact = np.result_type(values.dtype, np.float32, into.dtype)
-        into[...] = values.astype(exact) * exact.type(scale)
+        np.multiply(values, exact.type(scale), out=into, dtype=exact)
 
 
-def widen_into(into: Frames, values: Frames, scale: float) -> None:
-    """Fill float32 with float16 values times a power of two, exactly.
-
-    numba's code is five times as fast as numpy's and gives the same bits. Readers may lack numba.
-    """
+@lru_cache(maxsize=1)
+def _compiled_widen() -> Callable[[Frames, Frames, float], None] | None:
+    """Return the conversion of float16 to float32 that numba compiles, with numpy's bits at a
+    multiple of its speed; None where numba is missing."""
     try:
-        # Here, so that a process that reads no values does not wait for the compiler.
+        # Imported here: it loads a compiler.
         from amtcore.kernels.vector.half import widen
     except ImportError:
-        np.multiply(values, np.float32(scale), out=into, dtype=np.float32)
-    else:
-        widen(values, into, scale)
+        return None
+    return widen
 
 
 @dataclass(frozen=True)

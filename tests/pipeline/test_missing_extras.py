@@ -257,6 +257,30 @@ def test_values_are_the_same_bits_with_and_without_numba(folder: Path) -> None:
     assert printed["base"][2] == "[]"
 
 
+def test_values_are_read_after_one_search_for_numba(folder: Path) -> None:
+    """A failed import is not kept by Python: to repeat it for each value takes milliseconds."""
+    code = (
+        "import sys, earmill\n"
+        "class Searched:\n"
+        "    count = 0\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'numba':\n"
+        "            Searched.count += 1\n"
+        "            raise ModuleNotFoundError('No module named numba', name='numba')\n"
+        "sys.meta_path.insert(0, Searched())\n"
+        "print(len([row.features for row in earmill.open_features('small')]), Searched.count)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=without(folder / "searches", "ray"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["6", "1"]
+
+
 def test_a_loader_needs_torch_alone(folder: Path) -> None:
     missing = tuple(name for name in EXTRACT if name != "torch")
     code = (
