@@ -135,11 +135,11 @@ core: setup  ## Linters and tests of the models alone
 OLDEST_PYTHON ?= 3.11
 NEWEST_PYTHON ?= 3.13
 SHORT_TESTS := $(addprefix pipeline/test_,reader torch_datasets statistics collate zarr_chunks \
-  parquet_reader row_pipeline again) amtcore/test_golden_dau1997
+  parquet_reader row_pipeline ffmpeg again) amtcore/test_golden_dau1997
 CORE_TESTS := $(addprefix amtcore/test_,numba_internals jit simd kernel_rooms operations recurrences \
   derivatives modes constants hooks_and_swaps golden_dau1997 osses2021 king2019 paulick2024 moore2016 \
   glasberg2002 lif_golden gpu_kernels ptx_arithmetic ptx_from_llvm)
-test-oldest test-newest: PACKAGES = -e core -e '.[torch,extract,s3]'
+test-oldest test-newest: PACKAGES = -e 'core[models]' -e '.[torch,extract,s3]'
 test-oldest test-newest: TESTS = $(SHORT_TESTS)
 core-oldest core-newest: PACKAGES = -e 'core[models,nir]' -e interpreter
 core-oldest core-newest: TESTS = $(CORE_TESTS)
@@ -156,7 +156,7 @@ core-versions: core-oldest core-newest  ## Tests of the models on the oldest and
 test-oldest test-newest core-oldest core-newest:
 	$(BIN)/uv venv --quiet --clear --python $(RELEASE) build/$@
 	$(BIN)/uv pip install --quiet --python build/$@/bin/python --resolution $(RESOLUTION) \
-	  $(PACKAGES) -r tests/versions.txt
+	  --no-sources $(PACKAGES) -r tests/versions.txt
 	$(BIN)/uv pip list --python build/$@/bin/python | grep -E "^(torch|numpy|scipy|numba|llvmlite) "
 	build/$@/bin/python -VV
 	build/$@/bin/python -m pytest -W default $(WITHOUT) $(TESTS:%=tests/%.py)
