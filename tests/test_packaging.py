@@ -154,7 +154,7 @@ def test_every_pin_has_its_hashes() -> None:
 
 
 def requirements() -> list[Requirement]:
-    """What an installation with tests and documentation needs, with the bounds of each."""
+    """Return the requirements of an installation with tests and documentation."""
     found: list[Requirement] = []
     for folder, extras in ((ROOT, ("test", "docs", "all")), (ROOT / "core", ("models", "nir"))):
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
