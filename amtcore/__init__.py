@@ -10,6 +10,7 @@ Names are loaded when they are first used, so that a room without models costs n
 31
 """
 
+# ruff: noqa: F403, F405
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,39 +19,8 @@ from amtcore.missing_packages import needed_packages
 if TYPE_CHECKING:
     from amtcore.kernels.vector.result_pool import set_buffer_limit
     from amtcore.kernels.vector.threads import get_num_threads, set_num_threads
-    from amtcore.models import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Paulick2024
-    from amtcore.stages import (
-        AdaptLoop,
-        BrokenStickCompression,
-        ButterworthFilter,
-        DRNLFilterbank,
-        ERBIntegration,
-        ExcitationPattern,
-        FastKing2019ModulationFilterbank,
-        FastModulationFilterbank,
-        GammatoneFilterbank,
-        HeadphoneFilter,
-        IHCEnvelope,
-        IHCPaulick2024,
-        King2019ModulationFilterbank,
-        LIFExodus,
-        LoudnessEar,
-        LoudnessIntegration,
-        MiddleEarFilter,
-        ModulationFilterbank,
-        Moore2016AGC,
-        Moore2016BinauralLoudness,
-        Moore2016ExcitationPattern,
-        Moore2016SpecificLoudness,
-        Moore2016Spectrum,
-        Moore2016TemporalIntegration,
-        MultiResolutionFFT,
-        OuterMiddleEarFilter,
-        PowerCompression,
-        Resampler,
-        SpecificLoudness,
-        SquaringExpansion,
-    )
+    from amtcore.models import *
+    from amtcore.stages import *
     from amtcore.units import Calibration
 
 # Names that are in neither of `models` and `stages`.

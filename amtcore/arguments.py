@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -29,7 +29,29 @@ Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 
 @dataclass(frozen=True)
-class Number:
+class _Checked:
+    """A rule of a class; with `optional` it accepts None."""
+
+    optional: bool = field(default=False, kw_only=True)
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the value as Python's own type, or raise."""
+        if value is None and self.optional:
+            return None
+        return self.fitted(name, value)
+
+    def fitted(self, name: str, value: Any) -> Any:
+        """Return a value other than None, or raise."""
+        raise NotImplementedError
+
+    def refusal(self, name: str, wanted: str, value: Any) -> ParameterError:
+        """Return the error for a value; `wanted` describes the accepted values."""
+        also = ", or None" if self.optional else ""
+        return ParameterError(f"{name} must be {wanted}{also}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Number(_Checked):
     """A finite number.
 
     Args:
@@ -49,13 +71,12 @@ class Number:
     least: float = -math.inf
     below: float = math.inf
     most: float = math.inf
-    optional: bool = False
     hint: str = ""
     whole: bool = False
     phrase: str = ""
 
     def wanted(self) -> str:
-        """Describe the accepted values in words."""
+        """Describe the accepted numbers in words."""
         kind = self.phrase or ("a whole number" if self.whole else "a finite number")
         ends = {"above": self.above, "at least": self.least, "below": self.below}
         ends["at most"] = self.most
@@ -64,8 +85,7 @@ class Number:
             limits = [f"between {self.least:g} and {self.most:g}"]
         if math.isfinite(self.above) and math.isfinite(self.below):
             limits = [f"between {self.above:g} and {self.below:g} (both excluded)"]
-        wanted = f"{kind} {' and '.join(limits)}{self.unit}".rstrip()
-        return f"{wanted}, or None" if self.optional else wanted
+        return f"{kind} {' and '.join(limits)}{self.unit}".rstrip()
 
     def fits(self, number: int | float | None) -> bool:
         """Return True if a number is of the kind and within the limits."""
@@ -73,14 +93,11 @@ class Number:
             return False
         return self.above < number < self.below and self.least <= number <= self.most
 
-    def __call__(self, name: str, value: Any) -> Any:
-        """Return the value as Python's number."""
-        if value is None and self.optional:
-            return None
+    def fitted(self, name: str, value: Any) -> int | float:
         number = plain_number(value)
         if number is None or not self.fits(number):
             hint = f"; {self.hint}" if self.hint else ""
-            raise ParameterError(f"{name} must be {self.wanted()}, got {value!r}{hint}")
+            raise ParameterError(f"{self.refusal(name, self.wanted(), value)}{hint}")
         return int(number) if self.whole else number
 
 
@@ -90,7 +107,7 @@ def whole(least: int, most: float = math.inf, optional: bool = False) -> Number:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(_Checked):
     """One number or several, as a number, a float64 tensor, or a list of whole numbers.
 
     Args:
@@ -102,45 +119,32 @@ class Numbers:
 
     each: Number
     single: bool = True
-    optional: bool = False
     ascending: bool = False
 
-    def __call__(self, name: str, value: Any) -> Any:
-        """Return the values."""
-        if value is None and self.optional:
-            return None
+    def fitted(self, name: str, value: Any) -> Any:
         if self.single and plain_number(value) is not None:
             return self.each(name, value)
         many = value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
         if not isinstance(many, (list, tuple)) or not many:
             kind = "a number or a list" if self.single else "a non-empty list"
-            raise ParameterError(f"{name} must be {kind} of numbers, got {value!r}")
+            raise self.refusal(name, f"{kind} of numbers", value)
         every = [self.each(f"every one of {name}", number) for number in many]
         if self.ascending and not all(a < b for a, b in pairwise(every)):
             raise ParameterError(f"{name} must ascend, got {many}; sort them")
-        if self.each.whole:
-            return every
-        return torch.tensor([float(number) for number in every], dtype=torch.float64)
+        return every if self.each.whole else torch.tensor(every, dtype=torch.float64)
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(_Checked):
     """True or False; with `optional` also None."""
 
-    optional: bool = False
-
-    def __call__(self, name: str, value: Any) -> Any:
-        """Return the value as Python's bool."""
-        if (value is None and self.optional) or isinstance(value, bool):
-            return value
-        if isinstance(value, np.bool_):
-            return bool(value)
-        also = ", or None" if self.optional else ""
-        raise ParameterError(f"{name} must be True or False{also}, got {value!r}")
+    def fitted(self, name: str, value: Any) -> bool:
+        if not isinstance(value, (bool, np.bool_)):
+            raise self.refusal(name, "True or False", value)
+        return bool(value)
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(_Checked):
     """A name.
 
     Args:
@@ -149,17 +153,12 @@ class Text:
     """
 
     choices: Collection[str] = ()
-    optional: bool = False
 
-    def __call__(self, name: str, value: Any) -> Any:
-        """Return the name."""
-        if value is None and self.optional:
-            return value
+    def fitted(self, name: str, value: Any) -> str:
         if not isinstance(value, str):
-            also = ", or None" if self.optional else ""
-            raise ParameterError(f"{name} must be a name{also}, got {value!r}")
+            raise self.refusal(name, "a name", value)
         if self.choices and value not in self.choices:
-            raise ParameterError(f"{name} must be one of {', '.join(self.choices)}, got {value!r}")
+            raise self.refusal(name, f"one of {', '.join(self.choices)}", value)
         return value
 
 
@@ -186,87 +185,61 @@ def kernel_choice(name: str, value: Any) -> Any:
     return value
 
 
-def own_check(name: str, value: Any) -> Any:
-    """Return the value; the class checks it."""
-    return value
-
-
-#: Rates, frequencies; times; levels. Wrong units lie outside: ms for s, Hz for Cam.
-POSITIVE = Number(above=0.0)
 RATE = Number(" Hz", above=0.0)
-SECONDS = Number(" s", above=0.0, most=10.0, hint="times are in seconds")
-LEVEL = Number(" dB", least=-200.0, most=300.0)
-CAM = Number(" Cam", above=0.0, most=60.0, hint="ERB numbers are in Cam, not in Hz")
-PER_MS = Number(" per ms", above=0.0, below=1.0)
-EXPONENT = Number(above=0.0, most=10.0)
-_OPTIONAL_RATE = Number(" Hz", above=0.0, optional=True)
-_HOP = whole(1, optional=True)
+_SECONDS = Number(" s", above=0.0, most=10.0, hint="times are in seconds")
 
-RULES: dict[str, Rule] = {
+#: Names of arguments with one rule.
+_SHARED: dict[Rule, str] = {
     # rates and frequencies
-    **dict.fromkeys(("fs_out", "adt_hp_fc", "mflow", "mfhigh", "fhigh"), RATE),
+    RATE: "fs_out adt_hp_fc mflow mfhigh fhigh",
+    Number(" Hz", above=0.0, optional=True): "basef subfs cutoff max_mfc lp_cutoff f_min f_max",
+    Numbers(RATE, single=False): "fc fc_hz",
+    # scales, times, levels; wrong units lie outside, such as ms for s, or Hz for Cam
+    Number(" Cam", above=0.0, most=60.0, hint="ERB numbers are in Cam, not in Hz"): (
+        "erb_lower erb_upper"
+    ),
+    _SECONDS: "tau_attack tau_release ltl_tau_attack ltl_tau_release",
+    Number(" per ms", above=0.0, below=1.0): "attack_alpha release_alpha",
+    Number(" dB", least=-200.0, most=300.0): "knee_db compression_knee_db dboffset gain_db",
+    # factors and numbers of things
+    Numbers(Number(above=0.0, most=10.0)): "n compression_n",
+    Number(above=0.0, most=100.0): "erb_scale bandwidth_scale",
+    Number(above=0.0): "qfactor modbank_qfactor sigma p C ir_length_ratio",
+    whole(1): "order adt_hp_order n_channels",
+    whole(1, optional=True): "hop_length nmod modbank_nmod",
+    # switches and names
+    Flag(): "learnable return_stages compensate_delay normalize_gain lp_150hz use_outerear has_rec",
+    Text(): "method btype model subject phase_type compression_type phase_insens compensation_type "
+    "field_type filter_type leak_mode",
+}
+RULES: dict[str, Rule] = {
+    **{name: rule for rule, names in _SHARED.items() for name in names.split()},
     "fs": Number(" Hz", above=0.0, phrase="a sampling rate in Hz"),
     "flow": Number(" Hz", least=0.0),
-    **dict.fromkeys(
-        ("basef", "subfs", "cutoff", "max_mfc", "lp_cutoff", "f_min", "f_max"), _OPTIONAL_RATE
-    ),
     "lowpass_cutoff": Number(" Hz", least=0.0, optional=True, hint="0 is no low-pass"),
-    **dict.fromkeys(("fc", "fc_hz"), Numbers(RATE, single=False)),
     "frequencies": Numbers(RATE, single=False, ascending=True),
-    # scales
-    **dict.fromkeys(("erb_lower", "erb_upper"), CAM),
     "erb_step": Number(" Cam", above=0.0, most=10.0),
-    # times and rates of change
-    "tau": Numbers(SECONDS, single=False, optional=True),
-    **dict.fromkeys(("tau_attack", "tau_release", "ltl_tau_attack", "ltl_tau_release"), SECONDS),
-    **dict.fromkeys(("attack_alpha", "release_alpha"), PER_MS),
-    "hop_length": _HOP,
-    # levels
-    **dict.fromkeys(("knee_db", "compression_knee_db", "dboffset", "gain_db"), LEVEL),
+    "tau": Numbers(_SECONDS, single=False, optional=True),
     "minspl": Number(" dB SPL", least=-200.0, below=100.0),
     "min_level": Numbers(Number(above=0.0, below=1.0), optional=True),
-    # factors
-    **dict.fromkeys(("n", "compression_n"), Numbers(EXPONENT)),
     "limit": Number(least=0.0, optional=True),
     "betamul": Number(above=0.0, most=100.0, optional=True),
-    **dict.fromkeys(("erb_scale", "bandwidth_scale"), Number(above=0.0, most=100.0)),
-    **dict.fromkeys(("qfactor", "modbank_qfactor", "sigma", "p", "C", "ir_length_ratio"), POSITIVE),
     "Q": Number(above=0.5),
     "att_factor": Number(least=0.0, optional=True),
     "tolerance": whole(0),
-    # numbers of things
-    **dict.fromkeys(("order", "adt_hp_order"), whole(1)),
-    "n_channels": whole(1),
     "n_windows": whole(1, 6),
     "n_ffts": Numbers(whole(2), single=False, optional=True),
-    **dict.fromkeys(("nmod", "modbank_nmod"), whole(1, optional=True)),
-    # switches and names
-    **dict.fromkeys(
-        ("learnable", "return_stages", "compensate_delay", "normalize_gain", "lp_150hz",
-         "use_outerear", "has_rec"), Flag(),
-    ),
     "use_upper_limit": Flag(optional=True),
-    **dict.fromkeys(
-        ("method", "btype", "model", "subject", "phase_type", "compression_type", "phase_insens",
-         "compensation_type", "field_type", "filter_type", "leak_mode"), Text(),
-    ),
     "preset": Text(optional=True),
     "backend": kernel_choice,
     "dtype": working_type,
-    # constants of neurons, one or many of them: stages.lif_attributes
-    **dict.fromkeys(
-        ("shape", "tau_mem", "tau_syn", "threshold", "bias", "alpha", "beta", "dash_mem",
-         "dash_syn", "max_spikes_per_dt", "learning_window", "dt"), own_check,
-    ),
     "noise_std": Number(least=0.0),
-}  # fmt: skip
-
-
-def rule_of(name: str, own: Mapping[str, Rule]) -> Rule:
-    """Return the rule of an argument: its class's own rule, or the rule of its name."""
-    if name.endswith("_kwargs"):
-        return own.get(name, options)
-    return own[name] if name in own else RULES[name]
+}
+#: Constants of neurons, one or many of them, which `stages.lif_attributes` checks.
+UNCHECKED = frozenset(
+    "shape tau_mem tau_syn threshold bias alpha beta dash_mem dash_syn max_spikes_per_dt "
+    "learning_window dt".split()
+)
 
 
 def checked_arguments(**own: Rule) -> Callable[[Constructor], Constructor]:
@@ -280,7 +253,11 @@ def checked_arguments(**own: Rule) -> Callable[[Constructor], Constructor]:
         signature = inspect.signature(constructor)
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         named = [p.name for p in signature.parameters.values() if p.kind not in kinds]
-        rules = {name: rule_of(name, own) for name in named[1:]}
+        rules = {
+            name: own.get(name) or (options if name.endswith("_kwargs") else RULES[name])
+            for name in named[1:]
+            if name not in UNCHECKED
+        }
 
         @functools.wraps(constructor)
         def check(*args: Any, **kwargs: Any) -> None:

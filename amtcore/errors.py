@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class AmtError(Exception):
@@ -77,6 +77,14 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
     if near:
         return f": did you mean {near[0]!r}?"
     return f": expected one of {', '.join(known)}"
+
+
+def check_known(missing: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise for a name that is not known; `missing` begins the message: "x has no option"."""
+    for name in names:
+        if name not in known:
+            hint = nearest_hint(str(name), known) if known else ": it has none"
+            raise ParameterError(f"{missing} {name!r}{hint}")
 
 
 def one_line(error: BaseException) -> str:

@@ -98,8 +98,7 @@ def bandpass2_rows(low_hz: Tensor, high_hz: Tensor, fs_hz: float) -> Tensor:
     becomes the roots of s^2 - p B s + c^2. A root and its conjugate (from the conjugate p) give the
     section B s / (s^2 + k g s + g^2), g = |s|, k = -2 Re(s) / g. The section peaks at B / (k g).
     """
-    w_low = torch.tan(math.pi * low_hz.double() / fs_hz)
-    w_high = torch.tan(math.pi * high_hz.double() / fs_hz)
+    w_low, w_high = (torch.tan(math.pi * f.double() / fs_hz) for f in (low_hz, high_hz))
     width, centre = w_high - w_low, w_low * w_high
     pole = torch.polar(torch.ones_like(width), torch.full_like(width, 0.75 * math.pi))
     root = torch.sqrt((pole * width) ** 2 - 4.0 * centre)
@@ -113,8 +112,7 @@ def bandpass2_rows(low_hz: Tensor, high_hz: Tensor, fs_hz: float) -> Tensor:
 
 def bandpass1_rows(low_hz: Tensor, high_hz: Tensor, fs_hz: float) -> Tensor:
     """First-order Butterworth band-pass rows (one second-order section) for each pair of edges."""
-    w_low = torch.tan(math.pi * low_hz.double() / fs_hz)
-    w_high = torch.tan(math.pi * high_hz.double() / fs_hz)
+    w_low, w_high = (torch.tan(math.pi * f.double() / fs_hz) for f in (low_hz, high_hz))
     g = torch.sqrt(w_low * w_high)
     k = (w_high - w_low) / g
     zero = torch.zeros_like(g)

@@ -54,9 +54,7 @@ def erb_space(flow_hz: float, fhigh_hz: float, n: int) -> Array:
         raise ParameterError(f"the number of frequencies must be 1 or more, got {n}")
     low, high = erb_number([flow_hz, fhigh_hz])
     frequencies = erb_frequency(np.linspace(low, high, n))
-    frequencies[0] = flow_hz
-    if n > 1:
-        frequencies[-1] = fhigh_hz
+    frequencies[-1], frequencies[0] = fhigh_hz, flow_hz
     return frequencies
 
 
@@ -160,27 +158,21 @@ class PhonTable:
         return levels[place - 1] + share * (levels[place] - levels[place - 1])
 
 
-def table_levels() -> Tensor:
-    """The levels of a table in dB SPL."""
-    return torch.arange(LOWEST_DB, HIGHEST_DB + STEP_DB, STEP_DB, dtype=torch.float64)
-
-
-def tones(levels_db: Tensor, fs: float, samples: int) -> Tensor:
-    """(level, samples): 1 kHz tones in Pa."""
+def tones(fs: float, samples: int) -> tuple[Tensor, Tensor]:
+    """Return the levels of a table in dB SPL, and 1 kHz tones of these levels in Pa."""
+    levels_db = torch.arange(LOWEST_DB, HIGHEST_DB + STEP_DB, STEP_DB, dtype=torch.float64)
     t = torch.arange(samples, dtype=torch.float64)
     peak = db_to_pa(0.0) * math.sqrt(2.0) * 10.0 ** (levels_db / 20.0)
-    return peak[:, None] * torch.sin(2.0 * math.pi * TONE_HZ / fs * t)
-
-
-def stevens_phon(sone: Tensor) -> Tensor:
-    """40 + 10 log2 N: the definition of the sone, good for 1 kHz tones above 40 phon."""
-    return 40.0 + 10.0 * torch.log2(sone.clamp(min=LEAST_SONE))
+    return levels_db, peak[:, None] * torch.sin(2.0 * math.pi * TONE_HZ / fs * t)
 
 
 def phon_by(method: str, table: PhonTable, sone: Tensor) -> Tensor:
-    """Loudness level by a named method: "table" or "power"."""
+    """Loudness level by a named method: "table" or "power".
+
+    "power" is 40 + 10 log2 N, the definition of the sone, good for 1 kHz tones above 40 phon.
+    """
     if method == "table":
         return table.phon(sone)
     if method == "power":
-        return stevens_phon(sone)
+        return 40.0 + 10.0 * torch.log2(sone.clamp(min=LEAST_SONE))
     raise ParameterError(f"method must be 'table' or 'power', got {method!r}")

@@ -47,7 +47,7 @@ class Calibration:
     level_db_spl: float | None = None
 
     def __post_init__(self) -> None:
-        given = {k: v for k, v in vars(self).items() if v is not None}
+        given = self.to_dict()
         if len(given) != 1:
             raise ParameterError(
                 "a calibration needs exactly one of rms1_db_spl and level_db_spl, "
@@ -93,16 +93,13 @@ class Calibration:
             raise ParameterError(
                 f"unknown input unit {input_unit!r}: expected one of {', '.join(PA_PER_UNIT)}"
             )
-        if self.rms1_db_spl is not None:
-            pascals = db_to_pa(self.rms1_db_spl)
-        else:
-            assert self.level_db_spl is not None
-            pascals = 0.0 if clip_rms == 0 else db_to_pa(self.level_db_spl) / clip_rms
+        (level,) = self.to_dict().values()
+        pascals = db_to_pa(level)
+        if self.level_db_spl is not None:
+            pascals = pascals / clip_rms if clip_rms else 0.0
         return pascals / PA_PER_UNIT[input_unit]
 
 
 def rms(clip: NDArray[np.floating[Any]]) -> float:
     """Root mean square, summed in float64; 0 for an empty clip."""
-    if clip.size == 0:
-        return 0.0
-    return math.sqrt(float(np.mean(np.square(clip, dtype=np.float64))))
+    return math.sqrt(float(np.mean(np.square(clip, dtype=np.float64)))) if clip.size else 0.0

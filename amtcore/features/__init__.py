@@ -16,16 +16,10 @@ if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo, StreamKind
 
 _HOMES = {
-    "ExtractStream": "feature_model",
-    "Extractor": "feature_model",
-    "FeatureModel": "feature_model",
-    "FrameDesign": "frame_model",
-    "FrameGrid": "frame_model",
-    "FrameModel": "frame_model",
-    "Parameter": "parameters",
-    "StreamInfo": "stream_info",
-    "StreamKind": "stream_info",
-    "parameters_of": "parameters",
+    **dict.fromkeys(("ExtractStream", "Extractor", "FeatureModel"), "feature_model"),
+    **dict.fromkeys(("FrameDesign", "FrameGrid", "FrameModel"), "frame_model"),
+    **dict.fromkeys(("Parameter", "parameters_of"), "parameters"),
+    **dict.fromkeys(("StreamInfo", "StreamKind"), "stream_info"),
 }
 
 __all__ = [

@@ -12,6 +12,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from amtcore.errors import NonFiniteError, ParameterError, ShapeError, nearest_hint
+from amtcore.errors import NonFiniteError, ShapeError, check_known
 from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo, StreamKind
@@ -39,6 +40,8 @@ StreamValues = Frames | SpikeEvents
 ClipFeatures = dict[str, StreamValues]
 Params = Mapping[str, object]
 StreamOptions = Mapping[str, object]
+#: Options by name of the stream.
+OptionsByStream = Mapping[str, StreamOptions]
 
 DEFAULT_FRAME_RATE_HZ = 100.0
 DEFAULT_POOL = "mean"
@@ -60,6 +63,7 @@ class ExtractStream(ABC):
         """End the signal; return the frames that a model which looks ahead held back."""
 
 
+@dataclass(eq=False, repr=False)
 class Extractor(ABC):
     """One warm model and its streams; for several callers at once only where it says so.
 
@@ -82,36 +86,29 @@ class Extractor(ABC):
         takes_several_callers: Threads may call `extract` and use streams at the same time.
     """
 
+    model: str
+    _: KW_ONLY
+    fs_hz: float
+    input_unit: str
+    streams: Sequence[StreamInfo]
+    params: Params
+    dtype: np.dtype[Any]
+    can_stream: bool
+    input_channels: tuple[int, ...] = (1,)
+    memory_s: float | None = None
+    hops: Sequence[int | Fraction] = ()
+
     takes_several_callers = False
     #: Advice on parameters with which `open_stream` works, for messages; empty for none.
     streaming_advice = ""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        fs_hz: float,
-        input_unit: str,
-        streams: Sequence[StreamInfo],
-        params: Params,
-        dtype: np.dtype[Any],
-        can_stream: bool,
-        input_channels: tuple[int, ...] = (1,),
-        memory_s: float | None = None,
-        hops: Sequence[int | Fraction] = (),
-    ) -> None:
-        self.model, self.params = model, dict(params)
-        self.fs_hz: float = fs_hz
-        self.input_unit: str = input_unit
-        self.streams = tuple(streams)
-        self.dtype = dtype
-        self.can_stream = can_stream
-        self.input_channels = input_channels
-        self.memory_s = memory_s
-        #: Whole seconds after which all of the model's grids begin anew.
-        self.grid_s = math.lcm(*((hop / Fraction(str(fs_hz))).numerator for hop in hops))
+    def __post_init__(self) -> None:
+        self.params, self.streams = dict(self.params), tuple(self.streams)
         #: Name and version of the distribution the model comes from; None for models of amtcore.
         self.distribution: str | None = None
+        rate = Fraction(str(self.fs_hz))
+        #: Whole seconds after which all of the model's grids begin anew.
+        self.grid_s = math.lcm(*((hop / rate).numerator for hop in self.hops))
         #: Device of the computation, see `place`.
         self.backend: Backend = get_backend("cpu")
 
@@ -168,10 +165,9 @@ class Extractor(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return the provenance record of the model; streams of events have all their options."""
-        origin = {} if self.distribution is None else {"distribution": self.distribution}
         return {
             "model": self.model,
-            **origin,
+            **({} if self.distribution is None else {"distribution": self.distribution}),
             "fs_hz": self.fs_hz,
             "params": self.params,
             "input_unit": self.input_unit,
@@ -213,20 +209,17 @@ def check_finite(signal: NDArray[np.floating[Any]] | Tensor, dtype: str) -> None
 
 def as_clip(clip: NDArray[np.floating[Any]] | Tensor, dtype: np.dtype[Any]) -> Any:
     """Return a finite 1-D signal in the working type; raise for anything else."""
-    if isinstance(clip, Tensor):
-        if clip.ndim != 1 or str(clip.dtype) != f"torch.{dtype}":
-            raise ShapeError(
-                f"expected a 1-D tensor of {dtype}, got {clip.dtype} of shape {tuple(clip.shape)}"
-            )
-        check_finite(clip, dtype.name)
-        return clip
-    array = np.asarray(clip)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
+    given: Any = clip if isinstance(clip, Tensor) else np.asarray(clip)
+    if isinstance(given, Tensor):
+        wanted, fits = f"tensor of {dtype}", str(given.dtype) == f"torch.{dtype}"
+    else:
+        wanted, fits = "floating-point signal", np.issubdtype(given.dtype, np.floating)
+    if given.ndim != 1 or not fits:
         raise ShapeError(
-            f"expected a 1-D floating-point signal, got {array.dtype} of shape {array.shape}"
+            f"expected a 1-D {wanted}, got {given.dtype} of shape {tuple(given.shape)}"
         )
-    check_finite(array, dtype.name)
-    return np.ascontiguousarray(array, dtype)
+    check_finite(given, dtype.name)
+    return given if isinstance(given, Tensor) else np.ascontiguousarray(given, dtype)
 
 
 class FeatureModel(ABC):
@@ -261,11 +254,7 @@ class FeatureModel(ABC):
 
     @abstractmethod
     def build(
-        self,
-        fs_hz: float,
-        params: Params,
-        streams: Mapping[str, StreamOptions],
-        dtype: str = "float32",
+        self, fs_hz: float, params: Params, streams: OptionsByStream, dtype: str = "float32"
     ) -> Extractor:
         """Return the warm model with these streams; raise every error of the request.
 
@@ -280,22 +269,13 @@ class FeatureModel(ABC):
 
     def kind(self, stream: str) -> StreamKind:
         """Return the kind of a stream; raises for a name that the model does not have."""
-        if stream not in self.streams:
-            hint = nearest_hint(stream, self.streams)
-            raise ParameterError(f"model {self.name!r} has no stream {stream!r}{hint}")
+        check_known(f"model {self.name!r} has no stream", [stream], self.streams)
         return self.streams[stream]
-
-    def __repr__(self) -> str:
-        """One line."""
-        return f"<model {getattr(self, 'name', '?')}: {', '.join(getattr(self, 'streams', ()))}>"
 
 
 def check_options(stream: str, options: StreamOptions, known: tuple[str, ...]) -> None:
     """Raise if a stream does not have one of the options."""
-    for name in options:
-        if name not in known:
-            hint = nearest_hint(str(name), known) if known else ": it has none"
-            raise ParameterError(f"stream {stream!r} has no option {name!r}{hint}")
+    check_known(f"stream {stream!r} has no option", options, known)
 
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -305,20 +285,18 @@ INTERNAL = ("fs", "learnable", "return_stages", "dtype")
 Module = TypeVar("Module", bound="TimeDomainModel | LoudnessModel")
 
 
+@dataclass(eq=False, repr=False)
 class ModuleModel(FeatureModel, Generic[Module]):
     """A model of this package as a job runs it; `constructor` is the class of the model."""
 
-    def __init__(
-        self,
-        name: str,
-        constructor: type[Module],
-        summary: str,
-        default_fs_hz: float,
-        streams: Mapping[str, StreamKind],
-    ) -> None:
-        self.name, self.summary, self.default_fs_hz = name, summary, default_fs_hz
-        self.constructor, self.streams = constructor, streams
-        self.input_unit = constructor.input_unit
+    name: str
+    constructor: type[Module]
+    summary: str
+    default_fs_hz: float
+    streams: Mapping[str, StreamKind]
+
+    def __post_init__(self) -> None:
+        self.input_unit = self.constructor.input_unit
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Generic, TypeVar
@@ -41,8 +41,8 @@ from amtcore.features.feature_model import (
     ExtractStream,
     FeatureModel,
     Frames,
+    OptionsByStream,
     Params,
-    StreamOptions,
     as_clip,
     check_options,
 )
@@ -104,19 +104,9 @@ class FrameGrid:
 
     def info(self, name: str, model: str, kind: StreamKind, fs_hz: float) -> StreamInfo:
         """Return the description of the stream."""
-        return StreamInfo(
-            name=name,
-            model=model,
-            unit=self.unit or kind.unit,
-            width=self.width,
-            frame_rate_hz=float(Fraction(fs_hz) / self.hop_length),
-            pool=OWN_FRAMES,
-            axes=kind.axes,
-            channel_offsets=tuple(range(self.width + 1)),
-            fc_hz=self.fc_hz,
-            mfc_hz=(),
-            columns=self.columns,
-        )
+        rate_hz = float(Fraction(fs_hz) / self.hop_length)
+        columns = {"unit": self.unit or kind.unit, "fc_hz": self.fc_hz, "columns": self.columns}
+        return kind.info(name, model, self.width, rate_hz, OWN_FRAMES, **columns)
 
 
 @dataclass(frozen=True)
@@ -156,35 +146,25 @@ class FrameModel(FeatureModel, Generic[P]):
             (`Args`) says what they mean; it may refuse values with a `ParameterError`.
     """
 
-    params_class: type[P]
+    params_class: type[P] = NoParams  # type: ignore[assignment]
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        return parameters_of(getattr(self, "params_class", NoParams))
+        return parameters_of(self.params_class)
 
     @abstractmethod
     def design(self, fs_hz: float, params: P) -> FrameDesign:
         """Return the model at a sampling rate, with an object of `params_class`."""
 
     def build(
-        self,
-        fs_hz: float,
-        params: Params,
-        streams: Mapping[str, StreamOptions],
-        dtype: str = "float32",
+        self, fs_hz: float, params: Params, streams: OptionsByStream, dtype: str = "float32"
     ) -> FrameExtractor:
         """Build the extractor; streams have no options, and the working type is float32."""
-        check_float32(self.name, dtype)
-        given = checked_params(self.name, self.parameters, params)
-        asked = built(getattr(self, "params_class", NoParams), self.name, given)
-        design = self.design(fs_hz, asked)
-        infos = []
+        asked = asked_params(self, self.params_class, params, dtype)
         for stream, options in streams.items():
-            kind = self.kind(stream)
             check_options(stream, options, ())
-            infos.append(design.grids[stream].info(stream, self.name, kind, fs_hz))
         all_params = {name: getattr(asked, name) for name in self.parameters}
-        return FrameExtractor(self.name, fs_hz, self.input_unit, infos, design, params, all_params)
+        return FrameExtractor(self, fs_hz, self.design(fs_hz, asked), streams, params, all_params)
 
 
 class FrameExtractor(Extractor):
@@ -192,24 +172,25 @@ class FrameExtractor(Extractor):
 
     def __init__(
         self,
-        name: str,
+        model: FeatureModel,
         fs_hz: float,
-        input_unit: str,
-        streams: Sequence[StreamInfo],
         design: FrameDesign,
+        streams: Iterable[str],
         params: Params,
         all_params: Params,
     ) -> None:
+        kinds = {name: model.kind(name) for name in streams}
+        grids = design.grids
         super().__init__(
-            name,
+            model.name,
             fs_hz=fs_hz,
-            input_unit=input_unit,
-            streams=streams,
+            input_unit=model.input_unit,
+            streams=[grids[k].info(k, model.name, kind, fs_hz) for k, kind in kinds.items()],
             params=params,
             dtype=np.dtype(np.float32),
             can_stream=design.open_stream is not None,
             memory_s=design.memory_s,
-            hops=[Fraction(design.grids[info.name].hop_length) for info in streams],
+            hops=[Fraction(grids[name].hop_length) for name in kinds],
         )
         self._design, self._all_params = design, all_params
 
@@ -218,11 +199,9 @@ class FrameExtractor(Extractor):
         return {info.name: grids[info.name].n_frames(n_samples) for info in self.streams}
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
-        arrays = [as_clip(clip, self.dtype) for clip in clips]
-        signals = [
-            (each.cpu().numpy() if isinstance(each, Tensor) else each).astype(np.float32)
-            for each in arrays
-        ]
+        arrays = (as_clip(clip, self.dtype) for clip in clips)
+        # `compute` may write to its signal, so every signal is a copy.
+        signals = [np.array(each.cpu() if isinstance(each, Tensor) else each) for each in arrays]
         # A model need not accept signals without frames.
         asked = [i for i, each in enumerate(signals) if any(self.n_frames(len(each)).values())]
         chosen = [signals[i] for i in asked]
@@ -280,7 +259,8 @@ class _AskedStreams(ExtractStream):
         return {name: np.ascontiguousarray(made[name], np.float32) for name in self._names}
 
 
-def check_float32(model: str, dtype: str) -> None:
-    """Raise for another working type."""
+def asked_params(model: FeatureModel, params_class: type[P], params: Params, dtype: str) -> P:
+    """Return the parameters of a request; raise for a working type other than float32."""
     if dtype != "float32":
-        raise ParameterError(f"model {model!r} works in float32 only, got dtype {dtype!r}")
+        raise ParameterError(f"model {model.name!r} works in float32 only, got dtype {dtype!r}")
+    return built(params_class, model.name, checked_params(model.name, model.parameters, params))

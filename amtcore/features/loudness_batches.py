@@ -21,27 +21,18 @@ from torch import Tensor
 
 from amtcore.features.feature_model import ClipFeatures, Frames
 from amtcore.features.loudness_pooling import ClipNumbers, Pooler, StreamPlan
-from amtcore.kernels.backend import Backend
-from amtcore.kernels.chain import ChainPlan, compile_chain, identity_bank
+from amtcore.kernels.backend import Backend, Chain
+from amtcore.kernels.chain import compile_chain, identity_bank
 from amtcore.models.composition import require_fusable
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Recurrence
 
 #: Blocks of a batch, counted per ear. On a GPU the longest windows of these 16384 frames are 134 MB
-#: of float32.
-_WAVE_BLOCKS = {"cuda": 128}
-#: Blocks of a batch on an interpreter.
+#: of float32. An interpreter takes few.
+_BATCH_BLOCKS = {"cuda": 128}
 _FEW_BLOCKS = 4
 #: Size of the features that are collected on the device before they go to the host.
 _HELD_BYTES = 2**28
-
-
-@dataclass
-class SignalState:
-    """State of one signal between batches: recurrences of the model, and pooled streams."""
-
-    states: dict[str, Any] = field(default_factory=dict)
-    pooling: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,7 @@ class Signal:
         begin: First model frame, which is the first of a block.
         end: Model frame after the last one.
         goes_on: Whether another part will follow, with `begin` at this part's `end`.
-        carried: State from the part before to the part after.
+        carried: States of recurrences and of pooled streams, by name, from part to part.
     """
 
     ears: Any
@@ -64,19 +55,14 @@ class Signal:
     begin: int
     end: int
     goes_on: bool = False
-    carried: SignalState = field(default_factory=SignalState)
+    carried: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BlockRun:
-    """Successive blocks of one signal in a batch.
+    """Successive blocks of one signal, `number`, from block `at` of a batch on.
 
-    Args:
-        number: Index of the signal.
-        begin: First model frame of the signal.
-        end: Model frame after the last one.
-        at: First block in the batch.
-        blocks: Number of blocks.
+    Their model frames are `begin` to `end` of the signal, `end` excluded.
     """
 
     number: int
@@ -94,7 +80,7 @@ class RunGroup:
     """
 
     rows: list[BlockRun]
-    carried: SignalState | None
+    carried: dict[str, Any] | None
 
     def cut(self, values: Tensor) -> Tensor:
         """Return (run, frame, ..) of (block, frame, ..)."""
@@ -114,7 +100,7 @@ class _RunsOverTime(OverTime):
         """Run a recurrence over (block, frame, ..); silent blocks get 0."""
         parts, left = [], len(x)
         for group in self._groups:
-            states = {} if group.carried is None else group.carried.states
+            states = {} if group.carried is None else group.carried
             y, states[name] = recurrence(group.cut(x), states.get(name))
             parts.append(y.reshape(-1, *x.shape[1:]))
             left -= len(parts[-1])
@@ -154,58 +140,42 @@ def grouped(rows: Sequence[BlockRun], signals: Sequence[Signal]) -> list[RunGrou
     return groups
 
 
-class _Unpooled:
-    """A stream of the model's own frames."""
-
-    def __init__(self, plan: StreamPlan) -> None:
-        self._plan = plan
-
-    def take(self, groups: Sequence[RunGroup], loudness: Loudness) -> list[Tensor]:
-        """Return the frames of every run."""
-        values = self._plan.source(loudness)
-        return [
-            rows[i, : row.end - row.begin]
-            for group in groups
-            for rows in (group.cut(values),)
-            for i, row in enumerate(group.rows)
-        ]
-
-
-class _Pooled:
-    """A stream of frames pooled by the fused kernel."""
+class _StreamFrames:
+    """Frames of one stream: the model's own frames, or pooled by the fused kernel."""
 
     def __init__(self, plan: StreamPlan, like: Tensor, backend: Backend) -> None:
-        self._plan, self._chain = plan, backend.place(_pooling(plan, like))
+        self._plan = plan
+        self._chain: Chain | None = None
+        ratio = plan.ratio or (1, 1)
+        if ratio != (1, 1):
+            bank, rate = identity_bank(plan.info.width, like), plan.info.frame_rate_hz
+            pooling = compile_chain([], bank, plan.info.pool, rate, rate)
+            tables = replace(pooling.tables, samples_per_frame=ratio)
+            self._chain = backend.place(replace(pooling, tables=tables))
 
     def take(self, groups: Sequence[RunGroup], loudness: Loudness) -> list[Tensor]:
         """Return the frames that every run completes."""
         values = self._plan.source(loudness)
+        chain, n_frames, made = self._chain, self._plan.n_frames, []
+        if chain is None:
+            for group in groups:
+                of_runs = zip(group.rows, group.cut(values), strict=True)
+                made += [frames[: row.end - row.begin] for row, frames in of_runs]
+            return made
         # (run, column, frame)
         parts = [group.cut(values).transpose(1, 2).contiguous() for group in groups]
-        fresh = [row for group, rows in zip(groups, parts, strict=True)
+        whole = [row for group, rows in zip(groups, parts, strict=True)
                  if group.carried is None for row in rows]  # fmt: skip
-        frames = iter(self._chain.push(fresh, self._chain.fresh(len(fresh)), 0))
-        made = []
+        pooled = iter(chain.push(whole, chain.fresh(len(whole)), 0))
         for group, rows in zip(groups, parts, strict=True):
-            if group.carried is not None:
-                made += self._carried(group.carried, group.rows[0], rows)
-            else:
-                made += [next(frames)[: self._plan.n_frames(row.end)] for row in group.rows]
+            if group.carried is None:
+                made += [next(pooled)[: n_frames(row.end)] for row in group.rows]
+                continue
+            (row,) = group.rows
+            states = group.carried.setdefault(f"pooled {self._plan.info.name}", chain.fresh(1))
+            frames = chain.push(list(rows), states, row.begin)[0]
+            made.append(frames[: n_frames(row.end) - n_frames(row.begin)])
         return made
-
-    def _carried(self, carried: SignalState, row: BlockRun, rows: Tensor) -> list[Tensor]:
-        name, count = self._plan.info.name, self._plan.n_frames
-        states = carried.pooling.setdefault(name, self._chain.fresh(1))
-        frames = self._chain.push(list(rows), states, row.begin)
-        return [frames[0][: count(row.end) - count(row.begin)]]
-
-
-def _pooling(plan: StreamPlan, like: Tensor) -> ChainPlan:
-    """Return a chain that only pools model frames."""
-    assert plan.ratio is not None
-    bank, rate = identity_bank(plan.info.width, like), plan.info.frame_rate_hz
-    chain = compile_chain([], bank, plan.info.pool, rate, rate)
-    return replace(chain, tables=replace(chain.tables, samples_per_frame=plan.ratio))
 
 
 class LoudnessBatches:
@@ -224,18 +194,12 @@ class LoudnessBatches:
         self._model, self._plans, self._taps, self._grid = model, plans, taps, model.grid()
         self.backend = backend
         self.dtype: np.dtype[Any] = np.dtype(str(model.dtype).removeprefix("torch."))
-        self._blocks = _WAVE_BLOCKS.get(backend.device.type, _FEW_BLOCKS)
-        self._makers = [
-            _Unpooled(plan) if plan.unpooled else _Pooled(plan, model.fc.cpu(), backend)
-            for plan in plans
-        ]
+        self._blocks = _BATCH_BLOCKS.get(backend.device.type, _FEW_BLOCKS)
+        self._streams = [_StreamFrames(plan, model.fc.cpu(), backend) for plan in plans]
 
     def finishers(self) -> list[ClipNumbers | Pooler]:
         """Return the last step of every stream of a signal: its unit, or numbers of a clip."""
-        one = (1, 1)
-        return [
-            ClipNumbers(plan) if plan.ratio is None else Pooler(plan, one) for plan in self._plans
-        ]
+        return [plan.pooler(pooled=True) for plan in self._plans]
 
     def as_input(self, ears: Any) -> Any:
         """Convert (ear, time) to the working type; a tensor goes to the device."""
@@ -258,49 +222,46 @@ class LoudnessBatches:
         last: bool,
     ) -> list[ClipFeatures]:
         """Return the frames of every signal by stream; with `last` the signals end here."""
-        results: list[ClipFeatures] = []
-        for of_signal, mine in zip(self.run(signals), finishers, strict=True):
-            made: ClipFeatures = {}
-            for plan, pieces, finisher in zip(self._plans, of_signal, mine, strict=True):
-                nothing = np.empty((0, plan.source_width), self.dtype)
-                made[plan.info.name] = finisher.push(np.concatenate([nothing, *pieces]), last)
-            results.append(made)
-        return results
-
-    def run(self, signals: Sequence[Signal]) -> list[list[list[Frames]]]:
-        """Return the frames of every signal and stream in pieces, before `finishers`."""
         require_fusable(self._model, self._model.named_children())
-        made: list[list[list[Frames]]] = [[[] for _ in self._makers] for _ in signals]
-        by_ears = sorted({len(signal.ears) for signal in signals})
+        pieces: list[list[list[Frames]]] = [
+            [[np.empty((0, plan.source_width), self.dtype)] for plan in self._plans]
+            for _ in signals
+        ]
         with torch.no_grad(), self.backend.stream():
-            for ears in by_ears:
-                of_ears = [i for i, signal in enumerate(signals) if len(signal.ears) == ears]
-                longest_first = sorted(of_ears, key=lambda i: signals[i].begin - signals[i].end)
-                results = [made[i] for i in longest_first]
-                self._run_alike([signals[i] for i in longest_first], results)
-        return made
+            for ears in sorted({len(signal.ears) for signal in signals}):
+                alike = [i for i, signal in enumerate(signals) if len(signal.ears) == ears]
+                alike.sort(key=lambda i: signals[i].begin - signals[i].end)  # longest first
+                self._run([signals[i] for i in alike], [pieces[i] for i in alike])
+        return [
+            {
+                plan.info.name: finisher.push(np.concatenate(parts), last)
+                for plan, parts, finisher in zip(self._plans, of_signal, mine, strict=True)
+            }
+            for of_signal, mine in zip(pieces, finishers, strict=True)
+        ]
 
-    def _run_alike(self, signals: Sequence[Signal], results: list[list[list[Frames]]]) -> None:
-        """Run signals with equal numbers of ears."""
+    def _run(self, signals: Sequence[Signal], pieces: Sequence[list[list[Frames]]]) -> None:
+        """Run signals with equal numbers of ears, and add to the pieces of every stream."""
         size = max(self._blocks // len(signals[0].ears), 1)
-        of_streams = list(zip(*results, strict=True))
         held: list[Tensor] = []
         places: list[list[Frames]] = []
+
+        def take_down() -> None:
+            for place, frames in zip(places, self.backend.download(held), strict=True):
+                place.append(frames)
+            held.clear()
+            places.clear()
+
         for rows in batches_of_runs(signals, size):
             groups = grouped(rows, signals)
             x, inside = self._samples(rows, signals, size)
             loudness = self._model.run_blocks(x, inside, self._taps, _RunsOverTime(groups))
-            for maker, pieces in zip(self._makers, of_streams, strict=True):
-                held += maker.take(groups, loudness)
-                places += [pieces[row.number] for row in rows]
+            for k, stream in enumerate(self._streams):
+                held += stream.take(groups, loudness)
+                places += [pieces[row.number][k] for row in rows]
             if sum(frames.nbytes for frames in held) > _HELD_BYTES:
-                self._take_down(held, places)
-                held, places = [], []
-        self._take_down(held, places)
-
-    def _take_down(self, held: list[Tensor], places: list[list[Frames]]) -> None:
-        for place, frames in zip(places, self.backend.download(held), strict=True):
-            place.append(frames)
+                take_down()
+        take_down()
 
     def _samples(
         self, rows: Sequence[BlockRun], signals: Sequence[Signal], size: int

@@ -44,11 +44,6 @@ class StreamPlan:
     phon: PhonTable | None
 
     @property
-    def unpooled(self) -> bool:
-        """Return True if its frames are the model frames."""
-        return self.ratio is None or self.ratio[0] == self.ratio[1]
-
-    @property
     def source_width(self) -> int:
         """Columns of `source`."""
         return 2 if self.info.name == SUMMARY else self.info.width
@@ -66,6 +61,12 @@ class StreamPlan:
         if self.info.name == SUMMARY:
             return torch.stack((loudness.short, loudness.long), -1)
         return (loudness.short if self.info.name == SHORT else loudness.long).unsqueeze(-1)
+
+    def pooler(self, pooled: bool = False) -> ClipNumbers | Pooler:
+        """Return the last step of the stream for one signal; `pooled` frames are only converted."""
+        if self.ratio is None:
+            return ClipNumbers(self)
+        return Pooler(self, (1, 1) if pooled else self.ratio)
 
     def finished(self, frames: Frames) -> Frames:
         """Convert frames to the stream's unit."""
@@ -89,15 +90,13 @@ class Pooler:
             return self._plan.finished(outputs)
         rows = np.concatenate([*self._waiting, outputs])
         statistic = _STATISTICS[self._plan.info.pool]
-        end, pooled = self._first + len(rows), []
-        while (edge := -(-(self._made + 1) * samples // frames)) <= end:
-            begin = -(-self._made * samples // frames)
-            pooled.append(statistic(rows[begin - self._first : edge - self._first]))
-            self._made += 1
-        keep = -(-self._made * samples // frames) - self._first
-        self._waiting, self._first = [rows[keep:]], self._first + keep
-        empty = np.empty((0, rows.shape[1]), rows.dtype)
-        return self._plan.finished(np.stack(pooled).astype(rows.dtype) if pooled else empty)
+        pooled, begin = [], -(-self._made * samples // frames) - self._first
+        while (end := -(-(self._made + 1) * samples // frames) - self._first) <= len(rows):
+            pooled.append(statistic(rows[begin:end]))
+            self._made, begin = self._made + 1, end
+        self._waiting, self._first = [rows[begin:]], self._first + begin
+        made = np.array(pooled, rows.dtype).reshape(-1, rows.shape[1])
+        return self._plan.finished(made)
 
 
 class ClipNumbers:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,17 +28,11 @@ from amtcore.features.torch_compile import Compiled
 
 #: Frames of a block.
 BLOCK_FRAMES = 64
-WINDOWS: dict[str, Callable[..., Tensor]] = {
-    "hann": torch.hann_window,
-    "hamming": torch.hamming_window,
-    "blackman": torch.blackman_window,
-}
 #: Parameters that have the name and meaning of torchaudio's.
 _TORCHAUDIO = ("n_fft", "win_length", "hop_length", "f_min", "f_max", "n_mels", "power", "norm",
                "mel_scale")  # fmt: skip
-#: Mel scales as torchaudio has them: HTK's 2595 log10(1 + f/700); Slaney's is linear up to 1 kHz.
-_HTK_FACTOR, _HTK_HZ = 2595.0, 700.0
-_SLANEY_HZ, _SLANEY_KNEE_HZ, _SLANEY_STEP = 200.0 / 3.0, 1000.0, np.log(6.4) / 27.0
+#: Slaney's scale: Hz a mel up to 1 kHz, and the logarithm of the ratio of a mel above.
+_SLANEY_HZ, _SLANEY_STEP = 200.0 / 3.0, np.log(6.4) / 27.0
 
 Rows = NDArray[np.float32]
 
@@ -125,55 +120,51 @@ class MfccParams(MelParams):
 def mel_centres_hz(params: MelParams, fs_hz: float) -> tuple[float, ...]:
     """Centre frequencies of the bands: evenly spaced in mel between the edges.
 
+    The scales are torchaudio's: HTK's 2595 log10(1 + f/700), and Slaney's, linear up to 1 kHz.
+
     >>> [round(f) for f in mel_centres_hz(MelParams(n_mels=3), 16000)]
     [614, 1768, 3934]
     """
-    ends_hz = params.f_min, fs_hz / 2 if params.f_max is None else params.f_max
-    to_mel, to_hz = _SCALES[params.mel_scale]
-    mels = np.linspace(to_mel(ends_hz[0]), to_mel(ends_hz[1]), params.n_mels + 2)[1:-1]
+
+    def to_mel(hz: float) -> Any:
+        if params.mel_scale == "htk":
+            return 2595.0 * np.log10(1.0 + hz / 700.0)
+        return min(hz, 1000.0) / _SLANEY_HZ + np.log(max(hz, 1000.0) / 1000.0) / _SLANEY_STEP
+
+    def to_hz(mel: float) -> Any:
+        if params.mel_scale == "htk":
+            return 700.0 * (10.0 ** (mel / 2595.0) - 1.0)
+        knee = 1000.0 / _SLANEY_HZ
+        return min(mel, knee) * _SLANEY_HZ * np.exp(_SLANEY_STEP * max(mel - knee, 0.0))
+
+    f_max = fs_hz / 2 if params.f_max is None else params.f_max
+    mels = np.linspace(to_mel(params.f_min), to_mel(f_max), params.n_mels + 2)[1:-1]
     return tuple(float(to_hz(mel)) for mel in mels)
-
-
-def _htk_mel(hz: float) -> float:
-    return float(_HTK_FACTOR * np.log10(1.0 + hz / _HTK_HZ))
-
-
-def _htk_hz(mel: float) -> float:
-    return float(_HTK_HZ * (10.0 ** (mel / _HTK_FACTOR) - 1.0))
-
-
-def _slaney_mel(hz: float) -> float:
-    above = np.log(max(hz, _SLANEY_KNEE_HZ) / _SLANEY_KNEE_HZ) / _SLANEY_STEP
-    return float(min(hz, _SLANEY_KNEE_HZ) / _SLANEY_HZ + above)
-
-
-def _slaney_hz(mel: float) -> float:
-    knee = _SLANEY_KNEE_HZ / _SLANEY_HZ
-    return float(min(mel, knee) * _SLANEY_HZ * np.exp(_SLANEY_STEP * max(mel - knee, 0.0)))
-
-
-_SCALES = {"htk": (_htk_mel, _htk_hz), "slaney": (_slaney_mel, _slaney_hz)}
 
 
 class MelBlocks:
     """Blocks of log-mel frames, or of cepstra with the transform `dct` (n_mels, n_mfcc)."""
 
     def __init__(self, params: MelParams, fs_hz: float, dct: Tensor | None) -> None:
-        if not 0 <= params.f_min < (fs_hz / 2 if params.f_max is None else params.f_max):
+        f_max = fs_hz / 2 if params.f_max is None else params.f_max
+        if not 0 <= params.f_min < f_max:
             raise ParameterError(
                 f"expected 0 <= f_min < f_max, got {params.f_min:g} and {params.f_max}"
             )
-        if params.f_max is not None and params.f_max > fs_hz / 2:
+        if f_max > fs_hz / 2:
             raise ParameterError(
                 f"f_max must be at most half the sampling rate ({fs_hz / 2:g} Hz), got "
-                f"{params.f_max:g}; raise fs_hz"
+                f"{f_max:g}; raise fs_hz"
             )
         if fs_hz != round(fs_hz):
             raise ParameterError(f"expected a whole sampling rate in Hz, got {fs_hz:g}")
         self.params, self.fs_hz, self.dct = params, fs_hz, dct
         shared = {name: getattr(params, name) for name in _TORCHAUDIO}
         self.mel = torchaudio.transforms.MelSpectrogram(
-            round(fs_hz), window_fn=WINDOWS[params.window], center=False, **shared
+            round(fs_hz),
+            window_fn=getattr(torch, f"{params.window}_window"),
+            center=False,
+            **shared,
         )
         self.samples = (BLOCK_FRAMES - 1) * params.hop_length + params.n_fft
         self._spectra = Compiled("melspectrogram", self._log_mel, enabled=params.compile)
@@ -184,12 +175,11 @@ class MelBlocks:
         params = self.params
         if params.log is None:
             return x
-        x = x.clamp(min=params.floor)
+        x = x.clamp(min=params.floor) / params.ref
         if params.log == "ln":
-            return torch.log(x / params.ref)
-        decades = torch.log10(x / params.ref)
+            return torch.log(x)
         # 20 log10 of magnitudes, 10 log10 of powers.
-        return decades * (20.0 / params.power) if params.log == "db" else decades
+        return torch.log10(x) * (20.0 / params.power if params.log == "db" else 1.0)
 
     def spectra(self, samples: Rows, frames: int) -> Rows:
         """Return the first frames, at most a block, of samples followed by zeros."""
@@ -202,16 +192,13 @@ class MelBlocks:
         """Return log-mel spectra (frame, band), or their cepstra."""
         if self.dct is None:
             return rows
-        made = [
-            self._cepstra(rows[i : i + BLOCK_FRAMES]) for i in range(0, len(rows), BLOCK_FRAMES)
-        ]
-        return np.concatenate(made) if made else np.empty((0, self.dct.shape[1]), np.float32)
-
-    def _cepstra(self, rows: Rows) -> Rows:
-        block = np.zeros((BLOCK_FRAMES, rows.shape[1]), np.float32)
-        block[: len(rows)] = rows
-        made: Rows = (torch.from_numpy(block) @ self.dct).numpy()  # type: ignore[operator]
-        return made[: len(rows)]
+        cepstra = np.empty((len(rows), self.dct.shape[1]), np.float32)
+        for at in range(0, len(rows), BLOCK_FRAMES):
+            part = rows[at : at + BLOCK_FRAMES]
+            block = np.zeros((BLOCK_FRAMES, rows.shape[1]), np.float32)
+            block[: len(part)] = part
+            cepstra[at : at + len(part)] = (torch.from_numpy(block) @ self.dct)[: len(part)]
+        return cepstra
 
 
 class MelStream(ExtractStream):
@@ -225,24 +212,21 @@ class MelStream(ExtractStream):
 
     def __init__(self, stream: str, blocks: MelBlocks, finished: Callable[[Rows], Rows]) -> None:
         self._name, self._blocks, self._finished = stream, blocks, finished
-        self._hop = blocks.params.hop_length
         self._pad = blocks.params.n_fft // 2 if blocks.params.center else 0
         self._grid = grid_of(blocks.params)
         self._samples = self._frames = 0
-        self._head = np.zeros(0, np.float32)  # first samples, until they can be reflected
-        self._started = False
-        self._waiting = np.zeros(0, np.float32)  # padded samples from the next frame on
+        self._started = False  # True once there are samples enough to be reflected
+        self._waiting = np.zeros(0, np.float32)  # samples from the next frame on, padded if started
         self._last = np.zeros(0, np.float32)  # last samples, reflected at the end
 
     def push(self, chunk: Rows) -> ClipFeatures:
         self._samples += len(chunk)
         self._last = np.concatenate([self._last, chunk])[-(self._pad + 1) :]
-        if not self._started:
-            self._head = np.concatenate([self._head, chunk])
-            if len(self._head) <= self._pad:
-                return self._made([])
-            chunk, self._started = self._padded(self._head, self._pad, 0), True
         self._waiting = np.concatenate([self._waiting, chunk])
+        if not self._started:
+            if self._samples <= self._pad:
+                return self._made([])
+            self._waiting, self._started = self._padded(self._waiting, self._pad, 0), True
         rows = []
         # Only frames that the signal has if it ends here.
         while len(self._waiting) >= self._blocks.samples and self._left() >= BLOCK_FRAMES:
@@ -254,7 +238,7 @@ class MelStream(ExtractStream):
             end = self._padded(self._last, 0, self._pad)[len(self._last) :]
             self._waiting = np.concatenate([self._waiting, end])
         else:
-            self._waiting = self._padded(self._head, self._pad, self._pad)
+            self._waiting = self._padded(self._waiting, self._pad, self._pad)
         rows = []
         while (left := self._left()) > 0:
             rows.append(self._block(min(left, BLOCK_FRAMES)))
@@ -262,7 +246,7 @@ class MelStream(ExtractStream):
 
     def _block(self, frames: int) -> Rows:
         rows = self._blocks.spectra(self._waiting, frames)
-        self._waiting = self._waiting[BLOCK_FRAMES * self._hop :]
+        self._waiting = self._waiting[BLOCK_FRAMES * self._blocks.params.hop_length :]
         self._frames += frames
         return rows
 
@@ -284,23 +268,16 @@ class MelStream(ExtractStream):
 
 def grid_of(params: MelParams) -> FrameGrid:
     """Return the grid of the spectra's frames."""
+    unit = "input unit" if params.power == 1 else f"input unit^{params.power:g}"
+    if params.log is not None:
+        unit = "dB" if params.log == "db" else f"{params.log} of {unit}"
     window = None if params.center else params.n_fft
-    return FrameGrid(params.n_mels, params.hop_length, window, unit=_unit(params))
-
-
-def _unit(params: MelParams) -> str:
-    values = "input unit" if params.power == 1 else f"input unit^{params.power:g}"
-    if params.log is None:
-        return values
-    return "dB" if params.log == "db" else f"{params.log} of {values}"
+    return FrameGrid(params.n_mels, params.hop_length, window, unit=unit)
 
 
 def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
     """Return the design of a model with one stream; with `top_db` it needs whole clips."""
     top_db = blocks.params.top_db
-
-    def open_stream() -> MelStream:
-        return MelStream(stream, blocks, blocks.finished)
 
     def compute(signal: Rows) -> dict[str, Rows]:
         spectra = MelStream(stream, blocks, lambda rows: rows)
@@ -316,6 +293,7 @@ def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
         return FrameDesign({stream: grid}, compute, constants)
     # A frame depends on its window alone, which must be shorter than the margin of one second.
     memory_s = 0.0 if blocks.params.n_fft <= blocks.fs_hz else None
+    open_stream = partial(MelStream, stream, blocks, blocks.finished)
     return FrameDesign({stream: grid}, compute, constants, open_stream, memory_s)
 
 

@@ -10,12 +10,13 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from amtcore.errors import ParameterError, nearest_hint
+from amtcore.errors import ParameterError, check_known
 from amtcore.plain_numbers import plain_number
 
 #: Default of a parameter without one.
@@ -118,16 +119,11 @@ def checked_params(
     Raises:
         ParameterError: A name is unknown, a type is wrong, or a required parameter is missing.
     """
-    for name in params:
-        if name not in known:
-            hint = nearest_hint(str(name), known) if known else ": it has none"
-            raise ParameterError(f"model {model!r} has no parameter {name!r}{hint}")
+    check_known(f"model {model!r} has no parameter", params, known)
     for name, parameter in known.items():
         if parameter.required and name not in params:
-            raise ParameterError(
-                f"model {model!r}: expected a value for parameter {name!r} "
-                f"({parameter.type_text}), got none"
-            )
+            wanted = f"a value for parameter {name!r} ({parameter.type_text})"
+            raise ParameterError(f"model {model!r}: expected {wanted}, got none")
     try:
         return {name: known[name].checked(value) for name, value in params.items()}
     except ParameterError as error:
@@ -175,54 +171,29 @@ def _fitted(wanted: Any, value: Any) -> Any:
     """Return a value in a type; raise `_Misfit` for a value of another type."""
     origin, parts = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
-        return _first_fitting(parts, value)
+        for part in parts:
+            with suppress(_Misfit):
+                return _fitted(part, value)
+        raise _Misfit
+    if origin in (list, tuple) and isinstance(value, list | tuple):
+        many = origin is list or parts[1:] == (...,)
+        each = parts[:1] * len(value) if many else parts
+        if len(each) == len(value):
+            return origin(_fitted(part, item) for part, item in zip(each, value, strict=True))
+    plain, number = _plain(wanted), plain_number(value)
+    if plain is float and number is not None:
+        return float(number)
+    if plain is int and number is not None and number % 1 == 0:
+        return int(number)
+    if plain is bool and isinstance(value, bool | np.bool_):
+        return bool(value)
     if origin is Literal:
-        if any(value == part and type(value) is type(part) for part in parts):
-            return value
-        raise _Misfit
-    if origin in (list, tuple):
-        return _fitted_list(origin, parts, value)
-    plain = _plain(wanted)
-    if plain is Mapping:
-        return _required(value, isinstance(value, Mapping) and all(map(_is_text, value)))
-    if plain in (int, float):
-        return _number(plain, value)
-    if plain is bool:
-        return bool(_required(value, isinstance(value, bool | np.bool_)))
-    if plain in (object, Any):
-        return value
-    return _required(value, isinstance(value, plain))
-
-
-def _first_fitting(parts: tuple[Any, ...], value: Any) -> Any:
-    for part in parts:
-        try:
-            return _fitted(part, value)
-        except _Misfit:
-            continue
-    raise _Misfit
-
-
-def _fitted_list(origin: Any, parts: tuple[Any, ...], value: Any) -> Any:
-    _required(value, isinstance(value, list | tuple))
-    many = origin is list or parts[1:] == (...,)
-    each = parts[:1] * len(value) if many else parts
-    _required(value, len(each) == len(value))
-    return origin(_fitted(part, item) for part, item in zip(each, value, strict=True))
-
-
-def _number(wanted: type, value: Any) -> int | float:
-    number = plain_number(value)
-    if number is None or (wanted is int and number % 1):
-        raise _Misfit
-    return int(number) if wanted is int else float(number)
-
-
-def _required(value: Any, fits: bool) -> Any:
+        fits = any(value == part and type(value) is type(part) for part in parts)
+    elif plain is Mapping:
+        fits = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    else:
+        misfit = origin in (list, tuple) or plain in (int, float, bool)  # else returned above
+        fits = plain in (object, Any) or (not misfit and isinstance(value, plain))
     if not fits:
         raise _Misfit
     return value
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)

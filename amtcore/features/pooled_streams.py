@@ -9,22 +9,22 @@ is computed once for all streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from amtcore.errors import ParameterError
 from amtcore.kernels.backend import Backend, Samples
 from amtcore.kernels.chain import ChainPlan, ChainStep, check_sizes
 from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
+from amtcore.models.time_domain import WholeSignalBands
 from amtcore.stages.stage import Stage
 
-Bands = Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
 #: Signals whose channels a GPU holds at once.
 _CHANNEL_BYTES = 2**28
 
@@ -33,33 +33,19 @@ class FrontEnd:
     """The stages of a model before its filterbank, in order."""
 
     def __init__(self, stages: Sequence[Stage], backend: Backend) -> None:
-        self._stages, self._backend = stages, backend
+        self._stages, self.backend = stages, backend
         self._states: list[Any] = [None] * len(stages)
 
     def push(self, chunk: Samples | Tensor, last: bool = False) -> Any:
         """Filter the next samples, and with `last` the samples that were held back."""
         if not self._stages:
             return chunk
-        x = self._backend.upload(chunk)
+        x = self.backend.upload(chunk)
         with torch.no_grad():
             for i, stage in enumerate(self._stages):
                 ending = {"last": last} if stage.looks_ahead else {}
                 x, self._states[i] = stage.stream(x, self._states[i], **ending)  # type: ignore[operator]
-        return self._backend.clip_of(x)
-
-    def whole(self, clip: Samples | Tensor) -> Any:
-        """Filter a whole signal."""
-        return FrontEnd(self._stages, self._backend).push(clip, last=True)
-
-
-class PooledStream(Protocol):
-    """Frames of one stream, chunk by chunk."""
-
-    def push(self, chunk: Any) -> Samples:
-        """Return the frames that the next samples complete."""
-
-    def finish(self) -> Samples:
-        """Return the last frames of the signal."""
+        return self.backend.clip_of(x)
 
 
 class FusedFeatures:
@@ -81,6 +67,10 @@ class FusedFeatures:
         """Return the number of whole frames in `n_samples` samples."""
         return self._compiled.n_frames(n_samples)
 
+    def fresh(self, clips: int) -> Any:
+        """Return the states of `clips` signals before their first sample, for `push`."""
+        return self.chain.fresh(clips)
+
     def push(self, clips: Sequence[Any], states: Any, start: int) -> list[Samples]:
         """Return the frames that the next samples of each clip complete."""
         return self._backend.download(self.chain.push(clips, states, start))
@@ -91,30 +81,12 @@ class FusedFeatures:
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:
         """Return (frames, width) of each clip."""
-        states = self.chain.fresh(len(clips))
+        states = self.fresh(len(clips))
         frames = self.push(clips, states, 0)
         if self.chain.tail is None:
             return frames
         last = self.finish(states, [len(clip) for clip in clips])
         return [np.concatenate(parts) for parts in zip(frames, last, strict=True)]
-
-    def open(self) -> PooledStream:
-        """Start on a long signal."""
-        return _FusedStream(self)
-
-
-class _FusedStream:
-    def __init__(self, features: FusedFeatures) -> None:
-        self._features, self._samples = features, 0
-        self._states = features.chain.fresh(1)
-
-    def push(self, chunk: Any) -> Samples:
-        frames = self._features.push([chunk], self._states, self._samples)[0]
-        self._samples += len(chunk)
-        return frames
-
-    def finish(self) -> Samples:
-        return self._features.finish(self._states, [self._samples])[0]
 
 
 class WholeClipFeatures:
@@ -125,26 +97,19 @@ class WholeClipFeatures:
 
     Args:
         ops: Operations up to the bands' input.
-        bands: See `models.time_domain.WholeSignalBands`.
-        n_bands: Number of bands.
+        bands: Computes the bands.
         pooling: Pools one band of all channels.
-        rates: (up, down): time' = floor(time * up / down).
     """
 
     def __init__(
-        self,
-        ops: Sequence[ChainStep],
-        bands: Bands,
-        n_bands: int,
-        pooling: ChainPlan,
-        rates: tuple[int, int],
+        self, ops: Sequence[ChainStep], bands: WholeSignalBands, pooling: ChainPlan
     ) -> None:
         check_sizes(ops)
         self._steps = tuple((op.operation, op.argument) for op in ops)
         self._coef = torch.cat([op.coef for op in ops], 1)
         self._rest = torch.cat([op.state for op in ops], 1)
-        self._bands, self._n_bands, self._compiled, self._rates = bands, n_bands, pooling, rates
-        self.width = n_bands * pooling.tables.width
+        self._bands, self._compiled = bands, pooling
+        self.width = bands.count * pooling.tables.width
         #: Empty: the grids of a whole clip begin with the clip.
         self.hops: tuple[Fraction, ...] = ()
         self.place(get_backend("cpu"))
@@ -156,7 +121,7 @@ class WholeClipFeatures:
 
     def n_frames(self, n_samples: int) -> int:
         """Return the number of whole frames in `n_samples` samples."""
-        return self._compiled.n_frames(n_samples * self._rates[0] // self._rates[1])
+        return self._compiled.n_frames(n_samples * self._bands.rates[0] // self._bands.rates[1])
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:
         """Return (frames, width) of each clip, columns channel by channel."""
@@ -172,9 +137,14 @@ class WholeClipFeatures:
                 run(k)
         else:
             parallel_for(run, len(groups))
-        bands = [band for i in range(len(clips)) for band in frames.get(i, ())]
-        arrays = iter(self._backend.download(bands))
-        return [self._by_channel(clip, arrays) for clip in clips]
+        arrays = iter(self._backend.download([band for i in sorted(frames) for band in frames[i]]))
+        nothing = np.empty((0, self.width), self._compiled.coef.dtype)
+        return [
+            np.stack([*islice(arrays, self._bands.count)], -1).reshape(-1, self.width)
+            if i in frames
+            else nothing
+            for i in range(len(clips))
+        ]
 
     def _groups(self, clips: Sequence[Any]) -> list[list[int]]:
         """Group the clips with frames that run together; on the CPU each runs alone."""
@@ -190,14 +160,6 @@ class WholeClipFeatures:
             groups[-1].append(i)
         return groups
 
-    def _by_channel(self, clip: Any, bands: Iterator[Samples]) -> Samples:
-        """Return the next bands (frames, channel) as (frames, width)."""
-        out = np.empty((self.n_frames(len(clip)), self.width), self._compiled.coef.dtype)
-        if len(out):
-            for m in range(self._n_bands):
-                out[:, m :: self._n_bands] = next(bands)
-        return out
-
     def _pooled(self, clips: Sequence[Any]) -> list[list[Any]]:
         """Return the frames of every clip and band, on the device."""
         frames: list[list[Any]] = [[] for _ in clips]
@@ -210,16 +172,9 @@ class WholeClipFeatures:
             x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True).unsqueeze(1)
             rest = self._rest.expand(len(clips), *self._rest.shape)
             channels, _ = self._backend.run_steps(self._steps, x, self._coef, rest)
-            for band in self._bands(channels, [len(signal) for signal in signals]):
+            for band in self._bands.bands(channels, [len(signal) for signal in signals]):
                 samples = [self._backend.clip_of(of_clip[0]) for of_clip in band]
                 made = self._pooling.push(samples, self._pooling.fresh(len(samples)), 0)
                 for of_clip, pooled in zip(frames, made, strict=True):
                     of_clip.append(pooled)
         return frames
-
-    def open(self) -> PooledStream:
-        """Raise, with the parameters that can stream."""
-        raise ParameterError(
-            "this stream needs whole clips and cannot run chunk by chunk; for King2019 that is "
-            "phase_insens='hilbert' or subfs: use phase_insens='none' without subfs"
-        )

@@ -19,29 +19,21 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from amtcore.errors import (
-    ModelLoadError,
-    ParameterError,
-    UnknownModelError,
-    nearest_hint,
-    one_line,
-)  # fmt: skip
+from amtcore.errors import ModelLoadError, ParameterError, UnknownModelError, nearest_hint, one_line
 from amtcore.features.feature_model import DTYPES, Extractor, FeatureModel
 from amtcore.features.parameters import Parameter
 from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import set_num_threads
 
 GROUP = "amtcore.models"
+_NAMES = ("dau1997", "osses2021", "king2019", "paulick2024", "glasberg2002", "moore2016")
 #: The models of this package, in the order they are listed.
-BUILT_IN = {
-    "dau1997": "amtcore.features.builtin:DAU1997",
-    "osses2021": "amtcore.features.builtin:OSSES2021",
-    "king2019": "amtcore.features.builtin:KING2019",
-    "paulick2024": "amtcore.features.builtin:PAULICK2024",
-    "glasberg2002": "amtcore.features.builtin:GLASBERG2002",
-    "moore2016": "amtcore.features.builtin:MOORE2016",
-}
-_HERE = "amtcore"
+BUILT_IN = {name: f"amtcore.features.builtin:{name.upper()}" for name in _NAMES}
+
+
+def _origin(entry_point: EntryPoint) -> str | None:
+    dist = entry_point.dist
+    return None if dist is None else f"{dist.name} {dist.version}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ class Registration:
     @property
     def distribution(self) -> str | None:
         """Name and version of the model's distribution; None for this package."""
-        return _distribution(self.entry_points[0])
+        return _origin(self.entry_points[0])
 
     def load(self) -> FeatureModel:
         """Return the model.
@@ -63,23 +55,43 @@ class Registration:
             ModelLoadError: Two distributions claim the name, or the entry point cannot be imported
                 or is no model of this name.
         """
-        if len(self.entry_points) > 1:
-            owners = [f"{_owner(each)} ({each.value})" for each in self.entry_points]
+        claims = [f"{_origin(each) or 'amtcore'} ({each.value})" for each in self.entry_points]
+        if len(claims) > 1:
             raise ModelLoadError(
                 f"model {self.name!r}: expected one distribution of this name, got "
-                f"{' and '.join(owners)}; uninstall or rename one"
+                f"{' and '.join(claims)}; uninstall or rename one"
             )
-        return _loaded(self.entry_points[0])
+        where = f"model {self.name!r} of {claims[0]}"
+        try:
+            found = self.entry_points[0].load()
+            model = found() if isinstance(found, type) else found
+        except Exception as error:  # a stranger's module may raise anything while it is imported
+            raise ModelLoadError(f"{where}: cannot be loaded: {one_line(error)}") from error
+        if not isinstance(model, FeatureModel):
+            raise ModelLoadError(
+                f"{where}: expected a FeatureModel or a class of one, got {type(model).__name__}"
+            )
+        missing = [
+            key for key in ("summary", "default_fs_hz", "streams") if not hasattr(model, key)
+        ]
+        if missing:
+            raise ModelLoadError(f"{where}: expected it to have {', '.join(missing)}, got none")
+        name = getattr(model, "name", None)
+        if name != self.name:
+            raise ModelLoadError(
+                f"{where}: expected a model of the entry point's name, got {name!r}"
+            )
+        return model
 
 
 def registrations() -> Mapping[str, Registration]:
     """Return every registered name, without importing a model."""
-    found: dict[str, list[EntryPoint]] = {
-        name: [EntryPoint(name, value, GROUP)] for name, value in BUILT_IN.items()
+    found: dict[str, tuple[EntryPoint, ...]] = {
+        name: (EntryPoint(name, value, GROUP),) for name, value in BUILT_IN.items()
     }
     for entry_point in _installed(tuple(sys.path)):
-        found.setdefault(entry_point.name, []).append(entry_point)
-    return {name: Registration(name, tuple(points)) for name, points in found.items()}
+        found[entry_point.name] = (*found.get(entry_point.name, ()), entry_point)
+    return {name: Registration(name, points) for name, points in found.items()}
 
 
 @lru_cache(maxsize=8)
@@ -102,37 +114,6 @@ def get_registration(name: str) -> Registration:
 def get_model(name: str) -> FeatureModel:
     """Return the model of this name."""
     return get_registration(name).load()
-
-
-def _loaded(entry_point: EntryPoint) -> FeatureModel:
-    where = f"model {entry_point.name!r} of {_owner(entry_point)} ({entry_point.value})"
-    try:
-        found = entry_point.load()
-        model = found() if isinstance(found, type) else found
-    except Exception as error:  # a stranger's module may raise anything while it is imported
-        raise ModelLoadError(f"{where}: cannot be loaded: {one_line(error)}") from error
-    if not isinstance(model, FeatureModel):
-        raise ModelLoadError(
-            f"{where}: expected a FeatureModel or a class of one, got {type(model).__name__}"
-        )
-    missing = [key for key in ("summary", "default_fs_hz", "streams") if not hasattr(model, key)]
-    if missing:
-        raise ModelLoadError(f"{where}: expected it to have {', '.join(missing)}, got none")
-    if getattr(model, "name", None) != entry_point.name:
-        raise ModelLoadError(
-            f"{where}: expected a model of the entry point's name, got "
-            f"{getattr(model, 'name', None)!r}"
-        )
-    return model
-
-
-def _distribution(entry_point: EntryPoint) -> str | None:
-    dist = entry_point.dist
-    return None if dist is None else f"{dist.name} {dist.version}"
-
-
-def _owner(entry_point: EntryPoint) -> str:
-    return _distribution(entry_point) or _HERE
 
 
 @dataclass(frozen=True)
@@ -212,13 +193,10 @@ def build_extractor(
     computing = get_backend("cpu" if backend is None else backend)
     if threads is not None:
         set_num_threads(threads)
-    extractor = found.build(
-        found.default_fs_hz if fs_hz is None else fs_hz,
-        params or {},
-        {name: options or {} for name, options in (streams or {}).items()}
-        or {name: {} for name in found.default_streams},
-        dtype,
-    )
+    asked = streams or dict.fromkeys(found.default_streams)
+    options = {name: given or {} for name, given in asked.items()}
+    fs_hz = found.default_fs_hz if fs_hz is None else fs_hz
+    extractor = found.build(fs_hz, params or {}, options, dtype)
     extractor.distribution = registration.distribution
     extractor.place(computing)
     return extractor
@@ -226,22 +204,23 @@ def build_extractor(
 
 def list_models() -> list[ModelInfo]:
     """Return every registered model with its parameters and streams, or its error."""
-    return [_info(registration) for registration in registrations().values()]
-
-
-def _info(registration: Registration) -> ModelInfo:
-    try:
-        model = registration.load()
-    except ModelLoadError as error:
-        return ModelInfo(
-            registration.name, distribution=registration.distribution, error=str(error)
+    infos = []
+    for name, registration in registrations().items():
+        origin = registration.distribution
+        try:
+            model = registration.load()
+        except ModelLoadError as error:
+            infos.append(ModelInfo(name, distribution=origin, error=str(error)))
+            continue
+        infos.append(
+            ModelInfo(
+                model.name,
+                model.summary,
+                model.input_unit,
+                model.default_fs_hz,
+                dict(model.parameters),
+                {stream: kind.summary for stream, kind in model.streams.items()},
+                origin,
+            )
         )
-    return ModelInfo(
-        model.name,
-        model.summary,
-        model.input_unit,
-        model.default_fs_hz,
-        dict(model.parameters),
-        {name: kind.summary for name, kind in model.streams.items()},
-        registration.distribution,
-    )
+    return infos

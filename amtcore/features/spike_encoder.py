@@ -12,20 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.errors import ParameterError, ShapeError, nearest_hint
-from amtcore.features.feature_model import StreamOptions
+from amtcore.errors import ParameterError, ShapeError, check_known
+from amtcore.features.feature_model import ExtractStream
 from amtcore.features.pooled_streams import FusedFeatures
 from amtcore.features.spike_events import SpikeEvents
-from amtcore.features.stream_info import StreamKind
 from amtcore.kernels.backend import Samples
-from amtcore.models.time_domain import TimeDomainModel
 from amtcore.plain_numbers import plain_number
 from amtcore.stages import LIFExodus
 from amtcore.stages.lif_attributes import checked
@@ -77,15 +75,12 @@ class SpikeOptions:
 
     def __post_init__(self) -> None:
         checked("step_rate_hz", self.step_rate_hz, above=0.0)
-        for name in ("neurons_per_channel", "max_spikes_per_step"):
-            given, optional = getattr(self, name), name == "max_spikes_per_step"
+        for name, optional in (("neurons_per_channel", ""), ("max_spikes_per_step", ", or None")):
+            given = getattr(self, name)
             number = plain_number(given)
-            if not isinstance(number, int) and not (given is None and optional):
-                number = 0  # 2.0 is no count
-            if number is not None and number < 1:
+            if not (given is None and optional) and not (isinstance(number, int) and number >= 1):
                 raise ParameterError(
-                    f"{name} must be a whole number of 1 or more{', or None' if optional else ''}, "
-                    f"got {given!r}"
+                    f"{name} must be a whole number of 1 or more{optional}, got {given!r}"
                 )
             object.__setattr__(self, name, number)
         object.__setattr__(self, "step_rate_hz", float(self.step_rate_hz))
@@ -98,11 +93,7 @@ class SpikeOptions:
     def from_dict(cls, values: Mapping[str, Any]) -> SpikeOptions:
         """Build from a mapping, as a job states it."""
         known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise ParameterError(
-                    f"a spike stream has no option {name!r}{nearest_hint(str(name), known)}"
-                )
+        check_known("a spike stream has no option", values, known)
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,16 +114,6 @@ def _numbers(name: str, value: Any) -> Numbers:
     return tuple(float(number) for number in value) if many else float(value)
 
 
-class FrameSource(Protocol):
-    """Source of frames, or of frames by name of the stream, such as an `ExtractStream`."""
-
-    def push(self, chunk: NDArray[np.floating[Any]]) -> Any:
-        """Return the frames that the next samples complete."""
-
-    def finish(self) -> Any:
-        """Return the last frames of the signal."""
-
-
 class SpikeStream:
     """Spikes of one long signal, chunk by chunk, in memory that does not grow.
 
@@ -140,7 +121,7 @@ class SpikeStream:
         Events of all pushes and of `finish`, concatenated, equal the events of the whole signal.
     """
 
-    def __init__(self, encoder: SpikeEncoder, source: FrameSource | None = None) -> None:
+    def __init__(self, encoder: SpikeEncoder, source: ExtractStream | None = None) -> None:
         self._encoder, self._source = encoder, source
         self._state: Tensor | None = None
         self._frames = 0
@@ -154,20 +135,18 @@ class SpikeStream:
 
     def push(self, chunk: NDArray[np.floating[Any]]) -> SpikeEvents:
         """Return the events of the next samples (1-D, the model's input unit)."""
-        return self._push_heard(self._frame_source().push(chunk))
+        return self._push_frames_of(lambda source: source.push(chunk))
 
     def finish(self) -> SpikeEvents:
         """End the signal; return the events of frames that the model held back."""
-        return self._push_heard(self._frame_source().finish())
+        return self._push_frames_of(lambda source: source.finish())
 
-    def _push_heard(self, heard: Any) -> SpikeEvents:
-        by_name = isinstance(heard, Mapping)
-        return self.push_frames(heard[self._encoder.options.source] if by_name else heard)
-
-    def _frame_source(self) -> FrameSource:
+    def _push_frames_of(self, call: Callable[[ExtractStream], Any]) -> SpikeEvents:
         if self._source is None:
             raise ParameterError("this stream has no source of frames: use push_frames")
-        return self._source
+        frames = call(self._source)
+        by_name = isinstance(frames, Mapping)
+        return self.push_frames(frames[self._encoder.options.source] if by_name else frames)
 
 
 class SpikeEncoder:
@@ -209,12 +188,10 @@ class SpikeEncoder:
         self.n_neurons = n_channels * options.neurons_per_channel
         most = options.max_spikes_per_step
         step_s = 1.0 / options.step_rate_hz
+        constants: Any = {name: self._per_neuron(name) for name in _PER_NEURON if name != "gain"}
         self.layer = LIFExodus(
             (self.n_neurons, self.n_neurons),
-            tau_mem=self._per_neuron("tau_mem"),
-            tau_syn=self._per_neuron("tau_syn"),
-            threshold=self._per_neuron("threshold"),
-            bias=self._per_neuron("bias"),
+            **constants,
             dt=step_s,
             max_spikes_per_dt=math.inf if most is None else most,
             learnable=False,
@@ -278,7 +255,7 @@ class SpikeEncoder:
         """Return the events of a whole signal from its frames (step, channel)."""
         return self.open_stream().push_frames(frames)
 
-    def open_stream(self, source: FrameSource | None = None) -> SpikeStream:
+    def open_stream(self, source: ExtractStream | None = None) -> SpikeStream:
         """Start on a long signal; without a source its frames are pushed directly."""
         return SpikeStream(self, source)
 
@@ -310,62 +287,32 @@ class SpikeFeatures:
         """Return the number of whole steps in `n_samples` samples."""
         return self.source.n_frames(n_samples)
 
+    def fresh(self, clips: int) -> tuple[Any, list[SpikeStream]]:
+        """Return the states of `clips` signals before their first sample, neurons at rest."""
+        return self.source.fresh(clips), [self.encoder.open_stream() for _ in range(clips)]
+
+    def push(self, clips: Sequence[Samples], states: Any, start: int) -> list[SpikeEvents]:
+        """Return the events of the steps that the next samples of each clip complete."""
+        sources, neurons = states
+        frames = self.source.push(clips, sources, start)
+        return [each.push_frames(part) for each, part in zip(neurons, frames, strict=True)]
+
+    def finish(self, states: Any, samples: Sequence[int]) -> list[SpikeEvents]:
+        """Return the last events of each clip, which ended after its `samples` samples."""
+        sources, neurons = states
+        frames = self.source.finish(sources, samples)
+        return [each.push_frames(part) for each, part in zip(neurons, frames, strict=True)]
+
     def extract(self, clips: Sequence[Samples]) -> list[SpikeEvents]:
-        """Return the events of each clip, with neurons that start at rest."""
-        states = self.source.chain.fresh(len(clips))
-        neurons = [self.encoder.open_stream() for _ in clips]
-        parts: list[list[SpikeEvents]] = [[] for _ in clips]
-        longest = max((len(clip) for clip in clips), default=0)
-        stretch = self._stretch_samples(longest, len(clips))
-        for start in range(0, longest, stretch):
-            # A clip that has ended gives an empty piece, which completes no frames.
-            pieces = [clip[start : start + stretch] for clip in clips]
-            for i, heard in enumerate(self.source.push(pieces, states, start)):
-                if len(heard):
-                    parts[i].append(neurons[i].push_frames(heard))
-        for i, heard in enumerate(self.source.finish(states, [len(clip) for clip in clips])):
-            parts[i].append(neurons[i].push_frames(heard))
-        return [SpikeEvents.concatenate(of_clip) for of_clip in parts]
-
-    def _stretch_samples(self, samples: int, clips: int) -> int:
-        """Return the samples of each clip whose frames fit into `STRETCH_BYTES`."""
-        row_bytes = self.source.width * self.source.itemsize
-        held = self.n_frames(samples) * row_bytes * clips
-        return max(1, samples // max(1, -(-held // STRETCH_BYTES)))
-
-    def open(self) -> SpikeStream:
-        """Start on a long signal."""
-        return self.encoder.open_stream(self.source.open())
-
-
-def build_spikes(
-    streams: Mapping[str, StreamKind],
-    model: TimeDomainModel,
-    name: str,
-    given: StreamOptions,
-    features: Callable[[TimeDomainModel, str, str, float], tuple[Any, tuple[int, ...]]],
-) -> SpikeFeatures:
-    """Build a stream of spikes; an error names the stream and the option.
-
-    Args:
-        streams: All streams of the model.
-        model: The model.
-        name: Name of the stream.
-        given: Fields of `SpikeOptions`.
-        features: Builds the frames of a stream from model, name, pooling and rate.
-    """
-    kind = streams[name]
-    heard = [k for k, each in streams.items() if each != kind and each.axes == kind.axes]
-    try:
-        options = SpikeOptions.from_dict(given)
-        if options.source not in heard:
-            raise ParameterError(
-                f"source must be a stream with a column a channel, got {options.source!r}"
-                f"{nearest_hint(str(options.source), heard)}"
-            )
-        source, _ = features(model, options.source, options.pool, options.step_rate_hz)
-        unit = streams[options.source].unit
-        encoder = SpikeEncoder(options, source.width, unit, model.dtype)
-    except ParameterError as error:
-        raise ParameterError(f"stream {name!r}: {error}") from error
-    return SpikeFeatures(source, encoder)
+        """Return the events of each clip, in stretches that bound the memory of the frames."""
+        states, lengths = self.fresh(len(clips)), [len(clip) for clip in clips]
+        longest = max(lengths, default=0)
+        held_bytes = self.n_frames(longest) * self.source.width * self.source.itemsize * len(clips)
+        size = max(1, longest // max(1, -(-held_bytes // STRETCH_BYTES)))
+        # A clip that has ended gives an empty piece, which completes no frames.
+        parts = [
+            self.push([clip[at : at + size] for clip in clips], states, at)
+            for at in range(0, longest, size)
+        ]
+        parts.append(self.finish(states, lengths))
+        return [SpikeEvents.concatenate(of_clip) for of_clip in zip(*parts, strict=True)]

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 #: Columns of an event: step since the start of the signal, neuron, spikes.
 EVENT_COLUMNS = ("frame", "channel", "count")
-
-
 #: Steps that a 32-bit frame column can count; 13 hours at 44.1 kHz, 24 days at 1 kHz.
 MAX_STEPS = 2**31 - 1
 
@@ -54,14 +52,8 @@ class SpikeEvents:
     def from_dense(cls, counts: NDArray[Any], first_frame: int = 0) -> SpikeEvents:
         """From counts (step, neuron)."""
         step, channel = np.nonzero(counts)
-        return cls(
-            frame=step.astype(np.int64) + first_frame,
-            channel=channel.astype(np.int32),
-            count=counts[step, channel].astype(np.int32),
-            first_frame=first_frame,
-            n_frames=counts.shape[0],
-            n_channels=counts.shape[1],
-        )
+        frame, count = step.astype(np.int64) + first_frame, counts[step, channel].astype(np.int32)
+        return cls(frame, channel.astype(np.int32), count, first_frame, *counts.shape)
 
     @classmethod
     def concatenate(cls, parts: Sequence[SpikeEvents]) -> SpikeEvents:
@@ -76,14 +68,10 @@ class SpikeEvents:
                     f"channels, got step {part.first_frame} and {part.n_channels}"
                 )
             at += part.n_frames
-        return cls(
-            frame=np.concatenate([part.frame for part in parts]),
-            channel=np.concatenate([part.channel for part in parts]),
-            count=np.concatenate([part.count for part in parts]),
-            first_frame=parts[0].first_frame,
-            n_frames=at - parts[0].first_frame,
-            n_channels=parts[0].n_channels,
-        )
+        first, channels = parts[0].first_frame, parts[0].n_channels
+        columns = zip(*((part.frame, part.channel, part.count) for part in parts), strict=True)
+        frame, channel, count = map(np.concatenate, columns)
+        return cls(frame, channel, count, first, at - first, channels)
 
     def to_columns(self) -> NDArray[np.int32]:
         """The events as a table (event, `EVENT_COLUMNS`), as they are stored.
@@ -91,27 +79,21 @@ class SpikeEvents:
         >>> SpikeEvents.from_dense(np.array([[0, 2], [1, 0]])).to_columns().tolist()
         [[0, 1, 2], [1, 0, 1]]
         """
-        if self.first_frame + self.n_frames > MAX_STEPS:
+        steps = self.first_frame + self.n_frames
+        if steps > MAX_STEPS:
             raise ParameterError(
-                f"events are stored for up to {MAX_STEPS} steps, got "
-                f"{self.first_frame + self.n_frames}: lower step_rate_hz or cut the signal"
+                f"events are stored for up to {MAX_STEPS} steps, got {steps}: lower step_rate_hz "
+                "or cut the signal"
             )
-        columns = (self.frame.astype(np.int32), self.channel, self.count)
-        return np.stack(columns, axis=1)
+        return np.stack((self.frame.astype(np.int32), self.channel, self.count), axis=1)
 
     @classmethod
     def from_columns(
         cls, columns: NDArray[np.integer[Any]], first_frame: int, n_frames: int, n_channels: int
     ) -> SpikeEvents:
         """The inverse of `to_columns`."""
-        return cls(
-            frame=columns[:, 0].astype(np.int64),
-            channel=columns[:, 1].astype(np.int32),
-            count=columns[:, 2].astype(np.int32),
-            first_frame=first_frame,
-            n_frames=n_frames,
-            n_channels=n_channels,
-        )
+        frame, channel, count = (columns[:, k].astype(np.int32) for k in range(3))
+        return cls(frame.astype(np.int64), channel, count, first_frame, n_frames, n_channels)
 
     def __len__(self) -> int:
         """Number of events."""
@@ -130,9 +112,8 @@ class SpikeEvents:
 
     def sparse_tensor(self) -> Tensor:
         """Counts as a coalesced sparse COO tensor (step, neuron) of int32."""
-        # Here, as it takes seconds to load, and who reads rows may do without.
         with needed_packages("SpikeEvents.sparse_tensor"):
-            import torch
+            import torch  # takes seconds to load, and readers of rows may do without
 
         indices = np.stack((self.frame - self.first_frame, self.channel.astype(np.int64)))
         values, size = torch.from_numpy(self.count.copy()), (self.n_frames, self.n_channels)

@@ -19,6 +19,15 @@ class StreamKind:
     summary: str
     layout: str = "frames"
 
+    def info(
+        self, name: str, model: str, width: int, frame_rate_hz: float, pool: str, **more: Any
+    ) -> StreamInfo:
+        """Return the description of a stream of this kind; by default a column is a channel."""
+        usual: Any = {"unit": self.unit, "axes": self.axes, "layout": self.layout}
+        usual["channel_offsets"] = tuple(range(width + 1))
+        given: Any = {"width": width, "frame_rate_hz": frame_rate_hz, "pool": pool}
+        return StreamInfo(name, model, **usual | given | more)
+
 
 @dataclass(frozen=True)
 class StreamInfo:
@@ -49,8 +58,8 @@ class StreamInfo:
     pool: str
     axes: tuple[str, ...]
     channel_offsets: tuple[int, ...]
-    fc_hz: tuple[float, ...]
-    mfc_hz: tuple[float, ...]
+    fc_hz: tuple[float, ...] = ()
+    mfc_hz: tuple[float, ...] = ()
     columns: tuple[str, ...] = ()
     layout: str = "frames"
     scale_factor: float = 1.0
@@ -68,18 +77,11 @@ class StreamInfo:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON, without the last three fields at their default."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-        if not self.columns:
-            del plain["columns"]
-        if self.layout == "frames":
-            del plain["layout"]
-        if self.scale_factor == 1.0:
-            del plain["scale_factor"]
-        return plain
+        added = {"columns": [], "layout": "frames", "scale_factor": 1.0}
+        return {k: value for k, value in plain.items() if k not in added or value != added[k]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StreamInfo:
         """The inverse of `to_dict`."""
-        plain: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
-        }
+        plain: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**plain)

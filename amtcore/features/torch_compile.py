@@ -34,18 +34,12 @@ class Compiled:
     """
 
     def __init__(
-        self,
-        name: str,
-        function: Callable[[Tensor], Any],
-        *,
-        enabled: bool,
-        dynamic: bool = False,
+        self, name: str, function: Callable[[Tensor], Any], *, enabled: bool, dynamic: bool = False
     ) -> None:
-        self._name, self._function = name, function
-        self._enabled, self._dynamic = enabled, dynamic
+        self._name, self._function, self._enabled = name, function, enabled
+        self._dynamic = dynamic
         self._compiled: Any = None
-        #: Shapes that are compiled.
-        self._shapes: set[torch.Size] = set()
+        self._shapes: set[torch.Size] = set()  # shapes that are compiled
 
     def __call__(self, x: Tensor) -> Any:
         """Return what the function returns."""

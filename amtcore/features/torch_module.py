@@ -8,10 +8,9 @@
           encoded: {width: 64, hop_length: 320, window_length: 400}
 
 Clips are grouped in buckets of length. A batch of a bucket is one zero-padded tensor (clip, sample)
-that goes through the module once. Every stream takes its output of the module, cut to the frames of
-each clip. All batches of a bucket have one shape, filled up with clips of zeros, so a compiled
-module has few shapes. When a module is built, noise of three lengths goes through it, clip by clip
-and together; a module whose frames differ is refused.
+that goes through the module once. All batches of a bucket have one shape, filled up with clips of
+zeros, so a compiled module has few shapes. When a module is built, noise of three lengths goes
+through it, clip by clip and together; a module whose frames differ is refused.
 
 Only names of installed classes of `nn.Module` are accepted, no paths or URLs, and no names from a
 dataset (`names_code`).
@@ -20,12 +19,14 @@ dataset (`names_code`).
 from __future__ import annotations
 
 import copy
-import importlib
 import math
+import pkgutil
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -33,11 +34,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from amtcore.errors import ParameterError, ShapeError, nearest_hint, one_line
+from amtcore.errors import ParameterError, ShapeError, check_known, one_line
 from amtcore.features import FeatureModel, FrameDesign, FrameGrid, Parameter, StreamKind
-from amtcore.features.feature_model import Frames, Params, StreamOptions, check_options
-from amtcore.features.frame_model import FrameExtractor, Signal, check_float32
-from amtcore.features.parameters import built, checked_params, parameters_of
+from amtcore.features.feature_model import (
+    Frames,
+    OptionsByStream,
+    Params,
+    StreamOptions,
+    check_options,
+)
+from amtcore.features.frame_model import FrameExtractor, Signal, asked_params
+from amtcore.features.parameters import parameters_of
 from amtcore.features.torch_compile import Compiled
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 
@@ -124,10 +131,8 @@ class ModuleStream:
 
     def grid(self, fs_hz: float) -> FrameGrid:
         """Return the grid of the frames."""
-        hop: int | Fraction
-        if self.hop_length is not None:
-            hop = self.hop_length
-        else:
+        hop: int | Fraction | None = self.hop_length
+        if hop is None:
             hop = Fraction(fs_hz) / Fraction(str(self.frame_rate_hz))
         return FrameGrid(self.width, hop, self.window_length, unit=self.unit)
 
@@ -147,14 +152,12 @@ class ModuleStream:
 def _picked(returned: Any, name: str, output: int | str | None) -> Any:
     """Return one of a module's outputs, or None if it has none of this place or name."""
     if isinstance(returned, Mapping):
-        key = name if output is None else output
-        if key in returned:
-            return returned[key]
+        output = name if output is None else output
+        if output in returned:
+            return returned[output]
     elif not isinstance(returned, tuple | list):
         return returned
-    elif output is None:
-        output = 0
-    for part in str(output).split("."):
+    for part in str(0 if output is None else output).split("."):
         if isinstance(returned, Mapping):
             returned = returned.get(part)
         elif isinstance(returned, tuple | list) and part.isdecimal():
@@ -188,28 +191,20 @@ class TorchModule(FeatureModel):
         return self.streams["features"]
 
     def build(
-        self,
-        fs_hz: float,
-        params: Params,
-        streams: Mapping[str, StreamOptions],
-        dtype: str = "float32",
+        self, fs_hz: float, params: Params, streams: OptionsByStream, dtype: str = "float32"
     ) -> FrameExtractor:
         """Build the extractor; stream options are the fields of `ModuleStream`."""
-        check_float32(self.name, dtype)
-        given = checked_params(self.name, self.parameters, params)
-        asked = built(ModuleParams, self.name, given)
+        asked = asked_params(self, ModuleParams, params, dtype)
+        for name in streams:
+            self.kind(name)  # raises before the module is loaded
         declared = {name: _declared(name, options) for name, options in streams.items()}
-        grids = {name: stream.grid(fs_hz) for name, stream in declared.items()}
-        infos = [grids[name].info(name, self.name, self.kind(name), fs_hz) for name in declared]
-        module = load_module(asked)
-        runner = ModuleRunner(module, asked, declared, grids, fs_hz)
+        runner = ModuleRunner(asked, declared, fs_hz)
         runner.check()
         design = FrameDesign(
-            grids, lambda signal: runner.run([signal])[0], dict(module.state_dict()),
+            runner.grids, lambda signal: runner.run([signal])[0], runner.constants,
             compute_batch=runner.run,
         )  # fmt: skip
-        facts = _hashed(asked, declared)
-        return FrameExtractor(self.name, fs_hz, self.input_unit, infos, design, params, facts)
+        return FrameExtractor(self, fs_hz, design, streams, params, _hashed(asked, declared))
 
 
 def _hashed(params: ModuleParams, streams: Mapping[str, ModuleStream]) -> dict[str, Any]:
@@ -218,12 +213,12 @@ def _hashed(params: ModuleParams, streams: Mapping[str, ModuleStream]) -> dict[s
     Parameters that a later version added are left out at their default, so that the hash of older
     jobs does not change.
     """
-    facts = {name: getattr(params, name) for name in parameters_of(ModuleParams)}
+    facts = {**vars(params), "streams": {name: str(stream) for name, stream in streams.items()}}
     if params.batch is None:
         del facts["batch"]
-    layers = {name: stream.layer for name, stream in streams.items() if stream.layer is not None}
-    outputs = {name: str(stream) for name, stream in streams.items()}
-    return facts | {"streams": outputs} | ({"layers": layers} if layers else {})
+    if layers := {name: each.layer for name, each in streams.items() if each.layer is not None}:
+        facts["layers"] = layers
+    return facts
 
 
 class _Layers(nn.Module):
@@ -234,32 +229,15 @@ class _Layers(nn.Module):
         self.module = module
         self._outputs: dict[str, Any] = {}
         for name in layers:
-            module.get_submodule(name).register_forward_hook(self._keep(name))
+            module.get_submodule(name).register_forward_hook(partial(self._keep, name))
 
-    def _keep(self, name: str) -> Any:
-        def hook(_: nn.Module, args: Any, output: Any) -> None:
-            self._outputs[name] = output
-
-        return hook
+    def _keep(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        self._outputs[name] = output
 
     def forward(self, x: Tensor) -> tuple[Any, dict[str, Any]]:
         output = self.module(x)
         layers, self._outputs = self._outputs, {}
         return output, layers
-
-
-def _copies(module: nn.Module) -> list[nn.Module]:
-    """Return a copy of a module for every thread, with shared weights.
-
-    Two threads must not share a module, which may keep values in attributes while it runs. A module
-    that cannot be copied is returned alone.
-    """
-    weights = {id(weight): weight for weight in module.parameters()}
-    try:
-        more = [copy.deepcopy(module, dict(weights)) for _ in range(get_num_threads() - 1)]
-    except Exception:  # whatever an attribute of a module raises that cannot be copied
-        return [module]
-    return [module, *more]
 
 
 class ModuleRunner:
@@ -270,71 +248,63 @@ class ModuleRunner:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        params: ModuleParams,
-        streams: Mapping[str, ModuleStream],
-        grids: Mapping[str, FrameGrid],
-        fs_hz: float,
+        self, params: ModuleParams, streams: Mapping[str, ModuleStream], fs_hz: float
     ) -> None:
+        self._params, self._streams, self._fs_hz = params, streams, fs_hz
+        self.grids = {name: stream.grid(fs_hz) for name, stream in streams.items()}
+        module = load_module(params)
+        self.constants = dict(module.state_dict())
         layers = [each.layer for each in streams.values() if each.layer is not None]
-        known = dict(module.named_modules())
-        for layer in layers:
-            if layer not in known:
-                raise ParameterError(
-                    f"module {params.module!r}: expected layer to name one of its submodules, got "
-                    f"{layer!r}{nearest_hint(layer, known)}"
-                )
-        self._params, self._streams, self._grids, self._fs_hz = params, streams, grids, fs_hz
-        copies = [_Layers(each, layers) if layers else each for each in _copies(module)]
-        self._plain, self._copies = copies[0], len(copies)
+        where = f"module {params.module!r}: expected layer to name one of its submodules, got"
+        check_known(where, layers, dict(module.named_modules()))
+        copies = [module]
+        # Two threads must not share a module, which may keep values in attributes while it runs.
+        # Copies share the weights. A module that cannot be copied runs on one thread.
+        with suppress(Exception):  # whatever an attribute raises that cannot be copied
+            for _ in range(get_num_threads() - 1):
+                weights = {id(weight): weight for weight in module.parameters()}
+                copies.append(copy.deepcopy(module, weights))
+        plain = [_Layers(each, layers) if layers else each for each in copies]
+        self._plain, self._copies = plain[0], len(plain)
         #: Copies that no thread uses at the moment.
         self._free: SimpleQueue[Compiled] = SimpleQueue()
-        for each in copies:
+        for each in plain:
             self._free.put(
                 Compiled(params.module, each, enabled=params.compile, dynamic=not params.buckets)
             )
 
-    def bucket(self, n_samples: int) -> int:
-        """Return the samples of a signal's bucket: the shortest bucket times a power of two."""
-        if not self._params.buckets:
-            return n_samples
-        shortest = round(BUCKET_S * self._fs_hz)
-        doublings = max(0, math.ceil(math.log2(n_samples / shortest)))
-        return int(shortest * 2**doublings)
+    def _batch_shape(self, n_samples: int) -> tuple[int, int]:
+        """Return clips and samples of a signal's batch.
 
-    def clips(self, bucket: int) -> int:
-        """Return the number of clips in every batch of a bucket."""
+        The samples are the signal's bucket: the shortest bucket times a power of two.
+        """
         if not self._params.buckets:
-            return 1
+            return 1, n_samples
+        shortest = round(BUCKET_S * self._fs_hz)
+        bucket = int(shortest * 2 ** max(0, math.ceil(math.log2(n_samples / shortest))))
         most = max(1, int(BATCH_S * self._fs_hz) // bucket)
-        return min(most, BATCH_CLIPS if self._params.batch is None else self._params.batch)
+        return min(most, self._params.batch or BATCH_CLIPS), bucket
 
     def run(self, signals: Sequence[Signal]) -> list[dict[str, Frames]]:
-        """Return the frames of every signal by stream.
-
-        Signals of a bucket run together in their order. Every batch of a bucket has the same shape.
-        """
-        by_bucket: dict[int, list[int]] = {}
+        """Return the frames of every signal by stream; a bucket's signals run in their order."""
+        by_shape: dict[tuple[int, int], list[int]] = {}
         for i, signal in enumerate(signals):
-            by_bucket.setdefault(self.bucket(len(signal)), []).append(i)
+            by_shape.setdefault(self._batch_shape(len(signal)), []).append(i)
         batches = [
-            (bucket, members[at : at + self.clips(bucket)])
-            for bucket, members in by_bucket.items()
-            for at in range(0, len(members), self.clips(bucket))
+            (shape, members[at : at + shape[0]])
+            for shape, members in by_shape.items()
+            for at in range(0, len(members), shape[0])
         ]
         made: dict[int, dict[str, Frames]] = {}
 
         def run(k: int) -> None:
-            bucket, members = batches[k]
-            size, module = self.clips(bucket), self._free.get()
+            (clips, samples), members = batches[k]
+            batch, module = [signals[i] for i in members], self._free.get()
             try:
-                returned = module(self._padded([signals[i] for i in members], bucket, size))
+                returned = module(self._padded(batch, samples, clips))
             finally:
                 self._free.put(module)
-            found = self._taken(returned, size)
-            for row, i in enumerate(members):
-                made[i] = self._cut(found, row, len(signals[i]))
+            made.update(zip(members, self._cut(returned, batch, clips), strict=True))
 
         if self._copies > 1:
             parallel_for(run, len(batches))
@@ -350,20 +320,20 @@ class ModuleRunner:
             row[: len(signal)] = torch.from_numpy(signal)
         return x.unsqueeze(1) if self._params.channel_axis else x
 
-    def _taken(self, returned: Any, clips: int) -> dict[str, np.ndarray]:
-        """Return every stream as (clip, frame, column)."""
+    def _cut(self, returned: Any, signals: Sequence[Signal], clips: int) -> list[dict[str, Frames]]:
+        """Return copies of every signal's frames by stream, without frames of the padding."""
         output, layers = returned if isinstance(self._plain, _Layers) else (returned, {})
-        return {
+        found = {
             name: each.frames(name, layers[each.layer] if each.layer else output, clips)
             for name, each in self._streams.items()
         }
-
-    def _cut(self, found: Mapping[str, np.ndarray], row: int, n_samples: int) -> dict[str, Frames]:
-        """Return copies of one clip's frames, without frames of the padding."""
-        return {
-            name: each[row, : self._grids[name].n_frames(n_samples)].copy()
-            for name, each in found.items()
-        }
+        return [
+            {
+                name: frames[row, : self.grids[name].n_frames(len(signal))].copy()
+                for name, frames in found.items()
+            }
+            for row, signal in enumerate(signals)
+        ]
 
     def check(self) -> None:
         """Run noise through the module, and raise if its frames are not as declared.
@@ -375,17 +345,23 @@ class ModuleRunner:
         signals = [(0.05 * rng.standard_normal(n)).astype(np.float32) for n in lengths]
         alone = [self._tried([signal], len(signal))[0] for signal in signals]
         for made, n in zip(alone, lengths, strict=True):
-            self._check_shapes(made, n)
+            for name, frames in made.items():
+                wanted = (self.grids[name].n_frames(n), self._streams[name].width)
+                if frames.shape != wanted:
+                    raise ParameterError(
+                        f"stream {name!r}: expected {wanted[0]} frames of {wanted[1]} columns for "
+                        f"{n} samples as declared, got (frame, column) {frames.shape}; correct "
+                        "width, hop_length, window_length or frames_axis"
+                    )
         if not self._params.buckets:
             return
-        longest = self.bucket(max(lengths))
-        for signal, wanted in zip(signals, alone, strict=True):
-            name = self._differs(wanted, self._tried([signal], longest)[0])
-            if name:
-                raise ParameterError(
-                    f"stream {name!r}: zeros after a clip change its frames; set buckets to false, "
-                    "which compiles the module for all lengths at once"
-                )
+        _, longest = self._batch_shape(max(lengths))
+        padded = [self._tried([signal], longest)[0] for signal in signals]
+        if (stream := _differing(alone, padded)) is not None:
+            raise ParameterError(
+                f"stream {stream!r}: zeros after a clip change its frames; set buckets to false, "
+                "which compiles the module for all lengths at once"
+            )
         if self._params.batch == 1:
             return
         advice = "set batch: 1, which runs every clip alone"
@@ -393,14 +369,11 @@ class ModuleRunner:
             together = self._tried(signals, longest)
         except (ParameterError, ShapeError) as error:
             raise ParameterError(f"clips cannot run together: {error}; {advice}") from error
-        for wanted, got in zip(alone, together, strict=True):
-            name = self._differs(wanted, got)
-            if name:
-                raise ParameterError(
-                    f"stream {name!r}: expected frames that do not depend on other clips of a "
-                    f"batch (within {BATCH_RTOL:g} of the largest value), got frames that do; "
-                    f"{advice}"
-                )
+        if (stream := _differing(alone, together)) is not None:
+            raise ParameterError(
+                f"stream {stream!r}: expected frames that do not depend on other clips of a batch "
+                f"(within {BATCH_RTOL:g} of the largest value), got frames that do; {advice}"
+            )
 
     def _tried(self, signals: Sequence[Signal], n_samples: int) -> list[dict[str, Frames]]:
         """Run signals together, uncompiled; an error of the module becomes a ParameterError."""
@@ -413,28 +386,20 @@ class ModuleRunner:
                 f"module {self._params.module!r} does not take {tuple(x.shape)}: "
                 f"{one_line(error)}; see channel_axis"
             ) from error
-        found = self._taken(returned, len(signals))
-        return [self._cut(found, row, len(signal)) for row, signal in enumerate(signals)]
+        return self._cut(returned, signals, len(signals))
 
-    def _check_shapes(self, made: Mapping[str, Frames], n_samples: int) -> None:
-        for name, frames in made.items():
-            wanted = (self._grids[name].n_frames(n_samples), self._streams[name].width)
-            if frames.shape != wanted:
-                raise ParameterError(
-                    f"stream {name!r}: expected {wanted[0]} frames of {wanted[1]} columns for "
-                    f"{n_samples} samples as declared, got (frame, column) {frames.shape}; correct "
-                    "width, hop_length, window_length or frames_axis"
-                )
 
-    @staticmethod
-    def _differs(wanted: Mapping[str, Frames], got: Mapping[str, Frames]) -> str:
-        """Return the name of a stream whose frames differ by more than rounding, or ""."""
-        for name, frames in wanted.items():
+def _differing(
+    wanted: Sequence[Mapping[str, Frames]], got: Sequence[Mapping[str, Frames]]
+) -> str | None:
+    """Return the name of a stream whose frames differ by more than rounding, if there is one."""
+    for one, other in zip(wanted, got, strict=True):
+        for name, frames in one.items():
             limit = BATCH_RTOL * np.abs(frames).max(initial=0.0)
-            same = frames.shape == got[name].shape
-            if not same or not np.abs(frames - got[name]).max(initial=0.0) <= limit:
+            same = frames.shape == other[name].shape
+            if not same or not np.abs(frames - other[name]).max(initial=0.0) <= limit:
                 return name
-        return ""
+    return None
 
 
 def load_module(params: ModuleParams) -> nn.Module:
@@ -443,30 +408,24 @@ def load_module(params: ModuleParams) -> nn.Module:
     Raises:
         ParameterError: The name is invalid, cannot be imported, or is no class of `nn.Module`.
     """
+    where = f"module {params.module!r}"
     if not NAME.fullmatch(params.module):
         raise ParameterError(
             f"module must be a name 'package.module:Class', got {params.module!r}; paths and URLs "
             "are not taken"
         )
-    where, _, what = params.module.partition(":")
     try:
-        found: Any = importlib.import_module(where)
-        for part in what.split("."):
-            found = getattr(found, part)
+        found = pkgutil.resolve_name(params.module)
     except Exception as error:  # a module may raise anything while it is imported
-        raise ParameterError(
-            f"module {params.module!r} cannot be imported: {one_line(error)}"
-        ) from error
+        raise ParameterError(f"{where} cannot be imported: {one_line(error)}") from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ParameterError(
-            f"module {params.module!r}: expected a class of torch.nn.Module, got {found!r:.80}"
-        )
+        raise ParameterError(f"{where}: expected a class of torch.nn.Module, got {found!r:.80}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(params.seed)
         try:
             made = found(**(params.kwargs or {}))
         except Exception as error:  # of the module's author, about the arguments
-            raise ParameterError(f"module {params.module!r}: {one_line(error)}") from error
+            raise ParameterError(f"{where}: {one_line(error)}") from error
     return made.eval().requires_grad_(False)
 
 

@@ -36,7 +36,7 @@ from amtcore.models.frame_blocks import (
     inside,
     map_blocks,
 )
-from amtcore.scales import PhonTable, phon_by, table_levels, tones
+from amtcore.scales import PhonTable, phon_by, tones
 from amtcore.stages.component_nodes import ComponentStage
 from amtcore.stages.constants import Converted
 from amtcore.stages.ears import LoudnessEar
@@ -473,10 +473,9 @@ class LoudnessModel(Converted):
 
     def phon_table(self) -> PhonTable:
         """Return the model's loudness of steady 1 kHz tones at both ears."""
-        levels = table_levels()
-        reach = self.grid().reach
+        levels, x = tones(self.fs, 2 * self.grid().reach)
         with torch.no_grad():
-            x = tones(levels, self.fs, 2 * reach).to(self.ear.gain_db, non_blocking=True)
+            x = x.to(self.ear.gain_db, non_blocking=True)
             filtered = self.ear.filter_valid(x.unsqueeze(1), self.ear.taps())
             sone = self.steady_loudness(self._analyse(filtered)["specific"]).flatten()
         return PhonTable(levels.to(sone.device, non_blocking=True), sone)

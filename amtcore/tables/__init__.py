@@ -28,10 +28,10 @@ def load_table(name: str) -> Columns:
     source = resources.files(__name__) / f"{name}.json"
     if not source.is_file():
         raise ParameterError(f"there is no table {name!r} among {', '.join(table_names())}")
-    columns: dict[str, NDArray[np.float64]] = {}
-    for key, values in json.loads(source.read_text())["columns"].items():
-        columns[key] = np.asarray(values, np.float64)
-        columns[key].flags.writeable = False
+    listed: dict[str, list[float]] = json.loads(source.read_text())["columns"]
+    columns = {key: np.asarray(values, np.float64) for key, values in listed.items()}
+    for column in columns.values():
+        column.flags.writeable = False
     return MappingProxyType(columns)
 
 

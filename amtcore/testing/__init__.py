@@ -2,3 +2,8 @@
 
 The classes are `models.ModelConformance` and `operations.OperationConformance`.
 """
+
+import pytest
+
+# A failed assertion of the suites shows its values.
+pytest.register_assert_rewrite("amtcore.testing.models", "amtcore.testing.operations")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -95,14 +95,10 @@ class OperationConformance:
             x = x[..., :_SHORT]
 
             def gradients(
-                backend: str,
-                inputs: tuple[Tensor, ...] = (x, coef, state),
-                argument: int = argument,
+                backend: str, inputs: Any = (x, coef, state), argument: int = argument
             ) -> tuple[Tensor, ...]:
-                leaves = [value.clone().requires_grad_() for value in inputs]
-                y, last = run_step(
-                    self.described, argument, leaves[0], leaves[1], leaves[2], backend
-                )
+                x, coef, state = leaves = [value.clone().requires_grad_() for value in inputs]
+                y, last = run_step(self.described, argument, x, coef, state, backend)
                 loss = y.square().sum() + last.sum()
                 return torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True)
 
@@ -110,7 +106,7 @@ class OperationConformance:
             for name in self.backends:
                 with computing(name):
                     for value, expected in zip(gradients("cpu"), wanted, strict=True):
-                        _check_close(value, expected, DOUBLE, f"gradient on {name}")
+                        self.check_close(value, expected, f"gradient on {name}")
 
     def test_torch_func_and_a_compiler_give_the_same(self) -> None:
         """`vmap`, `grad`, and a compiled function of one graph."""
@@ -122,7 +118,7 @@ class OperationConformance:
 
         each = torch.func.vmap(torch.func.grad(loss))(x, state)
         for i in range(_BATCH):
-            _check_close(each[i], torch.func.grad(loss)(x[i], state[i]), DOUBLE, "vmap of grad")
+            self.check_close(each[i], torch.func.grad(loss)(x[i], state[i]), "vmap of grad")
         torch.compiler.reset()
         compiled: Callable[..., Tensor] = torch.compile(loss, backend="aot_eager", fullgraph=True)
         assert torch.equal(compiled(x[0], state[0]), loss(x[0], state[0]))
@@ -145,22 +141,19 @@ class OperationConformance:
         assert all(torch.equal(frames[i], frames[i % each]) for i in range(len(frames)))
 
     def check_close(self, got: Tensor, wanted: Tensor, what: str) -> None:
-        """Compare within the tolerance of the type."""
-        _check_close(got, wanted, self.single if got.dtype == torch.float32 else DOUBLE, what)
+        """Compare within the tolerance of the type, relative to the largest value."""
+        assert got.shape == wanted.shape, what
+        if wanted.numel():
+            largest = max(float(wanted.abs().max()), 1e-30)
+            worst = float((got - wanted).abs().max()) / largest
+            tolerance = self.single if got.dtype == torch.float32 else DOUBLE
+            assert worst <= tolerance, f"{what}: off by {worst:.1e} of the largest value"
 
 
 def _batched(example: Example, dtype: torch.dtype) -> tuple[int, Tensor, Tensor, Tensor]:
     x = torch.stack([example.x * (1.0 + 0.1 * b) for b in range(_BATCH)])
     state = example.state.expand(_BATCH, *example.state.shape)
     return example.argument, x.to(dtype), example.coef.to(dtype), state.to(dtype)
-
-
-def _check_close(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
-    assert got.shape == wanted.shape, what
-    if wanted.numel():
-        largest = max(float(wanted.abs().max()), 1e-30)
-        worst = float((got - wanted).abs().max()) / largest
-        assert worst <= tolerance, f"{what}: off by {worst:.1e} of the largest value"
 
 
 @contextmanager

@@ -149,7 +149,8 @@ def converted(values: Frames, dtype: np.dtype[Any], scale: float = 1.0) -> Frame
 
 def convert_into(into: Frames, values: Frames, scale: float = 1.0) -> None:
     """Fill an array in C order with values times their scale, rounded once."""
-    widen = _compiled_widen() if (values.dtype, into.dtype) == (np.float16, np.float32) else None
+    widens = values.dtype == np.float16 and into.dtype == np.float32
+    widen = _compiled_widen() if widens else None
     if widen is not None:
         widen(values, into, scale)
     elif scale == 1.0:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -74,21 +72,3 @@ def test_files_of_another_user_and_of_a_group_are_refused(tmp_path: Path) -> Non
     cache.chmod(0o770)
     with pytest.raises(KernelCacheError, match="its group can write"):
         check_private(cache)
-
-
-def test_no_kernel_is_loaded_from_such_a_folder(tmp_path: Path) -> None:
-    """The whole way: importing the models fails, and the command says it in one line."""
-    cache = made(tmp_path / "cache", 0o1777)
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "earmill.jobs.start", "models", "--json"],
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "everybody can write to it (mode 1777)" in line and "NUMBA_CACHE_DIR" in line
-    assert list(cache.iterdir()) == []

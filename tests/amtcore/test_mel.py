@@ -15,7 +15,7 @@ import torchaudio
 from amtcore.errors import ParameterError
 from amtcore.features.mel import BLOCK_FRAMES, MelParams, mel_centres_hz
 from amtcore.features.registry import build_extractor
-from earmill.testing import ModelConformance
+from amtcore.testing.models import ModelConformance
 
 from ..compare import Tolerance, assert_close
 

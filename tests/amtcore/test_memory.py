@@ -16,6 +16,7 @@ from torch import nn
 
 from amtcore.features.feature_model import Extractor
 from amtcore.features.frame_model import FrameDesign, FrameExtractor, FrameGrid
+from amtcore.features.mel import MelSpectrogram
 from amtcore.features.registry import build_extractor
 from amtcore.models import Dau1997
 
@@ -132,7 +133,7 @@ def test_a_model_of_somebody_else_says_nothing_unless_it_does() -> None:
     def built(**options: Any) -> FrameExtractor:
         grids = {"level": FrameGrid(1, 160)}
         design = FrameDesign(grids, lambda signal: {}, **options)
-        return FrameExtractor("level", 16000.0, "pa", [], design, {}, {})
+        return FrameExtractor(MelSpectrogram(), 16000.0, design, [], {}, {})
 
     assert built().memory_s is None
     assert built(memory_s=0.25).memory_s == 0.25

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from earmill.testing import ModelConformance
+from amtcore.testing.models import ModelConformance
 
 FS_HZ = 16000
 

@@ -13,7 +13,7 @@ from amtcore.errors import ShapeError
 from amtcore.features import FrameDesign, FrameGrid, FrameModel, StreamKind
 from amtcore.features.feature_model import ClipFeatures, Extractor, ExtractStream, Frames
 from amtcore.features.frame_model import FrameExtractor
-from earmill.testing import ModelConformance
+from amtcore.testing.models import ModelConformance
 
 HOP = 160
 

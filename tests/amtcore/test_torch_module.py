@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.features.registry import build_extractor
 from amtcore.features.torch_module import TorchModule
-from earmill.testing import ModelConformance
+from amtcore.testing.models import ModelConformance
 
 from ..compare import Tolerance, assert_close
 
