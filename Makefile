@@ -4,20 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup install lock demo demo-ray lint test core core-versions test-long test-gpu gpu-day test-stores chaos infra browser proof docs docs-serve bench clean
+.PHONY: help setup install lock demo demo-ray lint test core core-versions core-oldest core-newest test-oldest test-newest dist test-long test-gpu gpu-day test-stores chaos infra browser proof docs docs-serve bench clean
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | sort | column -t -s '|'
 
 setup: $(STAMP)  ## Make the virtual environment in .venv
 
-# Every package by its hash: uv itself through pip, the rest through uv, earmill and the interpreter from here.
+# Every package by its hash: uv itself through pip, the rest through uv, our three packages from here.
 # Without the links in src/ the last step fails, see setup.py: better at once than after minutes.
 # A checkout gives files new times; the stamp holds their checksum, and equal files install nothing.
-LINKS := src/amtcore src/earmill/jobs src/earmill/pipeline
-$(STAMP): pyproject.toml interpreter/pyproject.toml setup.py requirements.lock requirements-uv.lock
+LINKS := core/src/amtcore src/earmill/jobs src/earmill/pipeline
+$(STAMP): pyproject.toml core/pyproject.toml interpreter/pyproject.toml setup.py requirements.lock requirements-uv.lock
 	@for link in $(LINKS); do test -d $$link || { echo "expected a symbolic link to a folder at \
 	$$link, got a checkout without links; run: git config core.symlinks true && git checkout HEAD \
-	-- src (on Windows, switch on Developer Mode first)" >&2; exit 1; }; done
+	-- src core/src (on Windows, switch on Developer Mode first)" >&2; exit 1; }; done
 	@cat $^ | cksum | cmp -s - $@ || $(MAKE) --no-print-directory install
 	@cat $^ | cksum > $@
 
@@ -28,13 +28,13 @@ install:
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
 	  --require-hashes -r requirements.lock
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
-	  --build-constraints requirements.lock --no-deps -e . -e interpreter
+	  --build-constraints requirements.lock --no-deps -e . -e core -e interpreter
 
 # The hashes of what constraints.txt pins; run it after every change of a pin.
 lock:  ## Renew the hashes after a change of constraints.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --extra docs \
-	  --generate-hashes --no-annotate --no-header -c constraints.txt pyproject.toml \
-	  -o requirements.lock
+	  --no-emit-package amtcore --generate-hashes --no-annotate --no-header \
+	  -c constraints.txt pyproject.toml -o requirements.lock
 	grep -E '^uv==' constraints.txt | $(BIN)/uv pip compile --quiet --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --no-header - \
 	  -o requirements-uv.lock
@@ -102,7 +102,7 @@ export NO_MKDOCS_2_WARNING = 1
 part-kernels: RUN = -m tests.amtcore.compile_kernels
 part-docs: export EARMILL_DOCS_DRAW = false
 part-docs: RUN = -m mkdocs build --quiet --site-dir build/site-check
-part-models: RUN = -m pytest src/amtcore tests/amtcore
+part-models: RUN = -m pytest core/src/amtcore tests/amtcore
 part-pipeline-1: RUN = -m pytest src/earmill $(PIPELINE)[p-z]*.py --ignore=tests/pipeline/hub
 part-pipeline-2: RUN = -m pytest $(PIPELINE)[a-o]*.py
 part-rest: RUN = -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
@@ -126,39 +126,58 @@ core: setup  ## Linters and tests of the models alone
 	$(BIN)/mypy -p amtcore
 	! grep -rnE --include='*.py' "earmill" amtcore
 	! grep -rnE --include='*.py' "$(TORCH)" $(MODELS)
-	$(BIN)/python -m pytest src/amtcore tests/amtcore tests/test_core_wheel.py
+	$(BIN)/python -m pytest core/src/amtcore tests/amtcore tests/test_core_wheel.py
 
-# The oldest and the newest releases that the wheel of amtcore allows, each in an environment of its
-# own with the wheel alone. The tests are copied, because a checkout's own amtcore would come first.
-# Torch brings its CUDA libraries: 12 GB in all, removed after the tests passed. Of Python, uv takes
-# a version that is installed or a path: make core-versions NEWEST_PYTHON=/opt/python3.13/bin/python.
-VERSIONS := build/versions
+# The lowest and the highest versions that pyproject.toml allows: of earmill for `test-*`, of amtcore
+# alone for `core-*`. Each target has an environment in build/, removed after its tests passed: torch
+# brings its CUDA libraries, 6 GB. Of Python, uv takes a version that is installed or a path:
+# make test-newest NEWEST_PYTHON=/opt/python3.13/bin/python.
 OLDEST_PYTHON ?= 3.11
 NEWEST_PYTHON ?= 3.13
-RELEASE_TESTS := numba_internals jit simd kernel_rooms operations recurrences derivatives modes constants \
-  hooks_and_swaps golden_dau1997 osses2021 king2019 paulick2024 moore2016 glasberg2002 lif_golden \
-  gpu_kernels ptx_arithmetic ptx_from_llvm
-core-versions: releases-oldest releases-newest  ## Tests of the models on the oldest and newest numba, torch, numpy
-releases-oldest: RELEASE = --python $(OLDEST_PYTHON)
-releases-oldest: RESOLUTION = lowest-direct
+SHORT_TESTS := $(addprefix pipeline/test_,reader torch_datasets statistics collate zarr_chunks \
+  parquet_reader row_pipeline ffmpeg again) amtcore/test_golden_dau1997
+CORE_TESTS := $(addprefix amtcore/test_,numba_internals jit simd kernel_rooms operations recurrences \
+  derivatives modes constants hooks_and_swaps golden_dau1997 osses2021 king2019 paulick2024 moore2016 \
+  glasberg2002 lif_golden gpu_kernels ptx_arithmetic ptx_from_llvm)
+test-oldest test-newest: PACKAGES = -e 'core[models]' -e '.[torch,extract,s3]'
+test-oldest test-newest: TESTS = $(SHORT_TESTS)
+core-oldest core-newest: PACKAGES = -e 'core[models,nir]' -e interpreter
+core-oldest core-newest: TESTS = $(CORE_TESTS)
+test-oldest core-oldest: RELEASE = $(OLDEST_PYTHON)
+test-oldest core-oldest: RESOLUTION = lowest-direct
+test-newest core-newest: RELEASE = $(NEWEST_PYTHON)
+test-newest core-newest: RESOLUTION = highest
 # Torch 2.6 cannot export a module with an empty buffer, nor compile LIFExodus into one graph.
-releases-oldest: WITHOUT = "not (any_length_and_batch and AdaptLoop-True) and not compiled_code_is_not_taken"
-releases-newest: WITHOUT = ""
-releases-newest: RELEASE = --python $(NEWEST_PYTHON)
-releases-newest: RESOLUTION = highest
-releases-%: setup
-	rm -rf $(VERSIONS)/$* && mkdir -p $(VERSIONS)/$*
-	$(BIN)/uv venv --quiet $(RELEASE) $(VERSIONS)/$*/python
-	$(BIN)/uv pip install --quiet --python $(VERSIONS)/$*/python --resolution $(RESOLUTION) \
-	  -r core/pyproject.toml --extra nir "pytest>=8.3" "pytest-timeout>=2.3" "hypothesis>=6.115"
-	$(BIN)/uv pip install --quiet --python $(VERSIONS)/$*/python --no-deps --reinstall --refresh \
-	  ./core ./interpreter
-	cp -r tests pyproject.toml $(VERSIONS)/$*
-	$(BIN)/uv pip list --python $(VERSIONS)/$*/python \
-	  | grep -E "^(torch|numpy|scipy|numba|llvmlite) "
-	cd $(VERSIONS)/$* && python/bin/python -VV && python/bin/python -m pytest -W default -k $(WITHOUT) \
-	  $(RELEASE_TESTS:%=tests/amtcore/test_%.py)
-	rm -rf $(VERSIONS)/$*
+core-oldest: WITHOUT = -k "not (any_length_and_batch and AdaptLoop-True) and not compiled_code_is_not_taken"
+test-oldest: setup  ## Short tests with the lowest allowed versions
+test-newest: setup  ## Short tests with the highest allowed versions
+core-oldest core-newest: setup
+core-versions: core-oldest core-newest  ## Tests of the models on the oldest and newest numba, torch, numpy
+test-oldest test-newest core-oldest core-newest:
+	$(BIN)/uv venv --quiet --clear --python $(RELEASE) build/$@
+	$(BIN)/uv pip install --quiet --python build/$@/bin/python --resolution $(RESOLUTION) \
+	  --no-sources $(PACKAGES) -r tests/versions.txt
+	$(BIN)/uv pip list --python build/$@/bin/python | grep -E "^(torch|numpy|scipy|numba|llvmlite) "
+	build/$@/bin/python -VV
+	build/$@/bin/python -m pytest -W default $(WITHOUT) $(TESTS:%=tests/%.py)
+	rm -rf build/$@
+
+# Wheels and source archives of the three packages, checked by twine, and a job with the wheels alone.
+DIST := build/dist
+dist: setup  ## Build wheels and source archives into build/dist, and try them
+	rm -rf $(DIST) build/empty
+	for folder in core . interpreter; do \
+	  $(BIN)/uv build --quiet --build-constraints requirements.lock --out-dir $(DIST) $$folder \
+	  || exit 1; done
+	$(BIN)/uv tool run --quiet twine@7.0.0 check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
+	$(BIN)/uv venv --quiet --python $(BIN)/python build/empty
+	$(BIN)/uv pip install --quiet --python build/empty/bin/python --find-links $(DIST) \
+	  -c constraints.txt earmill
+	cd build && empty/bin/python -c "import earmill; earmill.open_features" && \
+	  empty/bin/earmill doctor --quick
+	$(BIN)/uv pip install --quiet --python build/empty/bin/python --find-links $(DIST) \
+	  -c constraints.txt 'earmill[extract]' amtcore-interpreter
+	cd build && empty/bin/earmill demo --out empty/demo
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup  ## Tests that need a CUDA device

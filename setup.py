@@ -8,13 +8,13 @@ from pathlib import Path
 
 from setuptools import setup
 
-LINKS = ("src/amtcore", "src/earmill/jobs", "src/earmill/pipeline")
+LINKS = ("src/earmill/jobs", "src/earmill/pipeline")
 
 for link in LINKS:
     if not (Path(__file__).parent / link).is_dir():
         raise SystemExit(
             f"expected a symbolic link to a folder at {link}, got a checkout without links; run: "
-            "git config core.symlinks true && git checkout HEAD -- src (on Windows, switch on "
-            "Developer Mode first)"
+            "git config core.symlinks true && git checkout HEAD -- src core/src (on Windows, "
+            "switch on Developer Mode first)"
         )
 setup()

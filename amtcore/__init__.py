@@ -14,6 +14,8 @@ Names are loaded when they are first used, so that a room without models costs n
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from amtcore.missing_packages import needed_packages
+
 if TYPE_CHECKING:
     from amtcore.kernels.vector.arrays import set_buffer_limit
     from amtcore.kernels.vector.threads import get_num_threads, set_num_threads
@@ -77,11 +79,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
-        return import_module(f"amtcore.{name}")
+        with needed_packages(f"amtcore.{name}"):
+            return import_module(f"amtcore.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "amtcore.models" if name in _MODELS else _HOMES.get(name, "amtcore.stages")
-    found = getattr(import_module(home), name)
+    with needed_packages(f"amtcore.{name}"):
+        found = getattr(import_module(home), name)
     globals()[name] = found
     return found
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import numbers
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,21 +22,10 @@ from torch import Tensor
 
 from amtcore.errors import BackendError, ParameterError
 from amtcore.kernels.torch_state import BACKENDS
+from amtcore.plain_numbers import plain_number
 
 Rule = Callable[[str, Any], Any]
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
-
-
-def plain_number(value: Any) -> int | float | None:
-    """Return a number as Python's int or float; None for anything else, including booleans."""
-    if isinstance(value, (Tensor, np.ndarray)) and math.prod(value.shape) == 1:
-        value = value.item()
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        return None
-    try:
-        return int(value) if isinstance(value, numbers.Integral) else float(value)
-    except OverflowError:
-        return math.inf
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError
+from amtcore.plain_numbers import plain_number
 
 REFERENCE_PA = 20e-6
 #: Pascals per unit of each input unit (RMS 1.0 at 100 dB SPL is 20e-6 * 10**5 = 2 Pa).

@@ -66,4 +66,4 @@ def test_the_models_work_without_earmill(python: Path, tmp_path: Path) -> None:
         [str(python), "-I", "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["80", "amtcore", "0.1.0"]
+    assert done.stdout.split() == ["80", "amtcore", "0.2.0"]

@@ -25,10 +25,11 @@ PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
 # The links in src/ that make the packages, relative to the root.
 LINKS = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("src", "src/earmill")
+    for folder in ("core/src", "src", "src/earmill")
     for path in (ROOT / folder).iterdir()
     if path.is_symlink()
 )
+OURS = ("earmill", "amtcore")
 LOCKS = ("requirements.lock", "requirements-uv.lock", "requirements-browser.lock")
 
 
@@ -41,7 +42,7 @@ def pins(text: str) -> dict[str, str]:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names in the source archive, built from a copy as the build changes its folder."""
     folder = tmp_path_factory.mktemp("sdist")
-    parts = ("amtcore", "pipeline", "jobs", "docs", "infra", "tests", "benchmarks")
+    parts = ("pipeline", "jobs", "docs", "infra", "tests", "benchmarks")
     unwanted = shutil.ignore_patterns("__pycache__", "golden", "dataset")
     for name in parts:
         shutil.copytree(ROOT / name, folder / "copy" / name, ignore=unwanted)
@@ -71,7 +72,6 @@ def test_the_source_archive_holds_what_belongs_to_it(archive: set[str]) -> None:
         "src/earmill/jobs/folder.yaml",
         "src/earmill/jobs/errors.md",
         "src/earmill/jobs/report/templates/page.css",
-        "src/amtcore/tables/middle_ear_goode_1994.json",
         "src/earmill/pipeline/operations/run_job.py",
     }
     assert wanted <= archive
@@ -82,6 +82,8 @@ def test_files_that_are_equal_but_newer_install_nothing(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "setup.py", *LOCKS):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "interpreter", tmp_path / "interpreter")
+    (tmp_path / "core").mkdir()
+    shutil.copy(ROOT / "core" / "pyproject.toml", tmp_path / "core")
     for folder in (*LINKS, ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     for name in ("python", "uv"):
@@ -111,6 +113,9 @@ def test_a_checkout_without_links_is_refused_at_once(link: str, tmp_path: Path) 
     for name in ("Makefile", "pyproject.toml", "setup.py", "README.md", "LICENSE", *LOCKS):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "interpreter", tmp_path / "interpreter")
+    (tmp_path / "core").mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / "core" / name, tmp_path / "core")
     for each in LINKS:
         (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
         if each == link:  # as git writes it where core.symlinks is false
@@ -123,9 +128,11 @@ def test_a_checkout_without_links_is_refused_at_once(link: str, tmp_path: Path) 
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     commands = [["make", "setup", "PYTHON=false"]]
     commands += [[sys.executable, "-W", "ignore", "-c", hook, name] for name in hooks]
+    project = tmp_path / "core" if link.startswith("core/") else tmp_path
     for command in commands:
+        folder = tmp_path if command[0] == "make" else project
         done = subprocess.run(
-            command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False
+            command, cwd=folder, env=alone, capture_output=True, text=True, check=False
         )
         assert done.returncode != 0
         told = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
@@ -147,11 +154,40 @@ def test_every_pin_has_its_hashes() -> None:
 
 
 def requirements() -> list[Requirement]:
-    """What an installation with tests and documentation wants, with the bounds of each."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["test"], *extras["docs"]]
-    return [Requirement(line) for line in wanted]
+    """Return the requirements of an installation with tests and documentation."""
+    found: list[Requirement] = []
+    for folder, extras in ((ROOT, ("test", "docs", "all")), (ROOT / "core", ("models", "nir"))):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        optional = project["optional-dependencies"]
+        # `all` and the extras that it names hold the rest.
+        named = [
+            n for extra in extras for line in optional[extra] for n in Requirement(line).extras
+        ]
+        lines = [*project["dependencies"]]
+        for extra in {*extras, *named}:
+            lines += optional.get(extra, [])
+        found += [Requirement(line) for line in lines]
+    return [one for one in found if one.name not in OURS]
+
+
+def test_the_three_distributions_have_one_version_and_ask_for_each_other_by_it() -> None:
+    projects = {
+        folder: tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        for folder in (".", "core", "interpreter")
+    }
+    (number,) = {project["version"] for project in projects.values()}
+    assert f"amtcore=={number}" in projects["."]["dependencies"]
+    assert f"amtcore[models]=={number}" in projects["."]["optional-dependencies"]["extract"]
+    assert projects["interpreter"]["dependencies"] == [f"amtcore[models]=={number}"]
+    assert f"## [{number}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_base_has_no_torch_no_ray_and_no_compiler() -> None:
+    names = set()
+    for folder in (ROOT, ROOT / "core"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        names |= {Requirement(line).name for line in project["dependencies"]}
+    assert not names & {"torch", "ray", "numba", "llvmlite", "scipy", "datasets", "av", "s3fs"}
 
 
 def test_every_dependency_is_locked_within_its_bounds() -> None:
@@ -163,20 +199,24 @@ def test_every_dependency_is_locked_within_its_bounds() -> None:
 
 
 def test_a_lock_outside_of_the_bounds_is_seen() -> None:
-    (obstore,) = (wanted for wanted in requirements() if wanted.name == "obstore")
-    assert obstore.specifier.contains("0.12.1")
-    assert not any(obstore.specifier.contains(version) for version in ("0.12.0", "0.13.0", "1.0"))
+    (obstore,) = {wanted.specifier for wanted in requirements() if wanted.name == "obstore"}
+    assert obstore.contains("0.12.1")
+    assert not any(obstore.contains(version) for version in ("0.12.0", "0.13.0", "1.0"))
 
 
-def test_what_the_models_need_has_the_same_bounds_in_both_projects() -> None:
+def test_the_models_packages_have_lower_bounds_alone_and_these_are_within() -> None:
+    """`amtcore.numba_internals` refuses a release of numba that it cannot work with."""
     core = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text())["project"]
-    bounds = {wanted.name: wanted.specifier for wanted in requirements()}
-    for line in core["dependencies"]:
+    for line in [*core["dependencies"], *core["optional-dependencies"]["models"]]:
         wanted = Requirement(line)
-        assert bounds[wanted.name] == wanted.specifier, line
-        # Without an upper bound: `numba_internals` refuses a release that it cannot work with.
         assert {bound.operator for bound in wanted.specifier} == {">="}, line
         assert wanted.specifier.contains(version(wanted.name)), f"{line}: run: make setup"
+
+
+def test_a_package_has_the_same_bounds_in_both_projects() -> None:
+    bounds: dict[str, str] = {}
+    for wanted in requirements():
+        assert bounds.setdefault(wanted.name, str(wanted.specifier)) == str(wanted.specifier)
 
 
 def test_the_tests_run_with_the_release_of_numba_that_messages_name() -> None:

@@ -7,6 +7,8 @@ below, which are loaded when they are first used: what a stream is needs no mode
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from amtcore.missing_packages import needed_packages
+
 if TYPE_CHECKING:
     from amtcore.features.feature_model import Extractor, ExtractStream, FeatureModel
     from amtcore.features.frame_model import FrameDesign, FrameGrid, FrameModel
@@ -37,7 +39,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"amtcore.features.{_HOMES[name]}"), name)
+    with needed_packages(f"amtcore.features.{name}"):
+        found = getattr(import_module(f"amtcore.features.{_HOMES[name]}"), name)
     globals()[name] = found
     return found
 

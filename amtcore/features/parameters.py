@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError, check_known
+from amtcore.plain_numbers import plain_number
 
 #: Default of a parameter without one.
 REQUIRED: Any = inspect.Parameter.empty

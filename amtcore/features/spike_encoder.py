@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError, ShapeError, check_known
 from amtcore.features.feature_model import ExtractStream
 from amtcore.features.pooled_streams import FusedFeatures
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.kernels.backend import Samples
+from amtcore.plain_numbers import plain_number
 from amtcore.stages import LIFExodus
 from amtcore.stages.lif import checked
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amtcore.errors import ParameterError
+from amtcore.missing_packages import needed_packages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,7 +112,8 @@ class SpikeEvents:
 
     def sparse_tensor(self) -> Tensor:
         """Counts as a coalesced sparse COO tensor (step, neuron) of int32."""
-        import torch  # takes seconds to load, and readers of rows may do without
+        with needed_packages("SpikeEvents.sparse_tensor"):
+            import torch  # takes seconds to load, and readers of rows may do without
 
         indices = np.stack((self.frame - self.first_frame, self.channel.astype(np.int64)))
         values, size = torch.from_numpy(self.count.copy()), (self.n_frames, self.n_channels)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError
+from amtcore.plain_numbers import plain_number
 from amtcore.stages.constants import Converted
 from amtcore.stages.stage import Stage, check_fs
 from amtcore.torch_internals import has_hooks

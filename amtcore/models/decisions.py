@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.arguments import Text, plain_number
+from amtcore.arguments import Text
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.plain_numbers import plain_number
 
 Representation = Sequence[Tensor]
 METRICS = ("rms", "mean", "max", "l2")

@@ -38,13 +38,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from amtcore.arguments import RATE, Number, Numbers, Rule, checked_arguments, plain_number
+from amtcore.arguments import RATE, Number, Numbers, Rule, checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.operations import excitation
 from amtcore.kernels.operations.lower_skirt import LOWER_SKIRT
 from amtcore.kernels.operations.specific_loudness import NODES, NODES_OF_AUDIBLE, audible
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import can_compute, rows_of
+from amtcore.plain_numbers import plain_number
 from amtcore.scales import CAM_FLOOR_HZ, CAM_SLOPE, cam_bandwidth, cam_number, cam_space
 from amtcore.stages.constants import Range
 from amtcore.stages.spectrum import level_db

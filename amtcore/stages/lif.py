@@ -38,11 +38,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from amtcore.arguments import checked_arguments, plain_number
+from amtcore.arguments import checked_arguments
 from amtcore.errors import BackendError, ParameterError, ShapeError
 from amtcore.kernels.operations.lif import LIF, spike_count
 from amtcore.kernels.operators import operator
 from amtcore.kernels.torch_state import is_exporting, is_transformed
+from amtcore.plain_numbers import plain_number
 from amtcore.stages.constants import HasConstants, Range, outside_inference
 from amtcore.stages.stage import Stage
 

@@ -30,20 +30,22 @@ def doctor(
     """Check this machine: kernels, GPU, Ray, storage, speed. Exit code 1 if a check fails."""
     from rich.text import Text
 
+    from earmill.jobs.doctor import models
     from earmill.jobs.doctor.checks import State, machine_checks, ray_check, storage_check
-    from earmill.jobs.doctor.models import gpu_answers, gpu_checks, kernel_checks, speed_checks
 
     store_options = options.parse_storage_options(storage_options)
     checks: list[Check] = []
 
     def all_checks() -> Iterator[Check]:
         yield from machine_checks()
-        yield from kernel_checks()
-        if device != "cpu":
-            yield from gpu_checks(wanted=device == "cuda")
+        imported = models.import_check()
+        has_models = imported.state is State.OK
+        yield from models.kernel_checks() if has_models else [imported]
+        if has_models and device != "cpu":
+            yield from models.gpu_checks(wanted=device == "cuda")
         yield ray_check()
-        if not quick:
-            yield from speed_checks(gpu=gpu_answers(checks))
+        if has_models and not quick:
+            yield from models.speed_checks(gpu=models.gpu_answers(checks))
         if uri is not None:
             yield storage_check(uri, store_options)
 

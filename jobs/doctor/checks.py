@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from earmill.pipeline.common.errors import EarmillError, OutputError, RunStopped
+from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.common.text import named_line, one_line
 from earmill.pipeline.storage.retrying import store_errors
@@ -41,6 +43,8 @@ def checked(what: str, look: Callable[[], str]) -> Check:
         return Check(what, State.OK, look())
     except (EarmillError, AmtError) as error:
         return Check(what, State.FAILED, one_line(error))
+    except ModuleNotFoundError as error:
+        return Check(what, State.NO, one_line(missing_package(error)))
     except Exception as error:
         return Check(what, State.FAILED, named_line(error, where=True))
 
@@ -48,7 +52,7 @@ def checked(what: str, look: Callable[[], str]) -> Check:
 #: Features that make the kernels' vectors fast, on x86 and Arm.
 _FEATURES = ("avx2", "fma", "avx512f", "neon", "sve")
 _PACKAGES = (
-    *("earmill", "torch", "torchaudio", "numpy", "scipy", "numba", "llvmlite"),
+    *("earmill", "amtcore", "torch", "torchaudio", "numpy", "scipy", "numba", "llvmlite"),
     *("ray", "numcodecs", "pyarrow", "fsspec", "s3fs", "obstore", "av", "soundfile", "soxr"),
 )
 
@@ -68,9 +72,11 @@ def _processor_and_load() -> str:
 
 def processor() -> str:
     """Return the processor with its vectors: a cloud's name may stand for several generations."""
-    from llvmlite import binding
-
     from earmill.pipeline.common.machine import cores, processor_name
+
+    if find_spec("llvmlite") is None:
+        return f"{processor_name()}, {cores()} cores"
+    from llvmlite import binding
 
     has = binding.get_host_cpu_features()
     vectors = ", ".join(name for name in _FEATURES if has.get(name)) or "no vectors"
@@ -90,13 +96,13 @@ def _versions() -> str:
 
 
 def _version(package: str) -> str:
-    if package == "torch":
-        import torch
-
-        return str(torch.__version__)  # names its version of CUDA
     try:
+        if package == "torch":
+            import torch
+
+            return str(torch.__version__)  # names its version of CUDA
         return version(package)
-    except PackageNotFoundError:
+    except ModuleNotFoundError:  # also PackageNotFoundError
         return "missing"
 
 

@@ -38,13 +38,13 @@ def _path(kind: str, key: str) -> Path:
 
 
 # Distributions that decide how fast a model is, and what it computes.
-_DECIDE = ("earmill", "torch", "torchaudio", "numba", "numpy")
+_DECIDE = ("amtcore", "earmill", "torch", "torchaudio", "numba", "numpy")
 
 
 def models_key() -> str | None:
     """Return a hash of models' sources and versions; None if others register models."""
     points = sorted(entry_points(group="amtcore.models"), key=lambda point: point.name)
-    if any(point.dist is None or point.dist.name != "earmill" for point in points):
+    if any(point.dist is None or point.dist.name != "amtcore" for point in points):
         return None
     spec = find_spec("amtcore")
     if spec is None or spec.origin is None:

@@ -22,7 +22,7 @@ from earmill.pipeline.common.machine import processor_name
 PACKAGES = ("earmill.pipeline", "amtcore")  # Their sources make features.
 # The packages that touch a value between source bytes and stored frames; enough for one commit.
 VALUE_PACKAGES = (
-    *("earmill", "torch", "torchaudio", "numpy", "scipy", "numba", "triton"),
+    *("earmill", "amtcore", "torch", "torchaudio", "numpy", "scipy", "numba", "triton"),
     *("soundfile", "miniaudio", "av", "soxr", "numcodecs", "pyarrow"),
 )
 _GIT_TIMEOUT_S = 10

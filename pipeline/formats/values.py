@@ -23,6 +23,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,6 @@ from earmill.pipeline.common.errors import (
     NonFiniteFeatureError,
     SpillError,
 )
-from earmill.pipeline.common.missing_modules import missing_package
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
@@ -149,23 +149,27 @@ def converted(values: Frames, dtype: np.dtype[Any], scale: float = 1.0) -> Frame
 
 def convert_into(into: Frames, values: Frames, scale: float = 1.0) -> None:
     """Fill an array in C order with values times their scale, rounded once."""
-    try:
-        # Imported here: it loads a compiler.
-        from earmill.pipeline.formats.half import widen
-    except ImportError as error:
-        raise missing_package(error) from error
-
-    if values.dtype == np.float16 and into.dtype == np.float32:
+    widens = values.dtype == np.float16 and into.dtype == np.float32
+    widen = _compiled_widen() if widens else None
+    if widen is not None:
         widen(values, into, scale)
     elif scale == 1.0:
         into[...] = values
-    elif values.dtype == np.float16 and into.dtype == np.float16:
-        whole = np.empty(values.shape, np.float32)
-        widen(values, whole, scale)
-        into[...] = whole
     else:
         exact = np.result_type(values.dtype, np.float32, into.dtype)
-        into[...] = values.astype(exact) * exact.type(scale)
+        np.multiply(values, exact.type(scale), out=into, dtype=exact)
+
+
+@lru_cache(maxsize=1)
+def _compiled_widen() -> Callable[[Frames, Frames, float], None] | None:
+    """Return the conversion of float16 to float32 that numba compiles, with numpy's bits at a
+    multiple of its speed; None where numba is missing."""
+    try:
+        # Imported here: it loads a compiler.
+        from earmill.pipeline.formats.half import widen
+    except ImportError:
+        return None
+    return widen
 
 
 @dataclass(frozen=True)

@@ -197,14 +197,14 @@ class FeatureSet(FeatureRows):
 
     def torch(self, *, label: str | None = None) -> FeatureDataset:
         """Return a map-style torch dataset of rows; `label` names a column of the source."""
-        with needed_modules("torch datasets"):
+        with needed_modules("torch datasets", "torch"):
             from earmill.pipeline.loader.stream import FeatureDataset
 
         return FeatureDataset(self, label=label)
 
     def iterable(self, **settings: Any) -> FeatureStream:
         """Return a torch IterableDataset; see `FeatureStream` for the settings."""
-        with needed_modules("torch datasets"):
+        with needed_modules("torch datasets", "torch"):
             from earmill.pipeline.loader.stream import FeatureStream
 
         return FeatureStream(self, **settings)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import BINAURAL, EARS
-from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.common.errors import MissingPackageError, SpecError
 from earmill.pipeline.common.machine import run_python
+from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.user_cache import keep, models_key, read_kept
 from earmill.pipeline.spec.job import JobSpec, check_unique_streams
 from earmill.pipeline.spec.spans import warm_up_s
@@ -98,6 +99,8 @@ def built_models(spec: JobSpec) -> list[BuiltModel]:
             raise SpecError(f"extract: {error}") from error
     if "error" in answer:
         raise SpecError(answer["error"])
+    if "missing" in answer:
+        raise MissingPackageError(answer["missing"])
     return [BuiltModel(Description.from_dict(one), record) for one, record in answer["models"]]
 
 
@@ -114,6 +117,8 @@ def _answer(spec: JobSpec) -> dict[str, Any]:
         extractors = validate_models(spec)
     except SpecError as error:
         return {"error": str(error)}
+    except ImportError as error:
+        return {"missing": str(missing_package(error))}
     return {"models": [(Description.of(one).to_dict(), one.describe()) for one in extractors]}
 
 

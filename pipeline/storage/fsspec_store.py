@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 # Characters that fsspec takes for a pattern in a path.
 MAGIC_CHARACTERS = re.compile(r"[*?\[]")
 # The extra of earmill that brings the client of a scheme.
-EXTRAS = {"gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
+EXTRAS = {
+    **{"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"},
+    **{"abfs": "azure", "abfss": "azure", "az": "azure"},
+}
 CONNECT_S = 30.0
 # After this time without a byte an answer is given up, and asked for again.
 HTTP_STALL_S = 60.0

@@ -104,10 +104,10 @@ class ObjectBackend(Backend):
         found = URI.fullmatch(uri)
         if found is None or found["scheme"].lower() not in cls.schemes:
             return None
+        if find_spec(cls.package) is None or find_spec("obstore") is None:
+            raise missing_package(uri)
         from obstore.exceptions import BaseError
 
-        if find_spec(cls.package) is None:
-            raise missing_package(uri)
         bucket, key = found["bucket"], (found["key"] or "").strip("/")
         if key and not can_name(key):
             return None

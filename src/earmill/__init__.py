@@ -42,7 +42,8 @@ def __getattr__(name: str) -> Any:
     from earmill.pipeline.common.missing_modules import needed_modules
 
     home, attribute = _HOMES[name]
-    with needed_modules(f"earmill.{name}"):
+    extra = "torch" if home.startswith("earmill.pipeline.loader.") else "extract"
+    with needed_modules(f"earmill.{name}", extra):
         module = import_module(home)
         if attribute not in vars(module):  # a module of a package
             import_module(f"{home}.{attribute}")

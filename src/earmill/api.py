@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from earmill.jobs.console.progress import logged, logged_text, make_reporter, notebook_reporter
 from earmill.pipeline.common.errors import EarmillError, SpecError
+from earmill.pipeline.common.missing_modules import needed_modules
 from earmill.pipeline.dataset.garbage import Collected, collect_garbage
 from earmill.pipeline.dataset.revision import compact as merge
 from earmill.pipeline.dataset.snapshot import LogEntry, SnapshotDiff, Which
@@ -57,6 +58,7 @@ class JobFailedError(EarmillError, RuntimeError):
         return type(self), (self.end,)
 
 
+@needed_modules("earmill.extract")
 def extract(
     spec: Spec,
     *,
@@ -120,6 +122,7 @@ def extract(
     return _checked(end, check)
 
 
+@needed_modules("earmill.plan")
 def plan(
     spec: Spec,
     *,
@@ -170,6 +173,7 @@ def verify(
         return check_dataset(layout, hashes=hashes)
 
 
+@needed_modules("earmill.verify_deep")
 def verify_deep(
     uri: Uri,
     rows: int,
@@ -202,6 +206,7 @@ def verify_deep(
         return check(layout, spec, rows, seed=seed, on_begin=logged_text())
 
 
+@needed_modules("earmill.retry")
 def retry(
     dataset: Uri,
     /,
@@ -257,6 +262,7 @@ def retry(
     return _checked(end, check)
 
 
+@needed_modules("earmill.add_features")
 def add_features(
     uri: Uri,
     job: str | os.PathLike[str] | Mapping[str, Any],
@@ -340,6 +346,7 @@ def diff(
         return compare(layout, before, after)
 
 
+@needed_modules("earmill.compact")
 def compact(
     uri: Uri,
     *,
@@ -401,6 +408,7 @@ def gc(
         )
 
 
+@needed_modules("earmill.push")
 def push(
     uri: Uri,
     hub_id: str,
@@ -438,6 +446,7 @@ def push(
     return upload(layout, contents, repo, private=private, message=message, replace_other=replace)
 
 
+@needed_modules("earmill.report")
 def report(
     uri: Uri,
     out: Uri = "report.html",

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import amtcore
-from amtcore.arguments import plain_number
 from amtcore.errors import AmtError, ParameterError
 from amtcore.features.registry import build_extractor
 from amtcore.features.spike_encoder import SpikeOptions
+from amtcore.plain_numbers import plain_number
 from tests.short import some
 
 FS = 16000

@@ -33,7 +33,8 @@ def _rows(contract: Mapping[str, Any]) -> list[list[str]]:
 
 def purpose(module: str) -> str:
     """Return the first clause of a module's docstring."""
-    place = ROOT / "src" / module.replace(".", "/")
+    source = "core/src" if module.startswith("amtcore") else "src"
+    place = ROOT / source / module.replace(".", "/")
     package = place / "__init__.py"
     file = package if package.exists() else place.with_suffix(".py")
     said = ast.get_docstring(ast.parse(file.read_text())) or ""

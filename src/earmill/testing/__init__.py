@@ -33,11 +33,14 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import pytest
+    from earmill.pipeline.common.missing_modules import needed_modules
 
-    if home not in sys.modules:
-        pytest.register_assert_rewrite(home)  # so that a failure shows the values
-    suite = getattr(import_module(home), name)
+    with needed_modules(f"earmill.testing.{name}"):
+        import pytest
+
+        if home not in sys.modules:
+            pytest.register_assert_rewrite(home)  # so that a failure shows the values
+        suite = getattr(import_module(home), name)
     globals()[name] = suite
     return suite
 
