@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -20,7 +21,7 @@ import soundfile
 
 from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.containers import Probe
-from earmill.pipeline.audio.containers.base import open_window
+from earmill.pipeline.audio.containers.base import BareSamples, open_window
 from earmill.pipeline.audio.containers.lossless import (
     BEFORE_END,
     FLAC_BEGINS,
@@ -149,6 +150,8 @@ def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decod
     def part() -> DecoderInput:
         return source.window(probe.start, probe.stop, probe.prefix)
 
+    if probe.samples is not None:
+        return PlainSamples(source, probe, probe.samples)
     if whole and probe.kind == "flac" and (flac := whole_flac(part())) is not None:
         return flac
     if probe.kind in FFMPEG or probe.by_ffmpeg:
@@ -251,6 +254,7 @@ SEEKABLE_CODECS = frozenset(
 )
 # libsndfile: "Format not recognised", "unsupported encoding", "unimplemented format".
 NOT_AUDIO_CODES = frozenset({1, 4, 18})
+MOST_FORMS = 16  # Converters that a thread keeps.
 
 
 class _ForwardFile(soundfile.SoundFile):
@@ -268,18 +272,9 @@ class SndFile(Decoder):
 
     def __init__(self, source: DecoderInput, probe: Probe) -> None:
         self._source = source
-        options: dict[str, Any] = {}
-        if (bare := probe.samples) is not None:
-            options = {
-                "format": "RAW",
-                "samplerate": bare.rate_hz,
-                "channels": bare.channels,
-                "subtype": bare.subtype,
-                "endian": bare.order.upper(),
-            }
         with _sndfile_errors():
-            self._file = _ForwardFile(source, **options)
-        if self._file.format not in CONTAINERS and not options:
+            self._file = _ForwardFile(source)
+        if self._file.format not in CONTAINERS:
             self._file.close()
             raise DecoderError(f"a {self._file.format} container", not_audio=True)
         self.format = probe.container or str(self._file.format)
@@ -308,6 +303,87 @@ class SndFile(Decoder):
 
     def close(self) -> None:
         self._file.close()
+
+
+class PlainSamples(Decoder):
+    """Samples whose form is known; libsndfile converts them, and does not read their header."""
+
+    name, version = SndFile.name, SndFile.version
+    exact_seek = True
+
+    def __init__(self, source: DecoderInput, probe: Probe, samples: BareSamples) -> None:
+        self._source, self._start, self._samples = source, probe.start, samples
+        self.format, self.subtype = str(probe.container), samples.subtype
+        self.samplerate, self.channels = samples.rate_hz, samples.channels
+        stop = source.seek(0, io.SEEK_END) if probe.stop is None else probe.stop
+        self.frames = (stop - probe.start) // samples.frame_bytes
+        source.opened()
+        self.seek(0)
+
+    def seek(self, frame: int) -> int:
+        self._left, at = self.frames - frame, self._start + frame * self._samples.frame_bytes
+        if self._source.seek(at) != at:
+            raise DecoderError(f"expected samples at byte {at:,}, got a failure to go there")
+        return frame
+
+    def read(self, frames: int) -> AudioBlock:
+        nbytes = min(frames, self._left) * self._samples.frame_bytes
+        encoded = self._source.read(nbytes)
+        while len(encoded) < nbytes and (more := self._source.read(nbytes - len(encoded))):
+            encoded += more
+        with _sndfile_errors():
+            block = _converters.of(self._samples).converted(encoded)
+        self._left -= len(block)
+        return block
+
+
+class _Converter:
+    """An endless file of samples without a header, which libsndfile reads as they are set."""
+
+    def __init__(self, samples: BareSamples) -> None:
+        self._encoded, self._frame_bytes = memoryview(b""), samples.frame_bytes
+        self._file = _ForwardFile(
+            self,
+            format="RAW",
+            samplerate=samples.rate_hz,
+            channels=samples.channels,
+            subtype=samples.subtype,
+            endian=samples.order.upper(),
+        )
+
+    def converted(self, encoded: bytes) -> AudioBlock:
+        self._encoded = memoryview(encoded)
+        frames = len(encoded) // self._frame_bytes
+        block: AudioBlock = self._file.read(frames, dtype="float32", always_2d=True)
+        return block
+
+    def readinto(self, buffer: Any) -> int:
+        part, self._encoded = self._encoded[: len(buffer)], self._encoded[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.tell()
+
+    def tell(self) -> int:
+        return UNKNOWN_FRAMES
+
+
+class _Converters(threading.local):
+    """The converters of a thread, by form; opening one costs as much as 10 000 samples."""
+
+    def __init__(self) -> None:
+        self._by_form: dict[BareSamples, _Converter] = {}
+
+    def of(self, samples: BareSamples) -> _Converter:
+        if samples not in self._by_form:
+            if len(self._by_form) >= MOST_FORMS:
+                self._by_form.clear()
+            self._by_form[samples] = _Converter(samples)
+        return self._by_form[samples]
+
+
+_converters = _Converters()
 
 
 @contextmanager
