@@ -354,8 +354,8 @@ class _Converter:
     def converted(self, encoded: bytes) -> AudioBlock:
         self._encoded = memoryview(encoded)
         frames = len(encoded) // self._frame_bytes
-        block: AudioBlock = self._file.read(frames, dtype="float32", always_2d=True)
-        return block
+        block = np.empty((frames, self._file.channels), np.float32)
+        return block[: self._file.buffer_read_into(block, "float32")]
 
     def readinto(self, buffer: Any) -> int:
         part, self._encoded = self._encoded[: len(buffer)], self._encoded[len(buffer) :]

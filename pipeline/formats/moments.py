@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,14 @@ from numpy.typing import NDArray
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
-from earmill.pipeline.formats.values import Int8Frames, Values, converted
+from earmill.pipeline.formats.values import (
+    JOINED_BYTES,
+    Frames,
+    Int8Frames,
+    Values,
+    converted,
+    join,
+)
 from earmill.pipeline.storage.documents import Strict
 
 if TYPE_CHECKING:
@@ -111,23 +119,36 @@ class RunningMoments:
         self._count = 0
         self._sums, self._squares = [np.zeros(width)], [np.zeros(width)]
         self._low, self._high = np.full(width, np.inf), np.full(width, -np.inf)
+        self._waiting, self._waiting_bytes = list[Frames](), 0
 
     def add(self, values: Values | Int8Frames) -> None:
         """Add a row: (n_frames, width), float16, float32 or float64."""
         for start in range(0, len(values), BLOCK_FRAMES):
-            block = values[start : start + BLOCK_FRAMES]
-            if block.dtype == np.float16:  # numpy compares and converts float32 ten times as fast
-                block = converted(block, np.dtype(np.float32))
-            np.minimum(self._low, block.min(axis=0), out=self._low)
-            np.maximum(self._high, block.max(axis=0), out=self._high)
-            # In C order numpy adds frame after frame; a single column it adds pairwise. Commits
-            # hold sums in this order.
-            wide = block.astype(np.float64, order="C")
-            self._sums.append(wide.sum(axis=0))
-            self._squares.append(np.multiply(wide, wide, out=wide).sum(axis=0))
-            self._count += len(block)
+            self._waiting.append(values[start : start + BLOCK_FRAMES])
+            self._waiting_bytes += self._waiting[-1].nbytes
+            if self._waiting_bytes >= JOINED_BYTES:
+                self._sum_waiting()
+
+    def _sum_waiting(self) -> None:
+        """Sum the blocks that wait: numpy converts and squares all of them at once."""
+        blocks, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        ends = [*accumulate(map(len, blocks), initial=0)]
+        whole = join(blocks)
+        if whole.dtype == np.float16:  # numpy compares and converts float32 ten times as fast
+            whole = converted(whole, np.dtype(np.float32))
+        np.minimum(self._low, whole.min(axis=0), out=self._low)
+        np.maximum(self._high, whole.max(axis=0), out=self._high)
+        # In C order numpy adds frame after frame; a single column it adds pairwise. Commits hold
+        # sums in this order.
+        wide = whole.astype(np.float64, order="C")
+        self._sums += [wide[first:last].sum(axis=0) for first, last in pairwise(ends)]
+        np.multiply(wide, wide, out=wide)
+        self._squares += [wide[first:last].sum(axis=0) for first, last in pairwise(ends)]
+        self._count += ends[-1]
 
     def result(self) -> StreamStatistics:
+        if self._waiting:
+            self._sum_waiting()
         low = self._low if self._count else self._sums[0]
         high = self._high if self._count else self._sums[0]
         sums, squares = _exact_sum(self._sums), _exact_sum(self._squares)
