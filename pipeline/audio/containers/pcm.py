@@ -186,9 +186,11 @@ class StatedSize:
         return Probe(self.kind, damage=why, declared_frames=frames, codec=self.samples.codec)
 
 
-def riff_chunks(order: ByteOrder) -> ChunkFormat:
-    """Return the form of the chunks of RIFF and AIFF."""
-    return ChunkFormat(8, lambda head: (head[:4], uint(head[4:], order)))
+# Chunks of RIFF and AIFF, by byte order.
+RIFF_CHUNKS: Mapping[ByteOrder, ChunkFormat] = {
+    "little": ChunkFormat(8, struct.Struct("<4sI").unpack),
+    "big": ChunkFormat(8, struct.Struct(">4sI").unpack),
+}
 
 
 def _w64_header(head: bytes) -> tuple[bytes, int]:
@@ -215,15 +217,15 @@ class WaveFormat:
 
     @classmethod
     def of(cls, fields: bytes, order: ByteOrder) -> WaveFormat:
-        tag, channels = uint(fields[0:2], order), uint(fields[2:4], order)
-        rate_hz, block = uint(fields[4:8], order), uint(fields[12:14], order)
+        words = "<HHIIHH" if order == "little" else ">HHIIHH"
+        tag, channels, rate_hz, _, block, bits = struct.unpack(words, fields[:16].ljust(16, b"\0"))
         codec = uint(fields[24:26], order) if tag == EXTENSIBLE else tag
         name = f"WAV codec {codec:#06x}"
         if tag not in (*WAV_PLAIN, EXTENSIBLE) or not block:
             return cls(codec, rate_hz, SampleForm(codec=name))
         subtypes = WAV_PLAIN.get(codec, {})
         samples = SampleForm.of(name, rate_hz, channels, block, subtypes, order)
-        agree = samples.bare is not None and uint(fields[14:16], order) * channels == 8 * block
+        agree = samples.bare is not None and bits * channels == 8 * block
         agree &= channels <= MOST_CHANNELS and rate_hz <= MOST_HZ and order == "little"
         if tag == EXTENSIBLE:
             agree &= fields[18:20] == fields[14:16] and fields[26:] == CODEC_TAIL
@@ -235,7 +237,7 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """RIFF, big-endian RIFX, RF64 and BW64."""
     magic = read_at(stream, 0, 4)
     order: ByteOrder = "big" if magic == b"RIFX" else "little"
-    form, found, long_size = riff_chunks(order), WaveFormat(), None
+    form, found, long_size = RIFF_CHUNKS[order], WaveFormat(), None
     for name, start, size in chunks(stream, 12, nbytes, form):
         if name == b"fmt ":
             found = WaveFormat.of(read_at(stream, start, min(size, 40)), order)
@@ -355,7 +357,7 @@ NIST_PLAIN = re.compile(rb"(pcm|ulaw|mu-law|alaw)?$")
 
 def probe_aiff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     """AIFF and AIFF-C: big-endian chunks, padded to even; samples in `SSND` behind two words."""
-    samples, form = SampleForm(), riff_chunks("big")
+    samples, form = SampleForm(), RIFF_CHUNKS["big"]
     others: tuple[int, ...] = ()
     for name, start, size in chunks(stream, 12, nbytes, form):
         if name == b"COMM":
