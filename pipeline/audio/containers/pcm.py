@@ -188,8 +188,8 @@ class StatedSize:
 
 # Chunks of RIFF and AIFF, by byte order.
 RIFF_CHUNKS: Mapping[ByteOrder, ChunkFormat] = {
-    "little": ChunkFormat(8, struct.Struct("<4sI").unpack),
-    "big": ChunkFormat(8, struct.Struct(">4sI").unpack),
+    "little": ChunkFormat(8, lambda head: (head[:4], int.from_bytes(head[4:], "little"))),
+    "big": ChunkFormat(8, lambda head: (head[:4], int.from_bytes(head[4:], "big"))),
 }
 
 
