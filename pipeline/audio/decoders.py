@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
@@ -254,7 +254,6 @@ SEEKABLE_CODECS = frozenset(
 )
 # libsndfile: "Format not recognised", "unsupported encoding", "unimplemented format".
 NOT_AUDIO_CODES = frozenset({1, 4, 18})
-MOST_FORMS = 16  # Converters that a thread keeps.
 
 
 class _ForwardFile(soundfile.SoundFile):
@@ -330,9 +329,9 @@ class PlainSamples(Decoder):
         nbytes = min(frames, self._left) * self._samples.frame_bytes
         encoded = self._source.read(nbytes)
         while len(encoded) < nbytes and (more := self._source.read(nbytes - len(encoded))):
-            encoded += more
+            encoded += more  # some streams give less than they have
         with _sndfile_errors():
-            block = _converters.of(self._samples).converted(encoded)
+            block = _converter(self._samples, threading.get_ident()).converted(encoded)
         self._left -= len(block)
         return block
 
@@ -342,14 +341,8 @@ class _Converter:
 
     def __init__(self, samples: BareSamples) -> None:
         self._encoded, self._frame_bytes = memoryview(b""), samples.frame_bytes
-        self._file = _ForwardFile(
-            self,
-            format="RAW",
-            samplerate=samples.rate_hz,
-            channels=samples.channels,
-            subtype=samples.subtype,
-            endian=samples.order.upper(),
-        )
+        form = (samples.rate_hz, samples.channels, samples.subtype, samples.order.upper())
+        self._file = _ForwardFile(self, "r", *form, format="RAW")
 
     def converted(self, encoded: bytes) -> AudioBlock:
         self._encoded = memoryview(encoded)
@@ -369,21 +362,10 @@ class _Converter:
         return UNKNOWN_FRAMES
 
 
-class _Converters(threading.local):
-    """The converters of a thread, by form; opening one costs as much as 10 000 samples."""
-
-    def __init__(self) -> None:
-        self._by_form: dict[BareSamples, _Converter] = {}
-
-    def of(self, samples: BareSamples) -> _Converter:
-        if samples not in self._by_form:
-            if len(self._by_form) >= MOST_FORMS:
-                self._by_form.clear()
-            self._by_form[samples] = _Converter(samples)
-        return self._by_form[samples]
-
-
-_converters = _Converters()
+@lru_cache(maxsize=256)
+def _converter(samples: BareSamples, thread: int) -> _Converter:
+    """Return a thread's converter; opening one costs as much as converting 10 000 samples."""
+    return _Converter(samples)
 
 
 @contextmanager

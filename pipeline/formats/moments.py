@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.gathering import gathered
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 from earmill.pipeline.formats.values import (
@@ -119,19 +121,15 @@ class RunningMoments:
         self._count = 0
         self._sums, self._squares = [np.zeros(width)], [np.zeros(width)]
         self._low, self._high = np.full(width, np.inf), np.full(width, -np.inf)
-        self._waiting, self._waiting_bytes = list[Frames](), 0
 
-    def add(self, values: Values | Int8Frames) -> None:
-        """Add a row: (n_frames, width), float16, float32 or float64."""
-        for start in range(0, len(values), BLOCK_FRAMES):
-            self._waiting.append(values[start : start + BLOCK_FRAMES])
-            self._waiting_bytes += self._waiting[-1].nbytes
-            if self._waiting_bytes >= JOINED_BYTES:
-                self._sum_waiting()
+    def add(self, *rows: Values | Int8Frames) -> None:
+        """Add rows: (n_frames, width) each, float16, float32 or float64."""
+        starts = ((row, start) for row in rows for start in range(0, len(row), BLOCK_FRAMES))
+        blocks = (row[start : start + BLOCK_FRAMES] for row, start in starts)
+        for some in gathered(blocks, attrgetter("nbytes"), JOINED_BYTES):
+            self._add(some)
 
-    def _sum_waiting(self) -> None:
-        """Sum the blocks that wait: numpy converts and squares all of them at once."""
-        blocks, self._waiting, self._waiting_bytes = self._waiting, [], 0
+    def _add(self, blocks: Sequence[Frames]) -> None:
         ends = [*accumulate(map(len, blocks), initial=0)]
         whole = join(blocks)
         if whole.dtype == np.float16:  # numpy compares and converts float32 ten times as fast
@@ -147,8 +145,6 @@ class RunningMoments:
         self._count += ends[-1]
 
     def result(self) -> StreamStatistics:
-        if self._waiting:
-            self._sum_waiting()
         low = self._low if self._count else self._sums[0]
         high = self._high if self._count else self._sums[0]
         sums, squares = _exact_sum(self._sums), _exact_sum(self._squares)
@@ -175,8 +171,7 @@ def shard_moments(
         layout = layout_of(info)
         if has_statistics(info):
             summing = RunningMoments(info.width)
-            for row in rows:
-                summing.add(layout.frames_of(row))
+            summing.add(*map(layout.frames_of, rows))
             found[info.name] = summing.result().scaled(info.scale_factor).stored()
     return found
 

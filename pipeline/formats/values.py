@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from earmill.pipeline.common.errors import (
     NonFiniteFeatureError,
     SpillError,
 )
+from earmill.pipeline.common.gathering import gathered
 from earmill.pipeline.common.missing_modules import missing_package
 
 if TYPE_CHECKING:
@@ -149,16 +151,8 @@ def join(blocks: Sequence[Frames]) -> Frames:
 
 def joined_pieces(rows: Iterable[Values]) -> Iterator[Frames]:
     """Yield the values of all rows in blocks; a block holds about `JOINED_BYTES` of small rows."""
-    waiting: list[Frames] = []
-    nbytes = 0
-    for piece in chain.from_iterable(map(pieces, rows)):
-        waiting.append(piece)
-        nbytes += piece.nbytes
-        if nbytes >= JOINED_BYTES:
-            yield join(waiting)
-            waiting, nbytes = [], 0
-    if waiting:
-        yield join(waiting)
+    every = chain.from_iterable(map(pieces, rows))
+    return map(join, gathered(every, attrgetter("nbytes"), JOINED_BYTES))
 
 
 def converted(values: Frames, dtype: np.dtype[Any], scale: float = 1.0) -> Frames:

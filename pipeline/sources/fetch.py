@@ -40,6 +40,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.byte_streams import SeekableFile, open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
+from earmill.pipeline.common.gathering import gathered
 from earmill.pipeline.common.monitoring import FETCH, carried
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources import base
@@ -470,20 +471,6 @@ def load_blob(
 Group = list[Item]  # Neighbours with one uri.
 
 
-def in_batches(groups: Iterable[Group]) -> Iterator[list[Group]]:
-    """Gather small objects for one task; a larger object, or one of unknown size, goes alone."""
-    batch: list[Group] = []
-    nbytes = 0
-    for group in groups:
-        nbytes += _memory_bytes(group)
-        if batch and (nbytes > TASK_BYTES or len(batch) == TASK_OBJECTS):
-            yield batch
-            batch, nbytes = [], _memory_bytes(group)
-        batch.append(group)
-    if batch:
-        yield batch
-
-
 class _Task:
     """Objects that are being fetched one after the other, each for a group of items; `moved` is the
     monotonic time in seconds at which bytes last arrived or a try began."""
@@ -523,7 +510,7 @@ def fetch_all(
     """Yield every item in order with its stream or RowError; a few objects are read ahead. `load`
     is called from several threads. SourceOutage if the store was away for an item."""
     groups = (list(group) for _, group in groupby(items, key=lambda item: item.uri))
-    waiting = deque(in_batches(groups))
+    waiting = deque(gathered(groups, _memory_bytes, TASK_BYTES, TASK_OBJECTS))
     running: deque[_Task] = deque()
     pool = ThreadPoolExecutor(AHEAD_TASKS, thread_name_prefix="fetch")
     try:
