@@ -192,9 +192,11 @@ def check_finite(signal: NDArray[np.floating[Any]] | Tensor, dtype: str) -> None
 
     A tensor on a GPU is not checked, since the check would wait for the device.
     """
-    if not isinstance(signal, Tensor):
+    if not isinstance(signal, Tensor) and signal.dtype == dtype:
+        fine = np.isfinite(signal)
+    elif not isinstance(signal, Tensor):
         with np.errstate(over="ignore"):
-            fine = np.isfinite(signal.astype(dtype, copy=False))
+            fine = np.isfinite(signal.astype(dtype))
     elif signal.device.type == "cpu":
         fine = signal.to(getattr(torch, dtype)).isfinite().numpy()
     else:
@@ -213,7 +215,7 @@ def as_clip(clip: NDArray[np.floating[Any]] | Tensor, dtype: np.dtype[Any]) -> A
     if isinstance(given, Tensor):
         wanted, fits = f"tensor of {dtype}", str(given.dtype) == f"torch.{dtype}"
     else:
-        wanted, fits = "floating-point signal", np.issubdtype(given.dtype, np.floating)
+        wanted, fits = "floating-point signal", given.dtype.kind == "f"
     if given.ndim != 1 or not fits:
         raise ShapeError(
             f"expected a 1-D {wanted}, got {given.dtype} of shape {tuple(given.shape)}"

@@ -17,7 +17,7 @@ import numpy as np
 from earmill.pipeline.common.monitoring import HASH, doing
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.formats.values import pieces
+from earmill.pipeline.formats.values import joined_pieces
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
@@ -86,8 +86,7 @@ def digest_rows(
         values = [row.streams[info.name] for row in rows]
         layout = layout_of(info)
         kind = layout.stored_width, layout.stored_dtype(dtype)
-        blocks = (piece for each in values for piece in pieces(each))
-        sizes = [len(v) for v in values]
+        sizes, blocks = [len(v) for v in values], joined_pieces(values)
         digests[info.name] = digest_blocks(blocks, *kind, sizes, *layout.counts_of(rows))
     return ShardDigest(tuple(row.row_id for row in rows), digests)
 

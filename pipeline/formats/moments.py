@@ -18,15 +18,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.gathering import gathered
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
-from earmill.pipeline.formats.values import Int8Frames, Values, converted
+from earmill.pipeline.formats.values import (
+    JOINED_BYTES,
+    Frames,
+    Int8Frames,
+    Values,
+    converted,
+    join,
+)
 from earmill.pipeline.storage.documents import Strict
 
 if TYPE_CHECKING:
@@ -112,20 +122,27 @@ class RunningMoments:
         self._sums, self._squares = [np.zeros(width)], [np.zeros(width)]
         self._low, self._high = np.full(width, np.inf), np.full(width, -np.inf)
 
-    def add(self, values: Values | Int8Frames) -> None:
-        """Add a row: (n_frames, width), float16, float32 or float64."""
-        for start in range(0, len(values), BLOCK_FRAMES):
-            block = values[start : start + BLOCK_FRAMES]
-            if block.dtype == np.float16:  # numpy compares and converts float32 ten times as fast
-                block = converted(block, np.dtype(np.float32))
-            np.minimum(self._low, block.min(axis=0), out=self._low)
-            np.maximum(self._high, block.max(axis=0), out=self._high)
-            # In C order numpy adds frame after frame; a single column it adds pairwise. Commits
-            # hold sums in this order.
-            wide = block.astype(np.float64, order="C")
-            self._sums.append(wide.sum(axis=0))
-            self._squares.append(np.multiply(wide, wide, out=wide).sum(axis=0))
-            self._count += len(block)
+    def add(self, *rows: Values | Int8Frames) -> None:
+        """Add rows: (n_frames, width) each, float16, float32 or float64."""
+        starts = ((row, start) for row in rows for start in range(0, len(row), BLOCK_FRAMES))
+        blocks = (row[start : start + BLOCK_FRAMES] for row, start in starts)
+        for some in gathered(blocks, attrgetter("nbytes"), JOINED_BYTES):
+            self._add(some)
+
+    def _add(self, blocks: Sequence[Frames]) -> None:
+        ends = [*accumulate(map(len, blocks), initial=0)]
+        whole = join(blocks)
+        if whole.dtype == np.float16:  # numpy compares and converts float32 ten times as fast
+            whole = converted(whole, np.dtype(np.float32))
+        np.minimum(self._low, whole.min(axis=0), out=self._low)
+        np.maximum(self._high, whole.max(axis=0), out=self._high)
+        # In C order numpy adds frame after frame; a single column it adds pairwise. Commits hold
+        # sums in this order.
+        wide = whole.astype(np.float64, order="C")
+        self._sums += [wide[first:last].sum(axis=0) for first, last in pairwise(ends)]
+        np.multiply(wide, wide, out=wide)
+        self._squares += [wide[first:last].sum(axis=0) for first, last in pairwise(ends)]
+        self._count += ends[-1]
 
     def result(self) -> StreamStatistics:
         low = self._low if self._count else self._sums[0]
@@ -154,8 +171,7 @@ def shard_moments(
         layout = layout_of(info)
         if has_statistics(info):
             summing = RunningMoments(info.width)
-            for row in rows:
-                summing.add(layout.frames_of(row))
+            summing.add(*map(layout.frames_of, rows))
             found[info.name] = summing.result().scaled(info.scale_factor).stored()
     return found
 

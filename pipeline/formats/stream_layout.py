@@ -171,12 +171,12 @@ class StreamLayout:
         return f"at {self.frame_rate_hz:g} Hz" if self.frame_rate_hz else "once a clip"
 
     def check(self, row: FeatureRow, dtype: str) -> None:
-        values, dtype = row.streams[self.name], self.stored_dtype(dtype)
-        fits = values.ndim == 2 and values.shape[1] == self.stored_width
-        shape = f"({self.stored_rows}, {self.stored_width}) {dtype}"
-        wrong: str | None = f"expected {shape}, got {values.shape} {values.dtype}"
-        if fits and values.dtype.name == dtype:
+        values, stored = row.streams[self.name], np.dtype(self.stored_dtype(dtype))
+        if values.ndim == 2 and values.shape[1] == self.stored_width and values.dtype == stored:
             wrong = self.problem(row)
+        else:
+            shape = f"({self.stored_rows}, {self.stored_width}) {stored}"
+            wrong = f"expected {shape}, got {values.shape} {values.dtype}"
         if wrong:
             raise CommitError(f"row {row.row_id!r}, stream {self.name}: {wrong}")
 

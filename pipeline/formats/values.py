@@ -18,12 +18,15 @@ off by at most half a scale: 1/252 of the largest of its column in its block.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +39,7 @@ from earmill.pipeline.common.errors import (
     NonFiniteFeatureError,
     SpillError,
 )
+from earmill.pipeline.common.gathering import gathered
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
 
 # Bytes that are read from a file of values or written to it at a time.
 PIECE_BYTES = 4 * 2**20
+# Small arrays are joined up to this many bytes: a call of numpy costs as much as 10 kB of work.
+JOINED_BYTES = 2**18
 
 INT8 = "int8"
 BLOCK_FRAMES = 64
@@ -138,6 +144,17 @@ def pieces(values: Values) -> Iterator[Frames]:
         yield values[start : start + step]
 
 
+def join(blocks: Sequence[Frames]) -> Frames:
+    """Return blocks (n, width) as one, without a copy if there is one."""
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+
+def joined_pieces(rows: Iterable[Values]) -> Iterator[Frames]:
+    """Yield the values of all rows in blocks; a block holds about `JOINED_BYTES` of small rows."""
+    every = chain.from_iterable(map(pieces, rows))
+    return map(join, gathered(every, attrgetter("nbytes"), JOINED_BYTES))
+
+
 def converted(values: Frames, dtype: np.dtype[Any], scale: float = 1.0) -> Frames:
     """Return stored values times their scale in another type, or as they are if nothing changes."""
     if scale == 1.0 and values.dtype == dtype:
@@ -188,22 +205,23 @@ class CastError:
     below: int = 0
     zeroed: int = 0
 
-    def __add__(self, other: CastError) -> CastError:
-        return CastError(
-            max(self.worst, other.worst),
-            max(self.worst_normal, other.worst_normal),
-            self.nonzero + other.nonzero,
-            self.below + other.below,
-            self.zeroed + other.zeroed,
+    @classmethod
+    def of_all(cls, errors: Sequence[CastError]) -> CastError:
+        return cls(
+            max(error.worst for error in errors),
+            max(error.worst_normal for error in errors),
+            sum(error.nonzero for error in errors),
+            sum(error.below for error in errors),
+            sum(error.zeroed for error in errors),
         )
 
 
 def total(parts: Iterable[Mapping[str, CastError]]) -> dict[str, CastError]:
-    whole: dict[str, CastError] = {}
+    by_name: dict[str, list[CastError]] = {}
     for part in parts:
         for name, error in part.items():
-            whole[name] = whole.get(name, CastError()) + error
-    return whole
+            by_name.setdefault(name, []).append(error)
+    return {name: CastError.of_all(errors) for name, errors in by_name.items()}
 
 
 def as_stored(streams: Iterable[StreamInfo], dtype: str) -> list[StreamInfo]:
@@ -227,6 +245,7 @@ class Caster:
         # Streams of an int8 job that are not stored in blocks are float32.
         self.dtype = np.dtype(np.float32 if np.dtype(dtype) == INT8 else dtype)
         self._scales = {info.name: info.scale_factor for info in known}
+        self._largest = float(np.finfo(self.dtype).max)
         #: Streams whose frames are stored in blocks that share a scale.
         self.in_blocks = frozenset(info.name for info in known if info.layout == INT8)
 
@@ -235,9 +254,9 @@ class Caster:
         scale = self._scales.get(name, 1.0)
         # One pass over the values decides both; NaN and infinity spread through min and max.
         low, high = (float(frames.min()), float(frames.max())) if frames.size else (0.0, 0.0)
-        if not (np.isfinite(low) and np.isfinite(high)):
+        if not (math.isfinite(low) and math.isfinite(high)):
             raise NonFiniteFeatureError(f"stream {name}: the model returned NaN or infinity")
-        limit = float(np.finfo(self.dtype).max) * scale
+        limit = self._largest * scale
         if max(-low, high) > limit:
             raise DtypeRangeError(
                 f"stream {name}: expected values up to {limit:g} for {self.dtype}, got "

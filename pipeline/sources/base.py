@@ -28,6 +28,7 @@ from earmill.pipeline.storage.backend import is_chain, is_local, is_web, local_p
 from earmill.pipeline.storage.fsspec_store import asks_for_another, filesystem_of
 
 FILE = "file://"
+LOCAL_FILES = LocalFileSystem()  # fsspec takes 15 us to find its one object.
 # Python's characters for bytes of a file name that are not UTF-8.
 UNDECODED = re.compile("[\udc80-\udcff]")
 
@@ -119,7 +120,7 @@ def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tu
     options, because the options of a table belong to its store."""
     path, odd = local_path(uri), _odd_path(uri)
     if path is not None:
-        return LocalFileSystem(), path if odd is None or os.path.lexists(path) else odd
+        return LOCAL_FILES, path if odd is None or os.path.lexists(path) else odd
     options = dict(storage_options or {})
     if is_web(uri):
         # A redirect must not lead to other hosts of a private network.
@@ -135,7 +136,7 @@ def object_of(
     would ask for another object. Without `versions`, `?versionId=` is a part of a listed name."""
     odd = _odd_path(uri)
     if odd is not None:
-        return LocalFileSystem(), odd
+        return LOCAL_FILES, odd
     fs, path = filesystem(uri, storage_options)
     is_here = isinstance(fs, LocalFileSystem)
     if not (is_here or is_chain(uri)) and asks_for_another(fs, path, uri, versions=versions):

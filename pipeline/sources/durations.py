@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import BinaryIO
 
 from earmill.pipeline.audio.containers import probe
@@ -76,12 +75,14 @@ def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) 
 
 def guess_seconds(name: str | None, nbytes: float, head: bytes = b"") -> float:
     """Estimate the duration by size; the codec comes from the first bytes, or the file name."""
-    codec = next((codec for magic, codec in MAGIC if head.startswith(magic)), _suffix(name))
+    codec = next((codec for magic, codec in MAGIC if head.startswith(magic)), suffix_of(name))
     return nbytes / BYTES_PER_SECOND.get(codec, DEFAULT_BYTES_PER_SECOND)
 
 
-def _suffix(name: str | None) -> str:
-    return PurePosixPath(name or "").suffix.lower().lstrip(".")
+def suffix_of(name: str | None) -> str:
+    """Return the extension of a file name in lower case, without its dot."""
+    stem, _, suffix = (name or "").rstrip("/").rpartition("/")[2].rpartition(".")
+    return suffix.lower() if stem else ""
 
 
 def early_seconds(head: bytes, nbytes: int) -> float | None:
@@ -102,7 +103,7 @@ class ByteRate:
 
     def seconds(self, name: str | None, nbytes: float) -> float:
         """Return the duration of `nbytes` bytes; the codec comes from the file name, if known."""
-        suffix = _suffix(name)
+        suffix = suffix_of(name)
         if self.codec and (suffix == self.codec or suffix not in BYTES_PER_SECOND):
             return nbytes / self.bytes_per_s
         return guess_seconds(name, nbytes)

@@ -14,6 +14,7 @@ retried (`sources.base`), and then raises `SourceOutage`: no row is at fault.
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import tempfile
@@ -39,6 +40,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.byte_streams import SeekableFile, open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
+from earmill.pipeline.common.gathering import gathered
 from earmill.pipeline.common.monitoring import FETCH, carried
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources import base
@@ -52,7 +54,9 @@ R = TypeVar("R")
 MEMORY_BYTES = 64 << 20  # larger objects are not held in memory
 MOST_BYTES = 64 << 30  # limit for an object of unknown size
 READ_AHEAD_BYTES = 256 << 20  # limit of bytes read ahead of the consumer
-AHEAD_OBJECTS = 8
+AHEAD_TASKS = 8
+# Objects that one task reads: handing over an object of a few kB costs more than reading it.
+TASK_OBJECTS, TASK_BYTES = 16, 128 << 10
 # An object stalls if no byte arrives for this time, plus its time at the lowest rate.
 STALL_S = 120.0
 SLOWEST_BYTES_PER_S = 100_000
@@ -211,7 +215,9 @@ class Blob:
     def digest(self) -> str:
         """Return the sha256 of the bytes, computed once; empty if it is not known."""
         with self._lock:
-            if self._digest is None:
+            if self._digest is None and self._data is not None:
+                self._digest = hashlib.sha256(self._data).hexdigest()
+            elif self._digest is None:
                 with self.open() as stream:
                     self._digest = sha256_of(stream)
             return self._digest
@@ -462,31 +468,40 @@ def load_blob(
         return base.row_error(item.uri, error)
 
 
+Group = list[Item]  # Neighbours with one uri.
+
+
 class _Task:
-    """An object that is being fetched for neighbouring items of one uri; `moved` is the monotonic
-    time in seconds at which bytes last arrived or a try began."""
+    """Objects that are being fetched one after the other, each for a group of items; `moved` is the
+    monotonic time in seconds at which bytes last arrived or a try began."""
 
     def __init__(
-        self, pool: ThreadPoolExecutor, group: list[Item], options: Options, load: Load
+        self, pool: ThreadPoolExecutor, batch: list[Group], options: Options, load: Load
     ) -> None:
-        self.group, self.abandoned, self.moved = group, False, time.monotonic()
-        self.future: Future[Blob | RowError] = pool.submit(
-            carried(FETCH, load_blob), group[0], options, load, self._touch, lambda: self.abandoned
-        )
+        self.batch, self.abandoned, self.moved = batch, False, time.monotonic()
+        self.nbytes = sum(map(_memory_bytes, batch))
+
+        def load_all() -> list[Blob | RowError]:
+            return [
+                load_blob(group[0], options, load, self._touch, lambda: self.abandoned)
+                for group in batch
+            ]
+
+        self.future = pool.submit(carried(FETCH, load_all))
 
     def _touch(self) -> None:
         self.moved = time.monotonic()
 
-    def result(self) -> Blob | RowError:
-        """Wait for the object; SourceOutage if its read stalls."""
-        limit_s = STALL_S + _memory_bytes(self.group) / SLOWEST_BYTES_PER_S
+    def result(self) -> list[Blob | RowError]:
+        """Wait for the objects; SourceOutage if a read stalls."""
+        limit_s = STALL_S + self.nbytes / SLOWEST_BYTES_PER_S
         with base.source_wait():
             while True:
                 left_s = self.moved + limit_s - time.monotonic()
                 if wait_for([self.future], timeout=max(0.0, left_s)).done:
                     return self.future.result()
                 if time.monotonic() - self.moved >= limit_s:
-                    raise SourceOutage(f"{self.group[0].uri}: no byte within {limit_s:.0f} s")
+                    raise SourceOutage(f"{self.batch[0][0].uri}: no byte within {limit_s:.0f} s")
 
 
 def fetch_all(
@@ -494,30 +509,33 @@ def fetch_all(
 ) -> Iterator[Fetched]:
     """Yield every item in order with its stream or RowError; a few objects are read ahead. `load`
     is called from several threads. SourceOutage if the store was away for an item."""
-    waiting = deque(list(group) for _, group in groupby(items, key=lambda item: item.uri))
+    groups = (list(group) for _, group in groupby(items, key=lambda item: item.uri))
+    waiting = deque(gathered(groups, _memory_bytes, TASK_BYTES, TASK_OBJECTS))
     running: deque[_Task] = deque()
-    pool = ThreadPoolExecutor(AHEAD_OBJECTS, thread_name_prefix="fetch")
+    pool = ThreadPoolExecutor(AHEAD_TASKS, thread_name_prefix="fetch")
     try:
         while waiting or running:
-            while waiting and len(running) < AHEAD_OBJECTS:
-                held = sum(_memory_bytes(task.group) for task in running)
-                if running and held + _memory_bytes(waiting[0]) > READ_AHEAD_BYTES:
+            while waiting and len(running) < AHEAD_TASKS:
+                held = sum(task.nbytes for task in running)
+                if running and held + sum(map(_memory_bytes, waiting[0])) > READ_AHEAD_BYTES:
                     break
                 running.append(_Task(pool, waiting.popleft(), options, load))
             # The task stays in the queue during the wait, so that an early end abandons it too.
-            blob = running[0].result()
-            # Dropping the task drops its reference to the bytes; the consumer has the last one.
-            for item in running.popleft().group:
-                stream: BinaryIO | RowError
-                try:
-                    stream = blob if isinstance(blob, RowError) else blob.opened(item)
-                except UnreadableError as error:
-                    stream = error
-                except OSError as error:
-                    stream = base.row_error(item.uri, error)
-                yield item, stream
-                del stream
-            del blob
+            blobs = deque(running[0].result())
+            for group in running.popleft().batch:
+                # The consumer has the last reference to the bytes.
+                blob = blobs.popleft()
+                for item in group:
+                    stream: BinaryIO | RowError
+                    try:
+                        stream = blob if isinstance(blob, RowError) else blob.opened(item)
+                    except UnreadableError as error:
+                        stream = error
+                    except OSError as error:
+                        stream = base.row_error(item.uri, error)
+                    yield item, stream
+                    del stream
+                del blob
     finally:
         for task in running:
             task.abandoned = True
@@ -525,7 +543,7 @@ def fetch_all(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _memory_bytes(group: list[Item]) -> int:
+def _memory_bytes(group: Group) -> int:
     # An unknown size counts as the maximum that is held in memory.
     size = group[0].size
     return MEMORY_BYTES if size is None else min(size, MEMORY_BYTES)

@@ -14,8 +14,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -26,7 +25,7 @@ from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.sources import base
 from earmill.pipeline.sources.base import Fetched, Item
-from earmill.pipeline.sources.durations import guess_seconds, header_seconds
+from earmill.pipeline.sources.durations import guess_seconds, header_seconds, suffix_of
 from earmill.pipeline.sources.fetch import fetch_rows, open_ranged
 from earmill.pipeline.spec.source import FilesSpec
 from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
@@ -102,7 +101,7 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def by_extension(names: Iterator[str]) -> Counter[str]:
+def by_extension(names: Iterable[str]) -> Counter[str]:
     return Counter(PurePosixPath(name).suffix.lower() or NO_EXTENSION for name in names)
 
 
@@ -148,17 +147,13 @@ class FilesSource:
         raise FileNotFoundError(path)
 
     def items(self) -> Iterator[Item]:
-        for item, path in self._listed():
-            seconds = None
-            if isinstance(self._fs, LocalFileSystem):
-                seconds = header_seconds(path, item.size or 0)
-            yield item if seconds is None else replace(item, seconds=seconds, estimated=False)
+        return self._listed(measured=isinstance(self._fs, LocalFileSystem))
 
     def listing(self) -> Iterator[Item]:
         """Yield the rows with durations estimated from sizes; no file is opened."""
-        return (item for item, _ in self._listed())
+        return self._listed(measured=False)
 
-    def _listed(self) -> Iterator[tuple[Item, str]]:
+    def _listed(self, *, measured: bool) -> Iterator[Item]:
         with base.source_errors(self._spec.uri):
             found = self._matching(base.retry_listing(self._listing))
         row_ids = base.row_names([name for name, _ in found])
@@ -167,15 +162,16 @@ class FilesSource:
         folder = self._root if is_key else self._root.rstrip("/")
         for position, (row_id, (name, info)) in enumerate(zip(row_ids, found, strict=True)):
             path, stat = f"{folder}/{name}", base.stat_fields(info)
-            item = Item(
+            size = stat["size"] or 0
+            seconds = header_seconds(path, size) if measured else None
+            yield Item(
                 row_id=row_id,
                 uri=base.public_uri(self._fs, path),
-                seconds=guess_seconds(name, stat["size"] or 0),
-                estimated=True,
+                seconds=guess_seconds(name, size) if seconds is None else seconds,
+                estimated=seconds is None,
                 position=position,
                 **stat,
             )
-            yield item, path
 
     def columns(self) -> Columns:
         return Columns()
@@ -230,16 +226,18 @@ class FilesSource:
             return False
 
     def _matching(self, matched: list[Entry]) -> list[Entry]:
-        def is_audio(name: str) -> bool:
-            return PurePosixPath(name).suffix.lower().lstrip(".") in self._spec.extensions
-
-        audio = [entry for entry in matched if is_audio(entry[0])]
+        audio, others = [], list[str]()
+        for entry in matched:
+            if suffix_of(entry[0]) in self._spec.extensions:
+                audio.append(entry)
+            else:
+                others.append(entry[0])
         if not audio:
             raise SourceError(
                 f"source {self._spec.uri}: no audio files: {self._found} found, {len(matched)} "
                 f"match {self._glob!r}, none ends in {', '.join(self._spec.extensions)}"
             )
-        self._skipped += by_extension(name for name, _ in matched if not is_audio(name))
+        self._skipped += by_extension(others)
         return sorted(audio, key=lambda entry: entry[0])
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:

@@ -98,7 +98,8 @@ class CastFeatures:
                 due = len(held) if last else len(held) // BLOCK_FRAMES * BLOCK_FRAMES
                 self.begun[name], made = held[due:].copy(), held[:due]
             frames, error = cast(name, made)
-            self.errors[name] = self.errors.get(name, CastError()) + error
+            before = self.errors.get(name)
+            self.errors[name] = error if before is None else CastError.of_all([before, error])
             return frames
         self.steps[name] = made.first_frame + made.n_frames
         try:

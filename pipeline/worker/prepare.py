@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -38,6 +39,7 @@ OF_AUDIO = (
     *("container", "codec", "channels", "frames", "nbytes", "pcm_sha256", "decoder"),
     *("decoder_version", "header_size", "unterminated", "span_short_s"),
 )
+_of_item, _of_audio = attrgetter(*OF_ITEM), attrgetter(*OF_AUDIO)
 Signal = npt.NDArray[np.float32]
 ModelOutput = Mapping[str, Any]  # Stream name -> frames, or the events of a stretch.
 
@@ -181,6 +183,7 @@ class Preparer:
         self.channels, self.resampler = audio.channels, audio.resampler
         self.calibration = Calibration.from_dict(audio.calibration.to_dict())
         self._limits, self._on_device = audio.limits(), on_device
+        self._fixed_gains = self.gains(1.0)  # Of a calibration that does not look at the clip.
         self._open: Callable[..., Blocks] = BlockReader if children is None else children.open
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
@@ -196,13 +199,14 @@ class Preparer:
                 if frames > self.long_s * reader.rate_hz:
                     closing.pop_all()
                     return LongClip(self, item, stream, reader, blocks, remaining)
-        waveform, audio, clips = np.concatenate(blocks, axis=1), reader.facts, []
+        waveform = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+        audio, clips = reader.facts, []
         make = self._for_device if self._on_device else self._resampled
         for channel, rows in clips_of_channels(self.channels, reader.channel_ids):
-            ears, rms = waveform[rows], 1.0
+            ears, gains = waveform[rows], self._fixed_gains
             if self.calibration.needs_whole_clip:
-                rms = math.sqrt(float(np.square(ears, dtype=np.float64).sum()) / ears.size)
-            gains = self.gains(rms)
+                squares = float(np.square(ears, dtype=np.float64).sum())
+                gains = self.gains(math.sqrt(squares / ears.size))
             signals = make(ears, audio.rate_hz, gains)
             facts = self.facts(item, audio, gains)
             clips.append(Clip(item, channel, audio.seconds, signals, facts))
@@ -220,8 +224,8 @@ class Preparer:
         """Return a row's provenance; `gain_db` is the gain into the first model's unit."""
         resampled = any(target.fs_hz != audio.rate_hz for target in self.targets)
         return {
-            **{name: getattr(item, name) for name in OF_ITEM},
-            **{name: getattr(audio, name) for name in OF_AUDIO},
+            **dict(zip(OF_ITEM, _of_item(item), strict=True)),
+            **dict(zip(OF_AUDIO, _of_audio(audio), strict=True)),
             "rate_hz": float(audio.rate_hz),
             "bytes_sha256": audio.bytes_sha256 or None,
             "resampler": self.resampler if resampled else None,

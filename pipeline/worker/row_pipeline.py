@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
+from earmill.pipeline.common.gathering import gathered
 from earmill.pipeline.common.monitoring import (
     DECODE,
     ENCODE,
@@ -331,22 +332,8 @@ class RowProcessor:
 
 
 def in_tasks(rows: Iterable[T], seconds: Callable[[T], float]) -> Iterator[list[T]]:
-    """Gather neighbours up to TASK_S of audio and TASK_ROWS; a longer row goes alone. If `rows`
-    raises, the files of gathered rows are closed."""
-    task: list[T] = []
-    total_s = 0.0
-    try:
-        for row in rows:
-            task.append(row)
-            total_s += seconds(row)
-            if total_s >= TASK_S or len(task) == TASK_ROWS:
-                full, task, total_s = task, [], 0.0
-                yield full  # no longer ours to close
-    except BaseException:
-        _release(task)
-        raise
-    if task:
-        yield task
+    """Gather neighbours for one task of a decode thread; see `gathered`."""
+    return gathered(rows, seconds, TASK_S, TASK_ROWS, _release)
 
 
 def _release(task: Iterable[Any]) -> None:

@@ -197,7 +197,7 @@ class ShardRunner:
             spec,
             source,
             models.extractors,
-            decode_threads=max(2, job.threads),
+            decode_threads=job.threads,
             spill_folder=self._layout.root if self._layout.is_local else None,
             gpu=models.gpu,
             shards=shards,

@@ -79,7 +79,7 @@ def probe(
         damage = f"tags of {start} bytes before the audio, in a file of {nbytes}" if start else None
         return Probe("other", damage=damage)
     found = _probe(open_window(stream, start), nbytes - start, header_only, behind)
-    return _moved(found, start)
+    return _moved(found, start) if start else found
 
 
 def _probe(stream: BinaryIO, nbytes: int, header_only: bool, behind: bool) -> Probe:

@@ -71,6 +71,7 @@ from earmill.pipeline.formats.format import BINARY, NESTED, Encoding, Format, Pr
 from earmill.pipeline.formats.row_table import PAGES, scalar_options, scalars_of
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import in_values, layout_of
+from earmill.pipeline.formats.values import join
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
@@ -167,9 +168,8 @@ class LongRows:
                 yield self.first(row) + part, low, high
 
 
-def _flat(frames: Sequence[np.ndarray], dtype: str) -> np.ndarray:
-    whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
-    return np.ascontiguousarray(whole, dtype=np.dtype(dtype).newbyteorder("<")).reshape(-1)
+def _flat(frames: np.ndarray, dtype: str) -> np.ndarray:
+    return np.ascontiguousarray(frames, dtype=np.dtype(dtype).newbyteorder("<")).reshape(-1)
 
 
 def _offsets(sizes: Sequence[int]) -> np.ndarray:
@@ -201,12 +201,13 @@ class BinaryCells:
     def leaf(self, column: str) -> str:
         return column
 
-    def cells(self, frames: Sequence[np.ndarray], width: int, dtype: str) -> pa.Array:
+    def cells(self, frames: np.ndarray, lengths: Sequence[int], width: int, dtype: str) -> pa.Array:
+        """Encode the frames of all cells, (frames, width), in cells of so many frames each."""
         flat = _flat(frames, dtype)
         frame_bytes = width * flat.itemsize
-        offsets = _offsets([len(values) * frame_bytes for values in frames])
+        offsets = _offsets([length * frame_bytes for length in lengths])
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat.view(np.uint8))]
-        return pa.Array.from_buffers(pa.binary(), len(frames), buffers)
+        return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
 
     def frames(self, cells: Any, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
         """Decode the frames of some cells, (frames, width), and the bounds of cells in them."""
@@ -253,10 +254,9 @@ class NestedCells:
     def leaf(self, column: str) -> str:
         return f"{column}.list.element.list.element"
 
-    def cells(self, frames: Sequence[np.ndarray], width: int, dtype: str) -> pa.Array:
+    def cells(self, frames: np.ndarray, lengths: Sequence[int], width: int, dtype: str) -> pa.Array:
         blocks = pa.FixedSizeListArray.from_arrays(pa.array(_flat(frames, dtype)), width)
-        offsets = _offsets([len(values) for values in frames])
-        return pa.ListArray.from_arrays(pa.array(offsets), blocks)
+        return pa.ListArray.from_arrays(pa.array(_offsets(lengths)), blocks)
 
     def frames(self, cells: Any, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
         offsets = cells.offsets.to_numpy().astype(np.int64)
@@ -293,13 +293,14 @@ def _part_table(
         for row in rows:
             values = row.streams[info.name]
             first, last = cut(len(values), parts)[part]
-            frames.append(layout.to_values(values[first:last]))
+            frames.append(values[first:last])
         if parts > 1:
             start, count = layout.place_columns[:2]
             columns[start] = pc.add(columns[start], first)
             columns[count] = pa.array([last - first])
         dtype = layout.in_values().stored_dtype(encoding.dtype)
-        columns[info.name] = form.cells(frames, layout.stored_width, dtype)
+        values = layout.to_values(join(frames))
+        columns[info.name] = form.cells(values, [*map(len, frames)], layout.stored_width, dtype)
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
