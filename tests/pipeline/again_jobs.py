@@ -117,9 +117,9 @@ def _models_key(_path: tuple[str, ...]) -> str | None:
 
 @contextmanager
 def code_stays_as_it_is() -> Iterator[None]:
-    """Jobs look once at the sources, which takes a fifth of a small job.
+    """Jobs look once at git and at the sources, which takes a fifth of a small job.
 
-    What they find there is in test_provenance.py and tests/jobs/test_light_commands.py.
+    Tests of that are test_provenance.py and tests/jobs/test_light_commands.py.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "git_state", _git_state)
