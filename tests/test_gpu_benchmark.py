@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -19,13 +19,15 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("name", but(["gpu_job"], ["gpu", "gpu_job"]))
-def test_without_a_device_it_says_so_and_measures_nothing(name: str) -> None:
+def test_without_a_device_it_says_so_and_measures_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = (ROOT / "benchmarks" / "RESULTS.md").read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}"], cwd=ROOT, capture_output=True, text=True
-    )
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2 and line.startswith(f"benchmarks.{name}: no GPU: ")
+    monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith(f"benchmarks.{name}: no GPU: ")
     assert (ROOT / "benchmarks" / "RESULTS.md").read_bytes() == results
 
 

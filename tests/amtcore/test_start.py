@@ -7,6 +7,8 @@ import sys
 
 #: Half a second to three each, and no part of a job needs them; operators import the compiler.
 LEFT_OUT = {"torch._dynamo", "sympy", "scipy.linalg", "scipy.interpolate", "ray", "matplotlib"}
+#: Loaded by those who ask for them; the interpreter is a distribution of its own.
+ASKED_FOR = {"torchaudio", "amtcore.features.mel", "amtcore_interpreter"}
 #: Who compiles a kernel imports it, and with it much else; who finds one on disk does not.
 OF_A_COMPILER = "numba.np.arraymath"
 _FEATURES = """
@@ -28,5 +30,6 @@ def test_features_are_computed_without_compiler_and_scipy() -> None:
         if OF_A_COMPILER not in last:
             break
     assert not (LEFT_OUT | {OF_A_COMPILER}) & first
+    assert not ASKED_FOR & last
     # Some models interpolate.
     assert not (LEFT_OUT - {"scipy.linalg", "scipy.interpolate"}) & last

@@ -17,6 +17,7 @@ from earmill import open_features
 from earmill.jobs.cli import run
 from tests.chaos.jobs import assert_whole, write_corpus, write_job
 from tests.pipeline import audio_factory
+from tests.pipeline.again_jobs import shards_run_here
 
 pytestmark = pytest.mark.chaos
 
@@ -43,7 +44,8 @@ def test_each_damaged_file_is_quarantined_and_each_good_row_is_there(
     output = tmp_path / "out"
     job = _write_manifest_job(tmp_path / "job.yaml", corpus, output)
 
-    assert run(["extract", str(job), "--json"]) == 3
+    with shards_run_here():
+        assert run(["extract", str(job), "--json"]) == 3
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["event"] == "summary" and summary["status"] == "done"
     assert (summary["rows_ok"], summary["rows_bad"]) == (GOOD, len(expected))
@@ -83,6 +85,5 @@ def _write_manifest_job(path: Path, corpus: Path, output: Path) -> Path:
     manifest.write_text("\n".join(lines))
     job = yaml.safe_load(write_job(path, corpus, output, shard_seconds=12).read_text())
     job["source"] = {"kind": "manifest", "uri": str(manifest)}
-    job["run"] |= {"executor": "local", "workers": 1}
     path.write_text(yaml.safe_dump(job))
     return path

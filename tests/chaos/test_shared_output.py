@@ -32,7 +32,7 @@ def test_two_drivers_share_an_output_and_one_is_preempted(
                 if executor == "slurm-array":
                     stop("SIGTERM")
 
-        overrides = [f"run.executor={executor}", "run.threads_per_worker=1"]
+        overrides = [f"run.executor={executor}", "run.workers=1", "run.threads_per_worker=1"]
         return run_job(JobSpec.load(job, overrides), sink=sink, **options)
 
     with ThreadPoolExecutor(2) as drivers:

@@ -1,14 +1,11 @@
 """A model that one file of another distribution adds: it passes the tests, and a job runs it.
 
-The file is copied to a place of its own, beside the metadata that pip would have written; the job
-is a process of the command line with that place in PYTHONPATH, and so are its workers.
+The file is copied to a place of its own, beside the metadata that pip would have written. A job by
+processes that find that place in PYTHONPATH is in tests/pipeline/test_strangers.py.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +20,7 @@ from earmill.jobs.cli import run
 from earmill.testing import ModelConformance
 
 from ..compare import Tolerance, assert_close
+from ..pipeline.again_jobs import shards_run_here
 from ..pipeline.source_helpers import SPEECH, SPEECH_IDS
 from ..pipeline.strangers import install
 from .stranger_level import Level
@@ -42,15 +40,6 @@ def test_the_file_is_short() -> None:
     assert len(FILE.read_text().splitlines()) < 60
 
 
-def _earmill(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "earmill.jobs.start", *arguments]
-    environment["PYTHONPATH"] = str(place)
-    return subprocess.run(
-        command, cwd=place, env=environment, capture_output=True, text=True, timeout=240
-    )
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of installed distributions."""
@@ -59,7 +48,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(folder, "loud-things", points, {"loud_things": FILE.read_text()})
 
 
-def test_it_runs_beside_dau1997_and_melspectrogram_on_speech(place: Path) -> None:
+def test_it_runs_beside_dau1997_and_melspectrogram_on_speech(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = {
         "source": {"kind": "files", "uri": str(SPEECH)},
         "extract": [
@@ -68,11 +59,12 @@ def test_it_runs_beside_dau1997_and_melspectrogram_on_speech(place: Path) -> Non
             {"model": "level", "params": {"hop_s": 0.02}, "streams": {"level": {}, "peak": {}}},
         ],
         "output": {"uri": str(place / "out"), "dtype": "float32"},
-        "run": {"executor": "local", "workers": 1},
     }
     (place / "job.yaml").write_text(yaml.safe_dump(job))
-    ran = _earmill(place, "extract", "job.yaml")
-    assert ran.returncode == 0, ran.stderr
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.chdir(place)
+    with shards_run_here():
+        assert run(["extract", "job.yaml"]) == 0
     assert run(["verify", str(place / "out")]) == 0
     features = open_features(place / "out")
     infos = features.streams

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ import pytest
 from earmill import open_features
 from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.text import named_line
+from earmill.pipeline.common.user_cache import models_key
+from earmill.pipeline.dataset import provenance
 from earmill.pipeline.dataset.commit_record import commits, read_commit
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver import events
@@ -27,6 +31,7 @@ from earmill.pipeline.operations import run_job as driver
 from earmill.pipeline.operations.open_job import committed_of
 from earmill.pipeline.operations.retry import Chooser
 from earmill.pipeline.operations.run_job import run_job
+from earmill.pipeline.spec import models
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import Outcome
@@ -102,6 +107,27 @@ class OneByOne:
         return ledger.result
 
 
+_git_state, _code_sha256 = cache(provenance.git_state), cache(provenance.code_sha256)
+
+
+@cache
+def _models_key(_path: tuple[str, ...]) -> str | None:
+    return models_key()
+
+
+@contextmanager
+def code_stays_as_it_is() -> Iterator[None]:
+    """Jobs look once at git and at the sources, which takes a fifth of a small job.
+
+    Tests of that are test_provenance.py and tests/jobs/test_light_commands.py.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "git_state", _git_state)
+        patch.setattr(provenance, "code_sha256", _code_sha256)
+        patch.setattr(models, "models_key", lambda: _models_key(tuple(sys.path)))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path.cwd())
@@ -111,7 +137,7 @@ def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def shards_run_here() -> Iterator[None]:
     """Jobs run in this process, shard by shard."""
-    with pytest.MonkeyPatch.context() as patch:
+    with code_stays_as_it_is(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path.cwd())
         patch.setattr(driver, "executor_of", lambda *_: NoWorkers())
         patch.setattr(driver.Run, "scheduler", lambda _, job, *__: OneByOne(job, None))

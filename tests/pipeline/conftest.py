@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from earmill.pipeline.storage.layout import Layout
+from tests.pipeline.again_jobs import code_stays_as_it_is
 from tests.pipeline.reader_data import N_ROWS, write_chunked, write_set
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _code_stays_as_it_is() -> Iterator[None]:
+    with code_stays_as_it_is():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -310,8 +310,14 @@ RUNS: dict[str, Callable[..., None]] = {
 }
 
 
-# Lightning imports what the others do, and of torch what distributed models need.
-PACKAGES = ("earmill.pipeline.formats.half", "lightning", "accelerate")
+# Lightning imports what the others do, and of torch what distributed models need. The rest is what
+# reading features and torchdata's loader import.
+PACKAGES = (
+    *("earmill.pipeline.formats.half", "lightning", "accelerate", "pandas", "pyarrow.parquet"),
+    *("earmill.pipeline.reader.features", "earmill.pipeline.loader.stream", "numcodecs"),
+    *("earmill.pipeline.formats.parquet.format", "earmill.pipeline.formats.zarr.format"),
+    *("torchdata.stateful_dataloader", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"),
+)
 
 
 def serve() -> None:

@@ -31,7 +31,7 @@ print([leave() for _ in range(20)])
 """
 THREADS = """
 import os, sys
-import earmill.pipeline.reader.open, amtcore.features.registry
+import earmill.pipeline.reader.open
 before = len(os.listdir("/proc/self/task"))
 features = earmill.pipeline.reader.open.open_features(sys.argv[1], format="parquet")
 rows = [features[i].row_id for i in range(len(features))]

@@ -7,6 +7,7 @@ name that leads elsewhere gives a row the audio of another file.
 from __future__ import annotations
 
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -59,9 +60,10 @@ def data(name: str) -> bytes:
     return clip("wav", 0.02, seed=int.from_bytes(name.encode(), "little") % 2**31)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    root = tmp_path / "in"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of each name; no test changes it."""
+    root = tmp_path_factory.mktemp("odd") / "in"
     for name in (*NAMES, LINE):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data(name))
@@ -104,7 +106,8 @@ def test_a_relative_root_is_literal(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert contents(source, list(source.items())) == [data(name)]
 
 
-def test_each_row_of_a_table_is_its_own_file(folder: Path) -> None:
+def test_each_row_of_a_table_is_its_own_file(folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(folder, tmp_path / "in"))
     names = audio(NAMES)
     rows = "".join('"{}"\n'.format(name.replace('"', '""')) for name in names)
     (folder / "m.csv").write_text(f"uri\n{rows}", encoding="utf-8")

@@ -105,7 +105,8 @@ def test_a_sample_of_all_rows_knows_what_will_be_stored(corpus: Path) -> None:
     for value in (found.time_s, found.cpu_s, found.stored_bytes):
         assert 0 < value.low <= value.expected <= value.high
     assert json.loads(json.dumps(result.to_dict()))["sample"]["workers"] == 1
-    run_job(JobSpec.load(spec, overrides=["run.max_bad_fraction=1"]))
+    with shards_run_here():
+        run_job(JobSpec.load(spec, overrides=["run.max_bad_fraction=1"]))
     layout = Layout.open(spec.output.uri)
     actual = verify(layout).bytes
     assert found.stored_bytes.expected == pytest.approx(actual, rel=0.15)

@@ -425,39 +425,38 @@ class TestModels:
             validate_models(JobSpec.load(JOB, [override]))
 
     def test_another_process_describes_and_refuses_them_alike(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        spec = JobSpec.load(JOB, ["extract.0.fs_hz=16000"])
-        (here,), (same,) = validate_models(spec), built_models(spec)
+        """Also where the module of a model prints something."""
+        monkeypatch.syspath_prepend(str(tmp_path))
+        layer = "import torch\nclass Same(torch.nn.Identity): ...\n"
+        (tmp_path / "loud_module.py").write_text(f"print('hello')\n{layer}")
+        params = {"module": "loud_module:Same", "channel_axis": True, "compile": False}
+        same_stream = {"same": {"width": 1, "hop_length": 1, "frames_axis": 2}}
+        loud = {"model": "torch_module", "params": params, "streams": same_stream}
+        spec = JobSpec.load(job(extract=[{"model": "dau1997", "fs_hz": 16000}, loud]))
+        (here, _), (same, _) = validate_models(spec), built_models(spec)
         monkeypatch.delitem(sys.modules, "torch")
-        (there,) = built_models(spec)
+        capfd.readouterr()
+        there, made = built_models(spec)
         assert there.description == same.description == Description.of(here)
         record = json.loads(json.dumps(here.describe()))  # whose threads a test before this may set
         assert {**there.record, "threads": 0} == {**record, "threads": 0}
+        assert made.record["model"] == "torch_module" and "hello" in capfd.readouterr().err
         with pytest.raises(SpecError) as refused:
             built_models(JobSpec.load(JOB, ["extract.0.params={no_such_parameter: 1}"]))
         assert str(refused.value).startswith("extract.0: model 'dau1997' has no parameter")
 
-    def test_a_module_may_print_and_may_end_the_process(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    def test_a_module_may_end_the_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Here one that the models import, whatever they are: it stands in for torch."""
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "torch", raising=False)
-        layer = "import torch\nclass Same(torch.nn.Identity): ...\n"
-        (tmp_path / "loud_module.py").write_text(f"print('hello')\n{layer}")
-        (tmp_path / "deadly_module.py").write_text("import os; os._exit(7)")
-
-        def spec(module: str) -> JobSpec:
-            params = {"module": module, "channel_axis": True, "compile": False}
-            same = {"same": {"width": 1, "hop_length": 1, "frames_axis": 2}}
-            return JobSpec.load(
-                job(extract=[{"model": "torch_module", "params": params, "streams": same}])
-            )
-
-        (made,) = built_models(spec("loud_module:Same"))
-        assert made.record["model"] == "torch_module" and "hello" in capfd.readouterr().err
+        (tmp_path / "torch.py").write_text("import os; os._exit(7)")
+        spec = JobSpec.load(JOB)
         with pytest.raises(SpecError, match=r"extract: .* builds the models ended with 7"):
-            built_models(spec("deadly_module:Same"))
+            built_models(spec)
 
     def test_power_does_not_fit_half_precision(self) -> None:
         mel = {"model": "melspectrogram", "params": {"log": None}}

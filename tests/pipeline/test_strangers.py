@@ -1,4 +1,7 @@
-"""A source and a format of others: one file and one entry point each, and a job has them."""
+"""A source and a format of others: one file and one entry point each, and a job has them.
+
+A model of others is in tests/jobs/test_stranger_model.py; the job by processes here has it as well.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,8 @@ ENTRIES = {
     "earmill.sources": {"zipped": "zipped_clips:ZIPPED"},
     "earmill.formats": {"npz": "npz_shards:NPZ"},
 }
+MODEL = Path(__file__).parents[1] / "jobs" / "stranger_level.py"
+LEVEL = {"amtcore.models": {"level": "loud_things:Level"}}
 IDS = ("a.wav", "deep/b.wav", "z.wav")
 
 
@@ -68,7 +73,7 @@ def on_path(folder: Path) -> Iterator[pytest.MonkeyPatch]:
 
 
 def forget() -> None:
-    for name in ("zipped_clips", "npz_shards"):
+    for name in ("zipped_clips", "npz_shards", "loud_things"):
         sys.modules.pop(name, None)
 
 
@@ -116,14 +121,15 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_a_job_with_both_from_the_command_line(
+def test_a_job_with_all_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(tmp_path / "site")
+    install(tmp_path / "site", "loud-things", LEVEL, {"loud_things": MODEL.read_text()})
     write_zip(tmp_path / "clips.zip")
     job = {
         "source": {"kind": "zipped", "uri": "clips.zip"},
-        "extract": [{"model": "dau1997", "fs_hz": 16000}],
+        "extract": [{"model": "dau1997", "fs_hz": 16000}, {"model": "level"}],
         "output": {"uri": "out", "formats": ["npz", "webdataset", "zarr"], "shard_rows": 2},
         "run": {"executor": "local", "workers": 1, "threads_per_worker": 1},
     }
@@ -140,6 +146,8 @@ def test_a_job_with_both_from_the_command_line(
         assert verify(Layout.open(tmp_path / "out")).ok
     self_told = open_features(tmp_path / "out").dataset.provenance["extensions"]
     assert self_told["source"] == "strange-things 1.0"
+    models = {name: info.model for name, info in open_features(tmp_path / "out").streams.items()}
+    assert models == {"modulation": "dau1997", "level": "level"}
     assert self_told["formats"]["npz"] == "strange-things 1.0"
     # Here nothing of it is installed: one format cannot be read, the others can.
     with pytest.raises(ExtensionError, match=r"install strange-things 1\.0, or read it as web"):
