@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,8 +60,8 @@ class SeparateOutputs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        parts = np.split(y.detach().numpy(), np.cumsum(rows)[:-1])
-        return tuple(map(torch.from_numpy, parts))
+        memory, ends = y.detach().numpy(), zip(accumulate(rows), rows, strict=True)
+        return tuple(torch.from_numpy(memory[end - count : end]) for end, count in ends)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -252,13 +251,13 @@ class ModulationFilterbank(BlockStage):
         batched = x if x.ndim == 3 else x.unsqueeze(0)
         batch, channels = batched.shape[:2]
         check_channels(self.num_channels, channels)
-        rest = x.new_zeros(batch, channels, 1), x.new_zeros(batch, self.offsets[-1], 2)
-        before, filters = rest if state is None else state
+        count = self.offsets[-1]
+        before, filters = state or (x.new_zeros(batch, channels, 1), x.new_zeros(batch, count, 2))
         check_kept(before.shape[:2], batched.shape[:2])
-        if filters.shape[1] != self.offsets[-1]:
+        if filters.shape[1] != count:
             raise StateError(
-                f"expected a state of {self.offsets[-1]} filters, got {filters.shape[1]}: "
-                "it is that of another filterbank"
+                f"expected a state of {count} filters, got {filters.shape[1]}: it is that of "
+                "another filterbank"
             )
         if self.lowpass_cutoff:
             ops = self.block_ops(self.num_channels)

@@ -67,7 +67,7 @@ def test_separate_outputs_and_gradients_are_those_of_the_plain_bank(batch: int) 
         from amtcore.kernels.operations.sections import FIRST_ORDER
         from amtcore.kernels.operators import run_step
 
-        inside, _ = run_step(FIRST_ORDER, 0, y, twin._prefilter_rows(3), torch.zeros(batch, 3, 1))
+        inside, _ = run_step(FIRST_ORDER, 0, y, twin.block_ops(3)[0].coef, torch.zeros(batch, 3, 1))
     plain, after = modulation_bank(inside, twin.coefficients(), before, twin.kinds, twin.offsets)
     assert torch.equal(torch.cat(chunk, 1), plain) and torch.equal(state, after)
     last, first = slice(twin.offsets[-2], None), slice(0, twin.offsets[1])
