@@ -9,14 +9,10 @@ import nbformat
 
 from tests.chaos.jobs import write_corpus, write_job
 
-ROOT = str(Path(__file__).parents[2])
 CELLS = (
     "import earmill",
-    # Shards run in the kernel: what workers do is in other tests.
-    "import sys; sys.path.insert(0, {root!r})\n"
-    "from tests.pipeline.again_jobs import shards_run_here\n"
-    "with shards_run_here():\n"
-    "    end = earmill.extract({job!r}, progress=True)",
+    "one = ['run.executor=local', 'run.workers=1']\n"
+    "end = earmill.extract({job!r}, overrides=one, progress=True)",
     "end",
     "earmill.plan({job!r})",
 )
@@ -25,7 +21,7 @@ CELLS = (
 def test_a_job_shows_a_bar_and_its_result_a_table(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", 2)
     job = str(write_job(tmp_path / "job.yaml", corpus, tmp_path / "out"))
-    cells = [nbformat.v4.new_code_cell(text.format(job=job, root=ROOT)) for text in CELLS]
+    cells = [nbformat.v4.new_code_cell(text.format(job=job)) for text in CELLS]
     made = nbformat.v4.new_notebook(cells=cells)
     kernel = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(made, timeout=200, resources=kernel).execute()
