@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from amtcore.kernels.vector.kernel_cache import PREBUILT, own_folder
 
 ROOT = Path(__file__).resolve().parents[1]
