@@ -248,10 +248,3 @@ def test_every_cluster_checks_a_token() -> None:
     assert any(target.endswith(".ray/auth_token") for target in up["file_mounts"])
     job = yaml.safe_load((ROOT / "infra" / "kuberay-rayjob.yaml").read_text())
     assert job["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
-
-
-def test_the_interpreter_asks_for_neither_distribution_of_amtcore() -> None:
-    """Both hold the package: asking for one would install it over the other."""
-    project = tomllib.loads((ROOT / "interpreter" / "pyproject.toml").read_text())["project"]
-    names = {Requirement(each).name for each in project["dependencies"]}
-    assert names == {"torch", "numpy", "numba", "llvmlite"}
