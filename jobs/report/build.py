@@ -92,13 +92,20 @@ def report_html(
     positions = chosen(stored.features, options.examples, options.row_ids)
     facts, bad = row_facts(stored), bad_rows_of(stored, options.rows)
     on_begin(f"drawing {quantity(len(positions), 'row')}")
-    source = _source_job(stored, job) if options.audio else "the report was made without sound"
+    dataset, source = stored.features.dataset, job or ""
+    if not options.audio:
+        source = "the report was made without sound"
+    elif job is None:
+        output = {**dataset.spec["output"], "uri": stored.layout.url()}
+        try:
+            source = JobSpec.load({**dataset.spec, "name": dataset.name, "output": output})
+        except EarmillError as error:
+            source = f"the job in dataset.json cannot be read: {error}"
     shown = examples(stored, positions, options.seconds, source)
     reasons = count_reasons(stored.facts)
     unsaid = stored.rows_bad - sum(reasons.values())
     if unsaid > 0:
         reasons["not said by the record"] = unsaid
-    dataset = stored.features.dataset
     values = {
         "name": dataset.name,
         "place": stored.layout.url(),
@@ -113,18 +120,6 @@ def report_html(
         "about": _about(stored),
     }
     return page("report.html", values)
-
-
-def _source_job(stored: Stored, job: JobSpec | None) -> JobSpec | str:
-    """Return the job that names the source, or the reason why dataset.json holds no valid job."""
-    if job is not None:
-        return job
-    dataset = stored.features.dataset
-    output = {**dataset.spec["output"], "uri": stored.layout.url()}
-    try:
-        return JobSpec.load({**dataset.spec, "name": dataset.name, "output": output})
-    except EarmillError as error:
-        return f"the job in dataset.json cannot be read: {error}"
 
 
 def _about(stored: Stored) -> dict[str, Any]:
