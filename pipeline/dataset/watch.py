@@ -15,7 +15,7 @@ from datetime import datetime
 from itertools import pairwise
 from statistics import median_low
 
-from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.monitoring import PARTS
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
@@ -217,18 +217,6 @@ class JobWatch:
         snapshot = read_snapshot(self._layout, current)
         is_of_it = snapshot.dataset.path == dataset.path
         return is_of_it and snapshot.commits.keys() == self._planned.keys()
-
-
-def wait_for_job(watch: JobWatch, url: str, *, pause_s: float, wait: bool) -> JobProgress:
-    """Return the first look at a job; OutputError if no job has begun, unless `wait` is set."""
-    while (found := watch.look()) is None:
-        if not wait:
-            raise OutputError(
-                f"{url}: no job has begun here, found no dataset.json; give the output.uri of a "
-                "job, or --wait until it has listed its source"
-            )
-        time.sleep(pause_s)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
