@@ -10,8 +10,7 @@ order, and reads stay inside windows.
     window      9 2 7 3 8 2 3 9   ->  9 9 | 8 7 | 3 3 2 2      budget 18
     batches     shuffled in the window, lanes in turn: batch t of lane 0, of lane 1, ...
 
-Batch g goes to rank g % world and there to worker (g // world) % workers. The number of batches of
-an epoch depends on (seed, epoch). Ranks differ by one batch at most, and by none with `even`.
+The number of batches of an epoch depends on (seed, epoch). Ranks differ by one batch at most.
 """
 
 from __future__ import annotations

@@ -274,13 +274,7 @@ class Catalog:
 
 
 def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
-    """Read a dataset's catalog, from its index or else its commits; `which` is a snapshot.
-
-    Raises:
-        SourceError: There is no dataset, or no shard is committed yet.
-        OutputError: dataset.json is damaged, or its layout version is unknown.
-        CommitError: Shards have different specs, or an index or table of rows is damaged.
-    """
+    """Read a dataset's catalog, from its index or else its commits; `which` is a snapshot."""
     from amtcore.features.stream_info import StreamInfo
 
     named = read_current(layout) if which is None else find_snapshot(layout, which)

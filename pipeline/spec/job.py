@@ -438,7 +438,6 @@ class JobSpec(SpecModel):
 
 
 def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
-    """Raise ValueError if a stream in pairs of model and stream comes from two models."""
     owners: dict[str, str] = {}
     for model, stream in named:
         if stream in owners:
