@@ -110,8 +110,6 @@ class Recommit:
 
 @dataclass(frozen=True, slots=True)
 class StoredCommit:
-    """A commit record as it stands in the dataset, with the hash of its bytes."""
-
     record: CommitRecord
     sha256: str
 

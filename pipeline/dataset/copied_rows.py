@@ -142,7 +142,6 @@ def _each(shards: Sequence[Shard], copy: Callable[[Shard], None], what: str, on_
 def _copy(
     layout: Layout, dataset: DatasetFile, shard: Shard, carried: Sequence[CarriedRow], fence: Fence
 ) -> None:
-    """Publish one shard of copies, its sources in the order of their ids."""
     items = {item.row_id: item for item in shard.items}
     good: list[FeatureRow] = []
     bad: list[QuarantineRow] = []

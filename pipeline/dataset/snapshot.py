@@ -128,8 +128,6 @@ class Snapshot(Strict):
 
 @dataclass(frozen=True)
 class EarlierSnapshot(Strict):
-    """A snapshot that counted before, and its entry in the log."""
-
     snapshot: OutFile
     entry: LogEntry
 
