@@ -37,7 +37,6 @@ def totals(tally: RunTotals) -> str:
 
 
 def short_totals(tally: RunTotals, width: int) -> str:
-    """Return the most important totals that fit beside a bar."""
     rate, left_s = tally.times_real_time, tally.left_s
     by_importance = [f"{100 * tally.share:.0f} %"]
     if left_s is not None and left_s > 0:

@@ -34,12 +34,6 @@ MOST_SPEC = 20_000  # Characters of the job file that the page shows.
 
 @dataclass(frozen=True)
 class Options:
-    """Limits and contents of the report of a dataset.
-
-    Raises:
-        ValueError: A number is out of its range, or `row_ids` is one id instead of a list.
-    """
-
     rows: int = 1000  # of the table, at most
     examples: int = 4  # rows with features, chosen by length
     row_ids: Sequence[str] = ()  # rows with features, instead of the chosen ones
@@ -81,12 +75,7 @@ def report_html(
     job: JobSpec | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Return the report of a dataset as one HTML page. `job` has credentials of the source.
-
-    Raises:
-        SourceError: No dataset there, nothing committed yet, or no row with a given id.
-        CommitError: A file of the dataset is damaged.
-    """
+    """Return the report of a dataset as one HTML page. `job` has credentials of the source."""
     on_begin("reading index and commits")
     stored = Stored.open(uri, storage_options)
     positions = chosen(stored.features, options.examples, options.row_ids)

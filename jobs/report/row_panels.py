@@ -76,7 +76,6 @@ def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[
 
 
 def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> Table | None:
-    """Return the values of the whole clip, such as its loudness."""
     rows = []
     for name, info in streams.items():
         if info.frame_rate_hz == 0 and len(row.features[name]):
@@ -215,7 +214,6 @@ def _modulation(values: Values, info: StreamInfo) -> Plot:
 
 
 def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
-    """Plot streams of one number a frame that have one unit."""
     infos = infos[:MOST_TRACES]
     values = {info.name: _values(row, info)[:, 0] for info in infos}
     high = max(float(v.max()) for v in values.values())
