@@ -91,7 +91,6 @@ def _earmill(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
     arguments = list(arguments)
     tell_errors_as_log_lines(wants_log_lines(arguments))
     try:
@@ -112,7 +111,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _report(arguments: Sequence[str], error: Exception) -> int:
-    """Print an exception in one line and return its exit code."""
     shown = bool(arguments) and arguments[0] == DEBUG
     if shown:
         traceback.print_exc()

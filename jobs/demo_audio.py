@@ -32,8 +32,6 @@ CHORDS = ((57, 60, 64), (53, 57, 60), (48, 52, 55), (55, 59, 62))
 
 @dataclass(frozen=True)
 class Clip:
-    """One file of the demo corpus, and the function that generates its sound."""
-
     name: str  # path below the corpus folder
     make: Callable[[np.random.Generator, int, float], Wave]
     seconds: float

@@ -16,7 +16,6 @@ MEMORY = "too little memory to start; give this command more (help: earmill expl
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and end the process."""
     process.guard_streams()
     process.catch_signals()
     arguments, code = sys.argv[1:], 0

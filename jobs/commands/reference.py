@@ -53,9 +53,7 @@ def page_text() -> str:
 
 def explanation(page: str, topic: str) -> str:
     """Return the section of a page about a topic, or about a reason for quarantine, as Markdown.
-
-    `## No answer` is the heading of topic `no-answer`. An unknown topic raises SpecError.
-    """
+    `## No answer` is the heading of topic `no-answer`."""
     heads = list(HEADING.finditer(page))
     ends = [head.start() for head in heads[1:]] + [len(page)]
     topics = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from earmill.jobs.console.progress import reported_run
 from earmill.jobs.console.terminal import console, say_json, teller
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.storage.backend import is_local
-
-if TYPE_CHECKING:
-    from earmill.pipeline.spec.job import JobSpec
 
 # Ray sets this variable for the entry point of a submitted job, and for no other process.
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -119,7 +116,14 @@ def extract(
     spec = JobSpec.load(
         job, overrides=options.run_overrides(set_, log_format, metrics, ray_address)
     )
-    _check_submitted(spec)
+    # Ray deletes the copy of the folder in which it runs a submitted job, features included.
+    uri = spec.output.uri
+    if SUBMITTED in os.environ and is_local(uri) and not os.path.isabs(uri):
+        raise SpecError(
+            "output.uri: expected an absolute path or a bucket, as `ray job submit` runs this in a "
+            f"folder that is deleted afterwards, got {uri}; --set output.uri=s3://... or a path "
+            "that all nodes share"
+        )
     from earmill.pipeline.operations.retry import damaged
     from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.operations.update import start_update
@@ -137,21 +141,6 @@ def extract(
             stop=stop,
         )
     raise typer.Exit(end.exit_code)
-
-
-def _check_submitted(spec: JobSpec) -> None:
-    """Refuse a relative output of a job that was started by `ray job submit`.
-
-    Ray runs such a job in a copy of the submitted folder and deletes the copy afterwards, features
-    included.
-    """
-    uri = spec.output.uri
-    if SUBMITTED in os.environ and is_local(uri) and not os.path.isabs(uri):
-        raise SpecError(
-            "output.uri: expected an absolute path or a bucket, as `ray job submit` runs this in a "
-            f"folder that is deleted afterwards, got {uri}; --set output.uri=s3://... or a path "
-            "that all nodes share"
-        )
 
 
 def add_features(

@@ -16,7 +16,7 @@ from earmill.jobs.commands import options
 from earmill.jobs.console import process
 from earmill.jobs.console.job_texts import progress_line, progress_remarks
 from earmill.jobs.console.terminal import console, say, say_json
-from earmill.pipeline.common.errors import EarmillError
+from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.retries import patient
 from earmill.pipeline.storage.retrying import store_errors
 
@@ -114,10 +114,14 @@ def _looks(
     layout: Layout, job: JobWatch, *, once: bool, wait: bool, every: float, goes_on: bool
 ) -> Iterator[tuple[JobProgress, str]]:
     """Yield the progress at every look, or the error of a look if watching `goes_on` after it."""
-    from earmill.pipeline.dataset.watch import wait_for_job
-
     with store_errors(layout.url()):
-        progress = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
+        while (progress := job.look()) is None:
+            if not wait:
+                raise OutputError(
+                    f"{layout.url()}: no job has begun here, found no dataset.json; give the "
+                    "output.uri of a job, or --wait until it has listed its source"
+                )
+            time.sleep(every)
     trouble = ""
     while True:
         began_s = time.monotonic()

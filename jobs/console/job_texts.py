@@ -37,7 +37,6 @@ def totals(tally: RunTotals) -> str:
 
 
 def short_totals(tally: RunTotals, width: int) -> str:
-    """Return the most important totals that fit beside a bar."""
     rate, left_s = tally.times_real_time, tally.left_s
     by_importance = [f"{100 * tally.share:.0f} %"]
     if left_s is not None and left_s > 0:
@@ -170,12 +169,11 @@ def progress_remarks(progress: JobProgress) -> list[str]:
 
 def rounded_up(seconds: float) -> str:
     """Round a duration up to two digits: 22 s, 1.7 min, 13 min, 2.5 h."""
-    for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
-        n = seconds / size
-        if n < 99 or unit == "h":
-            step = 0.1 if n < 10 and unit != "s" else 1.0
-            return f"{max(1.0 * step, math.ceil(round(n / step, 6)) * step):.3g} {unit}"
-    raise AssertionError("hours hold any duration")
+    units = (("s", 1.0), ("min", 60.0), ("h", 3600.0))
+    unit, size = next((each for each in units if seconds / each[1] < 99), units[-1])
+    n = seconds / size
+    step = 0.1 if n < 10 and unit != "s" else 1.0
+    return f"{max(step, math.ceil(round(n / step, 6)) * step):.3g} {unit}"
 
 
 def print_estimate(result: dict[str, Any]) -> None:
@@ -191,28 +189,25 @@ def print_estimate(result: dict[str, Any]) -> None:
         "objects": f"{result['objects']:,}",
         "output": result["output"],
     }
-    if result["sample"]:
-        rows |= _sample_rows(result["sample"])
+    if sample := result["sample"]:
+
+        def text(name: str, unit: Callable[[float], str]) -> str:
+            low, expected, high = (unit(sample[name][end]) for end in ("low", "expected", "high"))
+            return expected if low == high else f"{expected} ({low} to {high})"
+
+        workers = quantity(sample["workers"], "worker")
+        bad = ", ".join(f"{count:,} {reason}" for reason, count in sample["bad"].items())
+        rows |= {
+            "time": f"{text('time_s', rounded_up)} here, with {workers} of "
+            f"{quantity(sample['threads'], 'thread')}",
+            "CPU": text("cpu_s", duration),
+            "stored": text("stored_bytes", bytes_text),
+            "sample": f"{quantity(sample['rows'], 'row')} in {rounded_up(sample['took_s'])}, seed "
+            f"{sample['seed']}; in quarantine: {bad or 'none'}",
+        }
     facts = [*rows.items(), *(("note", note) for note in result["notes"])]
     for s in result["streams"]:
         layout = layout_of(s)
         shape = f"{s['width']} {layout.columns_are} {layout.rate_text}, {s['model']}"
         facts.append((f"stream {s['name']}", shape))
     print_facts(f"plan {result['plan_id']} of {result['job']}", facts)
-
-
-def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
-
-    def text(name: str, unit: Callable[[float], str]) -> str:
-        low, expected, high = (unit(sample[name][end]) for end in ("low", "expected", "high"))
-        return expected if low == high else f"{expected} ({low} to {high})"
-
-    workers = f"{quantity(sample['workers'], 'worker')} of {quantity(sample['threads'], 'thread')}"
-    bad = ", ".join(f"{count:,} {reason}" for reason, count in sample["bad"].items())
-    return {
-        "time": f"{text('time_s', rounded_up)} here, with {workers}",
-        "CPU": text("cpu_s", duration),
-        "stored": text("stored_bytes", bytes_text),
-        "sample": f"{quantity(sample['rows'], 'row')} in {rounded_up(sample['took_s'])}, seed "
-        f"{sample['seed']}; in quarantine: {bad or 'none'}",
-    }

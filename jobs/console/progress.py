@@ -219,7 +219,6 @@ def make_reporter(
     output: IO[str] | None = None,
     errors: IO[str] | None = None,
 ) -> Reporter:
-    """Return the reporter of a run, which writes to the standard streams or to these."""
     output, errors = output or sys.stdout, errors or sys.stderr
     reporter: Reporter = PlainLines(errors, output)
     if as_json:

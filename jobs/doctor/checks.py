@@ -58,16 +58,12 @@ _PACKAGES = (
 
 
 def machine_checks() -> Iterator[Check]:
-    yield checked("processor", _processor_and_load)
+    # Other programs slow down every speed that is measured below.
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    yield checked("processor", lambda: f"{processor()}{load}")
     yield checked("memory", _memory)
     yield checked("versions", _versions)
     yield checked("kernel cache", _kernel_cache)
-
-
-def _processor_and_load() -> str:
-    # Other programs slow down every speed that is measured below.
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{processor()}{load}"
 
 
 def processor() -> str:

@@ -193,7 +193,6 @@ def _against_cpu(name: str, here: Extractor, there: Extractor) -> str:
 
 
 def noise(extractor: Extractor, seconds: float, seed: int) -> NDArray[np.float32]:
-    """Return noise at a model's rate for each of its ears."""
     samples = (max(extractor.input_channels), round(seconds * extractor.fs_hz))
     wave = np.random.default_rng(seed).standard_normal(samples).astype(np.float32)
     return np.float32(0.05) * (wave if samples[0] > 1 else wave[0])

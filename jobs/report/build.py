@@ -34,12 +34,6 @@ MOST_SPEC = 20_000  # Characters of the job file that the page shows.
 
 @dataclass(frozen=True)
 class Options:
-    """Limits and contents of the report of a dataset.
-
-    Raises:
-        ValueError: A number is out of its range, or `row_ids` is one id instead of a list.
-    """
-
     rows: int = 1000  # of the table, at most
     examples: int = 4  # rows with features, chosen by length
     row_ids: Sequence[str] = ()  # rows with features, instead of the chosen ones
@@ -81,24 +75,26 @@ def report_html(
     job: JobSpec | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Return the report of a dataset as one HTML page. `job` has credentials of the source.
-
-    Raises:
-        SourceError: No dataset there, nothing committed yet, or no row with a given id.
-        CommitError: A file of the dataset is damaged.
-    """
+    """Return the report of a dataset as one HTML page. `job` has credentials of the source."""
     on_begin("reading index and commits")
     stored = Stored.open(uri, storage_options)
     positions = chosen(stored.features, options.examples, options.row_ids)
     facts, bad = row_facts(stored), bad_rows_of(stored, options.rows)
     on_begin(f"drawing {quantity(len(positions), 'row')}")
-    source = _source_job(stored, job) if options.audio else "the report was made without sound"
+    dataset, source = stored.features.dataset, job or ""
+    if not options.audio:
+        source = "the report was made without sound"
+    elif job is None:
+        output = {**dataset.spec["output"], "uri": stored.layout.url()}
+        try:
+            source = JobSpec.load({**dataset.spec, "name": dataset.name, "output": output})
+        except EarmillError as error:
+            source = f"the job in dataset.json cannot be read: {error}"
     shown = examples(stored, positions, options.seconds, source)
     reasons = count_reasons(stored.facts)
     unsaid = stored.rows_bad - sum(reasons.values())
     if unsaid > 0:
         reasons["not said by the record"] = unsaid
-    dataset = stored.features.dataset
     values = {
         "name": dataset.name,
         "place": stored.layout.url(),
@@ -113,18 +109,6 @@ def report_html(
         "about": _about(stored),
     }
     return page("report.html", values)
-
-
-def _source_job(stored: Stored, job: JobSpec | None) -> JobSpec | str:
-    """Return the job that names the source, or the reason why dataset.json holds no valid job."""
-    if job is not None:
-        return job
-    dataset = stored.features.dataset
-    output = {**dataset.spec["output"], "uri": stored.layout.url()}
-    try:
-        return JobSpec.load({**dataset.spec, "name": dataset.name, "output": output})
-    except EarmillError as error:
-        return f"the job in dataset.json cannot be read: {error}"
 
 
 def _about(stored: Stored) -> dict[str, Any]:

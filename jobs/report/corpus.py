@@ -155,7 +155,6 @@ def _categories(facts: pa.Table) -> list[dict[str, Any]]:
 
 
 def _streams(stored: Stored) -> Table:
-    """Return the table of the streams, first the rows' own, then added ones."""
     rows = {name: _stream(stored.features, name) for name in stored.features.streams}
     if stored.joined is not None:
         added = [name for name in stored.joined.streams if name not in rows]

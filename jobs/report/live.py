@@ -48,8 +48,7 @@ class LivePage:
         return page("live.html", self._common | values)
 
     def of(self, progress: JobProgress, trouble: str = "") -> str:
-        """Return the page of one look. `trouble` says why this look failed; the figures are then
-        older."""
+        """Return the page of one look; `trouble` says why it failed, and the figures are older."""
         facts = self._job.facts
         self._read_bad_rows(facts)
         percent_done = TOLD_STEP * int(100 * progress.share_done / TOLD_STEP)

@@ -76,7 +76,6 @@ def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[
 
 
 def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> Table | None:
-    """Return the values of the whole clip, such as its loudness."""
     rows = []
     for name, info in streams.items():
         if info.frame_rate_hz == 0 and len(row.features[name]):
@@ -175,21 +174,15 @@ def _column_ticks(columns: int) -> tuple[Tick, ...]:
     return tuple(Tick(100 * (k + 0.5) / columns, f"{k}") for k in shown)
 
 
-def _modulation_rms(values: Values, info: StreamInfo) -> tuple[list[float], Values]:
-    """Return the rates of modulation filters, and the RMS over time of (channel, rate). NaN marks a
-    filter that a channel lacks."""
-    rates_hz = sorted(set(info.mfc_hz))
-    rms = np.full((len(info.channel_offsets) - 1, len(rates_hz)), np.nan)
+def _modulation(values: Values, info: StreamInfo) -> Plot:
+    """Plot the RMS over time of each modulation filter of each channel, in dB."""
+    rates = sorted(set(info.mfc_hz))
+    # By channel and rate; NaN marks a filter that a channel lacks.
+    rms = np.full((len(info.channel_offsets) - 1, len(rates)), np.nan)
     of_columns = np.sqrt(np.mean(values**2, axis=0))
     for channel, (first, last) in enumerate(pairwise(info.channel_offsets)):
         for column in range(first, last):
-            rms[channel, rates_hz.index(info.mfc_hz[column])] = of_columns[column]
-    return rates_hz, rms
-
-
-def _modulation(values: Values, info: StreamInfo) -> Plot:
-    """Plot the RMS over time of each modulation filter of each channel, in dB."""
-    rates, rms = _modulation_rms(values, info)
+            rms[channel, rates.index(info.mfc_hz[column])] = of_columns[column]
     levels_db = _decibels(rms)
     levels_db -= np.nanmax(levels_db)
     low_db = max(-MODULATION_RANGE_DB, float(np.floor(np.nanmin(levels_db))))
@@ -221,7 +214,6 @@ def _modulation(values: Values, info: StreamInfo) -> Plot:
 
 
 def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
-    """Plot streams of one number a frame that have one unit."""
     infos = infos[:MOST_TRACES]
     values = {info.name: _values(row, info)[:, 0] for info in infos}
     high = max(float(v.max()) for v in values.values())

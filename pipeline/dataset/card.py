@@ -44,7 +44,6 @@ FILES = (
 def readme(
     dataset: DatasetFile, records: Sequence[CommitRecord], index: pa.Table, index_file: OutFile
 ) -> str:
-    """Return the card as Markdown, with the front matter that Hugging Face reads."""
     models = ", ".join(sorted({str(stream["model"]) for stream in dataset.streams}))
     source = dataset.spec.get("source", {}).get("uri", "unknown")
     parts = [

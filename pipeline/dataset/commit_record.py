@@ -52,19 +52,7 @@ _CHANNEL = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
 
 @dataclass(frozen=True)
 class CommitRecord(Strict):
-    """The files and totals of one shard; the content of `commits/<shard>.json`.
-
-    Args:
-        plan_rows: Covered rows of the plan; not the sum of good and bad rows if channels are rows.
-        seconds: Audio behind the good rows, s.
-        frames, values_sha256: By stream; see `formats.digest`.
-        files: Every file, files inside a Zarr store included.
-        moments: By stream, see `formats.moments`; empty before layout version 3.
-        info: timings_s, cpu_s (`common.monitoring`), device, versions, worker, created; and
-            bad_by_class, error class to quarantined rows, if there are any.
-        generation: How often the shard was committed before.
-        replaces: The attempt of the generation before, if that record could be read.
-    """
+    """The files and totals of one shard; the content of `commits/<shard>.json`."""
 
     shard: str
     attempt: str
@@ -74,16 +62,19 @@ class CommitRecord(Strict):
     dtype: str
     rows_ok: int
     rows_bad: int
-    plan_rows: int
-    seconds: float
-    frames: Mapping[str, int]
+    plan_rows: int  # Not the sum of good and bad rows if channels are rows.
+    seconds: float  # Audio behind the good rows.
+    frames: Mapping[str, int]  # By stream, as `values_sha256` (`formats.digest`).
     values_sha256: Mapping[str, str]
-    files: tuple[OutFile, ...]
+    files: tuple[OutFile, ...]  # Files inside a Zarr store included.
+    # By stream; empty before layout version 3.
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
+    # timings_s, cpu_s (`common.monitoring`), device, versions, worker, created; and bad_by_class,
+    # error class to quarantined rows, if there are any.
     info: Mapping[str, Any] = field(default_factory=dict)
     layout_version: int = paths.LAYOUT_VERSION
-    generation: int = 0
-    replaces: str | None = None
+    generation: int = 0  # How often the shard was committed before.
+    replaces: str | None = None  # Attempt of the generation before, if its record could be read.
 
     @property
     def nbytes(self) -> int:
@@ -119,8 +110,6 @@ class Recommit:
 
 @dataclass(frozen=True, slots=True)
 class StoredCommit:
-    """A commit record as it stands in the dataset, with the hash of its bytes."""
-
     record: CommitRecord
     sha256: str
 
@@ -186,13 +175,9 @@ def read_commit(layout: Layout, shard_id: str, generation: int = 0) -> CommitRec
     return None if stored is None else stored.record
 
 
-def stored_commits(layout: Layout) -> dict[str, StoredCommit]:
-    """Return the current record of every committed shard, in order."""
-    return _read_newest(layout, lambda stored: stored)
-
-
 def commits(layout: Layout) -> dict[str, CommitRecord]:
-    return _read_newest(layout, lambda stored: stored.record)
+    """Return the current record of every committed shard, in order."""
+    return commits_as(layout, lambda record: record)
 
 
 def commits_as(
@@ -200,12 +185,13 @@ def commits_as(
 ) -> dict[str, T]:
     """Return only `part(record)` of each current record, except of shards in `without`; `part` is
     called in several threads."""
-    return _read_newest(layout, lambda stored: part(stored.record), without)
+    return stored_commits(layout, lambda stored: part(stored.record), without)
 
 
-def _read_newest(
+def stored_commits(
     layout: Layout, part: Callable[[StoredCommit], T], without: Container[str] = ()
 ) -> dict[str, T]:
+    """Return `part(stored)` of each current record; see `commits_as`."""
     newest = [entry for entry in newest_generations(layout).items() if entry[0] not in without]
 
     def read(entry: tuple[str, int]) -> T | None:

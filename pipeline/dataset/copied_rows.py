@@ -142,7 +142,6 @@ def _each(shards: Sequence[Shard], copy: Callable[[Shard], None], what: str, on_
 def _copy(
     layout: Layout, dataset: DatasetFile, shard: Shard, carried: Sequence[CarriedRow], fence: Fence
 ) -> None:
-    """Publish one shard of copies, its sources in the order of their ids."""
     items = {item.row_id: item for item in shard.items}
     good: list[FeatureRow] = []
     bad: list[QuarantineRow] = []
@@ -166,8 +165,11 @@ def _copy(
                 else:
                     bad.append(_not_equal(stored, item))
         for failed in quarantined_rows(layout, record):
-            row_id = plan_row_of(failed.row_id, wanted)
-            bad += [_renamed_bad(failed, row_id, item) for item in wanted.get(row_id, ())]
+            plan_row_id = plan_row_of(failed.row_id, wanted)
+            for item in wanted.get(plan_row_id, ()):
+                message = failed.message.replace(failed.uri or item.uri, item.uri)
+                row_id = _new_id(failed.row_id, plan_row_id, item)
+                bad.append(replace(failed, row_id=row_id, uri=item.uri, message=message))
     output = dataset.spec["output"]
     publish_shard(
         layout,
@@ -198,12 +200,6 @@ def _renamed(row: FeatureRow, item: Item) -> FeatureRow:
         facts={**row.facts, **{name: getattr(item, name) for name in PLACE}},
         extra=dict(item.extra),
     )
-
-
-def _renamed_bad(row: QuarantineRow, plan_row_id: str, item: Item) -> QuarantineRow:
-    message = row.message.replace(row.uri, item.uri) if row.uri else row.message
-    row_id = _new_id(row.row_id, plan_row_id, item)
-    return replace(row, row_id=row_id, uri=item.uri, message=message)
 
 
 def _new_id(row_id: str, plan_row_id: str, item: Item) -> str:

@@ -131,13 +131,8 @@ def _distribution(records: Sequence[CommitRecord], index: OutFile) -> list[dict[
             "description": "Index of all rows, good and quarantined",
         },
         *(
-            {
-                "@type": "cr:FileSet",
-                "@id": name,
-                "name": name,
-                "encodingFormat": encoding,
-                "includes": includes,
-            }
+            {"@type": "cr:FileSet", "@id": name, "name": name}
+            | {"encodingFormat": encoding, "includes": includes}
             for name, encoding, includes in file_sets
             if includes
         ),

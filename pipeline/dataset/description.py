@@ -29,51 +29,35 @@ _CARDS = (paths.README_FILE, paths.CROISSANT_FILE, paths.PROVENANCE_FILE)
 
 @dataclass(frozen=True)
 class Change(Strict):
-    """Changes of a revision to the dataset before it.
-
-    Args:
-        base: Path of the snapshot that it was made on.
-        plans: Ids of earlier plans, whose commits are still part of it.
-        dropped: Committed shards that are not part of it any more.
-        next_shard: The lowest number that no shard ever had.
-        carried: Table of the rows that are copied, see `dataset.copied_rows`.
-    """
+    """Changes of a revision to the dataset before it."""
 
     number: int
     why: str
-    base: str
-    plans: tuple[str, ...]
-    dropped: tuple[str, ...]
-    next_shard: int
-    carried: OutFile | None
+    base: str  # Path of the snapshot that it was made on.
+    plans: tuple[str, ...]  # Ids of earlier plans, whose commits are still part of it.
+    dropped: tuple[str, ...]  # Committed shards that are not part of it any more.
+    next_shard: int  # The lowest number that no shard ever had.
+    carried: OutFile | None  # Table of the rows that are copied, see `dataset.copied_rows`.
     created: str
 
 
 @dataclass(frozen=True)
 class DatasetFile(Strict):
-    """The content of dataset.json, and of the revisions that take its place.
-
-    Args:
-        spec: `JobSpec.canonical()`; `spec_sha256` is `JobSpec.sha256()`.
-        streams: `StreamInfo.to_dict()` of every stream.
-        buffers_sha256: Model name to the hash of its buffers.
-        provenance: `run_provenance()`.
-        extra_types, extra_labels: By carried-through column, see `common.arrow_types`.
-        parquet_form: See `formats.parquet.format`; not stored if nested, as before version 3.
-        licenses: Licences of `source` and `features`, as far as the job states them.
-    """
+    """The content of dataset.json, and of the revisions that take its place."""
 
     name: str
-    spec: Mapping[str, Any]
+    spec: Mapping[str, Any]  # `JobSpec.canonical()`; `spec_sha256` is `JobSpec.sha256()`.
     spec_sha256: str
     plan_id: str
-    streams: tuple[Mapping[str, Any], ...]
-    buffers_sha256: Mapping[str, str]
-    provenance: Mapping[str, Any]
+    streams: tuple[Mapping[str, Any], ...]  # `StreamInfo.to_dict()` of every stream.
+    buffers_sha256: Mapping[str, str]  # Model name to the hash of its buffers.
+    provenance: Mapping[str, Any]  # `run_provenance()`.
     created: str
+    # By carried-through column, see `common.arrow_types`.
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    parquet_form: str = NESTED
+    parquet_form: str = NESTED  # Not stored if nested, as before version 3.
+    # Licences of `source` and `features`, as far as the job states them.
     licenses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     change: Change | None = None
     layout_version: int = paths.LAYOUT_VERSION
@@ -111,7 +95,15 @@ class DatasetFile(Strict):
         """Parse the file; OutputError if a field is wrong or the layout version unknown."""
         try:
             found = versioned_json(cls, text)
-            _check_shape(found)
+            # Check what every reader relies on.
+            names = [layout_of(stream).name for stream in found.streams]
+            names += [entry["model"] for entry in found.spec["extract"]]
+            output = found.spec["output"]
+            if not all(isinstance(value, str) for value in (*names, output["dtype"])):
+                raise TypeError("expected text in streams, spec.extract and spec.output.dtype")
+            for fmt in output["formats"]:
+                format_name(fmt)
+            stored_licenses(found.licenses)
         except UnreadableVersionError as err:
             raise OutputError(
                 f"{err}; use the release that wrote this dataset, or another output"
@@ -185,18 +177,6 @@ def check_same(layout: Layout, dataset: DatasetFile) -> None:
             "this run ends here and writes no more: run the same command again, `earmill extract` "
             "with --resume"
         )
-
-
-def _check_shape(found: DatasetFile) -> None:
-    """Check what every reader relies on; any exception means a damaged file."""
-    names = [layout_of(stream).name for stream in found.streams]
-    names += [entry["model"] for entry in found.spec["extract"]]
-    output = found.spec["output"]
-    if not all(isinstance(value, str) for value in (*names, output["dtype"])):
-        raise TypeError("expected text in streams, spec.extract and spec.output.dtype")
-    for fmt in output["formats"]:
-        format_name(fmt)
-    stored_licenses(found.licenses)
 
 
 def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:

@@ -211,14 +211,9 @@ class Heartbeat(ABC):
 
 
 class DriverLock(Heartbeat):
-    """Holds the output until `release`, the end of a `with`, or the death of the process.
-
-    Raises LockedError if another live driver holds it, or got it first.
-
-    Args:
-        shares: Other drivers may join.
-        alone: Refuse an output on which members are at work, and evict dead members.
-    """
+    """Holds the output until `release`, the end of a `with`, or the death of the process. Raises
+    LockedError if another live driver holds it, or got it first. With `shares` other drivers may
+    join; `alone` refuses an output on which members are at work, and evicts dead members."""
 
     def __init__(
         self,
@@ -360,13 +355,8 @@ class DriverMembership(Heartbeat):
 
 
 class BlockClaims:
-    """The claims on blocks of shards, as one member knows them; used by one thread.
-
-    Args:
-        shards: Every shard of the plan, in order.
-        done: Committed shards.
-        start: Fraction of the plan at which to begin: members that begin apart seldom meet.
-    """
+    """The claims on blocks of shards, as one member knows them; used by one thread. `start` is the
+    fraction of the plan at which to begin: members that begin apart seldom meet."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ def finalise(
     if dataset is None:
         raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
     plan = read_row_ids(layout, dataset.plan_id)
-    stored = stored_commits(layout)
+    stored = stored_commits(layout, lambda one: one)
     _refuse_changed(layout, dataset, stored)
     records = {shard: one.record for shard, one in stored.items()}
     _refuse(commit_problems(dataset, plan, records))
@@ -325,8 +325,15 @@ def index_part(
 ) -> IndexPart:
     """Return the lines of one shard; cells that a quarantined row does not have are null."""
     tables = [_good_lines(shard, streams)]
-    if shard.bad is not None:
-        tables.append(_bad_lines(shard, shard.bad, plan_rows))
+    if (bad := shard.bad) is not None:
+        planned, row_ids = frozenset(plan_rows), bad.column("row_id").to_pylist()
+        kept = ("row_id", "uri", "stage", "error_class", "message", "attempts")
+        columns = {
+            "plan_row_id": pa.array([plan_row_of(k, planned) for k in row_ids], pa.string()),
+            "shard": pa.array([shard.record.shard] * bad.num_rows, pa.string()),
+            "status": pa.array([STATUS_BAD] * bad.num_rows, pa.string()),
+        }
+        tables.append(pa.table(columns | {name: bad.column(name) for name in kept}))
     return IndexPart(tables, _plan_order(tables, plan_rows))
 
 
@@ -345,20 +352,6 @@ def _good_lines(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.
     columns["attempts"] = pa.nulls(rows.num_rows, pa.int64())
     columns |= {n: rows.column(n) for n in rows.column_names if n.startswith(EXTRA_PREFIX)}
     return pa.table(columns)
-
-
-def _bad_lines(shard: ShardTables, bad: pa.Table, plan_rows: Sequence[str]) -> pa.Table:
-    planned = frozenset(plan_rows)
-    row_ids = bad.column("row_id").to_pylist()
-    kept = ("row_id", "uri", "stage", "error_class", "message", "attempts")
-    return pa.table(
-        {
-            "plan_row_id": pa.array([plan_row_of(k, planned) for k in row_ids], pa.string()),
-            "shard": pa.array([shard.record.shard] * bad.num_rows, pa.string()),
-            "status": pa.array([STATUS_BAD] * bad.num_rows, pa.string()),
-            **{name: bad.column(name) for name in kept},
-        }
-    )
 
 
 def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:

@@ -125,17 +125,11 @@ def publish_shard(
     stages: monitoring.StageTimes | None = None,
     fence: Fence = UNFENCED,
 ) -> bool:
-    """Write one shard and commit it; False if another attempt has won.
+    """Write one shard and commit it; False if another attempt has won. Data files store `attrs`:
+    spec_sha256, and nothing that differs between attempts. All of `plan_rows` must be covered; rows
+    are put in this order, then by channel. A `generation` from 1 on replaces the record before.
+    Parts are written to `folder` first, on the output's own disk; None is a new folder.
 
-    Args:
-        attrs: Stored in the data files: spec_sha256, and nothing that differs between attempts.
-        info: Device, versions, worker, timings_s for the record; CPU seconds are added here.
-        plan_rows: Planned row ids. All must be covered; rows are put in this order, then by
-            channel.
-        dtype: The dtype that the stream arrays in `rows` have.
-        generation: 1 or more to replace the record of the generation before.
-        folder: Where the parts are written first, on the output's own disk; None for a new folder.
-        fence: Checked before the first byte and around the record.
     Raises:
         OvertakenError: Another command has taken the output over.
         CommitError: Rows do not add up, a good row is lost or has other audio, the disk is full, a

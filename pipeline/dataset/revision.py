@@ -69,17 +69,10 @@ def begin_revision(
     equal: Equal | None = None,
     fence: Fence = UNFENCED,
 ) -> DatasetFile:
-    """Store a new description of a finished dataset; call it with the driver's lock.
-
-    Args:
-        dropped: Ids of shards that the new plan lacks.
-        about: Fields of `Plan` about the source that have changed.
-        licenses: All licences, if one has changed.
-        equal: Rows in the last of `added` to the computed rows there whose bytes they have.
-    Raises:
-        OutputError: A carried-through column has another type than before, or no row is left.
-        OvertakenError: Another command has taken the output over, or began a revision meanwhile.
-    """
+    """Store a new description of a finished dataset; call it with the driver's lock. `about` has
+    fields of `Plan` that have changed; `equal` names, for rows in the last of `added`, the computed
+    rows there whose bytes they have. Raises OutputError if a carried-through column has another
+    type than before, or no row is left; OvertakenError if another command was faster."""
     gone = frozenset(dropped)
     before = dataset.change
     first = before.next_shard if before else 1 + max(int(s.shard_id) for s in plan.shards)

@@ -100,22 +100,18 @@ class LogEntry(Strict):
 
 @dataclass(frozen=True)
 class Snapshot(Strict):
-    """Files that belong together.
-
-    Args:
-        moments: Statistics of the streams that all commits have statistics of.
-        additions: Name of each set of features beside these rows, in `additions/<name>`, to its
-            snapshot there; the path is relative to this root.
-        entry: Closing an unchanged dataset again keeps the earlier entry.
-    """
+    """Files that belong together."""
 
     index: OutFile
     plan: OutFile
     dataset: OutFile
     commits: Mapping[str, CommitRef]
+    # Statistics of the streams that all commits have statistics of.
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
+    # Name of each set of features beside these rows, in `additions/<name>`, to its snapshot there;
+    # the path is relative to this root.
     additions: Mapping[str, OutFile] = field(default_factory=dict)
-    entry: LogEntry = LogEntry()
+    entry: LogEntry = LogEntry()  # Closing an unchanged dataset again keeps the earlier entry.
     layout_version: int = paths.LAYOUT_VERSION
 
     def to_json(self) -> str:
@@ -132,28 +128,20 @@ class Snapshot(Strict):
 
 @dataclass(frozen=True)
 class EarlierSnapshot(Strict):
-    """A snapshot that counted before, and its entry in the log."""
-
     snapshot: OutFile
     entry: LogEntry
 
 
 @dataclass(frozen=True)
 class Current(Strict):
-    """The content of current.json.
-
-    Args:
-        cards: Made from the snapshot that counts; older datasets lack provenance.jsonld.
-        history: Earlier snapshots, the oldest first.
-        sha256: Hash of the other fields, if they were read from a file.
-    """
+    """The content of current.json."""
 
     snapshot: OutFile
-    cards: tuple[OutFile, ...]
+    cards: tuple[OutFile, ...]  # Of the current snapshot; older datasets lack provenance.jsonld.
     entry: LogEntry = LogEntry()
-    history: tuple[EarlierSnapshot, ...] = ()
+    history: tuple[EarlierSnapshot, ...] = ()  # The oldest first.
     layout_version: int = paths.LAYOUT_VERSION
-    sha256: str = field(default="", compare=False)
+    sha256: str = field(default="", compare=False)  # Of the other fields, if read from a file.
 
     def to_json(self) -> str:
         """Return the JSON text with its own hash; `from_json` gives an equal object."""

@@ -211,7 +211,16 @@ class _Check:
         present = published(self._layout)
         named = [(shard, file) for shard, record in records.items() for file in record.files]
         for record in records.values():
-            self._add(record.shard, _unnamed_parts(record))
+            listed = {file.path for file in record.files}
+            # A format that is not installed has a part of unknown name, but its files are listed.
+            kinds = (*installed(record.formats), "rows", "quarantine")
+            parts = [part for kind in kinds if (part := record.path(kind)) and part not in listed]
+            lines = [
+                f"shard {record.shard}: the commit names no file of {part}"
+                for part in parts
+                if not any(path.startswith(f"{part}/") for path in listed)
+            ]
+            self._add(record.shard, lines)
         found = self._pool.map(lambda pair: self._file_problem(pair[1], present), named)
         for (shard, _), lines in zip(named, found, strict=True):
             self._add(shard, lines)
@@ -305,7 +314,12 @@ class _Check:
         layout, found = self._layout, list[str]()
         try:
             current = read_current(layout)
-            found += _misnamed(layout)
+            found += [
+                f"{name}: content changed, its name is not the start of its sha256; --resume "
+                "writes the current one again, a file of an earlier snapshot may be removed"
+                for name in (*layout.list("index"), *layout.list("snapshots"))
+                if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem
+            ]
             if current is None:
                 self.problems += found + _not_closed(layout, self._dataset, stored)
                 return
@@ -356,35 +370,12 @@ class _Check:
         return found
 
 
-def _unnamed_parts(record: CommitRecord) -> list[str]:
-    listed = {file.path for file in record.files}
-    # The part of a format that is not installed here has no known name, but its files are listed.
-    kinds = (*installed(record.formats), "rows", "quarantine")
-    wanted = [record.path(kind) for kind in kinds]
-    return [
-        f"shard {record.shard}: the commit names no file of {part}"
-        for part in wanted
-        if part is not None
-        and part not in listed
-        and not any(path.startswith(f"{part}/") for path in listed)
-    ]
-
-
 def _changed(layout: Layout, file: OutFile) -> list[str]:
     try:
         read_checked(layout, file)
     except CommitError as err:
         return [str(err)]
     return []
-
-
-def _misnamed(layout: Layout) -> list[str]:
-    return [
-        f"{name}: content changed, its name is not the start of its sha256; --resume "
-        "writes the current one again, a file of an earlier snapshot may be removed"
-        for name in (*layout.list("index"), *layout.list("snapshots"))
-        if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem
-    ]
 
 
 def _not_closed(

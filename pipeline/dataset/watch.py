@@ -15,7 +15,7 @@ from datetime import datetime
 from itertools import pairwise
 from statistics import median_low
 
-from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.monitoring import PARTS
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
@@ -33,29 +33,17 @@ from earmill.pipeline.storage.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
-    """One committed shard.
-
-    Args:
-        created_s: Time of the commit, seconds since 1970, by the worker's clock.
-        audio_s: Audio of good rows, s.
-        took_s: Wall time of the shard's parts, s.
-        worker: Host and process id.
-        device: Kind and name.
-        cpu_s: In the order of `common.monitoring.PARTS`; empty in records of earlier releases.
-        quarantine: Path of the table of quarantined rows.
-    """
-
-    created_s: float
+    created_s: float  # Time of the commit, seconds since 1970, by the worker's clock.
     rows_ok: int
     rows_bad: int
-    audio_s: float
+    audio_s: float  # Audio of good rows.
     nbytes: int
-    took_s: float
-    worker: tuple[str, int]
-    device: str
-    cpu_s: tuple[float, ...]
+    took_s: float  # Wall time of the shard's parts.
+    worker: tuple[str, int]  # Host and process id.
+    device: str  # Kind and name.
+    cpu_s: tuple[float, ...]  # As `monitoring.PARTS`; empty in records of earlier releases.
     bad_by_class: dict[str, int]
-    quarantine: str | None
+    quarantine: str | None  # Path of the table of quarantined rows.
 
 
 def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
@@ -108,43 +96,30 @@ READ_AT_ONCE = 2000  # Records that one look reads at most.
 
 @dataclass(frozen=True)
 class JobProgress:
-    """The progress of a job.
-
-    Args:
-        state: running, quiet (nothing was committed for long), closing (all shards are committed,
-            the index is not written) or finished.
-        rows_done: Planned rows of committed shards.
-        rows_ok, rows_bad: Rows of the records that were read.
-        audio_s_done: Audio of good rows; planned for records that are not read.
-        workers: Processes that committed lately.
-        rows_per_s, times_real_time: Rates of the last commits; None while unknown.
-        eta_s: Seconds left at this rate; None while unknown, and while the job is quiet.
-        quiet_after_s: The job is called quiet at this age of the last commit.
-        unread, unreadable: Commit records that are not read yet, and damaged ones.
-    """
-
     name: str
     uri: str
     plan_id: str
+    # running, quiet (nothing was committed for long), closing (all shards are committed, the index
+    # is not written) or finished.
     state: str
     shards_done: int
     shards_total: int
-    rows_done: int
+    rows_done: int  # Planned rows of committed shards.
     rows_total: int
-    rows_ok: int
+    rows_ok: int  # Rows of the records that were read; `rows_bad` too.
     rows_bad: int
-    audio_s_done: float
+    audio_s_done: float  # Audio of good rows; planned for records that are not read.
     audio_s_total: float
     nbytes: int
     share_done: float
     bad_by_class: dict[str, int] = field(default_factory=dict)
-    workers: int = 0
-    rows_per_s: float | None = None
+    workers: int = 0  # Processes that committed lately.
+    rows_per_s: float | None = None  # Rates are of the last commits; None while unknown.
     times_real_time: float | None = None
-    eta_s: float | None = None
+    eta_s: float | None = None  # Seconds left; None while unknown, and while the job is quiet.
     last_commit_age_s: float | None = None
-    quiet_after_s: float = QUIET_S
-    unread: int = 0
+    quiet_after_s: float = QUIET_S  # The job is called quiet at this age of the last commit.
+    unread: int = 0  # Commit records that are not read yet.
     unreadable: int = 0
 
     @property
@@ -237,24 +212,11 @@ class JobWatch:
         )
 
     def _is_closed(self, dataset: DatasetFile) -> bool:
-        current = read_current(self._layout)
-        if current is None:
+        if (current := read_current(self._layout)) is None:
             return False
         snapshot = read_snapshot(self._layout, current)
         is_of_it = snapshot.dataset.path == dataset.path
         return is_of_it and snapshot.commits.keys() == self._planned.keys()
-
-
-def wait_for_job(watch: JobWatch, url: str, *, pause_s: float, wait: bool) -> JobProgress:
-    """Return the first look at a job; OutputError if no job has begun, unless `wait` is set."""
-    while (found := watch.look()) is None:
-        if not wait:
-            raise OutputError(
-                f"{url}: no job has begun here, found no dataset.json; give the output.uri of a "
-                "job, or --wait until it has listed its source"
-            )
-        time.sleep(pause_s)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +241,14 @@ class _Pace:
         if not latest:
             return cls()
         last_s = latest[0].created_s
+        # A gap far above the usual gap and the usual time of a shard is a pause, and counts as a
+        # usual gap.
+        gaps = [one.created_s - before.created_s for one, before in pairwise(latest)]
+        usual_s = median_low(gaps) if gaps else 0.0
+        most_s = PAUSE_GAPS * max(usual_s, median_low(one.took_s for one in latest))
+        worked_s = sum(gap if gap <= most_s else usual_s for gap in gaps)
         # The first commit is left out, because its work began before the window.
-        counted, worked_s = latest[:-1], _worked_s(latest)
+        counted = latest[:-1]
         gap_s = worked_s / max(1, len(counted))
         quiet_s = max(QUIET_S, QUIET_GAPS * gap_s, QUIET_SHARDS * max(one.took_s for one in latest))
         # A commit is due a gap after the last one: only from then on is time lost.
@@ -294,14 +262,3 @@ class _Pace:
             workers=len({one.worker for one in latest}),
             quiet_s=quiet_s,
         )
-
-
-def _worked_s(latest: list[ShardFacts]) -> float:
-    """Return the time between the first and the last of these commits. A gap far above the usual
-    gap and the usual time of a shard is a pause, and counts as a usual gap."""
-    gaps = [one.created_s - before.created_s for one, before in pairwise(latest)]
-    if not gaps:
-        return 0.0
-    usual_s = median_low(gaps)
-    most_s = PAUSE_GAPS * max(usual_s, median_low(one.took_s for one in latest))
-    return sum(gap if gap <= most_s else usual_s for gap in gaps)

@@ -38,6 +38,9 @@ class Event:
 
     kind: ClassVar[str] = "event"
 
+    def __init_subclass__(cls, kind: str = "") -> None:
+        cls.kind = kind or cls.kind
+
     def to_dict(self) -> dict[str, Any]:
         return {"event": self.kind, **asdict(self)}
 
@@ -50,27 +53,24 @@ def ignore(event: Event) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Event):
+class Step(Event, kind="step"):
     """The driver begins something that may take a while; `text` says what."""
 
-    kind: ClassVar[str] = "step"
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Note(Event):
+class Note(Event, kind="note"):
     """A remark for the user, on the source or on the machines of the run."""
 
-    kind: ClassVar[str] = "note"
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class SourceChanged(Event):
+class SourceChanged(Event, kind="source_changed"):
     """The source differs from the plan; `text` says how, and what to do. `changed` rows have
     another file or other columns. The numbers of rows are 0 if the source could not be listed."""
 
-    kind: ClassVar[str] = "source_changed"
     added: int
     removed: int
     changed: int
@@ -78,16 +78,9 @@ class SourceChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JobStarted(Event):
-    """Plan and output are settled; work begins, unless no work is left.
+class JobStarted(Event, kind="job_started"):
+    """Plan and output are settled; work begins, unless no work is left."""
 
-    Args:
-        seconds_total: Planned audio in seconds, an estimate.
-        seconds_done: The part of `seconds_total` in shards that were committed earlier.
-        audio_s_done: Audio of the good rows in those shards, as decoded, in seconds.
-    """
-
-    kind: ClassVar[str] = "job_started"
     job: str
     output: str
     plan_id: str
@@ -96,16 +89,15 @@ class JobStarted(Event):
     rows_total: int
     rows_ok: int
     rows_bad: int
-    seconds_total: float
-    seconds_done: float
-    audio_s_done: float = 0.0
+    seconds_total: float  # Planned audio, an estimate.
+    seconds_done: float  # The part of `seconds_total` in shards that were committed earlier.
+    audio_s_done: float = 0.0  # Audio of the good rows in those shards, as decoded.
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersReady(Event):
+class WorkersReady(Event, kind="workers_ready"):
     """The first worker is warm, after `start_s` seconds."""
 
-    kind: ClassVar[str] = "workers_ready"
     workers: int
     threads: int
     device: str
@@ -113,42 +105,31 @@ class WorkersReady(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight(Event):
+class InFlight(Event, kind="in_flight"):
     """Audio seconds already extracted in shards that are not committed yet."""
 
-    kind: ClassVar[str] = "in_flight"
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class ShardDone(Event):
-    """A shard is committed, by this run or by another attempt of it.
+class ShardDone(Event, kind="shard_done"):
+    """A shard is committed, by this run or by another attempt of it."""
 
-    Args:
-        seconds: Planned audio of the shard, an estimate.
-        nbytes: Bytes of its data files.
-        audio_s: Audio of its good rows, as decoded, in seconds.
-        worker: Index of this driver's worker that ended it last.
-        bad_by_class: Quarantined rows by reason.
-    """
-
-    kind: ClassVar[str] = "shard_done"
     shard_id: str
     rows_ok: int
     rows_bad: int
-    seconds: float
-    nbytes: int
-    audio_s: float
-    worker: int | None = None
-    bad_by_class: dict[str, int] = field(default_factory=dict)
+    seconds: float  # Planned audio of the shard, an estimate.
+    nbytes: int  # Bytes of its data files.
+    audio_s: float  # Audio of its good rows, as decoded.
+    worker: int | None = None  # Index of this driver's worker that ended it last.
+    bad_by_class: dict[str, int] = field(default_factory=dict)  # Quarantined rows by reason.
 
 
 @dataclass(frozen=True, slots=True)
-class ShardRetry(Event):
+class ShardRetry(Event, kind="shard_retry"):
     """An attempt on a shard failed and it was put back; `attempt` counts from 1. The cause is lost
     (its worker was lost), memory, rows or publish."""
 
-    kind: ClassVar[str] = "shard_retry"
     shard_id: str
     attempt: int
     reason: str
@@ -157,11 +138,10 @@ class ShardRetry(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardWaits(Event):
+class ShardWaits(Event, kind="shard_waits"):
     """A shard met an outage: source, missing, output or machine. It is tried again after at least
     `pause_s` seconds."""
 
-    kind: ClassVar[str] = "shard_waits"
     shard_id: str
     reason: str
     pause_s: float
@@ -170,21 +150,19 @@ class ShardWaits(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardFailed(Event):
+class ShardFailed(Event, kind="shard_failed"):
     """A shard was given up; the run goes on with the others and ends with exit code 1."""
 
-    kind: ClassVar[str] = "shard_failed"
     shard_id: str
     reason: str
     worker: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RowQuarantined(Event):
+class RowQuarantined(Event, kind="row_quarantined"):
     """A row of a published shard went to quarantine; emitted for the first rows of a shard. The
     fields `stage`, `error_class` and `message` are as in the quarantine table."""
 
-    kind: ClassVar[str] = "row_quarantined"
     shard_id: str
     row_id: str
     stage: str
@@ -194,44 +172,40 @@ class RowQuarantined(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost(Event):
+class WorkerLost(Event, kind="worker_lost"):
     """A worker process died or hung; it is started again."""
 
-    kind: ClassVar[str] = "worker_lost"
     worker: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class BisectStarted(Event):
+class BisectStarted(Event, kind="bisect_started"):
     """The rows of a shard that keeps killing its worker are searched for the culprits."""
 
-    kind: ClassVar[str] = "bisect_started"
     shard_id: str
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class CulpritFound(Event):
+class CulpritFound(Event, kind="culprit_found"):
     """This row kills or hangs its worker; it goes to quarantine."""
 
-    kind: ClassVar[str] = "culprit_found"
     shard_id: str
     row_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Draining(Event):
+class Draining(Event, kind="draining"):
     """The run was asked to stop; no new shard is started."""
 
-    kind: ClassVar[str] = "draining"
     reason: str
     in_flight: int
 
 
 @dataclass(frozen=True, repr=False, slots=True)
-class JobFinished(Shown, Event):
+class JobFinished(Shown, Event, kind="summary"):
     """The last event of every run that got as far as work.
 
     Args:
@@ -244,7 +218,6 @@ class JobFinished(Shown, Event):
             `idle`, CPU seconds of the workers' cores that the run did not use.
     """
 
-    kind: ClassVar[str] = "summary"
     status: str
     exit_code: int
     message: str
@@ -275,11 +248,10 @@ class JobFinished(Shown, Event):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSays(Event):
+class WorkerSays(Event, kind="worker_says"):
     """CPU seconds and counts (`common.monitoring`) of a worker process since it began; `worker` is
     its slot, `generation` the number of the process in that slot."""
 
-    kind: ClassVar[str] = "worker_says"
     worker: int
     generation: int
     cpu_s: Mapping[str, float]
@@ -287,20 +259,18 @@ class WorkerSays(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolState(Event):
+class PoolState(Event, kind="pool_state"):
     """Numbers of shards (`ShardLedger.states`) and workers (warming, ready or dead) by state."""
 
-    kind: ClassVar[str] = "pool_state"
     shards: Mapping[str, int]
     workers: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class ShardAttempt(Event):
+class ShardAttempt(Event, kind="shard_attempt"):
     """An attempt on a shard ended. `error` is empty if it succeeded; `notes` are None if it failed
     or there was nothing to do."""
 
-    kind: ClassVar[str] = "shard_attempt"
     shard_id: str
     worker: int
     error: str

@@ -31,7 +31,6 @@ class Placement:
 
 
 def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[Placement]:
-    """Return the placements of a job's workers, at most `at_most`, one for a shard."""
     seats = gpu_seats(nodes, run)
     with_gpus = {node.node_id for node in seats}
     on_cpu = [node for node in nodes if node.cpus > 0 and node.node_id not in with_gpus]

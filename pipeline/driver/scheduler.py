@@ -244,19 +244,16 @@ class Scheduler:
         elif isinstance(outcome, Outcome) and outcome.stage == "overtaken":
             raise OvertakenError(outcome.message)
         elif isinstance(outcome, Outcome) and outcome.stage == "device":
-            self._settle_device_lost(call, outcome.message)
+            # The process is replaced; shards together on it are not charged.
+            others = list[WorkerCall]()
+            if call.generation == slot.generation:
+                self._sink(events.WorkerLost(slot.index, outcome.message))
+                others = self._pool.replace(slot)
+            for one in (call, *others):
+                one.shared_worker = one.shared_worker or bool(others)
+                self._settle_work(one, LostCall(outcome.message))
         else:
             self._settle_work(call, outcome)
-
-    def _settle_device_lost(self, call: WorkerCall, reason: str) -> None:
-        """Replace a process that has lost its device; shards together on it are not charged."""
-        slot, others = call.slot, list[WorkerCall]()
-        if call.generation == slot.generation:
-            self._sink(events.WorkerLost(slot.index, reason))
-            others = self._pool.replace(slot)
-        for one in (call, *others):
-            one.shared_worker = one.shared_worker or bool(others)
-            self._settle_work(one, LostCall(reason))
 
     def _settle_lost(self, call: WorkerCall, lost: LostCall) -> None:
         """Handle a lost call: its process has died with all its calls. A process that was started

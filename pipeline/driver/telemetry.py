@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,8 @@ class Collector:
         from prometheus_client import core
 
         self._figures, self._core = figures, core
+        self._gauge = partial(self._filled, core.GaugeMetricFamily)
+        self._counter = partial(self._filled, core.CounterMetricFamily)
         self._labels = {"process": process} if process else {}
 
     def collect(self) -> Iterable[Metric]:
@@ -121,18 +124,11 @@ class Collector:
         yield self._gauge("earmill_queue_bytes", text, counted.queue_bytes)
         yield self._gauge("earmill_workers", "Worker processes.", figures.pool.workers, "state")
 
-    def _gauge(self, name: str, text: str, values: Values, *labels: str) -> Metric:
-        metric = self._core.GaugeMetricFamily(name, text, labels=[*labels, *self._labels])
-        return self._filled(metric, values)
-
-    def _counter(self, name: str, text: str, values: Values, *labels: str) -> Metric:
-        metric = self._core.CounterMetricFamily(name, text, labels=[*labels, *self._labels])
-        return self._filled(metric, values)
-
-    def _filled(self, metric: Any, values: Values) -> Metric:
+    def _filled(self, kind: Any, name: str, text: str, values: Values, *labels: str) -> Metric:
+        metric: Any = kind(name, text, labels=[*labels, *self._labels])
         for key, value in sorted(values.items()) if isinstance(values, Mapping) else [((), values)]:
-            labels = key if isinstance(key, tuple) else (key,)
-            metric.add_metric([*labels, *self._labels.values()], float(value))
+            named = key if isinstance(key, tuple) else (key,)
+            metric.add_metric([*named, *self._labels.values()], float(value))
         return metric
 
     def _histogram(self, name: str, text: str, times: Histogram) -> Metric:

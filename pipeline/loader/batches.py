@@ -10,8 +10,7 @@ order, and reads stay inside windows.
     window      9 2 7 3 8 2 3 9   ->  9 9 | 8 7 | 3 3 2 2      budget 18
     batches     shuffled in the window, lanes in turn: batch t of lane 0, of lane 1, ...
 
-Batch g goes to rank g % world and there to worker (g // world) % workers. The number of batches of
-an epoch depends on (seed, epoch). Ranks differ by one batch at most, and by none with `even`.
+The number of batches of an epoch depends on (seed, epoch). Ranks differ by one batch at most.
 """
 
 from __future__ import annotations
@@ -166,7 +165,11 @@ class BucketedBatches:
         lanes = np.arange(self.settings.lanes, dtype=np.int64) * len(rows) // self.settings.lanes
         window = order.windows(np.unique(lanes), len(rows), self.settings.window_rows)
         phase = order.keys(1, seed=seed, epoch=epoch, salt=PHASE_SALT)
-        bucket = _buckets(lengths, unit(phase)[0])
+        # The step of an octave in which each length lies, exact on every machine. The epoch's phase
+        # (0 to 1) shifts the steps, or the longest rows of a small set would share every batch.
+        fraction, octave = np.frexp(lengths.astype(np.float64))
+        within = ((fraction * 2 - 1) * STEPS_PER_OCTAVE + unit(phase)[0]).astype(np.int64)
+        bucket = octave.astype(np.int64) * STEPS_PER_OCTAVE + within
         drawn = order.keys(len(rows), seed=seed, epoch=epoch, salt=BUCKET_SALT)
         by_length = np.lexsort((drawn, -bucket, window))
         group = np.stack([window[by_length], bucket[by_length]])
@@ -333,14 +336,6 @@ def frames_of(features: FeatureRows, cropper: Cropper | None) -> dict[str, Rows]
             frames = np.minimum(frames, cropper.most_frames_at(info.frame_rate_hz))
         by_stream[name] = frames
     return by_stream
-
-
-def _buckets(lengths: Rows, phase: float) -> Rows:
-    """Return the step of an octave in which each length lies, exact on every machine. The epoch's
-    phase (0 to 1) shifts the steps, or the longest rows of a small set would share every batch."""
-    fraction, octave = np.frexp(lengths.astype(np.float64))
-    within = (fraction * 2 - 1) * STEPS_PER_OCTAVE + phase
-    return octave.astype(np.int64) * STEPS_PER_OCTAVE + within.astype(np.int64)
 
 
 def _offsets(sizes: Rows) -> Rows:

@@ -149,19 +149,13 @@ def check_even(even: Even) -> Even:
 def rank_share(
     order: Rows, *, rank: int, world_size: int, batch_rows: int, even: Even, start: int = 0
 ) -> Rows:
-    """Return the rows of one rank from position `start` of the order on, in order.
+    """Return the rows of one rank from position `start` of the order on, in order; `even` is as in
+    `FeatureStream`, and None means "pad" if ranks would get different numbers of batches.
 
     Ranks take turns with the batches of whole steps of `world_size * batch_rows` rows. The rows
     after the last whole step are cut into `world_size` pieces that differ by one row at most.
 
         order[start:]   | step 0: r0 r1 .. | step 1: r0 r1 .. | ... | tail: r0 r1 .. |
-
-    Args:
-        even: False: every row once, ranks differ by one row at most. True or "pad": up to
-            `world_size - 1` rows from the front of `order` are repeated, so all ranks get the same
-            number. "drop": up to `world_size - 1` of the last rows are left out. None: "pad" if
-            ranks would get different numbers of batches, else False.
-        start: Rows of the order that all ranks together have read already.
     """
     check_split(rank, world_size)
     check_even(even)

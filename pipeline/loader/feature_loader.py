@@ -131,8 +131,7 @@ class Slot:
         return self._bytes[begin : begin + size].view(dtype).view(tuple(shape))
 
     def sent(self, batch: Any) -> _Sent | None:
-        """Return the message for a batch in this slot; None if it does not fit and must be collated
-        again without a slot."""
+        """Return the message for a batch in this slot; None if it must be collated without one."""
         content = BytesIO()
         try:
             _Pickler(self, content).dump(batch)

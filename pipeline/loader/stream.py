@@ -73,7 +73,6 @@ def check_label(features: FeatureRows, label: str | None) -> str | None:
 
 
 def tensor_row(row: Row) -> Row:
-    """Return the row with tensors for arrays; events stay sparse until they are collated."""
     return row.map(lambda features: features if is_sparse(features) else as_tensor(features))
 
 
@@ -114,8 +113,6 @@ class FeatureDataset(Dataset["Row"]):
 
 
 class Begun(NamedTuple):
-    """An iteration of a worker."""
-
     epoch: int
     start: int  # Position of all ranks together when the epoch was shared out.
     skip: int  # Rows of this rank's share that were handed out before.
@@ -123,8 +120,6 @@ class Begun(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place of a stream in its epochs."""
-
     epoch: int  # The epoch of the last iteration, or the next epoch if that iteration ended.
     start: int  # Position of all ranks together when the epoch was shared out.
     skip: int  # Rows of this rank's share before the resume point.
@@ -347,7 +342,6 @@ class FeatureStream(IterableDataset[Any]):
         return self._share(self.epoch, 0).padding_share(longest)
 
     def batch_bytes(self) -> int:
-        """Return the maximum bytes of a padded batch."""
         frames = frames_of(self.features, self._cropper)
         per_batch = self.batching.most_padded(frames)
         nbytes = SPARE_BYTES
@@ -412,10 +406,8 @@ class FeatureStream(IterableDataset[Any]):
     def worker_batches(
         self, worker: int, workers: int, *, views: bool = False
     ) -> Iterator[Iterator[Row]]:
-        """Yield the rows of each batch of one worker of a loader; nothing is counted.
-
-        Worker j % workers reads batch j, and the loader takes batches in the same order. With
-        `views`, frames come as `FrameView` if they need no arithmetic.
+        """Yield the rows of each batch of one worker of a loader; nothing is counted. Worker
+        j % workers reads batch j. With `views`, frames are `FrameView` if they need no arithmetic.
         """
         plan = self.left()
         return self._read(plan, range(worker, plan.n_batches, workers), workers, views=views)

@@ -259,7 +259,12 @@ class Catalog:
         if wanted == STORED:
             layouts = {name: layout_of(self.streams[name]) for name in streams}
             return {k: np.dtype(each.exact_dtype(self.dtype)) for k, each in layouts.items()}
-        dtype = _dtype_of("float32" if wanted is None else wanted)
+        dtype = None
+        # A numpy or torch dtype, or its name.
+        for name in ("float32" if wanted is None else wanted, str(wanted).removeprefix("torch.")):
+            with suppress(TypeError):
+                dtype = np.dtype(name)
+                break
         if dtype is None or dtype.name not in DTYPES:
             raise ValueError(
                 f"dtype is one of {[*DTYPES, STORED]}, got {wanted!r}; for bfloat16, which numpy "
@@ -268,24 +273,8 @@ class Catalog:
         return dict.fromkeys(streams, dtype)
 
 
-def _dtype_of(wanted: object) -> np.dtype | None:
-    """Return the numpy dtype of a numpy or torch dtype or name; None for anything else."""
-    for name in (wanted, str(wanted).removeprefix("torch.")):
-        try:
-            return np.dtype(name)  # type: ignore[call-overload,no-any-return]
-        except TypeError:
-            continue
-    return None
-
-
 def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
-    """Read a dataset's catalog, from its index or else its commits; `which` is a snapshot.
-
-    Raises:
-        SourceError: There is no dataset, or no shard is committed yet.
-        OutputError: dataset.json is damaged, or its layout version is unknown.
-        CommitError: Shards have different specs, or an index or table of rows is damaged.
-    """
+    """Read a dataset's catalog, from its index or else its commits; `which` is a snapshot."""
     from amtcore.features.stream_info import StreamInfo
 
     named = read_current(layout) if which is None else find_snapshot(layout, which)
@@ -306,7 +295,16 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
             f"{datasets_below(layout)}"
         )
     streams = {info["name"]: StreamInfo.from_dict(info) for info in dataset.streams}
-    content = _only_index(layout, dataset.layout_version) if index is None else index.result()
+    content = None if index is None else index.result()
+    # A closed dataset of layout version 1 has one index, and nothing names it.
+    known = layout.list("index") if index is None and dataset.layout_version == 1 else []
+    if len(known) == 1:
+        content = layout.read_bytes(known[0])
+        if name_of(content) != Path(known[0]).stem:
+            raise CommitError(
+                f"{layout.url(known[0])} does not hash to its own name: it is damaged; "
+                f"{CLOSE_AGAIN}"
+            )
     if content is not None:
         with explain_damage(layout.url(), "the index"):
             table = good_rows(table_of(content), streams)
@@ -396,19 +394,6 @@ def _rows_of(
         )
     with reading_pool(layout, len(records)) as pool:
         return pa.concat_tables(pool.map(of_shard, sorted(records)), promote_options="permissive")
-
-
-def _only_index(layout: Layout, version: int) -> bytes | None:
-    """Return the only index of a closed dataset of layout version 1, or None if it has several."""
-    found = layout.list("index") if version == 1 else []
-    if len(found) != 1:
-        return None
-    content = layout.read_bytes(found[0])
-    if name_of(content) != Path(found[0]).stem:
-        raise CommitError(
-            f"{layout.url(found[0])} does not hash to its own name: it is damaged; {CLOSE_AGAIN}"
-        )
-    return content
 
 
 class RowLocations:

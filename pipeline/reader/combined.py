@@ -268,10 +268,16 @@ class MixedFeatures(ConcatenatedFeatures):
     def block_order(self, *, shuffle: bool, seed: int, epoch: int) -> tuple[Rows, Rows]:
         """Return the rows of an epoch in the order of shuffled blocks, and each row's pass."""
         chosen: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "epoch": epoch}
-        parts = range(len(self.sets))
-        drawn = [self._drawn(part, **chosen) for part in parts]
-        times = np.concatenate([self._times(part, **chosen) for part in parts])
-        merged = np.argsort(times, kind="stable")
+        drawn = [self._drawn(part, **chosen) for part in range(len(self.sets))]
+        # Each row of a set has a time in the epoch, 0 to 1: one in each of equal steps.
+        times = []
+        for part, count in enumerate(self.counts):
+            within: Any = 0.5
+            if shuffle:
+                by = {"seed": seed, "epoch": epoch, "salt": SPREAD_SALT, "part": part + 1}
+                within = order.unit(order.keys(count, **by))
+            times.append((np.arange(count) + within) / max(1, count))
+        merged = np.argsort(np.concatenate(times), kind="stable")
         rows, passes = (np.concatenate(column)[merged] for column in zip(*drawn, strict=True))
         return rows, passes
 
@@ -291,15 +297,6 @@ class MixedFeatures(ConcatenatedFeatures):
             passes.append(np.full(len(taken), number % 2**63, np.int64))
             number, at, needed = number + 1, 0, needed - len(taken)
         return np.concatenate(rows), np.concatenate(passes)
-
-    def _times(self, part: int, *, shuffle: bool, seed: int, epoch: int) -> np.ndarray:
-        """Return the time of each row of a set in the epoch, 0 to 1: one in each of equal steps."""
-        count = self.counts[part]
-        within: Any = 0.5
-        if shuffle:
-            drawn = order.keys(count, seed=seed, epoch=epoch, salt=SPREAD_SALT, part=part + 1)
-            within = order.unit(drawn)
-        return np.asarray((np.arange(count) + within) / max(1, count))
 
 
 def _checked_weights(weights: Any, n_sets: int) -> tuple[float, ...]:

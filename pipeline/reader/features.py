@@ -70,9 +70,8 @@ READ_AHEAD_ROWS = 512
 
 
 class ProcessHandles:
-    """Connections, open shards and cached blocks of a set in one process; never pickled.
-
-    Safe in several threads. If more than `max_open` shards are open, the least recently used one is
+    """Connections, open shards and cached blocks of a set in one process; never pickled. Safe in
+    several threads. If more than `max_open` shards are open, the least recently used one is
     closed. The set is not referred to: threads that read ahead must not keep it alive.
     """
 
@@ -111,16 +110,10 @@ class ProcessHandles:
         return self._files[shard]
 
     def reader(self, shard: str, *, ahead: bool = False) -> ShardReader:
-        """Return the reader of a shard; open it if it is not open.
-
-        Args:
-            shard: Id of the shard.
-            ahead: True if no row is read from it yet. If too many shards are open, it replaces a
-                shard that rows were read from, except the last of these and shards that cannot read
-                ahead.
-        Raises:
-            LookupError: With `ahead`, no shard can be closed, or `close` was called.
-        """
+        """Return the reader of a shard; open it if it is not open. With `ahead`, no row is read
+        from the shard yet. If too many shards are open, it replaces a shard that rows were read
+        from, except the last of these and shards that cannot read ahead. LookupError if there is
+        none, or `close` was called."""
         rel, promise = self.file(shard)
         with self._changed:
             if not ahead:
@@ -232,11 +225,8 @@ class Features(FeatureSet):
         cache_bytes: int,
         local_cache: CachePlace | None = None,
     ) -> None:
-        self._uri = uri
-        self._catalog = catalog
-        self.format = format
-        self._names = tuple(streams)
-        self._dtypes = dict(dtypes)
+        self._uri, self._catalog, self.format = uri, catalog, format
+        self._names, self._dtypes = tuple(streams), dict(dtypes)
         self._storage_options = storage_options
         self._cache_bytes, self._local_cache = cache_bytes, local_cache
         self._fmt = format_of(format)

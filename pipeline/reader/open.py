@@ -147,16 +147,20 @@ def open_features(
             if find_snapshot(there, stem).snapshot.sha256 != file.sha256:
                 raise CommitError(f"{there.url()}: snapshot {stem} is another than the one added")
             places[name], known[name] = (place, stem), tuple(load_catalog(there, stem).streams)
-        names = _stream_names(known)
-        called = [each for of_set in names.values() for each in of_set.values()]
+        # The name here of each stream of each set.
+        names: dict[str, dict[str, str]] = {}
+        called = list[str]()
+        for key, of_set in known.items():
+            names[key] = {each: f"{key}.{each}" if each in called else each for each in of_set}
+            called += names[key].values()
         if streams is not None and (not streams or set(streams) - set(called)):
             raise ValueError(f"expected streams out of {called}, got {list(streams)}")
         wanted = {
-            key: {name: each for name, each in of_set.items() if streams is None or each in streams}
-            for key, of_set in names.items()
+            key: {name: each for name, each in here.items() if streams is None or each in streams}
+            for key, here in names.items()
         }
-        chosen = {key: of_set for key, of_set in wanted.items() if of_set}
-        joined = [open_set(*places[key], list(of_set)) for key, of_set in chosen.items()]
+        chosen = {key: here for key, here in wanted.items() if here}
+        joined = [open_set(*places[key], list(here)) for key, here in chosen.items()]
         return JoinedFeatures(joined, list(chosen.values()))
     if isinstance(uri, str | os.PathLike):
         return open_set(uri, snapshot, streams)
@@ -177,13 +181,3 @@ def open_features(
 def _check_bytes(name: str, value: Any) -> None:
     if isinstance(value, bool) or not (isinstance(value, numbers.Real) and float(value) >= 0):
         raise ValueError(f"{name} must be a number of bytes from 0, got {value!r}")
-
-
-def _stream_names(sets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Return the name here of each stream of each set."""
-    taken = set[str]()
-    names = {}
-    for key, streams in sets.items():
-        names[key] = {each: f"{key}.{each}" if each in taken else each for each in streams}
-        taken.update(names[key].values())
-    return names

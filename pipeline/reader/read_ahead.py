@@ -32,8 +32,6 @@ Needed = tuple[ReadsAhead, str, Sequence[int]]
 
 @dataclass(frozen=True)
 class ReadAheadPolicy:
-    """Limits of reading ahead."""
-
     threads: int  # Threads that fetch and decode.
     planners: int  # Threads that turn rows into requests; 0 uses the threads that fetch.
     max_bytes: int  # Decoded bytes of the window; the cache of a set bounds it further.
@@ -73,13 +71,8 @@ STEP_SHARE, MAX_STEP = 0.125, 64
 
 
 class ReadAhead:
-    """Prefetch of blocks for one consumer.
-
-    Args:
-        needed: Yields the blocks of a row.
-        prepare: Opens the shard of a row that is read soon; makes small requests in the pool.
-        nbytes: Returns the decoded bytes of rows or spans.
-    """
+    """Prefetch of blocks for one consumer. `needed` yields the blocks of a row; `prepare` opens the
+    shard of a row that is read soon; `nbytes` returns the decoded bytes of rows or spans."""
 
     def __init__(
         self,

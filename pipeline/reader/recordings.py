@@ -132,26 +132,19 @@ class Recordings:
                 f"({self._ids[number]!r}), got {start_s} to {stop_s}"
             )
         ends_s = self._ends_s(number)
-        # Row, begin and end of each span that overlaps the slice.
-        spans = [
-            (row, begin_s, last_s)
-            for row, begin_s, last_s in zip(
-                self._rows[number], [0.0, *ends_s[:-1]], ends_s, strict=True
-            )
-            if last_s > start_s and begin_s < end_s
-        ]
+        spans = zip(self._rows[number], [0.0, *ends_s[:-1]], ends_s, strict=True)
+        overlapping = [span for span in spans if span[2] > start_s and span[1] < end_s]
         parts = [
             self._features.slice(row, max(0.0, start_s - begin_s), min(end_s, last_s) - begin_s)
-            for row, begin_s, last_s in spans
+            for row, begin_s, last_s in overlapping
         ]
         # A span begins at a whole frame.
-        before = {k: round(spans[0][1] * info.frame_rate_hz) for k, info in self.streams.items()}
+        first_s = overlapping[0][1]
+        before = {k: round(first_s * info.frame_rate_hz) for k, info in self.streams.items()}
         whole = self._joined(number, parts)
         return replace(
             whole,
-            features={
-                name: _moved(values, before[name]) for name, values in whole.features.items()
-            },
+            features={k: _moved(values, before[k]) for k, values in whole.features.items()},
             first_frame={name: before[name] + at for name, at in parts[0].first_frame.items()},
         )
 

@@ -156,10 +156,6 @@ class RunSpec(SpecModel):
         return GPUS_PER_WORKER if self.gpus_per_worker is None else self.gpus_per_worker
 
 
-def _accept(value: str | None) -> str | None:
-    return value if value == "accept" else None  # quarantine has the hash of null
-
-
 CHANNEL_WORDS = ("mean", "left", "right", "each", "binaural")
 
 
@@ -221,7 +217,10 @@ class AudioSpec(SpecModel):
     max_seconds: PositiveFloat | None = None
     array_rate_hz: int | None = Field(default=None, ge=1)
     spans: SpansSpec | None = None
-    unterminated: Annotated[Literal["accept", "quarantine"] | None, AfterValidator(_accept)] = None
+    unterminated: Annotated[
+        Literal["accept", "quarantine"] | None,
+        AfterValidator(lambda value: None if value == "quarantine" else value),  # the hash of null
+    ] = None
     span_tolerance_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
     @field_validator("channels", mode="before")
@@ -431,20 +430,14 @@ class JobSpec(SpecModel):
         }
 
     def canonical_json(self) -> str:
-        return json.dumps(
-            self.canonical(),
-            sort_keys=True,
-            separators=(",", ":"),
-            ensure_ascii=False,
-            allow_nan=False,
-        )
+        form: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "ensure_ascii": False}
+        return json.dumps(self.canonical(), allow_nan=False, **form)
 
     def sha256(self) -> str:
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
 
 def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
-    """Raise ValueError if a stream in pairs of model and stream comes from two models."""
     owners: dict[str, str] = {}
     for model, stream in named:
         if stream in owners:

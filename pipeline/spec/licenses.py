@@ -148,12 +148,8 @@ class LicensesSpec(SpecModel):
 
 
 def stored_licenses(stored: Mapping[str, Mapping[str, str]]) -> LicensesSpec:
-    """Return the licences of a dataset.json. Ids are not checked: another release may know them.
-
-    Raises:
-        KeyError: A licence has no id.
-    """
-
+    """Return the licences of a dataset.json; KeyError if a licence has no id. Ids are not checked:
+    another release may know them."""
     found = {
         key: License.model_construct(id=each["id"], name=each.get("name"), link=each.get("link"))
         for key, each in stored.items()

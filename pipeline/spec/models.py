@@ -35,8 +35,6 @@ _KIND = "description"
 
 @dataclass(frozen=True)
 class Description:
-    """Input and output of a job's model, see `Extractor`."""
-
     fs_hz: float
     input_channels: tuple[int, ...]
     streams: tuple[StreamInfo, ...]

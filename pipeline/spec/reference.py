@@ -63,7 +63,13 @@ def reference() -> str:
     parts = [HEADER.rstrip()]
     for title, model in sections():
         summary = (model.__doc__ or "").strip().splitlines()[0]
-        parts += [f"## {title}", summary, _fields_table(model)]
+        schema = model.model_json_schema()
+        required, definitions = schema.get("required", ()), schema.get("$defs", {})
+        rows = []
+        for name, entry in schema["properties"].items():
+            default = "required" if name in required else _default(model, name, entry)
+            rows.append((f"`{name}`", type_text(entry, definitions), default, entry["description"]))
+        parts += [f"## {title}", summary, table(("key", "type", "default", "meaning"), rows)]
     for name, why in _kinds()[1].items():
         parts.append(f"## source, kind: {name}\n\nNot usable here: {why}")
     parts += ["## Output formats", _formats_table()]
@@ -105,16 +111,6 @@ def _formats_table() -> str:
         told = (str(getattr(found, part, "not said")) for part in ("summary", "integrity"))
         rows.append((f"`{name}`", f"`{getattr(found, 'suffix', '')}`", *told))
     return table(("format", "files", "what", "a changed byte shows by"), rows)
-
-
-def _fields_table(model: type[BaseModel]) -> str:
-    schema = model.model_json_schema()
-    required, definitions = schema.get("required", ()), schema.get("$defs", {})
-    rows = []
-    for name, entry in schema["properties"].items():
-        default = "required" if name in required else _default(model, name, entry)
-        rows.append((f"`{name}`", type_text(entry, definitions), default, entry["description"]))
-    return table(("key", "type", "default", "meaning"), rows)
 
 
 def _default(model: type[BaseModel], name: str, entry: Mapping[str, Any]) -> str:

@@ -52,11 +52,7 @@ class SourceKind:
 
 
 def source_kind(name: str) -> SourceKind:
-    """Return the kind of source that is registered under a name.
-
-    Raises:
-        ExtensionError: There is none, or it is not a valid kind.
-    """
+    """Return a registered kind of source; ExtensionError if there is none, or it is not valid."""
     found, origin = SOURCES.load(name), f"source kind {name!r} of {SOURCES.owner(name)}"
     if not isinstance(found, SourceKind):
         raise ExtensionError(

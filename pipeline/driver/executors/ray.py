@@ -198,15 +198,8 @@ def live_nodes() -> list[Node]:
 
 def useful_nodes(entries: Iterable[Mapping[str, Any]]) -> list[Node]:
     """Return the entries of `ray.nodes()` that live and offer CPUs or GPUs, in a stable order."""
-    nodes = [
-        Node(
-            node_id=str(entry["NodeID"]),
-            cpus=int(entry["Resources"].get("CPU", 0)),
-            gpus=int(entry["Resources"].get("GPU", 0)),
-        )
-        for entry in entries
-        if entry["Alive"]
-    ]
+    living = [(entry["NodeID"], entry["Resources"]) for entry in entries if entry["Alive"]]
+    nodes = [Node(str(k), int(has.get("CPU", 0)), int(has.get("GPU", 0))) for k, has in living]
     useful = [node for node in nodes if node.cpus or node.gpus]
     return sorted(useful, key=lambda node: node.node_id)
 
