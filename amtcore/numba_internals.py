@@ -19,6 +19,7 @@ import importlib
 import operator
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numba
@@ -101,11 +102,7 @@ NEEDED = {
 
 
 def _look_up(path: str) -> Any:
-    """Return an internal name of numba, given as module:name.
-
-    Raises:
-        ImportError: This release of numba has no such name.
-    """
+    """Return an internal name of numba, given as module:name."""
     module, _, name = path.partition(":")
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
@@ -116,31 +113,10 @@ def _look_up(path: str) -> Any:
         ) from error
 
 
-_found = {path: _look_up(path) for path in NEEDED}
-_CPUDispatcher: Any = _found["numba.core.registry:CPUDispatcher"]
-_NullCache: Any = _found["numba.core.caching:NullCache"]
-_Compiler: Any = _found["numba.core.compiler:Compiler"]
-_CompileResult: Any = _found["numba.core.compiler:CompileResult"]
-_dumps: Any = _found["numba.core.serialize:dumps"]
-_rtsys: Any = _found["numba.core.runtime:rtsys"]
-_JITCodeLibrary: Any = _found["numba.core.codegen:JITCodeLibrary"]
-_CPU: Any = _found["numba.core.target_extension:CPU"]
-_target_registry: Any = _found["numba.core.target_extension:target_registry"]
-_dispatcher_registry: Any = _found["numba.core.target_extension:dispatcher_registry"]
-_jit_registry: Any = _found["numba.core.target_extension:jit_registry"]
-_target_override: Any = _found["numba.core.target_extension:target_override"]
-_Dispatcher: Any = _found["numba.core.dispatcher:Dispatcher"]
-_TargetDescriptor: Any = _found["numba.core.descriptors:TargetDescriptor"]
-_TypingContext: Any = _found["numba.core.typing:Context"]
-_CPUContext: Any = _found["numba.core.cpu:CPUContext"]
-_CPUTargetOptions: Any = _found["numba.core.cpu:CPUTargetOptions"]
-_default_manager: Any = _found["numba.core.datamodel:default_manager"]
-_AOTCPUCodegen: Any = _found["numba.core.codegen:AOTCPUCodegen"]
-_AOTCodeLibrary: Any = _found["numba.core.codegen:AOTCodeLibrary"]
-_compile_extra: Any = _found["numba.core.compiler:compile_extra"]
-_Flags: Any = _found["numba.core.compiler:Flags"]
+#: The names by themselves, such as `_numba.CPUDispatcher`.
+_numba: Any = SimpleNamespace(**{path.partition(":")[2]: _look_up(path) for path in NEEDED})
 #: The lock under which numba and llvmlite compile; callers of LLVM need it as well.
-compiler_lock: Any = _found["numba.core.compiler_lock:global_compiler_lock"]
+compiler_lock: Any = _numba.global_compiler_lock
 
 
 def array_data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
@@ -163,11 +139,11 @@ _PART_OPTIONS = {"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper
 _KERNEL_OPTIONS = {"nopython": True, "nogil": True, "no_cfunc_wrapper": True}
 
 
-class _PartsTarget(_CPU):
+class _PartsTarget(_numba.CPU):
     """The target of parts: a processor, under another name."""
 
 
-class _PartLibrary(_JITCodeLibrary):
+class _PartLibrary(_numba.JITCodeLibrary):
     """LLVM IR, simplified function by function: without this, kernels come out 5 % slower."""
 
     def _optimize_final_module(self) -> None:
@@ -178,7 +154,7 @@ class _PartLibrary(_JITCodeLibrary):
         self._finalized = True
 
 
-class _KernelCompiler(_Compiler):
+class _KernelCompiler(_numba.Compiler):
     """numba's compiler; the functions of numba that a kernel calls become parts."""
 
     def __init__(self, typing: Any, target: Any, *rest: Any) -> None:
@@ -203,7 +179,7 @@ def _refuse(name: str, *_: Any) -> Any:
     raise TypeError(f"{name} is a part of kernels: expected a call from a compiled function")
 
 
-class _PartDispatcher(_CPUDispatcher):
+class _PartDispatcher(_numba.CPUDispatcher):
     """A function that compiles as a part, such as the functions of numba that a part calls."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -216,24 +192,20 @@ class _PartDispatcher(_CPUDispatcher):
 
 
 class _ForAnyConstant:
-    """A dispatcher that compiles one function for all constants of a type.
-
-    Constants arrive when the function is optimised inside its kernel.
-    """
+    """A dispatcher of one function for all constants of a type; the optimiser inserts them."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Return the signature for these types of arguments; numba calls this method."""
         named = {name: types.unliteral(kind) for name, kind in kws.items()}
-        return super().get_call_template(  # type: ignore[misc]
-            tuple(map(types.unliteral, args)), named
-        )
+        plain = tuple(map(types.unliteral, args))
+        return super().get_call_template(plain, named)  # type: ignore[misc]
 
 
 class Part(_ForAnyConstant, _PartDispatcher):
     """A part of kernels, made of a function and options of `numba.njit`."""
 
 
-class _Cache(_NullCache):
+class _Cache(_numba.NullCache):
     """A `KernelFiles` as numba uses a cache."""
 
     def __init__(self, store: Any) -> None:
@@ -247,19 +219,19 @@ class _Cache(_NullCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled kernel for these types, or None."""
         # Compiling needs more of numba, which takes half a second to import.
-        _rtsys.initialize(target_context)
+        _numba.rtsys.initialize(target_context)
         code = self._store.read(str(sig), target_context.codegen().magic_tuple())
         if code is None:
             return None
-        return _CompileResult._rebuild(target_context, *pickle.loads(code))
+        return _numba.CompileResult._rebuild(target_context, *pickle.loads(code))
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled kernel, unless it holds addresses of this process."""
         if not data.library.has_dynamic_globals:
-            self._store.write(str(sig), data.codegen.magic_tuple(), _dumps(data._reduce()))
+            self._store.write(str(sig), data.codegen.magic_tuple(), _numba.dumps(data._reduce()))
 
 
-class Kernel(_CPUDispatcher):
+class Kernel(_numba.CPUDispatcher):
     """A function that Python calls; it is compiled on first use, and runs without Python's lock.
 
     A `kernel_cache.KernelFiles` keeps its machine code.
@@ -289,9 +261,9 @@ def _register_target(name: str, target: type, dispatcher: type, make: Callable[.
         options.pop("target", None)
         return functools.partial(make, options)
 
-    _target_registry[name] = target
-    _dispatcher_registry[_target_registry[name]] = dispatcher
-    _jit_registry[_target_registry[name]] = jit
+    _numba.target_registry[name] = target
+    _numba.dispatcher_registry[_numba.target_registry[name]] = dispatcher
+    _numba.jit_registry[_numba.target_registry[name]] = jit
 
 
 _register_target(
@@ -314,11 +286,11 @@ def set_thread_model(kind: type, model: type) -> None:
     _thread_models[kind] = model
 
 
-class _ThreadTarget(_CPU):
+class _ThreadTarget(_numba.CPU):
     """The target of code for a GPU; it inherits what numba has for processors."""
 
 
-class _ThreadLibrary(_AOTCodeLibrary):
+class _ThreadLibrary(_numba.AOTCodeLibrary):
     """LLVM IR as it was lowered: its optimiser must know the GPU."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
@@ -328,11 +300,11 @@ class _ThreadLibrary(_AOTCodeLibrary):
         pass
 
 
-class _ThreadCodegen(_AOTCPUCodegen):
+class _ThreadCodegen(_numba.AOTCPUCodegen):
     _library_class = _ThreadLibrary
 
 
-class _ThreadContext(_CPUContext):
+class _ThreadContext(_numba.CPUContext):
     """Lowering for one thread."""
 
     lanes_are_threads = True
@@ -343,7 +315,7 @@ class _ThreadContext(_CPUContext):
         """Set up the context; numba calls this method once."""
         self.is32bit = False
         self._internal_codegen = _ThreadCodegen(_THREAD, cpu_name="x86-64")
-        manager = _default_manager.copy()
+        manager = _numba.default_manager.copy()
         for kind, model in _thread_models.items():
             manager.register(kind, model)
         self.data_model_manager = manager
@@ -356,18 +328,17 @@ class _ThreadContext(_CPUContext):
         return lambda: fndesc
 
 
-class _ThreadTyping(_TypingContext):
+class _ThreadTyping(_numba.Context):
     """Types of code for a GPU. Functions compiled for a processor stand for their twins."""
 
     def resolve_value_type(self, value: Any) -> Any:
         """Return the type of a global value; numba calls this method."""
-        return super().resolve_value_type(
-            _twin(value) if isinstance(value, _CPUDispatcher) else value
-        )
+        compiled = isinstance(value, _numba.CPUDispatcher)
+        return super().resolve_value_type(_twin(value) if compiled else value)
 
 
-class _ThreadDescriptor(_TargetDescriptor):
-    options = _CPUTargetOptions
+class _ThreadDescriptor(_numba.TargetDescriptor):
+    options = _numba.CPUTargetOptions
 
     @functools.cached_property
     def typing_context(self) -> Any:
@@ -381,7 +352,7 @@ class _ThreadDescriptor(_TargetDescriptor):
 _DESCRIPTOR = _ThreadDescriptor(_THREAD)
 
 
-class _ThreadDispatcher(_ForAnyConstant, _Dispatcher):
+class _ThreadDispatcher(_ForAnyConstant, _numba.Dispatcher):
     """A function that code for a GPU calls."""
 
     targetdescr = _DESCRIPTOR
@@ -413,28 +384,23 @@ def _twin(function: Any) -> _ThreadDispatcher:
 
 
 def _lower(function: Callable[..., Any], args: Sequence[Any], result: Any) -> Any:
-    flags = _Flags()
+    flags = _numba.Flags()
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"
     typing, context = _DESCRIPTOR.typing_context, _DESCRIPTOR.target_context
     context.refresh()
     typing.refresh()
-    with _target_override(_THREAD):
-        return _compile_extra(typing, context, function, tuple(args), result, flags, {})
+    with _numba.target_override(_THREAD):
+        return _numba.compile_extra(typing, context, function, tuple(args), result, flags, {})
 
 
 def lower_to_text(
     function: Callable[..., Any], args: Sequence[Any], result: Any
 ) -> tuple[str, str]:
-    """Lower a function and all it calls for one thread of a GPU.
+    """Return LLVM IR, not optimised, of a function and all it calls, and its name there.
 
-    Args:
-        function: A Python function.
-        args: numba's types of its arguments.
-        result: numba's type of its result.
-    Returns:
-        LLVM IR of the module, not optimised, and the name of the function in it. numba calls that
-        function with two pointers, for a result and an exception, before the arguments.
+    The code is for one thread of a GPU; `args` and `result` are numba's types. The function takes
+    two pointers, for a result and an exception, before its arguments.
     """
     lowered = _lower(function, args, result)
     with compiler_lock:

@@ -160,11 +160,9 @@ class MelBlocks:
             raise ParameterError(f"expected a whole sampling rate in Hz, got {fs_hz:g}")
         self.params, self.fs_hz, self.dct = params, fs_hz, dct
         shared = {name: getattr(params, name) for name in _TORCHAUDIO}
+        window = getattr(torch, f"{params.window}_window")
         self.mel = torchaudio.transforms.MelSpectrogram(
-            round(fs_hz),
-            window_fn=getattr(torch, f"{params.window}_window"),
-            center=False,
-            **shared,
+            round(fs_hz), window_fn=window, center=False, **shared
         )
         self.samples = (BLOCK_FRAMES - 1) * params.hop_length + params.n_fft
         self._spectra = Compiled("melspectrogram", self._log_mel, enabled=params.compile)
@@ -202,13 +200,7 @@ class MelBlocks:
 
 
 class MelStream(ExtractStream):
-    """Frames of one long signal, chunk by chunk; it holds a chunk and a block in memory.
-
-    Args:
-        stream: Name of the stream.
-        blocks: Computes blocks of frames.
-        finished: Converts log-mel spectra (frame, band) to the frames of the stream.
-    """
+    """Frames of one signal, chunk by chunk; `finished` converts log-mel spectra (frame, band)."""
 
     def __init__(self, stream: str, blocks: MelBlocks, finished: Callable[[Rows], Rows]) -> None:
         self._name, self._blocks, self._finished = stream, blocks, finished

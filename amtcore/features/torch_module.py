@@ -208,11 +208,7 @@ class TorchModule(FeatureModel):
 
 
 def _hashed(params: ModuleParams, streams: Mapping[str, ModuleStream]) -> dict[str, Any]:
-    """Return the facts that decide the values, for provenance.
-
-    Parameters that a later version added are left out at their default, so that the hash of older
-    jobs does not change.
-    """
+    """Return the facts of provenance; later parameters at their default keep older hashes."""
     facts = {**vars(params), "streams": {name: str(stream) for name, stream in streams.items()}}
     if params.batch is None:
         del facts["batch"]
@@ -241,11 +237,7 @@ class _Layers(nn.Module):
 
 
 class ModuleRunner:
-    """A module and its streams on batches of signals.
-
-    Each batch runs on one thread with a copy of the module. The operations of a small module are
-    too short to be shared by torch's own threads.
-    """
+    """A module and its streams; a batch runs on one thread, as its operations may be short."""
 
     def __init__(
         self, params: ModuleParams, streams: Mapping[str, ModuleStream], fs_hz: float
@@ -274,10 +266,7 @@ class ModuleRunner:
             )
 
     def _batch_shape(self, n_samples: int) -> tuple[int, int]:
-        """Return clips and samples of a signal's batch.
-
-        The samples are the signal's bucket: the shortest bucket times a power of two.
-        """
+        """Return clips and samples of a signal's batch: the first bucket times a power of two."""
         if not self._params.buckets:
             return 1, n_samples
         shortest = round(BUCKET_S * self._fs_hz)
@@ -327,19 +316,14 @@ class ModuleRunner:
             name: each.frames(name, layers[each.layer] if each.layer else output, clips)
             for name, each in self._streams.items()
         }
+        counts = [{name: self.grids[name].n_frames(len(x)) for name in found} for x in signals]
         return [
-            {
-                name: frames[row, : self.grids[name].n_frames(len(signal))].copy()
-                for name, frames in found.items()
-            }
-            for row, signal in enumerate(signals)
+            {name: found[name][row, :frames].copy() for name, frames in each.items()}
+            for row, each in enumerate(counts)
         ]
 
     def check(self) -> None:
-        """Run noise through the module, and raise if its frames are not as declared.
-
-        Frames must not depend on padding or on the other clips of a batch.
-        """
+        """Raise if frames of noise are not as declared, or depend on padding or other clips."""
         rng = np.random.default_rng(0)
         lengths = [round(seconds * self._fs_hz) for seconds in TRIED_S]
         signals = [(0.05 * rng.standard_normal(n)).astype(np.float32) for n in lengths]
@@ -403,11 +387,7 @@ def _differing(
 
 
 def load_module(params: ModuleParams) -> nn.Module:
-    """Return the module that a job names, ready for inference.
-
-    Raises:
-        ParameterError: The name is invalid, cannot be imported, or is no class of `nn.Module`.
-    """
+    """Return the module that a job names, ready for inference."""
     where = f"module {params.module!r}"
     if not NAME.fullmatch(params.module):
         raise ParameterError(

@@ -35,13 +35,9 @@ Steps = tuple[tuple[ChainOperation, int], ...]
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One step of a chain.
+    """An operation with its integer argument, coefficients, and state before the first sample.
 
-    Args:
-        operation: What it does.
-        argument: Integer argument of the operation.
-        coef: (channel, coefficient).
-        state: (channel, values), the state before the first sample.
+    `coef` is (channel, coefficient) and `state` (channel, values).
     """
 
     operation: ChainOperation
@@ -52,12 +48,9 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class FilterBank:
-    """The filters that end a chain, several per channel.
+    """The filters that end a chain: kinds of a channel's m-th filter, and `coef` (filter, value).
 
-    Args:
-        kinds: What the m-th filter of every channel is.
-        coef: (filter, FILTER_COEFS).
-        offsets: (channel + 1), cuts the filters into channels.
+    The `offsets` (channel + 1) cut the filters into channels.
     """
 
     kinds: tuple[int, ...]
@@ -126,20 +119,16 @@ def _filter_rows(
         get_filter(kind)
     states = filter_states(coefs)
     frames = state_row + states * len(kinds)
-    rows = [
-        (kind, coef_row + coefs * m, state_row + states * m, frames + m)
-        for m, kind in enumerate(kinds)
-    ]
+    rows = [(kind, coef_row + coefs * m, state_row + states * m, frames + m)
+            for m, kind in enumerate(kinds)]  # fmt: skip
     return np.array(rows, np.int64).reshape(-1, 4)
 
 
 def _columns(offsets: Sequence[int], most: int) -> NDArray[np.int64]:
     """Return the output column of each lane's filters, (group, m, lane), -1 for none."""
-    channels = len(offsets) - 1
-    columns = np.full((groups_of(channels), most, LANES), -1, np.int64)
-    for channel in range(channels):
-        for m in range(offsets[channel + 1] - offsets[channel]):
-            columns[channel // LANES, m, channel % LANES] = offsets[channel] + m
+    columns = np.full((groups_of(len(offsets) - 1), most, LANES), -1, np.int64)
+    for channel, (begin, end) in enumerate(pairwise(offsets)):
+        columns[channel // LANES, : end - begin, channel % LANES] = range(begin, end)
     return columns
 
 
@@ -209,27 +198,17 @@ class ChainTables:
 
 @functools.lru_cache(maxsize=64)
 def tables_of_steps(steps: Steps, channels: int) -> ChainTables:
-    """Return the layout of operations at full rate, with coefficients and states side by side.
-
-    Raises:
-        ParameterError: An operation has fewer outputs than samples.
-    """
+    """Return the layout of operations, coefficients and states side by side; all keep the rate."""
     for operation, argument in steps:
         if operation.rate(argument) != Rate():
             raise ParameterError(f"operations at full rate must keep it: {operation.name} does not")
-    columns = _columns(range(channels + 1), 1)
-    return ChainTables(
-        steps, first_rows(steps), _filter_rows((), 0, 0, 0), columns, channels, channels
-    )
+    filters, columns = _filter_rows((), 0, 0, 0), _columns(range(channels + 1), 1)
+    return ChainTables(steps, first_rows(steps), filters, columns, channels, channels)
 
 
 @functools.lru_cache(maxsize=64)
 def tables_of_bank(kinds: tuple[int, ...], offsets: tuple[int, ...], coefs: int) -> ChainTables:
-    """Return the layout of a filter bank at full rate; arguments as in `FilterBank`.
-
-    Raises:
-        ParameterError: There is no such kind of filter.
-    """
+    """Return the layout of a filter bank at full rate; arguments as in `FilterBank`."""
     filters, columns = _filter_rows(kinds, coefs, 0, 0), _columns(offsets, len(kinds))
     return ChainTables((), (), filters, columns, len(offsets) - 1, offsets[-1], offsets=offsets)
 

@@ -29,23 +29,11 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import DerivativeError, ParameterError, ShapeError
-from amtcore.kernels.chain import (
-    ChainStep,
-    Steps,
-    check_sizes,
-    steps_of,
-    tables_of_bank,
-    tables_of_steps,
-    text_of,
-)
+from amtcore.kernels import chain
+from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.devices import backend_of, get_backend
 from amtcore.kernels.operation import ChainOperation, RowOperation, check_tensors, keep_nothing
 from amtcore.kernels.operations import modulation_filters
-from amtcore.kernels.operations.modulation_filters import (
-    BANK_TWO_SECTIONS,
-    FILTER_COEFS,
-    filter_states,
-)
 from amtcore.kernels.torch_state import (
     DEVICES,
     can_compute,
@@ -58,14 +46,12 @@ from amtcore.kernels.vector.arrays import training
 from amtcore.torch_internals import COMPILER
 
 Call = Callable[..., Any]
+Pair = Callable[..., tuple[Tensor, Tensor]]
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def _folded(call: Call, positions: tuple[int, ...]) -> Call:
-    """Return the vmap rule of an operator whose outputs have the batch as their first axis.
-
-    Arguments at `positions` have the batch first too; the others must not be mapped.
-    """
+    """Return the vmap rule of an operator: outputs and `positions` alone have the batch first."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         size, folded_args = info.batch_size, []
@@ -100,38 +86,36 @@ def _one_by_one(call: Call) -> Call:
     """
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-        mapped = [isinstance(a, Tensor) and axis is not None
-                  for a, axis in zip(args, in_dims, strict=True)]  # fmt: skip
-        parts = []
-        for i in range(info.batch_size):
-            each = zip(args, in_dims, mapped, strict=True)
-            parts.append(
-                call(*(a.select(axis, i) if is_mapped else a for a, axis, is_mapped in each))
-            )
+        def item(i: int, argument: Any, axis: int | None) -> Any:
+            is_mapped = isinstance(argument, Tensor) and axis is not None
+            return argument.select(axis, i) if is_mapped else argument
+
+        items = (functools.partial(item, i) for i in range(info.batch_size))
+        parts = [call(*map(each, args, in_dims)) for each in items]
         outputs = tuple(torch.stack(each) for each in zip(*parts, strict=True))
         return outputs, (0,) * len(outputs)
 
     return rule
 
 
-def _refuse_forward_mode(*_: Any) -> Any:
-    raise DerivativeError(
-        "the kernels have no forward-mode derivative (jvp, jacfwd, hessian, forward_ad): use "
-        "backward() or torch.func.grad, vjp or jacrev, or stages with backend='reference'"
-    )
+def _refusal(message: str) -> Call:
+    def refuse(*_: Any) -> Any:
+        raise DerivativeError(message)
+
+    return refuse
 
 
-def _refuse_second(*_: Any) -> Any:
-    raise DerivativeError(
-        "the kernels have no second derivative: differentiate once, or use stages with "
-        "backend='reference'"
-    )
-
-
-def _refuse_any(*_: Any) -> Any:
-    raise DerivativeError(
-        "this operator has no autograd formula: use the stage's single operators, which have"
-    )
+_refuse_forward_mode = _refusal(
+    "the kernels have no forward-mode derivative (jvp, jacfwd, hessian, forward_ad): use "
+    "backward() or torch.func.grad, vjp or jacrev, or stages with backend='reference'"
+)
+_refuse_second = _refusal(
+    "the kernels have no second derivative: differentiate once, or use stages with "
+    "backend='reference'"
+)
+_refuse_any = _refusal(
+    "this operator has no autograd formula: use the stage's single operators, which have"
+)
 
 
 def _differentiable(
@@ -151,7 +135,7 @@ def _differentiable(
                 return backward(ctx, *upstream)
 
         setup_context = staticmethod(keep)
-        jvp = staticmethod(_refuse_forward_mode)  # type: ignore[assignment]
+        jvp = staticmethod(_refuse_forward_mode)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -169,10 +153,7 @@ def _refuse_tangents(args: Iterable[Any]) -> None:
 
 
 def _uncompiled(function: Call) -> Call:
-    """Apply `torch.compiler.disable` once the process has imported the compiler.
-
-    Importing the compiler takes as long as importing torch, and most processes never compile.
-    """
+    """Apply `torch.compiler.disable` once the process has imported the compiler, which is slow."""
     disabled: list[Call] = []
 
     def call(*args: Any) -> Any:
@@ -197,9 +178,8 @@ def _schema_of(fake: Call) -> str:
 
     hints = {name: known(hint) for name, hint in typing.get_type_hints(fake).items()}
     signature = inspect.signature(fake)
-    parameters = [
-        each.replace(annotation=hints[name]) for name, each in signature.parameters.items()
-    ]
+    each = signature.parameters.values()
+    parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in each]
 
     @functools.wraps(fake)
     def twin(*args: Any) -> Any:
@@ -232,11 +212,7 @@ def _define(
         )  # fmt: skip
 
     operator = torch.library.custom_op(
-        f"amtcore::{name}",
-        compute,
-        mutates_args=(),
-        device_types=DEVICES,
-        schema=schema,
+        f"amtcore::{name}", compute, mutates_args=(), device_types=DEVICES, schema=schema
     )
     operator.register_fake(fake)
     operator.register_autograd(backward, setup_context=keep)
@@ -249,11 +225,9 @@ def _define(
             _refuse_tangents(args)
             return operator(*encode(*args))
         tensors = [a for a in args if isinstance(a, Tensor)]
-        if not all(is_real(a) for a in tensors):
+        if not all(map(is_real, tensors)):
             return operator(*encode(*args))
-        if wants_derivative(*tensors):
-            return differentiable(*args)
-        return direct(*args)
+        return differentiable(*args) if wants_derivative(*tensors) else direct(*args)
 
     return call
 
@@ -334,7 +308,7 @@ def _keep_signals(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.constants = inputs[3:]
 
 
-def _define_pair(name: str, fake: Call, layout_of: Call, encode: Call) -> Call:
+def _define_pair(name: str, fake: Call, layout_of: Call, encode: Call) -> Pair:
     """Define an operator of (x, coef, state, *constants) and its adjoint.
 
     `layout_of(coef, *constants)` returns the `ChainTables`.
@@ -371,16 +345,18 @@ def _fake_chain(x: Tensor, coef: Tensor, state: Tensor, steps: str) -> tuple[Ten
     return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
 
 
-def _with_text(
-    x: Tensor, coef: Tensor, state: Tensor, steps: Steps | str, *rest: Any
-) -> tuple[Any, ...]:
-    return x, coef, state, text_of(steps_of(steps)), *rest
-
-
 _chain_operator = _define_pair(
-    "chain", _fake_chain, lambda coef, steps: tables_of_steps(steps_of(steps), len(coef)),
-    _with_text,
-)  # fmt: skip
+    "chain",
+    _fake_chain,
+    lambda coef, steps: chain.tables_of_steps(chain.steps_of(steps), len(coef)),
+    lambda x, coef, state, steps, *rest: (
+        x,
+        coef,
+        state,
+        chain.text_of(chain.steps_of(steps)),
+        *rest,
+    ),
+)
 
 
 def run_step(
@@ -393,8 +369,7 @@ def run_step(
         if operation.reference is None:
             raise ParameterError(f"operation {operation.name} has no operator at full rate")
         return operation.reference(x, coef, state, argument)
-    made: tuple[Tensor, Tensor] = _chain_operator(x, coef, state, ((operation, argument),))
-    return made
+    return _chain_operator(x, coef, state, ((operation, argument),))
 
 
 def can_fuse(x: Tensor, ops: Sequence[ChainStep]) -> bool:
@@ -404,12 +379,11 @@ def can_fuse(x: Tensor, ops: Sequence[ChainStep]) -> bool:
 
 def run_fused(x: Tensor, ops: Sequence[ChainStep], state: Tensor) -> tuple[Tensor, Tensor]:
     """Run operations in one pass, all of them in cache, without a gradient; see `run_ops`."""
-    check_sizes(ops)
+    chain.check_sizes(ops)
     coef = torch.cat([op.coef for op in ops], 1)
     check_signals(x, coef, state, coef.shape[1], sum(op.state.shape[1] for op in ops))
     steps = tuple((op.operation, op.argument) for op in ops)
-    made: tuple[Tensor, Tensor] = _chain_operator(x, coef, state, steps)
-    return made
+    return _chain_operator(x, coef, state, steps)
 
 
 def rest_state(ops: Sequence[ChainStep], batch: int) -> Tensor:
@@ -460,7 +434,7 @@ def _fake_bank(
 _bank_operator = _define_pair(
     "modulation_bank",
     _fake_bank,
-    lambda coef, kinds, offsets: tables_of_bank(tuple(kinds), tuple(offsets), coef.shape[1]),
+    lambda coef, kinds, offsets: chain.tables_of_bank(tuple(kinds), tuple(offsets), coef.shape[1]),
     lambda *args: args,
 )
 
@@ -470,9 +444,9 @@ def modulation_bank(
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Modulation filters of every channel; arguments as in `modulation_filters.modulation_bank`."""
-    coefs = FILTER_COEFS * (2 if BANK_TWO_SECTIONS in kinds else 1)
-    check_signals(x[:, :1], coef, state, coefs, filter_states(coefs))
+    two_sections = modulation_filters.BANK_TWO_SECTIONS in kinds
+    coefs = modulation_filters.FILTER_COEFS * (2 if two_sections else 1)
+    check_signals(x[:, :1], coef, state, coefs, modulation_filters.filter_states(coefs))
     if use_reference(x, backend):
         return modulation_filters.modulation_bank(x, coef, state, kinds, offsets)
-    made: tuple[Tensor, Tensor] = _bank_operator(x, coef, state, kinds, offsets)
-    return made
+    return _bank_operator(x, coef, state, kinds, offsets)

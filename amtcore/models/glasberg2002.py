@@ -86,9 +86,9 @@ class Glasberg2002(LoudnessModel):
         self.excitation_pattern = ExcitationPattern(components_hz, fc_hz, **pattern)
         law = own("specific_loudness_kwargs", specific_loudness_kwargs)
         self.specific_loudness = SpecificLoudness(fc_hz, **law)
-        self._hop_length, self._bin_hz = self.multi_fft.hop_length, self.multi_fft.bin_hz
+        self.hop_length, self._bin_hz = self.multi_fft.hop_length, self.multi_fft.bin_hz
         self._erb_step = self.erb_integration.erb_step
-        timed = {**common, "hop_length": self._hop_length, "erb_step": self._erb_step}
+        timed = {**common, "hop_length": self.hop_length, "erb_step": self._erb_step}
         timed = stage_arguments("loudness_integration_kwargs", loudness_integration_kwargs, timed)
         self.loudness_integration = LoudnessIntegration(**timed)
 

@@ -106,10 +106,7 @@ class OverTime:
 
 @dataclass(frozen=True)
 class LoudnessState:
-    """State between two chunks: of the blocks, and of the gain controls.
-
-    `batched` is True if the caller's tensors have a batch axis.
-    """
+    """State between two chunks: of blocks, of gain controls, and whether there is a batch axis."""
 
     blocks: FrameState
     integration: dict[str, Tensor]
@@ -120,8 +117,7 @@ class LoudnessState:
 class Loudness:
     """Short- and long-term loudness of some frames in sone, (batch, frame).
 
-    `specific` is of both ears in sone per Cam, (batch, frame, channel). `state` has the states of
-    the gain controls after the last frame.
+    `specific` is of both ears in sone per Cam, (batch, frame, channel); `state` of gain controls.
     """
 
     short: Tensor
@@ -132,10 +128,7 @@ class Loudness:
 
 
 class LoudnessModel(Model):
-    """A model of loudness from spectra.
-
-    A model names its ear filter and its spectrum, analyses filtered samples into stages up to
-    specific loudness, and integrates that over time.
+    """A model of loudness from spectra, which integrates specific loudness over time.
 
     Invariants:
         Outputs of `stream` over any split of a signal, concatenated, equal the output of
@@ -148,7 +141,8 @@ class LoudnessModel(Model):
     input_channels: tuple[int, ...] = (1,)
     shown = "fs hop_length learnable return_stages dtype"
     outer_middle_ear: LoudnessEar
-    _hop_length: int
+    #: Samples between frames.
+    hop_length: int
 
     @property
     def ear(self) -> LoudnessEar:
@@ -192,11 +186,6 @@ class LoudnessModel(Model):
     def _result(self, loudness: Loudness, batched: bool) -> Any:
         """Return the output for the caller."""
         raise NotImplementedError
-
-    @property
-    def hop_length(self) -> int:
-        """Samples between frames."""
-        return self._hop_length
 
     @property
     def memories_s(self) -> tuple[float, float]:
@@ -347,10 +336,9 @@ class LoudnessModel(Model):
         return Rows(values, ears, kernel.channels)
 
     def _takes_items_alone(self, x: Tensor) -> bool:
-        """Return True if the items of a batch go through the stages one by one.
+        """Return True if items of a batch go through the stages alone, for equal bits in any batch.
 
-        Products of separate items have one shape, hence the same bits in any batch. Kernels take
-        frames separately anyway. Learning takes a whole batch, as each pass computes the tables.
+        Kernels take frames separately anyway; learning computes the tables once for a batch.
         """
         if torch.compiler.is_compiling() or is_transformed(x) or x.device.type != "cpu":
             return False

@@ -102,8 +102,8 @@ class Moore2016(LoudnessModel):
         self.excitation = Moore2016ExcitationPattern(components_hz, **pattern)
         law = own("specific_loudness_kwargs", specific_loudness_kwargs)
         self.specific_loudness = Moore2016SpecificLoudness(self.excitation.fc.double(), **law)
-        self._hop_length = self.spectrum.hop_length
-        timed = {**common, "hop_length": self._hop_length}
+        self.hop_length = self.spectrum.hop_length
+        timed = {**common, "hop_length": self.hop_length}
         self.temporal_integration = Moore2016TemporalIntegration(
             **stage_arguments("temporal_integration_kwargs", temporal_integration_kwargs, timed)
         )

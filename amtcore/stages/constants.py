@@ -107,8 +107,7 @@ class Range:
 class StableDenominator:
     """Denominators a0 + a1 / z (+ a2 / z^2) whose roots lie inside the unit circle.
 
-    Methods mean the same as in `Range`. The raw values are the logarithm of the first coefficient
-    and the reflection coefficients, unbounded.
+    Raw are the logarithm of the first coefficient and the reflection coefficients, unbounded.
     """
 
     def _reflections(self, value: Tensor) -> tuple[Tensor, ...]:
@@ -187,11 +186,7 @@ _RAW, _ROUNDING = "_raw", "_rounding"
 
 
 def outside_inference() -> AbstractContextManager[Any]:
-    """Return a context that leaves `torch.inference_mode`, if it is active.
-
-    A module outlives the call that makes its tensors. Tensors made in inference mode cannot be used
-    where gradients are recorded, so everything that a module keeps is made outside of it.
-    """
+    """Leave `torch.inference_mode`: a module keeps tensors, which later calls differentiate."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return nullcontext()  # a compiler cannot ask for the mode
     return torch.inference_mode(False)
@@ -208,8 +203,7 @@ def refuse_torchscript(kind: type) -> NoReturn:
 def _settling(constructor: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that makes the attributes it has set read-only.
 
-    Only the constructor of the most derived class of this package does so. Constructors of other
-    packages add attributes of their own, which stay assignable.
+    Only the most derived class of this package does so; those of other packages stay assignable.
     """
 
     @functools.wraps(constructor)
@@ -329,11 +323,7 @@ def _in_short(value: Any) -> str:
 
 
 class HasConstants(Converted):
-    """A module of constants, which are parameters if `learnable`.
-
-    Invariants:
-        For any finite values of the parameters the constants lie within their bounds.
-    """
+    """A module of constants, which are parameters if `learnable`, and never leave their bounds."""
 
     #: Bounds of every constant, and names of the learnt constants.
     _limits: Mapping[str, Limit] = {}
@@ -351,13 +341,9 @@ class HasConstants(Converted):
     def constant(
         self, name: str, value: Value, limit: Limit | None = None, learnable: bool | None = None
     ) -> None:
-        """Register a constant under its name.
+        """Register a constant, whose value is kept exactly in a learnable module too.
 
-        Args:
-            name: Attribute and key in `state_dict`.
-            value: Initial value, kept exactly in a learnable module too.
-            limit: Bounds; None for an unbounded constant.
-            learnable: Whether the constant is learnt; None takes the module's flag.
+        Without a `limit` it is unbounded; `learnable` None takes the module's flag.
         """
         tensor = torch.as_tensor(value, dtype=self.dtype).clone()
         learnt = self.learnable if learnable is None else learnable
@@ -366,15 +352,14 @@ class HasConstants(Converted):
             self._limits = {**self._limits, name: limit}
         if not learnt:
             self.register_buffer(name, tensor)
-            return
-        if limit is None:
+        elif limit is None:
             self.register_parameter(name, nn.Parameter(tensor))
-            return
-        raw, rounding = _split(limit, tensor.double(), self.dtype)
-        self.register_buffer(name, None)
-        self.register_parameter(name + _RAW, nn.Parameter(raw))
-        self.register_buffer(name + _ROUNDING, rounding, persistent=False)
-        self._learnt |= {name}
+        else:
+            raw, rounding = _split(limit, tensor.double(), self.dtype)
+            self.register_buffer(name, None)
+            self.register_parameter(name + _RAW, nn.Parameter(raw))
+            self.register_buffer(name + _ROUNDING, rounding, persistent=False)
+            self._learnt |= {name}
 
     def __getattr__(self, name: str) -> Tensor:
         """Return a constant or a table; a learnt constant has its gradient in its own unit."""
@@ -418,10 +403,7 @@ class HasConstants(Converted):
         return limit.within(limit.value(self._source(name).double()) + rounding)
 
     def set_constant(self, name: str, value: Value, shape: torch.Size | None = None) -> None:
-        """Set a bounded constant in its unit, in place, so that an optimizer keeps hold of it.
-
-        The value is one number, or one for each element; `shape` changes the constant's shape.
-        """
+        """Set a bounded constant in place, and first its shape; one number sets every element."""
         kept = self._source(name)
         tensor = torch.as_tensor(value, dtype=torch.float64, device=kept.device).detach()
         if shape is not None and shape != kept.shape:
@@ -455,10 +437,7 @@ class HasConstants(Converted):
         return {}
 
     def refresh(self) -> None:
-        """Compute all tables again.
-
-        Only needed after a change that torch does not see, such as through `.data` or numpy.
-        """
+        """Compute all tables again, after a change that torch does not see (`.data`, numpy)."""
         sources = self._sources()
         if any(kept.is_meta for kept in sources.values()):
             return
@@ -473,8 +452,7 @@ class HasConstants(Converted):
                 keep(name, table)
             for name, make in self.derive().items():  # may read the tables above
                 keep(name, make())
-        # `torch.export` looks a buffer up by its index, counted without buffers that are None. So
-        # the empty buffers of learnt constants must come last.
+        # `torch.export` counts buffers without those that are None, so these must come last.
         for name in self._learnt:
             getattr(self, BUFFERS)[name] = getattr(self, BUFFERS).pop(name)
         self._note_made(sources)
@@ -587,7 +565,7 @@ class HasConstants(Converted):
         return self
 
     def _follow_dtype(self) -> None:
-        first = next((t for t in (*self.parameters(), *self.buffers())), None)
+        first = next(iter((*self.parameters(), *self.buffers())), None)
         if first is not None and first.is_floating_point():
             vars(self)["dtype"] = first.dtype  # read-only for others
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -65,12 +65,10 @@ _erb_levels = operator(excitation.ERB_LEVELS)
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of components.
+    """Nodes of components, ascending; a group is what lies between two channels.
 
-    Args:
-        f_hz: Frequencies of the nodes, ascending.
-        starts: First component of every group, and the end of the last group.
-        weights: (component, nodes of a group); unused for components that are their own nodes.
+    `starts` is the first component of every group and the end of the last; `weights` (component,
+    nodes of a group) are unused where components are their own nodes.
     """
 
     f_hz: Array
@@ -98,10 +96,7 @@ class Nodes:
 
 
 def nodes_of(f_hz: Array, fc_hz: Array, most: int = NODES) -> Nodes:
-    """Return the nodes of ascending components between channels, and at most `most` for two.
-
-    A component at a channel belongs to the group above.
-    """
+    """Return at most `most` nodes between two channels, of which the lower has its component."""
     starts = np.unique(np.concatenate(([0], np.searchsorted(f_hz, fc_hz), [len(f_hz)])))
     nodes_hz, weights = [f_hz[:0]], np.zeros((len(f_hz), most))
     for first, last in pairwise(starts):
@@ -120,18 +115,13 @@ def _gauss(f_hz: Array, nodes: int) -> tuple[Array, Array]:
     at = np.linalg.eigvalsh(basis.T @ (places[:, None] * basis))
     others = at - at[:, None] + np.eye(nodes)
     weights = np.ones((len(f_hz), nodes))
-    for q in range(nodes):
-        for r in range(nodes):
-            if r != q:
-                weights[:, q] *= (places - at[r]) / others[r, q]
+    for q, r in permutations(range(nodes), 2):
+        weights[:, q] *= (places - at[r]) / others[r, q]
     return middle + half * at, weights
 
 
 class ComponentStage(Stage):
-    """A stage that weights components by filters: in float32 at their nodes, in float64 every one.
-
-    The components lie at `frequencies` in Hz, ascending.
-    """
+    """A stage that weights components: in float32 at their nodes, in float64 every one."""
 
     #: The buffer of the channels' centre frequencies.
     centres = ""
@@ -153,10 +143,7 @@ class ComponentStage(Stage):
         return {**tables, "frequencies": self._components_hz.to(self.dtype)}
 
     def at_nodes(self, intensity: Tensor, least: Tensor | None = None) -> Tensor:
-        """Return (.., component) at the nodes, (.., node).
-
-        Components must be above `least` (.., 1) to count; None counts all.
-        """
+        """Return (.., component) above `least` (.., 1) at the nodes, (.., node)."""
         nodes_hz = self.derived("nodes_hz")  # renews all tables of the nodes
         if can_compute(intensity):
             limits = intensity.new_full((1,), -math.inf) if least is None else least
@@ -301,19 +288,12 @@ class RoexFilters(ComponentStage):
         return int(self.fc.shape[0])
 
     def relative_slope(self, levels_db: Tensor) -> Tensor:
-        """Return the factor of the lower slope at each level per ERB.
-
-        The factor would reach 0 at 137 dB; below 0 a filter would amplify far components.
-        """
+        """Return the factor of the lower slope at each level; below 0 a filter would amplify."""
         change = self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)
         return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
 
     def levels_at_nodes(self, levels_db: Tensor) -> Tensor:
-        """Levels per ERB as the stage gets them -> (.., node).
-
-        The tables are the channel below every node and the share of the channel above; they are
-        empty if levels are given at the nodes.
-        """
+        """Interpolate levels per ERB from channels to nodes; no table means that they are there."""
         before, share = self.derived("before"), self.derived("share")
         if len(before) == 0:
             return levels_db
@@ -540,10 +520,7 @@ class ExcitationPattern(RoexFilters):
             )
 
     def tables(self) -> dict[str, Tensor]:
-        """Return also the index below and the weight of the next channel, to interpolate levels.
-
-        Below the first and above the last channel the nearest value holds.
-        """
+        """Return also the channel below each node, and the weight of the next, to interpolate."""
         tables = super().tables()
         at, grid = cam_number(tables["nodes_hz"].double()), cam_number(self.fc.cpu())
         below = np.clip(np.searchsorted(grid, at, "right") - 1, 0, len(grid) - 2)

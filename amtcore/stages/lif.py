@@ -4,9 +4,6 @@ One step is a synaptic decay, a membrane decay, any number of threshold crossing
 subtraction (equations in `kernels.operations.lif`). The gradient of the spike count is a surrogate:
 v / threshold within a window below the threshold, and everywhere above it.
 
-Constants, states and settings are found by name and by family, named as in Rockpool: "weights"
-(there are none), "taus", "decays", "bitshifts", "bias" and "thresholds".
-
 A layer is saved as JSON, and exported to the Neuromorphic Intermediate Representation. NIR states
 neurons as differential equations: tau_mem dv/dt = v_leak - v + R I and tau_syn dI/dt = -I + w_in S.
 With an input held over a step their solution is
@@ -55,10 +52,7 @@ def checked(
     above: float = -math.inf,
     most: float = math.inf,
 ) -> Tensor:
-    """Return a finite constant in float64: a number, or an array of one of the shapes.
-
-    Values must be larger than `above`, and not larger than `most`.
-    """
+    """Return a number, or an array of one of the shapes, in float64; above < value <= most."""
     try:
         given = torch.as_tensor(value)
         if given.dtype == torch.bool or given.is_complex() or _holds_bool(value):
@@ -351,9 +345,7 @@ class LIFExodus(Stage):
             self.register_buffer(name, torch.zeros(0, dtype=dtype), persistent=False)
         self.reset_state()
         #: The constants for `reset_parameters`.
-        self._start = {
-            name: getattr(self, name).detach().double().clone() for name in self.constants
-        }
+        self._start = {n: getattr(self, n).detach().double().clone() for n in self.constants}
 
     @property
     def leak_mode(self) -> str:
@@ -377,16 +369,15 @@ class LIFExodus(Stage):
 
     def check_constant(self, name: str, value: Any) -> Tensor:
         """Return a value for a constant of the neurons in float64, or raise."""
-        if name in ("bias", "threshold"):
-            above = 0.0 if name == "threshold" else -math.inf
-            return checked(name, value, ((self.size_out,),), above=above)
-        return self.leak.check(name, value)
+        if name not in ("bias", "threshold"):
+            return self.leak.check(name, value)
+        above = 0.0 if name == "threshold" else -math.inf
+        return checked(name, value, ((self.size_out,),), above=above)
 
     def coefficients(self) -> Tensor:
         """Return (neuron, 4 + synapse), the rows of the recurrence."""
         alpha, beta = self.leak.factors()
-        if beta.ndim:
-            beta = beta.reshape(self.size_out, -1)
+        beta = beta.reshape(self.size_out, -1) if beta.ndim else beta
         window = torch.full_like(alpha, self.learning_window)
         columns = (alpha, self.bias.double(), self.threshold.double(), window)
         rows = torch.stack([column.expand(self.size_out) for column in columns], -1)

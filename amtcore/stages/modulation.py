@@ -52,11 +52,7 @@ def can_separate(x: Tensor) -> bool:
 
 
 class SeparateOutputs(torch.autograd.Function):
-    """Split (row, time) into parts of `rows` rows, each with a storage of its own.
-
-    Parts share the memory of the tensor. Saving a part writes its own bytes only, while saving a
-    view would write the whole tensor.
-    """
+    """Split (row, time) into parts of `rows` rows; saving a part writes its own bytes only."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, rows: Sequence[int]) -> tuple[Tensor, ...]:
@@ -278,14 +274,10 @@ class ModulationFilterbank(BlockStage):
         rows = torch.arange(batch * len(coef)).view(batch, -1)
         order = torch.cat([part.reshape(-1) for part in rows.split(counts, 1)])
         sizes = [count for count in counts for _ in range(batch)]
-        y, state = modulation_bank(
-            x.transpose(0, 1).flatten(0, 1).unsqueeze(0),
-            coef if batch == 1 else coef[order % len(coef)],
-            state.flatten(0, 1)[order].unsqueeze(0),
-            self.kinds,
-            [0, *accumulate(sizes)],
-            self.backend,
-        )
+        x, state = x.transpose(0, 1).flatten(0, 1)[None], state.flatten(0, 1)[order][None]
+        coef = coef if batch == 1 else coef[order % len(coef)]
+        offsets = [0, *accumulate(sizes)]
+        y, state = modulation_bank(x, coef, state, self.kinds, offsets, self.backend)
         parts = SeparateOutputs.apply(y[0], [count * batch for count in counts])
         after = state[0][torch.argsort(order)].unflatten(0, (batch, -1))
         return [part.unflatten(0, (batch, -1)) for part in parts], after
@@ -312,16 +304,11 @@ class FastModulationFilterbank(ModulationFilterbank):
         """Does nothing: no filters share coefficients, so every gradient is already in place."""
 
 
-PHASE_INSENSITIVITY = ("hilbert", "none")
-
 _hilbert_envelope = operator(HILBERT_ENVELOPE)
 
 
 def king_centres(mflow_hz: float, mfhigh_hz: float, q: float, nmod: int | None) -> list[float]:
-    """Return centre frequencies in Hz, evenly spaced in log frequency.
-
-    There are `nmod` of them; without `nmod`, neighbouring filters of this Q meet at their edges.
-    """
+    """Return `nmod` centres in Hz, evenly spaced in log frequency; None sets them edge to edge."""
     low, high = math.log(mflow_hz), math.log(mfhigh_hz)
     if nmod is not None:
         return torch.linspace(low, high, nmod, dtype=torch.float64).exp().tolist()
@@ -359,7 +346,7 @@ class King2019ModulationFilterbank(BlockStage):
 
     shown = "mfc qfactor phase_insens fs learnable"
 
-    @checked_arguments(phase_insens=Text(PHASE_INSENSITIVITY))
+    @checked_arguments(phase_insens=Text(("hilbert", "none")))
     def __init__(
         self,
         fs: float,
@@ -431,10 +418,7 @@ class King2019ModulationFilterbank(BlockStage):
         return FilterBank((BANK_TWO_SECTIONS,) * count, coef, offsets)
 
     def bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
-        """Yield for each filter the bands of all whole signals, (1, channel, its time) each.
-
-        The signals are (batch, channel, time), padded in any way after their `samples`.
-        """
+        """Yield each filter's bands, (1, channel, its samples), of signals padded to one length."""
         for m, rows in enumerate(self.coefficients()):
             y, _ = self._filter(x, rows.unsqueeze(0), None)
             band = y.squeeze(2)

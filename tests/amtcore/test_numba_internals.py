@@ -93,7 +93,7 @@ def test_no_name_with_an_underscore_is_used_unnoted() -> None:
                     used.add(each.name)
                 elif isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
                     used.add(each.targets[0].id)
-    noted = {path.rpartition(".")[2] for path in NEEDED}
+    noted = {re.split("[.:]", path)[-1] for path in NEEDED}
     private = {name for name in used if re.match(r"_[^_]", name)}
     assert private - own <= noted
 

@@ -68,10 +68,7 @@ def exchange(builder: Any, kind: str, value: Any, lane: int) -> Any:
 
 
 def warp_sum(builder: Any, value: Any) -> Any:
-    """Return the sum over the warp in every thread.
-
-    Additions have the order of a processor's `vsum`: lanes i and i + 16, then i + 8, and so on.
-    """
+    """Return the sum over the warp in every thread, added in the order of a processor's `vsum`."""
     distance = LANES // 2
     while distance:
         value = builder.fadd(value, exchange(builder, "bfly", value, distance))
@@ -80,10 +77,7 @@ def warp_sum(builder: Any, value: Any) -> Any:
 
 
 class PrivateRows(types.Type):
-    """The numba type of rows of vectors, of which every thread holds its lane.
-
-    Rows with constant indices are kept in registers.
-    """
+    """Rows of vectors of which a thread holds its lane, in registers if indices are constant."""
 
     def __init__(self, dtype: types.Type) -> None:
         self.dtype = dtype
@@ -211,10 +205,8 @@ def vstore(typing: Any, array: Any, index: Any, vec: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at = context.cast(builder, args[1], sig.args[1], types.intp)
-        store = builder.store(
-            args[2], pointer_to(context, builder, sig.args[0], args[0], at, sig.args[2].lanes)
-        )
-        store.align = _align(sig.args[0])
+        place = pointer_to(context, builder, sig.args[0], args[0], at, sig.args[2].lanes)
+        builder.store(args[2], place).align = _align(sig.args[0])
         return context.get_dummy_value()
 
     return types.void(array, index, vec), codegen
@@ -232,18 +224,15 @@ def vsplat(typing: Any, like: Any, number: Any) -> Any:
         if is_warp(context):
             return first
         undefined = ir.Constant(vector, ir.Undefined)
-        one = builder.insert_element(undefined, first, ir.Constant(ir.IntType(32), 0))
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+        one = builder.insert_element(undefined, first, ir.Constant(_WORD, 0))
+        zeros = ir.Constant(ir.VectorType(_WORD, lanes), [0] * lanes)
         return builder.shuffle_vector(one, undefined, zeros)
 
     return VecType(scalar, lanes)(like, number), codegen
 
 
 def _define_operator(python_operator: Callable[..., Any], instruction: str) -> None:
-    """Define a Python operator for two vectors of one type.
-
-    It is one instruction. `overload` would compile a function for every type instead.
-    """
+    """Define an operator of two vectors; `overload` would compile a function for every type."""
 
     @type_callable(python_operator)
     def _typed(context: Any) -> Callable[[Any, Any], Any]:
@@ -265,9 +254,8 @@ _define_operator(operator.truediv, "fdiv")
 
 def llvm_intrinsic(builder: Any, name: str, value: Any, arguments: int) -> Any:
     """The LLVM intrinsic `name` for this type (llvmlite cannot name vector variants)."""
-    count, element = "", value
-    if isinstance(value, ir.VectorType):
-        count, element = f"v{value.count}", value.element
+    is_vector = isinstance(value, ir.VectorType)
+    count, element = (f"v{value.count}", value.element) if is_vector else ("", value)
     suffix = "f32" if isinstance(element, ir.FloatType) else "f64"
     kind = ir.FunctionType(value, [value] * arguments)
     return builder.module.declare_intrinsic(f"llvm.{name}.{count}{suffix}", fnty=kind)
@@ -353,8 +341,7 @@ def store_four_sums(typing: Any, array: Any, a: Any, b: Any, c: Any, d: Any) -> 
                 place = builder.gep(data, [ir.Constant(ir.IntType(64), i)])
                 builder.store(warp_sum(builder, vector), place)
             return context.get_dummy_value()
-        sums, width = list(args[1:]), LANES
-        sums = [_halved(builder, [value], width) for value in sums]
+        sums, width = [_halved(builder, [value], LANES) for value in args[1:]], LANES
         while width > 2:
             width //= 2
             sums = [_halved(builder, sums[i : i + 2], width) for i in range(0, len(sums), 2)]
