@@ -466,7 +466,12 @@ class HasConstants(Converted):
         sources, make = self._sources(), self.derive().get(name)
         if make is not None and any(kept.requires_grad for kept in sources.values()):
             return make()
-        fixed = ((key, kept) for key, kept in sources.items() if not kept.requires_grad)
+        learnt = {key + _RAW for key in self._learnt} if make is None else ()
+        fixed = (
+            (key, kept)
+            for key, kept in sources.items()
+            if not (kept.requires_grad or key in learnt)
+        )
         if torch.compiler.is_compiling() or all(self._is_as_made(*each) for each in fixed):
             return self.get_buffer(name)
         if is_transformed(*sources.values()):
