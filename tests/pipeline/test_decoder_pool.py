@@ -32,8 +32,8 @@ SEGFAULT_HZ, HANG_HZ, EAT_HZ, QUIT_HZ, ABORT_HZ = 11025, 12000, 13000, 14000, 15
 BUSY_HZ, BUSY_S = 17000, 0.4
 PLANTED = f"""
 import os, signal, time, soundfile
-read = soundfile.SoundFile.read
-def planted(self, *args, **kwargs):
+read, read_bytes = soundfile.SoundFile.read, soundfile.SoundFile.buffer_read_into
+def misbehave(self):
     if self.samplerate == {SEGFAULT_HZ}:
         os.kill(os.getpid(), signal.SIGSEGV)
     if self.samplerate == {ABORT_HZ}:
@@ -46,8 +46,17 @@ def planted(self, *args, **kwargs):
         pass
     while self.samplerate == {BUSY_HZ} and time.process_time() < BUSY_UNTIL:
         pass
+
+def planted(self, *args, **kwargs):
+    misbehave(self)
     return read(self, *args, **kwargs)
+
+def planted_in_bytes(self, *args, **kwargs):
+    misbehave(self)
+    return read_bytes(self, *args, **kwargs)
+
 soundfile.SoundFile.read = planted
+soundfile.SoundFile.buffer_read_into = planted_in_bytes
 BUSY_UNTIL = time.process_time() + {BUSY_S}
 """
 
