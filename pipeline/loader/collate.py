@@ -5,9 +5,7 @@ dense counts (step, neuron) in float32, which is exact up to 2^24."""
 from __future__ import annotations
 
 import numbers
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -28,8 +26,6 @@ Array = TypeVar("Array", np.ndarray, torch.Tensor)
 Part = torch.Tensor | FrameView  # Frames of a row.
 # Returns memory of this shape and dtype, or None if there is no room.
 Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
-
-_memory = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,18 +201,7 @@ def _column_text(values: torch.Tensor | list[Any]) -> str:
     return short(f"list of {len(values)}: {values[:3]}")
 
 
-@contextmanager
-def allocating(allocate: Allocate) -> Iterator[None]:
-    """Let collates of this thread write into memory from `allocate` in here."""
-    before, _memory.allocate = getattr(_memory, "allocate", None), allocate
-    try:
-        yield
-    finally:
-        _memory.allocate = before
-
-
-def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    allocate = getattr(_memory, "allocate", None)
+def _empty(shape: Sequence[int], dtype: torch.dtype, allocate: Allocate | None) -> torch.Tensor:
     found = None if allocate is None else allocate(shape, dtype)
     return torch.empty(tuple(shape), dtype=dtype) if found is None else found
 
@@ -238,7 +223,13 @@ def is_sparse(features: Any) -> bool:
     return hasattr(features, "dense")
 
 
-def collate_padded(rows: Sequence[Row], *, pad_value: float = 0.0, multiple_of: int = 1) -> Batch:
+def collate_padded(
+    rows: Sequence[Row],
+    *,
+    pad_value: float = 0.0,
+    multiple_of: int = 1,
+    allocate: Allocate | None = None,
+) -> Batch:
     """Pad rows to (B, T, width) with lengths; `batch.features[stream].mask` marks valid frames.
 
     Args:
@@ -246,6 +237,7 @@ def collate_padded(rows: Sequence[Row], *, pad_value: float = 0.0, multiple_of: 
         pad_value: Fills the frames past a row's end.
         multiple_of: T is rounded up to a multiple of it, because compiled models recompile for
             every new T.
+        allocate: Gives the memory of a tensor, by shape and dtype, or None; None takes new memory.
     """
     if check_whole("multiple_of", multiple_of) < 1:
         raise ValueError(f"multiple_of must be at least 1 frame, got {multiple_of}")
@@ -254,7 +246,7 @@ def collate_padded(rows: Sequence[Row], *, pad_value: float = 0.0, multiple_of: 
 
     def pad(parts: list[Part], lengths: torch.Tensor) -> Padded:
         n_frames = -(-int(lengths.max()) // multiple_of) * multiple_of
-        values = _empty((len(parts), n_frames, parts[0].shape[1]), _dtype(parts[0]))
+        values = _empty((len(parts), n_frames, parts[0].shape[1]), _dtype(parts[0]), allocate)
         for row, part in zip(values, parts, strict=True):
             _copy(part, row[: len(part)])
             row[len(part) :] = pad_value
@@ -263,17 +255,21 @@ def collate_padded(rows: Sequence[Row], *, pad_value: float = 0.0, multiple_of: 
     return _collate(rows, pad)
 
 
-def collate_packed(rows: Sequence[Row]) -> Batch:
-    """Join rows end to end: (sum of lengths, width) with int64 offsets (B + 1,)."""
-    return _collate(rows, lambda parts, lengths: Packed(_joined(parts), _offsets(lengths)))
+def collate_packed(rows: Sequence[Row], *, allocate: Allocate | None = None) -> Batch:
+    """Join rows end to end: (sum of lengths, width) with int64 offsets (B + 1,); `allocate` as for
+    `collate_padded`."""
+    return _collate(
+        rows, lambda parts, lengths: Packed(_joined(parts, allocate), _offsets(lengths))
+    )
 
 
-def collate_jagged(rows: Sequence[Row]) -> Batch:
-    """Join rows to `torch.nested` tensors of layout `torch.jagged`, shape (B, ragged, width)."""
+def collate_jagged(rows: Sequence[Row], *, allocate: Allocate | None = None) -> Batch:
+    """Join rows to `torch.nested` tensors of layout `torch.jagged`, shape (B, ragged, width);
+    `allocate` as for `collate_padded`."""
 
     def nest(parts: list[Part], lengths: torch.Tensor) -> torch.Tensor:
         return torch.nested.nested_tensor_from_jagged(
-            _joined(parts),
+            _joined(parts, allocate),
             _offsets(lengths),
             min_seqlen=int(lengths.min()),
             max_seqlen=int(lengths.max()),
@@ -306,8 +302,8 @@ def takes_views(collate_fn: Callable[..., Any]) -> bool:
     return made in (collate_padded, collate_packed, collate_jagged)
 
 
-def _joined(parts: list[Part]) -> torch.Tensor:
-    found = _empty((sum(map(len, parts)), parts[0].shape[1]), _dtype(parts[0]))
+def _joined(parts: list[Part], allocate: Allocate | None) -> torch.Tensor:
+    found = _empty((sum(map(len, parts)), parts[0].shape[1]), _dtype(parts[0]), allocate)
     at = 0
     for part in parts:
         _copy(part, found[at : at + len(part)])

@@ -15,18 +15,18 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from io import BytesIO
 from multiprocessing import reduction
 from pickle import Unpickler
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from earmill.pipeline.loader.batches import EpochPlan
-from earmill.pipeline.loader.collate import Batch, allocating, takes_views
+from earmill.pipeline.loader.collate import Batch, takes_views
 from earmill.pipeline.loader.epoch_order import check_whole
 from earmill.pipeline.loader.rows import Row
 from earmill.pipeline.loader.stream import FeatureStream
@@ -81,17 +81,11 @@ class BatchRing:
         self.__dict__.update(state)
         self._map(fd, total)
 
-    @contextmanager
-    def slot(self, worker: int) -> Iterator[Slot | None]:
-        """Give a free slot of a worker, into which collates write; None if no slot is free."""
+    def slot(self, worker: int) -> Slot | None:
+        """Return a free slot of a worker; None if no slot is free."""
         mine = range(worker * self._slots, (worker + 1) * self._slots)
         free = next((number for number in mine if self._memory[number] == FREE), None)
-        if free is None:
-            yield None
-            return
-        found = Slot(self, free)
-        with allocating(found.empty):
-            yield found
+        return None if free is None else Slot(self, free)
 
     def bytes_of(self, number: int) -> np.ndarray:
         begin = self._head_bytes + number * self.slot_bytes
@@ -215,29 +209,31 @@ def _received(ring: str, slot: int, content: bytes) -> Any:
 class _Batches(IterableDataset[Any]):
     """Collated batches of a stream, in a reading process."""
 
-    def __init__(self, stream: FeatureStream, collate_fn: Callable[[list[Row]], Any]) -> None:
+    def __init__(self, stream: FeatureStream, collate_fn: Callable[..., Any]) -> None:
         self.stream, self.collate_fn = stream, collate_fn
         self.ring: BatchRing | None = None
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if info is not None:
+            # Arrow's default pool returns memory at once: each row group would touch new pages.
+            pa.set_memory_pool(pa.system_memory_pool())
         views = takes_views(self.collate_fn)
         for rows in self.stream.worker_batches(worker, workers, views=views):
             read = list(rows)
             if self.ring is None:
                 yield self.collate_fn(read)
             else:
-                yield self._sent(self.ring, worker, read)
+                yield self._sent(self.ring.slot(worker), read, views)
 
-    def _sent(self, ring: BatchRing, worker: int, rows: list[Row]) -> Any:
-        with ring.slot(worker) as slot:
-            if slot is not None:
-                batch = self.collate_fn(rows)
-                if not isinstance(batch, Batch):
-                    self.ring = None  # this collate never makes a Batch
-                elif (sent := slot.sent(batch)) is not None:
-                    return sent
+    def _sent(self, slot: Slot | None, rows: list[Row], is_ours: bool) -> Any:
+        if slot is not None:
+            batch = self.collate_fn(rows, **({"allocate": slot.empty} if is_ours else {}))
+            if not isinstance(batch, Batch):
+                self.ring = None  # this collate never makes a Batch
+            elif (sent := slot.sent(batch)) is not None:
+                return sent
         return self.collate_fn(rows)
 
 
