@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# Modules are compiled once, when they are first imported: all that is installed would take a minute.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help setup install lock demo demo-ray lint test core core-versions core-oldest core-newest test-oldest test-newest dist test-long test-gpu gpu-day test-stores chaos infra browser proof docs docs-serve bench clean
 help:  ## Show this
@@ -25,10 +27,9 @@ install:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	  -r requirements-uv.lock
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
-	  --require-hashes -r requirements.lock
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
-	  --build-constraints requirements.lock --no-deps -e . -e core -e interpreter
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --build-constraints requirements.lock \
+	  --no-deps -e . -e core -e interpreter
 
 # The hashes of what constraints.txt pins; run it after every change of a pin.
 lock:  ## Renew the hashes after a change of constraints.txt
@@ -80,12 +81,10 @@ lint: setup  ## Linters, types and rules of imports
 	! grep -rnE --include='*.py' "$(PRIVATE)" pipeline jobs src/earmill
 	! grep -rnE --include='*.py' "$(TORCH)" $(MODELS)
 
-# Processes side by side: the models compute, the others mostly wait for processes they
-# started. Idle threads of torch and numpy sleep: by default they spin, and take the processors from
-# the other processes. Imported modules are compiled once, not in each process.
+# Processes side by side: the models compute, the others mostly wait for processes they started.
+# Idle threads of torch and numpy sleep: by default they spin, and take the processors from others.
 test: export OMP_WAIT_POLICY = PASSIVE
 test: export OPENBLAS_THREAD_TIMEOUT = 4
-test: export PYTHONDONTWRITEBYTECODE =
 test: setup  ## Linters, types, documentation and all tests
 	$(MAKE) --jobs=2 --output-sync=target lint part-kernels part-docs
 	$(MAKE) --jobs=5 --output-sync=target $(PARTS:%=part-%)
