@@ -211,11 +211,6 @@ class _Cache(_numba.NullCache):
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    @property
-    def cache_path(self) -> str:
-        """The folder, for numba's statistics."""
-        return self._store.cache_path
-
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled kernel for these types, or None."""
         # Compiling needs more of numba, which takes half a second to import.

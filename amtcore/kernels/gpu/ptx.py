@@ -34,11 +34,11 @@ _EVERY = 'convergent "denormal-fp-math-f32"="preserve-sign,preserve-sign"'
 
 
 @functools.cache
-def _machine(architecture: str) -> Any:
+def _machine() -> Any:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     target = llvm.Target.from_triple(TRIPLE)
-    return target.create_target_machine(cpu=architecture, features=PTX_VERSION, opt=3)
+    return target.create_target_machine(cpu=ARCHITECTURE, features=PTX_VERSION, opt=3)
 
 
 def _parse(text: str, layout: str) -> Any:
@@ -71,14 +71,12 @@ define ptx_kernel void @{name}({", ".join(names)}) {launch} {_EVERY} {{
 """
 
 
-def assemble(
-    text: str, inner: str, name: str, parameters: int, warps: int, architecture: str = ARCHITECTURE
-) -> str:
+def assemble(text: str, inner: str, name: str, parameters: int, warps: int) -> str:
     """Return the PTX of a kernel from LLVM IR of `lower_to_text`, whose function is `inner`.
 
     `parameters` counts the 64-bit parameters of the entry `name`.
     """
-    machine = _machine(architecture)
+    machine = _machine()
     layout = str(machine.target_data)
     module = _parse(_attributed(text), layout)
     for function in module.functions:
