@@ -26,8 +26,7 @@ import numba
 from llvmlite import ir
 from numba import types
 
-#: The release of numba with which all tests ran. With 0.62.0, the oldest that is allowed, a test of
-#: GPU kernels fails (`test_gpu_kernels.py`, faults).
+#: The release of numba with which all tests ran.
 TRIED = "0.68.1"
 #: Every internal name of numba that we use, as module:name, with the reason.
 NEEDED = {

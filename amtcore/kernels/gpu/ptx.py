@@ -56,18 +56,22 @@ def _attributed(text: str) -> str:
 
 
 def _entry(name: str, inner: str, parameters: int, warps: int) -> str:
-    """Return the IR of a kernel that calls numba's function `inner`."""
-    launch = f'"nvvm.reqntid"="{THREADS}" "nvvm.minctasm"="{warps}"'
+    """Return the IR of a kernel that calls numba's function `inner`.
+
+    The launch bounds are annotations: llvmlite 0.45 ignores the attributes that newer ones have.
+    """
     names = [f"i64 %a{i}" for i in range(parameters)]
     kinds = ", ".join(["ptr", "ptr", *("i64" for _ in names)])
     return f"""
 declare i32 @"{inner}"({kinds})
-define ptx_kernel void @{name}({", ".join(names)}) {launch} {_EVERY} {{
+define ptx_kernel void @{name}({", ".join(names)}) {_EVERY} {{
   %result = alloca ptr
   %error = alloca ptr
   %status = call i32 @"{inner}"({", ".join(["ptr %result", "ptr %error", *names])})
   ret void
 }}
+!nvvm.annotations = !{{!0}}
+!0 = !{{ptr @{name}, !"reqntidx", i32 {THREADS}, !"minctasm", i32 {warps}}}
 """
 
 
