@@ -26,8 +26,7 @@ import numba
 from llvmlite import ir
 from numba import types
 
-#: The release of numba with which all tests ran. With 0.62.0, the oldest that is allowed, a test of
-#: GPU kernels fails (`test_gpu_kernels.py`, faults).
+#: The release of numba with which all tests ran.
 TRIED = "0.68.1"
 #: Every internal name of numba that we use, as module:name, with the reason.
 NEEDED = {
@@ -210,11 +209,6 @@ class _Cache(_numba.NullCache):
 
     def __init__(self, store: Any) -> None:
         self._store = store
-
-    @property
-    def cache_path(self) -> str:
-        """The folder, for numba's statistics."""
-        return self._store.cache_path
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled kernel for these types, or None."""

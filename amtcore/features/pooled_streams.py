@@ -83,7 +83,7 @@ class FusedFeatures:
         """Return (frames, width) of each clip."""
         states = self.fresh(len(clips))
         frames = self.push(clips, states, 0)
-        if self.chain.tail is None:
+        if self._compiled.tail is None:
             return frames
         last = self.finish(states, [len(clip) for clip in clips])
         return [np.concatenate(parts) for parts in zip(frames, last, strict=True)]

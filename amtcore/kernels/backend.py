@@ -23,19 +23,10 @@ Samples = NDArray[np.floating[Any]]
 
 
 class Chain(ABC):
-    """A pooled chain where its backend computes.
-
-    Attributes:
-        tables: The steps, the filters, and the frame rate.
-        tail: The steps from the first look-ahead on; None if no step looks ahead.
-    """
+    """A pooled chain where its backend computes."""
 
     def __init__(self, plan: ChainPlan) -> None:
-        self.tables, self.tail, self.plan = plan.tables, plan.tail, plan
-
-    def n_frames(self, n_samples: int) -> int:
-        """Return the number of whole frames in `n_samples` samples."""
-        return self.plan.n_frames(n_samples)
+        self.plan = plan
 
     @abstractmethod
     def fresh(self, clips: int) -> Any:
@@ -43,12 +34,13 @@ class Chain(ABC):
 
     def push(self, clips: Sequence[Any], states: Any, start: int) -> list[Any]:
         """Return the frames that these samples complete, (frames, width) a clip; update states."""
-        return self.run(self.tables, clips, states, [start] * len(clips))
+        return self.run(self.plan.tables, clips, states, [start] * len(clips))
 
     def finish(self, states: Any, samples: Sequence[int]) -> list[Any]:
         """Return the last frames of signals that ended after `samples` samples each."""
-        zeros = [np.zeros(self.plan.zeros_after(count), self.plan.coef.dtype) for count in samples]
-        return self.run(self.tail or self.tables, zeros, states, samples)
+        plan = self.plan
+        zeros = [np.zeros(plan.zeros_after(count), plan.coef.dtype) for count in samples]
+        return self.run(plan.tail or plan.tables, zeros, states, samples)
 
     @abstractmethod
     def run(
@@ -135,9 +127,9 @@ class Backend(ABC):
             gx = gx.sum(1, keepdim=True)
         return gx, tables.unpack(gcoefs).sum(0), tables.unpack(gstates)
 
-    @abstractmethod
     def run_rows(self, operation: RowOperation, *args: Any) -> Any:
         """Run a row operation, or its plain form if it has no kernel for this device."""
+        return operation.run(self, *args)
 
     @abstractmethod
     def run_items(self, body: Any, items: int, *arguments: Tensor | int, room: int = 0) -> None:

@@ -85,8 +85,8 @@ class ChainOperation:
 
     Args:
         name: Identifier of the torch operator and in messages; unique.
-        coefficients: Argument -> coefficients of a channel.
-        states: Argument -> state values of a channel.
+        coefficients: Argument -> coefficients of a channel; none by default.
+        states: Argument -> state values of a channel; none by default.
         block: Part (a, b, side, n, argument, coef, c, state, s) -> number of outputs. It changes
             the `n` samples in `a` in place; `b` is scratch, `side` the second signal of the chain.
         reference: Plain loop in torch, (x, coef, state, argument) -> (y, state), with gradients.
@@ -103,8 +103,8 @@ class ChainOperation:
     """
 
     name: str
-    coefficients: Size
-    states: Size
+    coefficients: Size = lambda argument: 0
+    states: Size = lambda argument: 0
     block: Any
     reference: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]] | None = None
     adjoint: Any = None
@@ -157,6 +157,11 @@ class Device(Protocol):
         """
 
 
+def empty_gradients(*args: Tensor) -> tuple[Tensor, ...]:
+    """Return the empty outputs of an adjoint: gradients of its first three arguments."""
+    return tuple(map(torch.empty_like, args[:3]))
+
+
 def keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     pass
 
@@ -171,9 +176,9 @@ class RowOperation:
 
     Args:
         name: Identifier of its torch operator, `amtcore::<name>`.
-        run: (device, *args) -> outputs.
+        run: (device, *args) -> outputs; its annotations are the operator's schema.
         on_gpu: True if `run` works on a GPU, else `reference` runs there.
-        fake: (*args) -> empty outputs, for compilers; its annotations are the operator's schema.
+        fake: (*args) -> empty outputs, for compilers.
         reference: (*args) -> outputs in torch, differentiable.
         check: (*args): raises if shapes or types are wrong.
         keep: (ctx, inputs, output): saves what the gradient needs.

@@ -32,7 +32,14 @@ from amtcore.errors import DerivativeError, ParameterError, ShapeError
 from amtcore.kernels import chain
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.devices import backend_of, get_backend
-from amtcore.kernels.operation import ChainOperation, RowOperation, check_tensors, keep_nothing
+from amtcore.kernels.operation import (
+    ChainOperation,
+    Device,
+    RowOperation,
+    check_tensors,
+    empty_gradients,
+    keep_nothing,
+)
 from amtcore.kernels.operations import modulation_filters
 from amtcore.kernels.torch_state import (
     DEVICES,
@@ -166,8 +173,8 @@ def _uncompiled(function: Call) -> Call:
     return call
 
 
-def _schema_of(fake: Call) -> str:
-    """Return an operator's schema, from the annotations of its empty twin.
+def _schema_of(function: Call) -> str:
+    """Return an operator's schema, from the annotations of a function, without a device.
 
     Annotations of lists become `typing.Sequence`, because torch 2.6 does not know `list[int]`.
     """
@@ -176,14 +183,14 @@ def _schema_of(fake: Call) -> str:
         is_list = typing.get_origin(hint) is list
         return typing.Sequence[typing.get_args(hint)] if is_list else hint  # type: ignore[misc]
 
-    hints = {name: known(hint) for name, hint in typing.get_type_hints(fake).items()}
-    signature = inspect.signature(fake)
-    each = signature.parameters.values()
+    hints = {name: known(hint) for name, hint in typing.get_type_hints(function).items()}
+    signature = inspect.signature(function)
+    each = [p for p in signature.parameters.values() if hints[p.name] is not Device]
     parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in each]
 
-    @functools.wraps(fake)
+    @functools.wraps(function)
     def twin(*args: Any) -> Any:
-        return fake(*args)
+        return function(*args)
 
     twin.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=parameters, return_annotation=hints["return"]
@@ -253,7 +260,7 @@ def _call_of(operation: RowOperation) -> Call:
     with _lock:
         if operation not in _calls:
             _calls[operation] = _define(
-                operation.name, compute, operation.fake, schema=_schema_of(operation.fake),
+                operation.name, compute, operation.fake, schema=_schema_of(operation.run),
                 keep=operation.keep, backward=backward, batched=operation.batched,
             )  # fmt: skip
         return _calls[operation]
@@ -326,7 +333,7 @@ def _define_pair(name: str, fake: Call, layout_of: Call, encode: Call) -> Pair:
         return backend_of(x).run_chain_adjoint(layout, x, coef, state, gy, gstate)
 
     adjoint = _define(
-        f"{name}_adjoint", gradients, lambda *args: tuple(map(torch.empty_like, args[:3])),
+        f"{name}_adjoint", gradients, empty_gradients,
         schema=schema.replace(") -> (", ", Tensor gy, Tensor gstate) -> (Tensor, "),
         keep=keep_nothing, backward=_refuse_second, batched=None, encode=encode,
     )  # fmt: skip

@@ -3,14 +3,13 @@
     [project.entry-points."amtcore.operations"]
     leaky_peak = "mypackage.leaky_peak:LEAKY_PEAK"
 
-An operation's index in `BUILT_IN` is its code in kernel tables. The CPU kernels are compiled for
-all built-in operations together, and once more for a chain with other operations.
+The CPU kernels are compiled for all built-in operations together. A chain with other operations
+gets kernels for its own operations.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from importlib.metadata import entry_points
 
 from amtcore.errors import ParameterError
@@ -60,9 +59,3 @@ def get_operation(name: str) -> ChainOperation:
             f"{name!r}, got {operation!r}"
         )
     return operation
-
-
-def others(operations: Iterable[ChainOperation]) -> tuple[ChainOperation, ...]:
-    """Return the operations that are not built in, sorted by name."""
-    found = {each for each in operations if _BUILT_IN.get(each.name) is not each}
-    return tuple(sorted(found, key=lambda each: each.name))

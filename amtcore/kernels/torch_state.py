@@ -53,11 +53,6 @@ def is_real(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN and tensor.device.type in DEVICES
 
 
-def is_watched(tensor: Tensor) -> bool:
-    """Return True if a derivative with respect to this tensor may be requested."""
-    return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
-
-
 def has_tangent(tensor: Tensor, unknown: bool = False) -> bool:
     """Return True if the tensor has a forward-mode tangent.
 
@@ -89,7 +84,8 @@ def wants_derivative(*tensors: Tensor) -> bool:
 
     Tensors of a transform count: an outer transform that differentiates them is not visible.
     """
-    if any(is_watched(tensor) for tensor in tensors):
+    recorded = torch.is_grad_enabled()
+    if any((recorded and tensor.requires_grad) or has_tangent(tensor) for tensor in tensors):
         return True
     return not torch.compiler.is_compiling() and any(_is_wrapper(tensor) for tensor in tensors)
 

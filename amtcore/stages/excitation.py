@@ -292,14 +292,6 @@ class RoexFilters(ComponentStage):
         change = self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)
         return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
 
-    def levels_at_nodes(self, levels_db: Tensor) -> Tensor:
-        """Interpolate levels per ERB from channels to nodes; no table means that they are there."""
-        before, share = self.derived("before"), self.derived("share")
-        if len(before) == 0:
-            return levels_db
-        low = levels_db.index_select(-1, before)
-        return torch.lerp(low, levels_db.index_select(-1, before + 1), share)
-
     def filters(self) -> excitation.Tables:
         """Return the constants of the kernel for the whole pattern."""
         names = ("away", "relative", "before", "share", "upper", "upper_blocks")
@@ -310,7 +302,11 @@ class RoexFilters(ComponentStage):
         upper = self.derived("upper")
         if self.by_kernel(intensity, levels_db, upper, self.derived("relative")):
             return _pattern(intensity, levels_db, list(self.filters()))
-        relative = self.relative_slope(self.levels_at_nodes(levels_db))
+        before = self.derived("before")
+        if len(before):  # there are levels of channels, not of nodes
+            low, high = (levels_db.index_select(-1, before + i) for i in (0, 1))
+            levels_db = torch.lerp(low, high, self.derived("share"))
+        relative = self.relative_slope(levels_db)
         below = _lower_skirt(
             rows_of(intensity), rows_of(relative), self.derived("rate"), self.fc, self.nodes_hz,
             backend=self.backend,

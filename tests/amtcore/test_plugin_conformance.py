@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from amtcore.kernels.cpu.chain_loop import loop_of
 from amtcore.kernels.operation import Example
-from amtcore.kernels.registry import get_operation
+from amtcore.kernels.registry import BUILT_IN, get_operation
 from amtcore.testing.models import ModelConformance
 from amtcore.testing.operations import OperationConformance
 
@@ -29,6 +30,13 @@ def _installed() -> Iterator[None]:
     yield
     sys.path.remove(str(PLUGIN))
     get_operation.cache_clear()
+
+
+def test_a_chain_with_a_plug_in_is_compiled_of_its_own_operations_alone() -> None:
+    peak, cascade = map(get_operation, ("leaky_peak", "one_pole_cascade"))
+    loop, table = loop_of(((cascade, 4), (peak, 0)))
+    assert loop.operations == (peak, cascade) and table[:, 0].tolist() == [1, 0]
+    assert loop_of(((cascade, 4),))[0].operations == BUILT_IN
 
 
 class TestLeakyPeak(OperationConformance):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import njit
 
 from amtcore.kernels.vector.elementary import vdecay, vexp, vlog
+from amtcore.kernels.vector.jit import kernel
 from amtcore.kernels.vector.memory import transpose
 from amtcore.kernels.vector.simd import (
     LANES,
@@ -22,7 +22,7 @@ from amtcore.kernels.vector.simd import (
 )
 
 
-@njit
+@kernel
 def _exp(x, out):  # type: ignore[no-untyped-def]
     for i in range(len(x) // LANES):
         vstore(out, i * LANES, vexp(vload(x, i * LANES)))
@@ -39,7 +39,7 @@ def test_exponential(dtype: str, low: float, ulps: int) -> None:
     assert error.max() < ulps * np.finfo(dtype).eps
 
 
-@njit
+@kernel
 def _log(x, out):  # type: ignore[no-untyped-def]
     for i in range(len(x) // LANES):
         vstore(out, i * LANES, vlog(vload(x, i * LANES)))
@@ -58,7 +58,7 @@ def test_logarithm(dtype: str, power: int) -> None:
     assert (out[expected == 0] == 0).all()
 
 
-@njit
+@kernel
 def _line(x, factor, out):  # type: ignore[no-untyped-def]
     for at in range(0, len(x), narrow_lanes()):
         part = vload_narrow(x, at)
@@ -77,7 +77,7 @@ def test_narrow_vectors_are_parts_of_whole_ones(dtype: str) -> None:
     np.testing.assert_array_equal(out, expected)
 
 
-@njit
+@kernel
 def _sums(x, sign, out):  # type: ignore[no-untyped-def]
     for i in range(len(out)):
         out[i] = vsum(copysign(vload(x, i * LANES), vload(sign, i * LANES)))
@@ -93,7 +93,7 @@ def test_signed_sum(dtype: str) -> None:
     assert np.abs(out - expected).max() < 20 * np.finfo(dtype).eps * np.abs(x).sum(1).max()
 
 
-@njit
+@kernel
 def _turned(x, rows, columns, wanted, out):  # type: ignore[no-untyped-def]
     transpose(x.ravel(), 3, x.shape[1], rows, columns, out.ravel(), out.shape[1], wanted)
 
@@ -108,7 +108,7 @@ def test_transposition_repeats_the_last_row(rows: int, columns: int, dtype: str)
     np.testing.assert_array_equal(out, expected)
 
 
-@njit
+@kernel
 def _powers(x, out):  # type: ignore[no-untyped-def]
     for i in range(len(x) // LANES):
         vstore(out, i * LANES, vdecay(vload(x, i * LANES)))

@@ -19,7 +19,6 @@ from torch import Tensor
 from amtcore.kernels.backend import Backend, Chain, Samples
 from amtcore.kernels.chain import ChainPlan, ChainTables, scratch_rows
 from amtcore.kernels.cpu.chain_loop import loop_of
-from amtcore.kernels.operation import RowOperation
 from amtcore.kernels.pooling import POOL_BANK, STORE, STORE_BANK
 from amtcore.kernels.vector.arrays import aligned_array, empty, training
 from amtcore.kernels.vector.simd import LANES
@@ -99,9 +98,6 @@ class CpuBackend(Backend):
 
         _over_items(one, len(inputs), tables)
         return gx, gcoef
-
-    def run_rows(self, operation: RowOperation, *args: Any) -> Any:
-        return operation.run(self, *args)
 
     @property
     def workers(self) -> int:

@@ -33,7 +33,7 @@ from amtcore.kernels.pooling import (
     frame_bounds,
     pool_samples,
 )
-from amtcore.kernels.registry import BUILT_IN, others
+from amtcore.kernels.registry import BUILT_IN
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned, copy_row, cut, cut_copy, transpose
 from amtcore.kernels.vector.simd import LANES, vload, vsplat, vsqrt, vstore
@@ -130,23 +130,23 @@ def _load_gradient(gy: Any, rows: Any, t0: int, n: int, buffer: Any, turned: Any
         if row >= 0:
             copy_row(gy[row], t0, turned, lane * BLOCK, n)
         else:
-            turned[lane * BLOCK : lane * BLOCK + n] = 0.0
+            for t in range(n):
+                turned[lane * BLOCK + t] = 0.0
     transpose(turned, 0, BLOCK, LANES, n, buffer, LANES, LANES)
 
 
 @dataclass(frozen=True)
 class ChainLoop:
-    """Compiled kernels for a set of operations; `codes` maps each operation to its table code."""
+    """Compiled kernels for some operations; an operation's index is its code in kernel tables."""
 
-    codes: Mapping[ChainOperation, int]
+    operations: tuple[ChainOperation, ...]
     run_chain: Any
     run_adjoint: Any
 
 
 @functools.cache
-def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
-    """Compile the loops for the built-in operations and `extra` ones."""
-    operations, key = (*BUILT_IN, *extra), repr(extra)
+def _loop_for(operations: tuple[ChainOperation, ...]) -> ChainLoop:
+    key = "" if operations is BUILT_IN else repr(operations)  # each key has the sources of ours
     run_op_block = picker(
         {code: each.block for code, each in enumerate(operations)},
         "row, a, b, side, n, coef, state",
@@ -238,7 +238,7 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
         turned, scratch = aligned(BLOCK * LANES, x), aligned(scratch_rows * LANES, x)
         starts = aligned(blocks * state.shape[0], x).reshape(blocks, -1)
         for i in range(blocks):
-            starts[i] = state
+            copy_row(state, 0, starts[i], 0, state.shape[0])
             n = min(BLOCK, length - i * BLOCK)
             load_rows(x, shared, channels, i * BLOCK, n, a)
             for m in range(filters.shape[0]):
@@ -255,7 +255,8 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
                 _load_gradient(gy, rows[0], i * BLOCK, n, g, turned)
                 run_op_block_adjoint(ops[k], a, g, ga, n, coef, gcoef, starts[i], gstate, scratch)
             if filters.shape[0] > 0:
-                ga[:] = 0.0
+                for t in range(n):
+                    vstore(ga, t * LANES, vsplat(ga, 0.0))
             for m in range(filters.shape[0]):
                 _load_gradient(gy, rows[m], i * BLOCK, n, g, turned)
                 run_filter_block_adjoint(
@@ -263,7 +264,7 @@ def _loop_for(extra: tuple[ChainOperation, ...]) -> ChainLoop:
                 )
             store_rows(ga, n, own[0], i * BLOCK, gx, turned)
 
-    return ChainLoop({each: code for code, each in enumerate(operations)}, run_chain, run_adjoint)
+    return ChainLoop(operations, run_chain, run_adjoint)
 
 
 @functools.lru_cache(maxsize=256)
@@ -275,9 +276,11 @@ def loop_of(
     The table has a row (code, first coefficient row, first state row, argument) for each step. The
     argument `rows` gives these first rows if they do not lie side by side from row 0 on.
     """
-    loop = _loop_for(others(operation for operation, _ in steps))
+    used = {operation for operation, _ in steps}
+    own = tuple(sorted(used, key=lambda each: each.name))
+    loop = _loop_for(BUILT_IN if used <= {*BUILT_IN} else own)
     table = [
-        [loop.codes[operation], coef, state, argument]
+        [loop.operations.index(operation), coef, state, argument]
         for (operation, argument), (coef, state) in zip(
             steps, rows or first_rows(steps), strict=True
         )

@@ -208,10 +208,8 @@ class GpuBackend(Backend):
 
         The interpreter's tensors lie in host memory, so CPU kernels can run on them.
         """
-        if operation.on_gpu:
-            return operation.run(self, *args)
-        if operation.only_cpu and self.device.type == "cpu":
-            return operation.run(self, *args)
+        if operation.on_gpu or (operation.only_cpu and self.device.type == "cpu"):
+            return super().run_rows(operation, *args)
         if operation.reference is None:
             raise BackendError(
                 f"{operation.name} runs on the CPU only, got tensors on {self.device}"

@@ -34,11 +34,11 @@ _EVERY = 'convergent "denormal-fp-math-f32"="preserve-sign,preserve-sign"'
 
 
 @functools.cache
-def _machine(architecture: str) -> Any:
+def _machine() -> Any:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     target = llvm.Target.from_triple(TRIPLE)
-    return target.create_target_machine(cpu=architecture, features=PTX_VERSION, opt=3)
+    return target.create_target_machine(cpu=ARCHITECTURE, features=PTX_VERSION, opt=3)
 
 
 def _parse(text: str, layout: str) -> Any:
@@ -56,29 +56,31 @@ def _attributed(text: str) -> str:
 
 
 def _entry(name: str, inner: str, parameters: int, warps: int) -> str:
-    """Return the IR of a kernel that calls numba's function `inner`."""
-    launch = f'"nvvm.reqntid"="{THREADS}" "nvvm.minctasm"="{warps}"'
+    """Return the IR of a kernel that calls numba's function `inner`.
+
+    The launch bounds are annotations: llvmlite 0.45 ignores the attributes that newer ones have.
+    """
     names = [f"i64 %a{i}" for i in range(parameters)]
     kinds = ", ".join(["ptr", "ptr", *("i64" for _ in names)])
     return f"""
 declare i32 @"{inner}"({kinds})
-define ptx_kernel void @{name}({", ".join(names)}) {launch} {_EVERY} {{
+define ptx_kernel void @{name}({", ".join(names)}) {_EVERY} {{
   %result = alloca ptr
   %error = alloca ptr
   %status = call i32 @"{inner}"({", ".join(["ptr %result", "ptr %error", *names])})
   ret void
 }}
+!nvvm.annotations = !{{!0}}
+!0 = !{{ptr @{name}, !"reqntidx", i32 {THREADS}, !"minctasm", i32 {warps}}}
 """
 
 
-def assemble(
-    text: str, inner: str, name: str, parameters: int, warps: int, architecture: str = ARCHITECTURE
-) -> str:
+def assemble(text: str, inner: str, name: str, parameters: int, warps: int) -> str:
     """Return the PTX of a kernel from LLVM IR of `lower_to_text`, whose function is `inner`.
 
     `parameters` counts the 64-bit parameters of the entry `name`.
     """
-    machine = _machine(architecture)
+    machine = _machine()
     layout = str(machine.target_data)
     module = _parse(_attributed(text), layout)
     for function in module.functions:

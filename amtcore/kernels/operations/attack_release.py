@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ShapeError
-from amtcore.kernels.operation import Device, RowOperation, check_tensors
+from amtcore.kernels.operation import Device, RowOperation, check_tensors, empty_gradients
 from amtcore.kernels.vector.arrays import groups_of
-from amtcore.kernels.vector.jit import kernel, part
+from amtcore.kernels.vector.jit import kernel
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore, where_greater
 from amtcore.kernels.vector.threads import parallel_for
 
@@ -43,61 +43,26 @@ def reference(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return (torch.stack(frames, 1) if frames else x.clone()), y.clone()
 
 
-@part
-def _smooth(x: Any, y: Any, frames: int, row: int, g: int, coef: Any, state: Any) -> None:
-    """Smooth lanes g LANES .. of `frames` flat rows of `row` numbers.
-
-    coef flat (2, row): attack, release; state flat (row,), changed in place.
-    """
-    at = g * LANES
-    attack, release = vload(coef, at), vload(coef, row + at)
-    level = vload(state, at)
-    for t in range(frames):
-        value = vload(x, t * row + at)
-        rate = where_greater(value, level, attack, release)
-        level = fma(rate, value - level, level)
-        vstore(y, t * row + at, level)
-    vstore(state, at, level)
-
-
-@part
-def _smooth_adjoint(
-    x: Any, y: Any, gy: Any, gx: Any, frames: int, row: int, g: int, coef: Any, gcoef: Any,
-    state: Any, gstate: Any,
-) -> None:  # fmt: skip
-    """Gradients of one group of lanes, backwards in time, from the outputs `y`.
-
-    With l the gradient of y[t] and c the rate that was used: gx = c l, gc += l (x - y[t-1]),
-    and the gradient of y[t-1] is gy[t-1] + (1 - c) l.
-    `gstate` enters as the gradient of the last state and leaves as the gradient of the first.
-    """
-    at = g * LANES
-    attack, release = vload(coef, at), vload(coef, row + at)
-    zero = vsplat(coef, 0.0)
-    g_attack, g_release, later = zero, zero, vload(gstate, at)
-    for t in range(frames - 1, -1, -1):
-        total = vload(gy, t * row + at) + later
-        before = vload(state, at) if t == 0 else vload(y, (t - 1) * row + at)
-        value = vload(x, t * row + at)
-        rate = where_greater(value, before, attack, release)
-        g_rate = total * (value - before)
-        g_attack = g_attack + where_greater(value, before, g_rate, zero)
-        g_release = g_release + where_greater(value, before, zero, g_rate)
-        vstore(gx, t * row + at, rate * total)
-        later = fma(zero - rate, total, total)
-    vstore(gstate, at, later)
-    vstore(gcoef, at, g_attack)
-    vstore(gcoef, row + at, g_release)
-
-
 @kernel
 def attack_release_item(
     item: int, groups: int, frames: int, x: Any, y: Any, coef: Any, state: Any
 ) -> None:
-    """Smooth one clip's group of lanes; x, y (clip, frame, row), state (clip, row)."""
-    row, clip = groups * LANES, item // groups
-    at = clip * frames * row
-    _smooth(x[at:], y[at:], frames, row, item % groups, coef, state[clip * row :])
+    """Smooth one clip's group of lanes.
+
+    Arrays are flat: x, y (clip, frame, row), coef (2, row): attack, release, and state (clip, row),
+    which is changed in place.
+    """
+    row, clip, lane = groups * LANES, item // groups, item % groups * LANES
+    attack, release = vload(coef, lane), vload(coef, row + lane)
+    first = clip * frames * row + lane
+    level = vload(state, clip * row + lane)
+    for t in range(frames):
+        at = first + t * row
+        value = vload(x, at)
+        rate = where_greater(value, level, attack, release)
+        level = fma(rate, value - level, level)
+        vstore(y, at, level)
+    vstore(state, clip * row + lane, level)
 
 
 @kernel
@@ -105,13 +70,31 @@ def attack_release_adjoint_item(
     item: int, groups: int, frames: int, x: Any, y: Any, gy: Any, gx: Any, coef: Any, gcoef: Any,
     state: Any, gstate: Any,
 ) -> None:  # fmt: skip
-    """Compute the gradients of one clip's group of lanes; gcoef (clip, 2, row)."""
-    row, clip = groups * LANES, item // groups
-    at = clip * frames * row
-    _smooth_adjoint(
-        x[at:], y[at:], gy[at:], gx[at:], frames, row, item % groups, coef, gcoef[2 * clip * row :],
-        state[clip * row :], gstate[clip * row :],
-    )  # fmt: skip
+    """Gradients of one clip's group of lanes, backwards in time, from the outputs `y`.
+
+    With l the gradient of y[t] and c the rate that was used: gx = c l, gc += l (x - y[t-1]),
+    and the gradient of y[t-1] is gy[t-1] + (1 - c) l.
+    `gstate` enters as the gradient of the last state and leaves as the gradient of the first;
+    gcoef is (clip, 2, row), other arrays are as above.
+    """
+    row, clip, lane = groups * LANES, item // groups, item % groups * LANES
+    attack, release = vload(coef, lane), vload(coef, row + lane)
+    zero, first, end = vsplat(coef, 0.0), clip * frames * row + lane, clip * row + lane
+    g_attack, g_release, later = zero, zero, vload(gstate, end)
+    for t in range(frames - 1, -1, -1):
+        at = first + t * row
+        total = vload(gy, at) + later
+        before = vload(state, end) if t == 0 else vload(y, at - row)
+        value = vload(x, at)
+        rate = where_greater(value, before, attack, release)
+        g_rate = total * (value - before)
+        g_attack = g_attack + where_greater(value, before, g_rate, zero)
+        g_release = g_release + where_greater(value, before, zero, g_rate)
+        vstore(gx, at, rate * total)
+        later = fma(zero - rate, total, total)
+    vstore(gstate, end, later)
+    vstore(gcoef, clip * row + end, g_attack)
+    vstore(gcoef, (clip + 1) * row + end, g_release)
 
 
 def _padded(values: Tensor) -> Tensor:
@@ -168,16 +151,6 @@ def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:
     check_tensors(x, coef, state, (x.shape[0], x.shape[2]))
 
 
-def _fake(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(state)
-
-
-def _fake_adjoint(
-    x: Tensor, coef: Tensor, state: Tensor, y: Tensor, gy: Tensor, gstate: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*inputs, output[0])
 
@@ -185,13 +158,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 ATTACK_RELEASE_ADJOINT = RowOperation(
     name="attack_release_adjoint",
     run=_compute_adjoint,
-    fake=_fake_adjoint,
+    fake=empty_gradients,
     batched=None,
 )
 ATTACK_RELEASE = RowOperation(
     name="attack_release",
     run=_compute,
-    fake=_fake,
+    fake=lambda x, coef, state: (torch.empty_like(x), torch.empty_like(state)),
     reference=reference,
     check=_check,
     keep=_keep,

@@ -136,9 +136,10 @@ def _run(
     return of_left, of_right
 
 
-def _fake(left: Tensor, right: Tensor, smoothing: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    return left.new_empty(left.shape), right.new_empty(right.shape)
-
-
 #: (.., frame, channel) of both ears, weights (channel, channel) and the exponent.
-INHIBITION = RowOperation(name="inhibition", run=_cpu, on_gpu=False, fake=_fake)
+INHIBITION = RowOperation(
+    name="inhibition",
+    run=_cpu,
+    on_gpu=False,
+    fake=lambda *args: tuple(ear.new_empty(ear.shape) for ear in args[:2]),
+)

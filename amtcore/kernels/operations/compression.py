@@ -124,7 +124,6 @@ def broken_stick_adjoint(
 BROKEN_STICK = ChainOperation(
     name="broken_stick",
     coefficients=always(4),
-    states=always(0),
     reference=broken_stick,
     block=broken_stick_block,
     adjoint=broken_stick_adjoint,
@@ -133,7 +132,6 @@ BROKEN_STICK = ChainOperation(
 SQUARE = ChainOperation(
     name="square",
     coefficients=always(1),
-    states=always(0),
     reference=square,
     block=square_block,
 )

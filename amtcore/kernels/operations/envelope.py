@@ -58,14 +58,6 @@ def _fast_length(least: int) -> int:
     return min(lengths)
 
 
-def _transformer(n: int, like: Tensor) -> Tensor:
-    """Return the spectrum of the Hilbert transform of period n: -i above 0 Hz, +i below it."""
-    # No slice depends on n, so that the axis may be dynamic in `torch.export`.
-    twice = 2 * torch.arange(n, device=like.device)
-    turn = torch.where(twice == 0, 0, torch.sign(twice - n)).to(like.dtype)
-    return torch.complex(torch.zeros_like(turn), turn)
-
-
 class Quadrature:
     """The Hilbert transform for signals of `n` samples, of the type of `like`.
 
@@ -75,7 +67,11 @@ class Quadrature:
     def __init__(self, n: int, like: Tensor) -> None:
         fast = is_exporting() or _is_fast(n)
         self._n, self._length = n, n if fast else _fast_length(2 * n - 1)
-        self._spectrum = _transformer(n, like)
+        # The spectrum is -i above 0 Hz and +i below it. No slice depends on n, so that the axis may
+        # be dynamic in `torch.export`.
+        twice = 2 * torch.arange(n, device=like.device)
+        turn = torch.where(twice == 0, 0, torch.sign(twice - n)).to(like.dtype)
+        self._spectrum = torch.complex(torch.zeros_like(turn), turn)
         if self._length != n:
             self._spectrum = torch.fft.fft(torch.fft.ifft(self._spectrum), self._length)
 
@@ -201,10 +197,6 @@ def _cpu(device: Device, rows: Tensor) -> Tensor:
     return out[:count].masked_fill_(~fine, torch.nan)
 
 
-def _fake(rows: Tensor) -> Tensor:
-    return torch.empty_like(rows)
-
-
 def _call(kernel: Any, x: Tensor, backend: str | None = None) -> Tensor:
     """Return the magnitude of the analytic signal over the last axis, scaled to the RMS of `x`.
 
@@ -233,5 +225,10 @@ def _by_rows(function: Callable[[Tensor], Tensor], items: Tensor) -> Tensor:
 
 #: The kernel has no gradient: `_call` runs the plain form if a derivative may be requested.
 HILBERT_ENVELOPE = RowOperation(
-    name="hilbert_envelope", run=_cpu, on_gpu=False, fake=_fake, reference=reference, call=_call
+    name="hilbert_envelope",
+    run=_cpu,
+    on_gpu=False,
+    fake=torch.empty_like,
+    reference=reference,
+    call=_call,
 )

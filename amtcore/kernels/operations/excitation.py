@@ -20,7 +20,6 @@ everywhere else.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -347,15 +346,15 @@ def _cpu_levels(device: Device, intensity: Tensor, weights: Tensor, blocks: Tens
 
 
 def _cpu_pattern(
-    device: Device, intensity: Tensor, levels_db: Tensor, tables: Sequence[Tensor]
+    device: Device, intensity: Tensor, levels_db: Tensor, tables: list[Tensor]
 ) -> Tensor:
-    tables = Tables(*tables)
+    filters = Tables(*tables)
     leading, intensity = intensity.shape[:-1], intensity.detach().flatten(0, -2)
     levels_db = levels_db.detach().flatten(0, -2)
     (rows, pitch), (levels, level_pitch) = frame_rows_of(intensity), frame_rows_of(levels_db)
     frames, sources = intensity.shape
-    constants = [table.contiguous().numpy() for table in tables if table is not tables.upper]
-    out = np.empty((frames + -frames % LANES, len(tables.away)), np.float32)
+    constants = [table.contiguous().numpy() for table in filters if table is not filters.upper]
+    out = np.empty((frames + -frames % LANES, len(filters.away)), np.float32)
 
     def one(begin: int, end: int) -> None:
         _run_pattern(
@@ -367,21 +366,21 @@ def _cpu_pattern(
     strange = _strange(intensity, levels_db)
     if len(strange):
         with torch.autocast("cpu", enabled=False):
-            made[strange] = plain_pattern(intensity[strange], levels_db[strange], tables)
+            made[strange] = plain_pattern(intensity[strange], levels_db[strange], filters)
     return made.unflatten(0, leading)
 
 
-def _fake_levels(intensity: Tensor, weights: Tensor, blocks: Tensor) -> Tensor:
-    return intensity.new_empty(*intensity.shape[:-1], weights.shape[1])
-
-
-def _fake_pattern(intensity: Tensor, levels_db: Tensor, tables: list[Tensor]) -> Tensor:
-    return intensity.new_empty(*intensity.shape[:-1], tables[0].shape[0])
-
-
 #: (.., source), weights (source, place) and `blocks_of(weights)` -> (.., place) in dB.
-ERB_LEVELS = RowOperation(name="erb_levels", run=_cpu_levels, on_gpu=False, fake=_fake_levels)
+ERB_LEVELS = RowOperation(
+    name="erb_levels",
+    run=_cpu_levels,
+    on_gpu=False,
+    fake=lambda x, weights, blocks: x.new_empty(*x.shape[:-1], weights.shape[1]),
+)
 #: (.., source), (.., level) and `Tables` as a list -> (.., channel) in dB.
 EXCITATION_PATTERN = RowOperation(
-    name="excitation_pattern", run=_cpu_pattern, on_gpu=False, fake=_fake_pattern
+    name="excitation_pattern",
+    run=_cpu_pattern,
+    on_gpu=False,
+    fake=lambda x, levels_db, tables: x.new_empty(*x.shape[:-1], tables[0].shape[0]),
 )

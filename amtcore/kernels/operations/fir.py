@@ -36,11 +36,6 @@ from amtcore.kernels.vector.simd import (
 )
 
 
-def count_outputs(samples: int, taps: int, stride: int) -> int:
-    """Return the number of outputs whose windows lie inside `samples` samples."""
-    return max((samples - taps) // stride + 1, 0)
-
-
 def windows(x: Tensor, first: int, samples: int) -> Tensor:
     """Return `samples` samples of every row from `first` on, with zeros outside x."""
     length = x.shape[-1]
@@ -262,10 +257,6 @@ def _run(device: Device, x: Tensor, taps: Tensor, stride: int, first: int, count
     return y
 
 
-def _fake(x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> Tensor:
-    return x.new_empty(x.shape[0], count)
-
-
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int, int, int], output: Tensor) -> None:
     x, taps, ctx.stride, ctx.first, _ = inputs
     ctx.save_for_backward(x, taps)
@@ -312,7 +303,7 @@ def _call(
             f"of {taps.dtype}"
         )
     if count is None:
-        count = count_outputs(x.shape[-1] - first, taps.shape[0], stride)
+        count = max((x.shape[-1] - first - len(taps)) // stride + 1, 0)
     function = reference if use_reference(x, backend) else kernel
     y: Tensor = function(rows_of(x), taps, stride, first, count)
     return y.reshape(*x.shape[:-1], count)
@@ -321,7 +312,7 @@ def _call(
 FIR = RowOperation(
     name="fir",
     run=_run,
-    fake=_fake,
+    fake=lambda x, taps, stride, first, count: x.new_empty(x.shape[0], count),
     reference=reference,
     keep=_keep,
     backward=_backward,

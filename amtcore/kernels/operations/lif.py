@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import NonFiniteError, ShapeError
-from amtcore.kernels.operation import Device, RowOperation, check_tensors
+from amtcore.kernels.operation import Device, RowOperation, check_tensors, empty_gradients
 from amtcore.kernels.torch_state import use_reference, wants_derivative
 from amtcore.kernels.vector.arrays import empty, groups_of, pack, training, unpack
 from amtcore.kernels.vector.jit import kernel, part
@@ -519,7 +519,7 @@ def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:
 
 def _fake(
     x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Kept:
     batch, steps, neurons, synapses = _shapes(x, coef)
     recorded = steps if record else 0
     return (
@@ -531,13 +531,6 @@ def _fake(
         # `torch.export`.
         x.new_empty(batch, math.prod(starts_shape(1, steps if keep else 0, neurons, synapses))),
     )
-
-
-def _fake_adjoint(
-    x: Tensor, coef: Tensor, starts: Tensor, max_spikes: float, record: bool,
-    gspikes: Tensor, gvmem: Tensor, gisyn: Tensor, gstate: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(gstate)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Kept) -> None:
@@ -571,7 +564,12 @@ def _call(
     return made
 
 
-LIF_ADJOINT = RowOperation(name="lif_adjoint", run=_run_adjoint, fake=_fake_adjoint, batched=None)
+LIF_ADJOINT = RowOperation(
+    name="lif_adjoint",
+    run=_run_adjoint,
+    fake=lambda x, coef, *rest: empty_gradients(x, coef, rest[-1]),
+    batched=None,
+)
 LIF = RowOperation(
     name="lif",
     run=_run,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ShapeError
-from amtcore.kernels.operation import Device, RowOperation, keep_all
+from amtcore.kernels.operation import Device, RowOperation, empty_gradients, keep_all
 from amtcore.kernels.vector.arrays import groups_of
 from amtcore.kernels.vector.elementary import LOG2_E, vdecay, vexp
 from amtcore.kernels.vector.jit import kernel, part
@@ -276,23 +276,13 @@ def _check(intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: 
         )
 
 
-def _fake(intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor) -> Tensor:
-    return intensity.new_empty(intensity.shape[0], rate.shape[0])
-
-
-def _fake_adjoint(
-    intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor, gout: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(intensity), torch.empty_like(slope), torch.empty_like(rate)
-
-
 LOWER_SKIRT_ADJOINT = RowOperation(
-    name="lower_skirt_adjoint", run=_run_adjoint, fake=_fake_adjoint, batched=None
+    name="lower_skirt_adjoint", run=_run_adjoint, fake=empty_gradients, batched=None
 )
 LOWER_SKIRT = RowOperation(
     name="lower_skirt",
     run=_run,
-    fake=_fake,
+    fake=lambda x, slope, rate, fc_hz, f_hz: x.new_empty(x.shape[0], rate.shape[0]),
     reference=reference,
     check=_check,
     keep=keep_all,

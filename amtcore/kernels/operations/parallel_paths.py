@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amtcore.kernels.operation import ChainOperation, always
+from amtcore.kernels.operation import ChainOperation
 from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import LANES, vload, vstore
 
@@ -41,24 +41,18 @@ def add_block(
 #: Copy the signal aside.
 SAVE = ChainOperation(
     name="save",
-    coefficients=always(0),
-    states=always(0),
     block=save_block,
     paths=lambda signal, side: (signal, signal),
 )
 #: Exchange the signal with the one aside.
 SWAP = ChainOperation(
     name="swap",
-    coefficients=always(0),
-    states=always(0),
     block=swap_block,
     paths=lambda signal, side: (side, signal),
 )
 #: Add the one aside to the signal.
 ADD = ChainOperation(
     name="add",
-    coefficients=always(0),
-    states=always(0),
     block=add_block,
     paths=lambda signal, side: (signal + side, side),
 )

@@ -82,17 +82,6 @@ def reference(x: Tensor, factors: Factors) -> Tensor:
 
 
 @part
-def _coefficients(blocks: Any, pitch: int, basis: Any, made: Any) -> None:
-    """Multiply flat (sample, block), in rows of `pitch` blocks, to flat (function, block)."""
-    functions, hop = basis.shape
-    flat = basis.reshape(-1)
-    for r in range(0, functions, SIDE):
-        for b in range(0, pitch, LANES):
-            at = r * pitch + b
-            four_sums(blocks, b, pitch, hop, flat, r * hop, 1, hop, 0.0, made, at, pitch)
-
-
-@part
 def _fold(
     made: Any, pitch: int, instant: int, reach: int, first: int, even: int, odd: int, e: Any, o: Any
 ) -> None:
@@ -156,10 +145,14 @@ def blocks_of(frames: int, reach: int) -> int:
 @part
 def coefficients_of(x: Any, begin: int, count: int, basis: Any, made: Any) -> None:
     """Compute coefficients of `count` blocks from block `begin` on, flat (function, block)."""
-    hop = basis.shape[1]
+    functions, hop = basis.shape
     blocks, known = aligned(count * hop, x), min(len(x) // hop - begin, count)
     transpose(x, begin * hop, hop, known, hop, blocks, count, count)
-    _coefficients(blocks, count, basis, made)
+    flat = basis.reshape(-1)
+    for r in range(0, functions, SIDE):
+        for b in range(0, count, LANES):
+            at = r * count + b
+            four_sums(blocks, b, count, hop, flat, r * hop, 1, hop, 0.0, made, at, count)
 
 
 @part
@@ -213,7 +206,7 @@ def _run_powers(
         powers_of_frames(made, count, frame + reach, values, plan, work, out, to + frame, pitch)
 
 
-def _cpu(device: Device, x: Tensor, tables: Factors, components: int, frames: int) -> Tensor:
+def _cpu(device: Device, x: Tensor, tables: list[Tensor], components: int, frames: int) -> Tensor:
     leading, x = x.shape[:-1], x.detach().flatten(0, -2)
     basis, values, plan = (table.numpy() for table in tables)
     reach, rows = int(plan[:, REACH].max()), x.contiguous().numpy()
@@ -234,10 +227,11 @@ def _cpu(device: Device, x: Tensor, tables: Factors, components: int, frames: in
     return made.unflatten(0, (len(rows), padded))[:, :frames].unflatten(0, leading)
 
 
-def _fake(x: Tensor, tables: list[Tensor], components: int, frames: int) -> Tensor:
-    return x.new_empty(*x.shape[:-1], frames, components)
-
-
 #: (.., time), `Factors` as a list, components, frames that lie wholly in the signal -> (.., frame,
 #: component).
-RUNNING_POWERS = RowOperation(name="running_powers", run=_cpu, on_gpu=False, fake=_fake)
+RUNNING_POWERS = RowOperation(
+    name="running_powers",
+    run=_cpu,
+    on_gpu=False,
+    fake=lambda x, tables, components, frames: x.new_empty(*x.shape[:-1], frames, components),
+)

@@ -233,26 +233,19 @@ def _cpu_law(
     return torch.from_numpy(out)[..., :channels].contiguous()
 
 
-def _fake_nodes(
-    intensity: Tensor, least: Tensor, starts: Tensor, weights: Tensor, count: int
-) -> Tensor:
-    return intensity.new_empty(*intensity.shape[:-1], count)
-
-
-def _fake_law(level_db: Tensor, rows: Tensor, high_divisor: float, high_exponent: float) -> Tensor:
-    return level_db.new_empty(level_db.shape)
-
-
 #: Components above the least of their frame, at the nodes of their groups; see `_cpu_nodes`.
 NODES_OF_AUDIBLE = RowOperation(
-    name="loudness_nodes", run=_cpu_nodes, on_gpu=False, fake=_fake_nodes
+    name="loudness_nodes",
+    run=_cpu_nodes,
+    on_gpu=False,
+    fake=lambda x, least, starts, weights, count: x.new_empty(*x.shape[:-1], count),
 )
 #: Excitation to specific loudness; see `reference`.
 SPECIFIC_LOUDNESS = RowOperation(
     name="specific_loudness",
     run=_cpu_law,
     on_gpu=False,
-    fake=_fake_law,
+    fake=lambda level_db, *_: level_db.new_empty(level_db.shape),
     reference=reference,
     numbers_only=True,
 )

@@ -94,18 +94,12 @@ def rows_of(x: Tensor) -> tuple[Array, int]:
     """Return (frame, value) as flat rows, and their distance; a view if x has that layout."""
     frames, values = x.shape
     if x.stride(0) == 1 and frames % LANES == 0 and x.stride(1) >= frames:
-        return _flat(x), x.stride(1)
+        size = (values - 1) * x.stride(1) + frames if x.numel() else 0
+        return x.as_strided((size,), (1,)).numpy(), x.stride(1)
     flat, pitch, rows = new_rows(values, frames)
     flat.reshape(values, pitch)[:, frames:] = 0.0
     rows.copy_(x)
     return flat, pitch
-
-
-def _flat(x: Tensor) -> Array:
-    """Return the memory from the first number of x to the last."""
-    size = (x.shape[1] - 1) * x.stride(1) + x.shape[0] if x.numel() else 0
-    memory: Array = x.as_strided((size,), (1,)).numpy()
-    return memory
 
 
 def set_buffer_limit(nbytes: int) -> None:

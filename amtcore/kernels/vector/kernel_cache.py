@@ -75,11 +75,6 @@ class KernelFiles:
         code = hashlib.sha256(function.__code__.co_code).hexdigest()
         self._key = function.__module__, code
 
-    @property
-    def cache_path(self) -> str:
-        """The folder that this process writes to."""
-        return str(own_folder())
-
     def read(self, signature: str, machine: tuple[str, ...]) -> bytes | None:
         """Return the code from the first folder that has it, or None.
 
