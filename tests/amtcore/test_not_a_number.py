@@ -200,6 +200,7 @@ def test_neurons_keep_an_upstream_nan_where_the_loop_has_it() -> None:
 
 # --- models ---
 
+
 def test_every_model_is_looked_at() -> None:
     every = {kind for kind in vars(amtcore).values() if hasattr(kind, "input_unit")}
     assert every <= {case.kind for case in MODELS.values()}
