@@ -26,6 +26,17 @@ settings.load_profile("tests")
 gc.set_threshold(10_000)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests on Ray last. From the first of them on, Ray's idle processes take 5 % of a core."""
+    items.sort(key=_is_on_ray)
+
+
+def _is_on_ray(item: pytest.Item) -> bool:
+    """Return True if a test, or the value of one of its parameters, asks for `ray_session`."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return "ray_session" in getattr(item, "fixturenames", ()) or parameters.get("_on") == "ray"
+
+
 def pytest_collection_finish() -> None:
     """Freeze imported modules and collected tests: a full collection took 0.3 s to walk them."""
     gc.freeze()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Case:
         options: Further keywords.
     """
 
-    kind: Callable[..., nn.Module]
+    kind: type[nn.Module]
     arguments: tuple[Any, ...]
     inputs: tuple[Tensor, ...]
     options: dict[str, Any]

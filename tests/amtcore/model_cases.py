@@ -23,6 +23,7 @@ class Case:
     """One model.
 
     Args:
+        kind: Class of the model.
         build: The model with the given options (dtype, learnable, return_stages).
         item: Shape of one signal.
         output_axis: Time in the outputs of a batch; statistics of whole signals have no such axis.
@@ -35,6 +36,7 @@ class Case:
         rms: Of the signals, in the model's unit.
     """
 
+    kind: type[nn.Module]
     build: Callable[..., Any]
     item: tuple[int, ...]
     shows: tuple[str, ...]
@@ -119,28 +121,33 @@ def _paulick(**options: Any) -> Paulick2024:
 
 CASES = {
     "dau1997": Case(
+        Dau1997,
         lambda **options: Dau1997(FS, *_RANGE, **options),
         (1500,),
         ("fs=16000", "num_channels=10", "preset=dau1997", "n=4", "limit=10"),
     ),
     "osses2021": Case(
+        Osses2021,
         _osses,
         (1500,),
         ("phase_type=amt", "order=64", "preset=osses2021", "limit=5", "lopezpoveda2001"),
     ),
     "king2019_none": Case(
+        King2019,
         lambda **options: _king(phase_insens="none", **options),
         (1500,),
         ("num_channels=5", "compression_type=brokenstick", "knee_db=30", "phase_insens=none"),
         output_axis=1,
     ),
     "king2019_resampled": Case(
+        King2019,
         _king_resampled,
         (1500,),
         ("compression_type=power", "fs_out=1000", "down=16"),
         output_axis=1,
     ),
     "king2019_hilbert": Case(
+        King2019,
         _king,
         (1500,),
         ("num_channels=5", "phase_insens=hilbert"),
@@ -149,18 +156,21 @@ CASES = {
         exact=False,
     ),
     "paulick2024": Case(
+        Paulick2024,
         _paulick,
         (1500,),
         ("num_channels=3", "model=paulick2024", "subject=NH", "use_outerear=True"),
         rms=0.2,
     ),
     "jepsen2008": Case(
+        Paulick2024,
         lambda **options: _paulick(model="jepsen2008", **options),
         (1500,),
         ("num_channels=3", "model=jepsen2008", "gain_db=50", "relanoiborra2019"),
         rms=0.2,
     ),
     "moore2016": Case(
+        Moore2016,
         lambda **options: Moore2016(**options),
         (2, 9500),
         ("hop_length=32", "sigma=0.08", "attack_alpha=0.045"),
@@ -169,6 +179,7 @@ CASES = {
         exact=False,
     ),
     "glasberg2002": Case(
+        Glasberg2002,
         lambda **options: Glasberg2002(FS, **options),
         (5000,),
         ("fs=16000", "hop_length=16", "tau_attack=0.0217"),
@@ -177,6 +188,7 @@ CASES = {
         exact=False,
     ),
     "lif_exodus": Case(
+        LIFExodus,
         lambda **options: LIFExodus((6, 3), 0.01, 0.005, **options),
         (70, 6),
         ("shape=(6, 3)", "n_synapses=2", "leak_mode=taus", "dt=0.001"),

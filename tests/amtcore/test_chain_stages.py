@@ -25,7 +25,7 @@ from amtcore.stages.hair_cells import IHCPaulick2024
 
 from .model_cases import CASES, FS
 
-MODELS = [name for name in CASES if isinstance(CASES[name].build(), TimeDomainModel)]
+MODELS = [name for name in CASES if issubclass(CASES[name].kind, TimeDomainModel)]
 REGISTERED = [each for each in vars(builtin).values() if isinstance(each, FilterbankModel)]
 STAGES: dict[str, Callable[..., Any]] = {
     "adaptation": AdaptLoop,

@@ -151,7 +151,7 @@ numba.config.CACHE_DIR = sys.argv[1]
 from amtcore.kernels.vector.jit import kernel, part
 
 def times(factor):
-    lines = ["    for i in range(len(x)):", *["        x[i] = x[i] * factor + 1 / x[i]"] * 200]
+    lines = ["    for i in range(len(x)):", *["        x[i] = x[i] * factor + 1 / x[i]"] * 40]
     scope = {"factor": factor}
     exec("\\n".join(["def scaled(x):", *lines]), scope)
     scaled = part(scope["scaled"], key=str(factor))  # too large to become part of its caller

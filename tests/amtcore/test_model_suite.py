@@ -270,7 +270,9 @@ def test_learnable_and_fixed_constants_compute_the_same(name: str) -> None:
 @pytest.mark.parametrize("learnable", [False, True], ids=["fixed", "learnable"])
 @pytest.mark.parametrize("name", CASES)
 def test_representation_shows_the_main_values(name: str, learnable: bool) -> None:
-    text = repr(CASES[name].build(learnable=learnable))
+    model = CASES[name].build(learnable=learnable)
+    assert type(model) is CASES[name].kind
+    text = repr(model)
     assert [value for value in CASES[name].shows if value not in text] == []
     assert f"learnable={learnable}" in text and f"learnable={not learnable}" not in text
 

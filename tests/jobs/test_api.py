@@ -16,6 +16,7 @@ import earmill
 from earmill.pipeline.common.errors import OutputError, SpecError
 from tests.pipeline.again_jobs import shards_run_here
 from tests.pipeline.audio_factory import encode, speech_like
+from tests.pipeline.workers_here import workers_here
 
 
 def clip(seed: int) -> bytes:
@@ -42,7 +43,8 @@ def finished(
 ) -> tuple[Path, earmill.JobFinished, list[earmill.events.Event]]:
     folder = tmp_path_factory.mktemp("api")
     seen: list[earmill.events.Event] = []
-    end = earmill.extract(job(folder), progress=seen.append)
+    with workers_here():
+        end = earmill.extract(job(folder), progress=seen.append)
     return folder, end, seen
 
 
@@ -132,7 +134,7 @@ def test_a_stop_ends_the_run_and_resume_goes_on(tmp_path: Path) -> None:
             thread.start()
             thread.join()
 
-    with pytest.raises(earmill.JobFailedError) as caught:
+    with workers_here(), pytest.raises(earmill.JobFailedError) as caught:
         earmill.extract(spec, progress=first_shard, stop=stop)
     assert caught.value.end.status == "stopped" and 1 <= caught.value.end.rows_ok < 6
     with shards_run_here():

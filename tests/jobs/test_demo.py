@@ -14,6 +14,7 @@ from earmill.jobs.cli import run
 from earmill.jobs.commands.demo import NAME, markdown_table
 from earmill.jobs.demo_audio import CLIPS, DAMAGED, RMS, _filtered, music, speech, write_corpus
 from earmill.pipeline.dataset.description import DatasetFile
+from tests.pipeline.workers_here import workers_here
 
 SPEC = {"extract": [], "output": {"formats": ["zarr"], "dtype": "float16"}}
 
@@ -122,7 +123,8 @@ def test_the_whole_demo(
 
     # Writing the corpus takes 5 CPU seconds, and the fixture has done it.
     monkeypatch.setattr(demo_audio, "write_corpus", copied)
-    assert run(["demo", "--out", str(tmp_path)]) == 0
+    with workers_here():
+        assert run(["demo", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "demo passed: 13 clips extracted, 2 damaged files in quarantine" in said
     table = (tmp_path / "summary.md").read_text()

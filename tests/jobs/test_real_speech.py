@@ -1,7 +1,7 @@
 """Real recordings through the real job, from a folder and from a Hugging Face dataset.
 
-Speech in five containers and five rates goes through Ray to Zarr and to Parquet, is verified, read
-back, compared with the model run on the decoded recordings, and opened by the tools people use.
+Speech in five containers and five rates goes through a job to Zarr and to Parquet. It is verified,
+read back, compared with the model run on the decoded recordings, and opened by other tools.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.short import only
 
 from ..compare import Tolerance, assert_close
 from ..pipeline.source_helpers import SPEECH, SPEECH_IDS
+from ..pipeline.workers_here import workers_here
 
 FS_HZ = 16000
 #: Half precision has 11 bits; the resampler of the second route is called in one go.
@@ -79,7 +80,8 @@ def _extract(tmp_path: Path, kind: str) -> Path:
             "run": {"executor": "local", "workers": 1},
         }
     )
-    end = run_job(spec)
+    with workers_here():
+        end = run_job(spec)
     assert (end.exit_code, end.rows_ok, end.rows_bad) == (0, len(SPEECH_IDS), 0)
     return output
 

@@ -27,6 +27,7 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline import audio_factory
 from tests.pipeline.again_jobs import shards_run_here
+from tests.pipeline.workers_here import workers_here
 
 GOOD, DAMAGED = 10, 3
 
@@ -65,8 +66,9 @@ def spec_of(corpus: Path, **output: Any) -> JobSpec:
     )
 
 
-def costed(spec: JobSpec, rows: int = 48) -> JobCost:
-    return job_cost(spec, sampler=partial(sample, spec=spec, rows=rows, seed=1))
+def costed(spec: JobSpec) -> JobCost:
+    with workers_here():
+        return job_cost(spec, sampler=partial(sample, spec=spec, rows=48, seed=1))
 
 
 def damage(corpus: Path, count: int) -> None:
@@ -219,5 +221,6 @@ def test_a_model_that_ends_its_process_ends_no_planner(
 ) -> None:
     """Workers that cannot start are one line."""
     monkeypatch.setattr("earmill.pipeline.driver.executors.local.COMMAND", "raise SystemExit(3)")
+    spec = spec_of(corpus)
     with pytest.raises(SourceError, match="the sample failed: no worker could be started"):
-        costed(spec_of(corpus))
+        job_cost(spec, sampler=partial(sample, spec=spec, rows=48, seed=1))
