@@ -16,6 +16,8 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
+from ray.autoscaler.node_launch_exception import NodeLaunchException
 
 import earmill
 from earmill.jobs import cli
@@ -24,10 +26,11 @@ from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import write_corpus, write_job
 from tests.infra.test_bucket_options import write_and_read
 from tests.infra.test_by_tools import TOOLS, pytestmark, with_tools
-from tests.infra.test_cluster_files import INFRA
+from tests.infra.test_cluster_files import INFRA, read
+from tests.infra.test_ray_on_aws import REGION, aws, bootstrapped, started
 from tests.s3_stand_in import s3_stand_in
 
-__all__ = ["pytestmark"]
+__all__ = ["aws", "pytestmark"]
 
 FILE = INFRA / "bucket.tf"
 ACCOUNT, BUCKET = "123456789012", "mine"
@@ -198,12 +201,7 @@ def account(document: dict[str, Any], patch: pytest.MonkeyPatch) -> Iterator[str
         iam.put_role_policy(RoleName="earmill-job", PolicyName="bucket", PolicyDocument=text)
         s3.create_bucket(Bucket=BUCKET)
         taken = boto3.client("sts", **make).assume_role(RoleArn=ROLE, RoleSessionName="job")
-        for name, key in (
-            ("AWS_ACCESS_KEY_ID", "AccessKeyId"),
-            ("AWS_SECRET_ACCESS_KEY", "SecretAccessKey"),
-            ("AWS_SESSION_TOKEN", "SessionToken"),
-        ):
-            patch.setenv(name, taken["Credentials"][key])
+        set_credentials(taken["Credentials"], patch)
         patch.setenv("AWS_ENDPOINT_URL_S3", address)
         patch.setenv("AWS_REGION", "us-east-1")
         try:
@@ -216,6 +214,13 @@ def account(document: dict[str, Any], patch: pytest.MonkeyPatch) -> Iterator[str
             s3.delete_bucket(Bucket=BUCKET)
             iam.delete_role_policy(RoleName="earmill-job", PolicyName="bucket")
             iam.delete_role(RoleName="earmill-job")
+
+
+def set_credentials(taken: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None:
+    """Put the credentials of a role into the environment."""
+    patch.setenv("AWS_ACCESS_KEY_ID", taken["AccessKeyId"])
+    patch.setenv("AWS_SECRET_ACCESS_KEY", taken["SecretAccessKey"])
+    patch.setenv("AWS_SESSION_TOKEN", taken["SessionToken"])
 
 
 def in_the_stand_in(document: dict[str, Any]) -> dict[str, Any]:
@@ -262,3 +267,43 @@ def test_a_job_needs_each_right(action: str, monkeypatch: pytest.MonkeyPatch) ->
                 write_and_read(layout)
         else:
             write_and_read(layout)
+
+
+@contextmanager
+def head(document: dict[str, Any], patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Work with the rights of the cluster's head alone."""
+    from moto.core.authorization import enable_iam_authentication
+    from ray.autoscaler._private.aws import utils
+
+    iam = boto3.client("iam", region_name=REGION)
+    trust, text = json.dumps(policy("head_trust")), json.dumps(document)
+    role = iam.create_role(RoleName="earmill-head", AssumeRolePolicyDocument=trust)["Role"]
+    iam.put_role_policy(RoleName="earmill-head", PolicyName="workers", PolicyDocument=text)
+    sts = boto3.client("sts", region_name=REGION)
+    taken = sts.assume_role(RoleArn=role["Arn"], RoleSessionName="head")["Credentials"]
+    set_credentials(taken, patch)
+    patch.setattr(boto3, "DEFAULT_SESSION", None)
+    for cached in (utils.resource_cache, utils.client_cache):
+        cached.cache_clear()
+    try:
+        with enable_iam_authentication():
+            yield
+    finally:
+        iam.delete_role_policy(RoleName="earmill-head", PolicyName="workers")
+        iam.delete_role(RoleName="earmill-head")
+
+
+@pytest.mark.parametrize("action", ["", "Run", "Describe", "Terminate"])
+def test_the_head_needs_each_right(action: str, aws: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = bootstrapped(read("ray-cluster.yaml"), aws)
+    document = policy("head")
+    for statement in document["Statement"]:
+        kept = [each for each in statement["Action"] if not action or f":{action}" not in each]
+        statement["Action"] = kept or ["s3:GetBucketLocation"]
+        statement.pop("Condition", None)  # the stand-in knows no tags in conditions
+    with head(document, monkeypatch):
+        if action:
+            with pytest.raises((ClientError, NodeLaunchException), match="not authorized"):
+                started(config, "cpu-spot", ends=True)
+        else:
+            started(config, "cpu-spot", ends=True)

@@ -50,8 +50,8 @@ def bootstrapped(cluster: dict[str, Any], image: str) -> dict[str, Any]:
     return dict(bootstrap_aws(launched(cluster)))
 
 
-def started(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Start a node of a type, and return what EC2 says about it."""
+def started(config: dict[str, Any], name: str, *, ends: bool = False) -> dict[str, Any]:
+    """Start a node of a type, return what EC2 says about it, and end it if asked to."""
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
 
     provider = AWSNodeProvider(config["provider"], config["cluster_name"])
@@ -59,11 +59,11 @@ def started(config: dict[str, Any], name: str) -> dict[str, Any]:
     if name == config["head_node_type"]:
         node_config |= config.get("head_node", {})
     created = provider.create_node(node_config, {**TAG, "ray-user-node-type": name}, 1)
-    return dict(
-        boto3.client("ec2", region_name=REGION).describe_instances(InstanceIds=[*created])[
-            "Reservations"
-        ][0]["Instances"][0]
-    )
+    ec2 = boto3.client("ec2", region_name=REGION)
+    found = ec2.describe_instances(InstanceIds=[*created])["Reservations"][0]["Instances"][0]
+    if ends:
+        provider.terminate_nodes([*created])
+    return dict(found)
 
 
 def profile_of(instance: dict[str, Any]) -> str | None:
