@@ -246,12 +246,14 @@ def test_a_job_needs_no_other_right(tmp_path: Any, monkeypatch: pytest.MonkeyPat
         inside = Layout.open(f"s3://{BUCKET}/in")
         for path in corpus.iterdir():
             inside.write_bytes(path.name, path.read_bytes())
-        job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out")
-        text = job.read_text().replace(str(corpus), f"s3://{BUCKET}/in")
-        job.write_text(text.replace(str(tmp_path / "out"), f"s3://{BUCKET}/out"))
-        assert cli.run(["extract", str(job), "--set", "run.workers=1"]) == 0
+        text = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out").read_text()
+        text = text.replace(str(corpus), f"s3://{BUCKET}/in")
+        text = text.replace(str(tmp_path / "out"), f"s3://{BUCKET}/out")
+        Layout.open(f"s3://{BUCKET}").write_bytes("job.yaml", text.encode())
+        extract = ["extract", f"s3://{BUCKET}/job.yaml", "--set", "run.workers=1"]
+        assert cli.run(extract) == 0
         assert earmill.verify(f"s3://{BUCKET}/out").rows_ok == 2
-        assert cli.run(["extract", str(job), "--join"]) == 0
+        assert cli.run([*extract, "--join"]) == 0
 
 
 @pytest.mark.parametrize("action", ["", "List", "Get", "Put", "Delete"])
