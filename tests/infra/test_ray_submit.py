@@ -168,7 +168,12 @@ def test_a_submitted_job_runs_on_both_gpus_of_the_head(
 
 
 def test_the_probes_of_kuberay_need_no_token(head: tuple[str, dict[str, str]], agent: int) -> None:
-    with urllib.request.urlopen(f"http://127.0.0.1:{agent}{HEALTH['path']}", timeout=10) as answer:
+    probe = f"http://127.0.0.1:{agent}{HEALTH['path']}"
+    deadline = time.monotonic() + 120  # the agent comes up after the dashboard
+    while not answers(probe):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    with urllib.request.urlopen(probe, timeout=10) as answer:
         assert answer.status == 200
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{head[0]}/api/jobs/", timeout=10)
