@@ -224,8 +224,8 @@ def set_credentials(taken: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None
 
 
 def in_the_stand_in(document: dict[str, Any]) -> dict[str, Any]:
-    """Allow removals in the bucket itself as well: moto asks for that right when many objects are
-    removed by one request, AWS asks for the right on each object."""
+    """Allow removals in the bucket itself as well. If one request removes several objects, moto
+    asks for the right on the bucket; AWS asks for it on each object."""
     statements = [{**each} for each in document["Statement"]]
     for each in statements:
         if "s3:DeleteObject" in each["Action"]:
@@ -234,7 +234,7 @@ def in_the_stand_in(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_rights(address: str, behind: str) -> None:
-    """Let the stand-in check the rights of all requests behind so many."""
+    """Let the stand-in check the rights of all requests but the first `behind`."""
     url, text = f"{address}/moto-api/reset-auth", {"Content-Type": "text/plain"}
     request = urllib.request.Request(url, behind.encode(), text, method="POST")
     urllib.request.urlopen(request, timeout=10).close()

@@ -25,6 +25,20 @@ Pod = dict[str, Any]
 HEALTH = {"path": "/api/healthz", "port": 52365}
 
 
+FILLED = [
+    INFRA / name
+    for name in (
+        "aws-batch.json",
+        "kuberay-rayjob.yaml",
+        "kubernetes-account.yaml",
+        "kubernetes-job.yaml",
+        "modal_app.py",
+        "ray-cluster.yaml",
+        "sky.yaml",
+    )
+]
+
+
 def ray_pods() -> Iterator[tuple[str, Pod]]:
     """Yield the pod template of every group of the RayJob."""
     cluster = read("kuberay-rayjob.yaml")["spec"]["rayClusterSpec"]
@@ -117,6 +131,27 @@ def test_all_files_name_one_image_and_the_release_of_this_folder() -> None:
     assert len({name for name, _ in named}) == 6
 
 
+def words_to_fill_in() -> dict[str, set[str]]:
+    """Return the capitals that infra/README.md explains, and the files that it names for each."""
+    rows = re.findall(r"^\| `([A-Z]+)` \| .* \| (.*) \|$", (INFRA / "README.md").read_text(), re.M)
+    return {word: set(re.findall(r"`([\w.-]+)`", names)) for word, names in rows}
+
+
+def test_words_to_fill_in_are_where_the_page_says() -> None:
+    words = words_to_fill_in()
+    for word in ("BUCKET", "ACCOUNT", "AMI"):
+        named = {path.name for path in FILLED if re.search(rf"\b{word}\b", code_of(path))}
+        assert named == words[word], word
+    without = {path.name for path in FILLED if "REGISTRY" not in code_of(path)}
+    assert without == words["REGISTRY"] | {"kubernetes-account.yaml"}
+
+
+def code_of(path: Path) -> str:
+    """Return the lines of a file that are not comments."""
+    lines = path.read_text().splitlines()
+    return "\n".join(line for line in lines if not line.lstrip().startswith("# "))
+
+
 def test_a_command_of_a_pod_is_one_of_earmill() -> None:
     spec = read("kubernetes-job.yaml")["spec"]
     args = spec["template"]["spec"]["containers"][0]["args"]
@@ -165,7 +200,7 @@ def test_members_of_the_job_share_it_and_one_whose_node_dies_is_replaced(tmp_pat
             time.sleep(0.1)
         members[0].send_signal(signal.SIGKILL)
         members[0].wait()
-        # As the Job's controller does: another pod with the same number.
+        # The Job's controller starts another pod with the same number.
         members[0] = start_pod(0, job, logs[0])
         codes = [member.wait(300) for member in members]
         assert codes == [0, 0, 0], [log.read_text() for log in logs]
@@ -176,4 +211,4 @@ def test_members_of_the_job_share_it_and_one_whose_node_dies_is_replaced(tmp_pat
     report = earmill.verify(f"{tmp_path}/out")
     assert report.ok and report.rows_ok == report.plan_rows == 120
     assert (tmp_path / "out" / "current.json").exists()
-    print([committed(log) for log in logs])
+    assert all(map(committed, logs))
