@@ -191,18 +191,18 @@ def contents(layout: Layout, folder: str) -> dict[str, bytes]:
 
 @contextmanager
 def s3_server(bucket: str = "out") -> Iterator[dict[str, Any]]:
-    """A real S3 server on loopback with one empty bucket; yields fsspec storage options."""
+    """A real S3 server on loopback with one empty bucket; yields fsspec storage options.
+
+    Each filesystem without fsspec's cache of instances would build a session, in half a second.
+    """
     with s3_stand_in() as address:
-        options = {
-            "key": "user-key",
-            "secret": "user-secret",
-            "endpoint_url": address,
-            "skip_instance_cache": True,
-        }
+        options = {"key": "user-key", "secret": "user-secret", "endpoint_url": address}
         fs = fsspec.filesystem("s3", **options)
         fs.mkdir(bucket)
         yield options
+        fs.invalidate_cache()
         fs.rm(bucket, recursive=True)  # all servers of one process share their buckets
+        type(fs).clear_instance_cache()  # another server may have the same port
 
 
 @contextmanager

@@ -93,7 +93,8 @@ class FileRunner:
             mark.unlink()
 
     def probe(self, items: Sequence[Item]) -> None:
-        (self.root / "probes.txt").open("a").write(" ".join(i.row_id for i in items) + "\n")
+        with (self.root / "probes.txt").open("a") as file:
+            file.write(" ".join(i.row_id for i in items) + "\n")
         self._process([item.row_id for item in items], "")
 
     def _process(self, ids: list[str], shard_id: str) -> None:

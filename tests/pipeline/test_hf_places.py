@@ -153,7 +153,6 @@ def test_parquet_in_a_bucket(
     # `datasets` counts any remote file as the hub when it is told to stay offline.
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     with s3_server("rows") as options:
-        del options["skip_instance_cache"]  # a session takes a second to build
         fs = fsspec.filesystem("s3", **options)
         folder = tmp_path / "parquet"
         uri = "s3://rows/set" if streaming else "s3://rows/set/*.parquet"

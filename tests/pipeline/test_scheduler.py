@@ -29,12 +29,17 @@ from earmill.pipeline.driver.worker_pool import WorkerPool
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from tests.pipeline.runners import MakeRunner, committed, read_commit, shard
+from tests.pipeline.workers_here import ThreadWorkers
 from tests.waiting import nothing_is_left, wait_until
 
 
 @pytest.fixture(autouse=True, params=["ray", "local"])
 def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test with workers of each executor; none of them outlives it."""
+    if request.param == "threads":
+        monkeypatch.setattr(Run, "executor", ThreadWorkers)
+        yield
+        return
     if request.param == "ray":
         request.getfixturevalue("ray_session")
         monkeypatch.setattr(Run, "executor", RayWorkers)
@@ -51,12 +56,18 @@ def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 ON_RAY_LATER = pytest.mark.parametrize(
     "_on", [pytest.param("ray", marks=pytest.mark.long), "local"], indirect=True
 )
+#: No worker dies and no process is told from another: threads are enough in `make test`.
+BY_THREADS = pytest.mark.parametrize(
+    "_on",
+    [*(pytest.param(name, marks=pytest.mark.long) for name in ("ray", "local")), "threads"],
+    indirect=True,
+)
 
 
 class Run:
     """One run of the loop and everything it said."""
 
-    executor: type[RayWorkers] | type[LocalWorkers] = LocalWorkers
+    executor: type[RayWorkers] | type[LocalWorkers] | type[ThreadWorkers] = LocalWorkers
 
     def __init__(self, root: Path, shards: list[Shard]) -> None:
         self.root, self.shards = root, shards
@@ -162,7 +173,7 @@ def test_a_worker_that_dies_after_its_commit_has_done_its_work(tmp_path: Path) -
     assert run.said(events.ShardRetry) == [] and run.said(events.BisectStarted) == []
 
 
-@ON_RAY_LATER
+@BY_THREADS
 def test_an_exception_nobody_expected_is_blamed_on_its_row(tmp_path: Path) -> None:
     run = Run(tmp_path, [shard("00000", "ok-a", "raise-b", "ok-c")])
     run(max_attempts=1)
@@ -193,7 +204,7 @@ def test_a_row_that_takes_longer_than_rows_may_is_found_long_before_its_shard_ha
     assert culprits.row_id == "hang-b" and "no result within 0.5 s" in culprits.reason
 
 
-@ON_RAY_LATER
+@BY_THREADS
 def test_a_shard_that_runs_out_of_memory_is_done_in_less_of_it(tmp_path: Path) -> None:
     """One attempt is all there is: a charge would start a search among innocent rows."""
     run = Run(tmp_path, [shard("00000", "big-a", "ok-b"), shard("00001", "ok-c")])
@@ -254,7 +265,7 @@ def test_a_worker_that_was_frozen_and_wakes_does_no_harm(
     assert run.said(events.WorkerLost) == [] and run.said(events.ShardRetry) == []
 
 
-@ON_RAY_LATER
+@BY_THREADS
 def test_a_straggler_is_overtaken_by_a_second_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +288,7 @@ def test_rows_that_only_fail_together_give_the_shard_up_with_advice(tmp_path: Pa
     assert [event.shard_id for event in run.said(events.ShardFailed)] == ["00000"]
 
 
-@ON_RAY_LATER
+@BY_THREADS
 def test_a_full_disk_stops_the_run_and_says_so(tmp_path: Path) -> None:
     shards = [shard("00000", "full-a"), *(shard(f"{i:05d}", "step-b") for i in range(1, 9))]
     run = Run(tmp_path, shards)
@@ -314,7 +325,7 @@ def test_a_second_request_abandons_what_is_in_flight(tmp_path: Path) -> None:
     assert result.stopped and not result.done and not result.failed
 
 
-@ON_RAY_LATER
+@BY_THREADS
 def test_workers_that_never_get_ready_end_the_run_with_their_reason(tmp_path: Path) -> None:
     run = Run(tmp_path, [shard("00000", "ok-a")])
     result = run(broken=True)

@@ -46,7 +46,8 @@ class ThreadWorker:
         self._work.shutdown(wait=True, cancel_futures=True)
         self._control.shutdown(wait=True, cancel_futures=True)
         for runner in self._runners:
-            runner.close()
+            if isinstance(runner, ShardRunner):  # not one of `runners.py`
+                runner.close()
 
 
 class ThreadWorkers:
