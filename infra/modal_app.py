@@ -12,17 +12,19 @@ DRIVERS = 8
 CORES = 8
 
 app = modal.App("earmill")
+secret = modal.Secret.from_name("earmill-bucket")
 image = (
+    # For Amazon's registry: modal.Image.from_aws_ecr("REGISTRY/earmill:0.2.0", secret=secret)
     modal.Image.from_registry("REGISTRY/earmill:0.2.0")
     .entrypoint([])
-    # Modal runs containers as root. The image's cache of kernels belongs to another user.
-    .env({"NUMBA_CACHE_DIR": "/root/.cache/earmill"})
+    # The image's cache of kernels belongs to the image's user. Modal may run another user.
+    .env({"NUMBA_CACHE_DIR": "/tmp/earmill-kernels"})
 )
 
 
 @app.function(
     image=image,
-    secrets=[modal.Secret.from_name("earmill-bucket")],
+    secrets=[secret],
     cpu=CORES,
     memory=16 * 1024,
     timeout=24 * 3600,
