@@ -13,6 +13,7 @@ from amtcore.features.spike_events import SpikeEvents as SpikeEvents
 from amtcore.features.stream_info import StreamInfo as StreamInfo
 from amtcore.units import Calibration as Calibration
 from earmill import formats as formats
+from earmill import ray as ray
 from earmill import sources as sources
 from earmill import testing as testing
 from earmill.api import JobFailedError as JobFailedError
@@ -58,6 +59,7 @@ from earmill.pipeline.loader.rows import Row as Row
 from earmill.pipeline.loader.statistics import compute_statistics as compute_statistics
 from earmill.pipeline.loader.stream import FeatureDataset as FeatureDataset
 from earmill.pipeline.loader.stream import FeatureStream as FeatureStream
+from earmill.pipeline.operations.batch_extractor import BatchExtractor as BatchExtractor
 from earmill.pipeline.operations.deep_verify import DeepReport as DeepReport
 from earmill.pipeline.planning.estimate import JobCost as JobCost
 from earmill.pipeline.reader.combined import ConcatenatedFeatures as ConcatenatedFeatures
