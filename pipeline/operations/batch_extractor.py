@@ -1,7 +1,7 @@
 """A job's models for batches of clips of other tools: Ray Data, datasets, Daft, Dask, Spark.
 
-A batch goes through the row pipeline of a worker, so values, checks and messages are those of a
-job. Nothing is committed: the tool that calls stores, retries and counts.
+A batch goes through the row pipeline of a worker, so it has a job's values, checks and messages.
+Nothing is committed: the tool that calls stores, retries and counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class BatchExtractor:
     """Computes features of batches of clips; a callable for `map_batches`, `map` and UDFs.
 
     A batch is a mapping of columns. The column `audio` holds the bytes of files, paths or URIs,
-    arrays of samples, or mappings such as those of `datasets`. The result has the other columns,
+    arrays of samples, or mappings like an audio cell of `datasets`. The result has the other columns,
     and for each clip `seconds`, `error`, and the frames of each stream, (n_frames, width) in
     float32; events are (n_events, 3) in int32. A clip that a job would quarantine has no frames and
     a text in `error`, which is empty for other clips. If channels are clips of their own, `channel`
@@ -117,6 +118,7 @@ class BatchExtractor:
             return self._built
 
 
+@lru_cache(maxsize=8)  # Tools unpickle an extractor for each task; a process builds it once.
 def _from_json(job: str, audio: str) -> BatchExtractor:
     return BatchExtractor(json.loads(job), audio=audio)
 

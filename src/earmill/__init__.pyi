@@ -67,6 +67,7 @@ from earmill.pipeline.reader.combined import JoinedFeatures as JoinedFeatures
 from earmill.pipeline.reader.combined import MixedFeatures as MixedFeatures
 from earmill.pipeline.reader.combined import mix as mix
 from earmill.pipeline.reader.features import Features as Features
+from earmill.pipeline.reader.lhotse_cuts import to_lhotse as to_lhotse
 from earmill.pipeline.reader.open import open_features as open_features
 from earmill.pipeline.reader.recordings import Recordings as Recordings
 from earmill.pipeline.spec.job import JobSpec as JobSpec
