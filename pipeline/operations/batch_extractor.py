@@ -41,11 +41,12 @@ class BatchExtractor:
     """Computes features of batches of clips; a callable for `map_batches`, `map` and UDFs.
 
     A batch is a mapping of columns. The column `audio` holds the bytes of files, paths or URIs,
-    arrays of samples, or mappings like an audio cell of `datasets`. The result has the other columns,
-    and for each clip `seconds`, `error`, and the frames of each stream, (n_frames, width) in
-    float32; events are (n_events, 3) in int32. A clip that a job would quarantine has no frames and
-    a text in `error`, which is empty for other clips. If channels are clips of their own, `channel`
-    is their number. Models are built at the first call and stay. Threads may share an extractor.
+    arrays of samples, or mappings like an audio cell of `datasets`. The result has the other
+    columns, and for each clip `seconds`, `error`, and the frames of each stream, (n_frames, width)
+    in float32; events are (n_events, 3) in int32. A clip that a job would quarantine has no frames
+    and a text in `error`, which is empty for other clips. If channels are clips of their own,
+    `channel` is their number. Models are built at the first call and stay. Threads may share an
+    extractor.
 
     Args:
         job: A job file (path or URI) or a mapping; `extract`, `audio` and `run` are used, `source`
@@ -65,12 +66,10 @@ class BatchExtractor:
         sections = job if isinstance(job, Mapping) else read_mapping(os.fspath(job))[1]
         self._job, self._audio = {**sections, **UNUSED}, audio
         self._spec = JobSpec.load(self._job)
-        layouts = [
-            layout_of(info) for model in describe_models(self._spec) for info in model.streams
-        ]
+        infos = [info for model in describe_models(self._spec) for info in model.streams]
         self._no_frames = {
-            each.name: np.zeros((0, each.stored_width), each.stored_dtype(DTYPE))
-            for each in layouts
+            layout.name: np.zeros((0, layout.stored_width), layout.stored_dtype(DTYPE))
+            for layout in map(layout_of, infos)
         }
         self._lock = threading.Lock()
         self._built: RowProcessor | None = None

@@ -1,8 +1,7 @@
-"""Features as manifests of lhotse's cuts. A manifest names a feature set, a stream and a row, so a
-CutSet leads to the stored features and holds none.
+"""Features as manifests of lhotse's cuts. A manifest names a feature set, a stream and a row.
 
-lhotse knows the storage type `earmill` when this module was imported: a process that loads a saved
-CutSet asks for `earmill.to_lhotse` first.
+This module registers the storage type `earmill` with lhotse. A process that loads a saved CutSet
+imports it by asking for `earmill.to_lhotse`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""A data folder of Kaldi: `wav.scp`, and optionally `segments`, `utt2spk` and `text`.
+"""A data folder of Kaldi. Its utterances become the rows of a manifest, which checks places, missing
+files and spans. Times are in seconds, and an end of -1 is the end of the recording. Commands in
+`wav.scp` are never run: a command ends the job before any work.
 
     wav.scp    recording path
-    segments   utterance recording start end      seconds; an end of -1 is the end of the recording
+    segments   utterance recording start end
     utt2spk    utterance speaker
     text       utterance words
-
-With `segments` each line of it is a row, else each line of `wav.scp`. The rows are the rows of a
-manifest with these columns, so places, missing files and spans are treated alike. `wav.scp` may
-hold commands, which are never run: a line that is a command ends the job before any work.
 """
 
 from __future__ import annotations

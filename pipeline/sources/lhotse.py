@@ -1,10 +1,8 @@
-"""Cuts or recordings of lhotse: JSON lines, as `CutSet.to_file` and `RecordingSet.to_file` write.
+"""Cuts or recordings of lhotse, in JSON lines; lhotse itself is not needed.
 
-A row is a cut: its id, the file of its recording, and its span in it. The columns are those of the
-cut's supervision, if it has one. The rows are the rows of a manifest, so places, missing files and
-spans are treated alike; lhotse itself is not needed. A cut whose samples are not a span of a file
-(mixed, padded, perturbed, a command, one channel of several) is refused before any work. Shar needs
-no source of its own: its tars of recordings are read with `kind: webdataset`.
+The rows become the rows of a manifest, which checks places, missing files and spans. Some cuts are
+no span of a file: mixed, padded or perturbed cuts, commands, one channel of several. They end the
+job before any work. Shar needs no source of its own: `kind: webdataset` reads its tars.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import earmill
 from earmill.pipeline.common.errors import SourceError
 from tests.pipeline.audio_factory import encode, speech_like
 from tests.pipeline.reader_data import write_set
+from tests.without_packages import without
 
 RATE_HZ = 16000
 
@@ -52,7 +55,7 @@ def test_one_stream_and_a_type(ray: Any, place: Path) -> None:
     assert row["loudness"].dtype == np.float16 and "modulation" not in row
 
 
-def test_a_missing_set_is_one_line(ray: Any, tmp_path: Path) -> None:
+def test_a_missing_set_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="gone") as told:
         earmill.ray.read_features(tmp_path / "gone")
     assert "\n" not in str(told.value)
@@ -94,3 +97,23 @@ def test_an_unknown_model_ends_before_any_batch(ray: Any, tmp_path: Path) -> Non
     )
     with pytest.raises(Exception, match="did you mean 'dau1997'"):
         made.take_all()
+
+
+def test_a_missing_package_is_one_line(place: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, earmill\n"
+        "for call in (lambda: earmill.ray.read_features(sys.argv[1]), lambda: earmill.to_lhotse):\n"
+        "    try:\n"
+        "        call()\n"
+        "    except earmill.EarmillError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(place)],
+        env=without(tmp_path, "ray", "lhotse"),
+        capture_output=True,
+        text=True,
+    )
+    ray, lhotse = done.stdout.splitlines()
+    assert "the module ray is not installed here: run pip install 'earmill[ray]'" in ray
+    assert "the module lhotse is not installed here: run pip install lhotse" in lhotse
