@@ -1,4 +1,4 @@
-"""A data folder of Kaldi. Its utterances become the rows of a manifest, which checks places, missing
+"""A data folder of Kaldi. Its utterances become the rows of a manifest, which checks places, lost
 files and spans. Times are in seconds, and an end of -1 is the end of the recording. Commands in
 `wav.scp` are never run: a command ends the job before any work.
 
