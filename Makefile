@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # Modules are compiled once, when they are first imported: all that is installed would take a minute.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup install lock demo demo-ray lint test core core-versions core-oldest core-newest test-oldest test-newest dist test-long test-gpu gpu-day test-stores chaos infra browser proof docs docs-serve bench clean
+.PHONY: help setup install lock demo demo-ray lint test core core-versions core-oldest core-newest test-oldest test-newest dist test-long test-gpu gpu-day test-stores integrations chaos infra browser proof docs docs-serve bench clean
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | sort | column -t -s '|'
 
@@ -209,6 +209,17 @@ test-stores: setup  ## Outputs on fake-gcs-server and Azurite (needs npm)
 	trap "kill $$azurite $$gcs" EXIT; sleep 4; \
 	EARMILL_TEST_GCS=http://127.0.0.1:14443 EARMILL_TEST_AZURE="$(AZURE)" \
 	  $(BIN)/python -m pytest tests/pipeline/test_object_stores.py -k "gs or abfs"
+
+# Pages about packages that are too large for the environment of the tests (run: integrations). What
+# lies in PYTHONPATH comes before that environment; 2 GB, removed after the pages ran. Spark needs a
+# JVM (apt-get install openjdk-17-jre-headless).
+INTEGRATIONS := build/integrations
+integrations: setup  ## Run the pages on JAX, TensorFlow, Daft, Dask and Spark
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(INTEGRATIONS) \
+	  -c constraints.txt jax==0.10.2 tensorflow-cpu==2.20.0 daft==0.6.14 'dask[dataframe]==2026.8.0' \
+	  pyspark==4.3.0
+	PYTHONPATH=$(abspath $(INTEGRATIONS)) $(BIN)/python -m pytest -m integrations tests/docs
+	rm -rf $(INTEGRATIONS)
 
 # Runs under faults that their seeds draw: kills, frozen processes, a server that fails, a full disk.
 SEED ?= 0

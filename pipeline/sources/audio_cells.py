@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import NotAudioError, SampleRateError, SourceError
+from earmill.pipeline.sources.fetch import Blob
 
 RATE_NAMES = ("sampling_rate", "sample_rate")
 WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
@@ -123,6 +124,13 @@ def _list_advice(kind: pa.DataType, rate_hz: int | None) -> str | None:
     if rate_hz is None:
         return "expected arrays with a sampling_rate; set audio.array_rate_hz to the rate of these"
     return None
+
+
+def held_blob(cell: AudioCell, uri: str) -> Blob | None:
+    """Return the bytes of a cell that holds bytes or an array; None for a path or nothing."""
+    if cell.data is not None:
+        return Blob(data=cell.data.to_pybytes())
+    return None if cell.samples is None else Blob(data=wav_of(cell.samples, cell.rate_hz, uri))
 
 
 def wav_of(samples: pa.Scalar, rate_hz: Any, uri: str) -> bytes:

@@ -30,7 +30,7 @@ from earmill.pipeline.sources.audio_cells import NOTHING, AudioCell
 from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.confinement import allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import Blob, load_blob
+from earmill.pipeline.sources.fetch import load_blob
 from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
 from earmill.pipeline.sources.hf_parquet import ListedRow, ParquetRows, Row
 from earmill.pipeline.sources.tables import public_value
@@ -286,11 +286,8 @@ class HfSource:
             cell = self._cell(row[self._spec.audio_column])
         except (ValueError, TypeError, pa.ArrowException) as error:
             raise base.unreadable(item.uri, error) from error
-        if cell.data is not None:
-            return Blob(data=cell.data.to_pybytes()).opened(item)
-        if cell.samples is not None:
-            wav = audio_cells.wav_of(cell.samples, cell.rate_hz, item.uri)
-            return Blob(data=wav).opened(item)
+        if (held := audio_cells.held_blob(cell, item.uri)) is not None:
+            return held.opened(item)
         uri = self._resolved(cell.path) if cell.path else None
         if uri is None:
             raise UnreadableError(

@@ -12,7 +12,7 @@ import csv
 import math
 import os
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, BinaryIO
@@ -140,12 +140,8 @@ class ManifestSource:
     def _columns(self) -> dict[str, Cells]:
         """Read the table, with its columns renamed by `source.columns`."""
         source, roles = f"source {self._spec.uri}", self._spec.columns or {}
-        try:
-            raw = base.retry_listing(lambda: self._fs.cat_file(self._path))
-            # These cells stay text, because an id 1.50 is no number.
-            columns, self._carried = read_table(self._path, raw, {*RESERVED, *roles.values()})
-        except (ValueError, csv.Error) as error:
-            raise SourceError(f"{source}: {one_line(error)}") from error
+        # These cells stay text, because an id 1.50 is no number.
+        columns, self._carried = self._table({*RESERVED, *roles.values()})
         names = {theirs: ours for ours, theirs in roles.items()}
         for theirs, ours in names.items():
             if theirs not in columns:
@@ -171,6 +167,14 @@ class ManifestSource:
                 "duration: duration}, or {uri: uri} to carry them through and take whole files"
             )
         return columns
+
+    def _table(self, untyped: Collection[str]) -> tuple[dict[str, Cells], Columns]:
+        """Read the table; cells of the columns `untyped` are not converted."""
+        try:
+            raw = base.retry_listing(lambda: self._fs.cat_file(self._path))
+            return read_table(self._path, raw, untyped)
+        except (ValueError, csv.Error) as error:
+            raise SourceError(f"source {self._spec.uri}: {one_line(error)}") from error
 
     def _folder_of_paths(self) -> Folder:
         """Return the folder in which relative uris lie: the table's, or the job's `prefix`."""

@@ -13,6 +13,7 @@ from amtcore.features.spike_events import SpikeEvents as SpikeEvents
 from amtcore.features.stream_info import StreamInfo as StreamInfo
 from amtcore.units import Calibration as Calibration
 from earmill import formats as formats
+from earmill import ray as ray
 from earmill import sources as sources
 from earmill import testing as testing
 from earmill.api import JobFailedError as JobFailedError
@@ -58,6 +59,7 @@ from earmill.pipeline.loader.rows import Row as Row
 from earmill.pipeline.loader.statistics import compute_statistics as compute_statistics
 from earmill.pipeline.loader.stream import FeatureDataset as FeatureDataset
 from earmill.pipeline.loader.stream import FeatureStream as FeatureStream
+from earmill.pipeline.operations.batch_extractor import BatchExtractor as BatchExtractor
 from earmill.pipeline.operations.deep_verify import DeepReport as DeepReport
 from earmill.pipeline.planning.estimate import JobCost as JobCost
 from earmill.pipeline.reader.combined import ConcatenatedFeatures as ConcatenatedFeatures
@@ -65,6 +67,7 @@ from earmill.pipeline.reader.combined import JoinedFeatures as JoinedFeatures
 from earmill.pipeline.reader.combined import MixedFeatures as MixedFeatures
 from earmill.pipeline.reader.combined import mix as mix
 from earmill.pipeline.reader.features import Features as Features
+from earmill.pipeline.reader.lhotse_cuts import to_lhotse as to_lhotse
 from earmill.pipeline.reader.open import open_features as open_features
 from earmill.pipeline.reader.recordings import Recordings as Recordings
 from earmill.pipeline.spec.job import JobSpec as JobSpec

@@ -3,7 +3,8 @@
 YAML that begins with `# name.yaml` becomes that file. Shell blocks run with `bash -e`. Blocks of
 Python share one namespace. A comment `<!-- check: accuracy > 0.9 -->` must then be true. A block
 `text` is what the block before it has printed; `...` in it stands for anything. The head of a page
-says whether it is run: `run: quick` by `make test`, `run: long` by `make test-long`.
+says whether it is run: `run: quick` by `make test`, `run: long` by `make test-long`,
+`run: integrations` by `make integrations`.
 """
 
 from __future__ import annotations

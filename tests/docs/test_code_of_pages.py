@@ -182,10 +182,22 @@ def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [*page_code.PREPARED, *(page.relative_to(ROOT).as_posix() for page in page_code.pages("long"))],
 )
 def test_the_page_runs_in_a_process_of_its_own(name: str, tmp_path: Path) -> None:
+    run_alone(name, tmp_path)
+
+
+@pytest.mark.integrations
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", page_code.pages("integrations"), ids=lambda page: page.stem)
+def test_the_page_runs_with_large_packages(page: Path, tmp_path: Path) -> None:
+    run_alone(page.relative_to(ROOT).as_posix(), tmp_path)
+
+
+def run_alone(name: str, folder: Path) -> None:
+    """Run a page in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", f"from tests.docs import page_code; page_code.run_named({name!r})"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
     )

@@ -189,7 +189,7 @@ def test_example_specs_are_valid(path: Path) -> None:
 
 
 def test_there_are_examples_for_each_kind_of_source() -> None:
-    wanted = {"files", "hf", "manifest", "webdataset"}
+    wanted = {"files", "hf", "kaldi", "lhotse", "manifest", "webdataset"}
     assert {JobSpec.load(path).source.kind for path in EXAMPLES} == wanted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import tarfile
 from collections.abc import Mapping
@@ -61,6 +62,34 @@ class TestManifest(_OnDisk):
         wanted = write_files(folder)
         (folder / "clips.csv").write_text("\n".join(["uri,speaker", *(f"{n},s1" for n in NAMES)]))
         return {"uri": str(folder / "clips.csv")}, wanted
+
+
+class TestKaldi(_OnDisk):
+    kind = "kaldi"
+
+    def corpus(self, folder: Path) -> Corpus:
+        wanted = {name.replace(" ", "_"): data for name, data in write_files(folder).items()}
+        lines = [f"{name.replace(' ', '_')} {name}\n" for name in NAMES]
+        (folder / "wav.scp").write_text("".join(lines))
+        return {"uri": str(folder)}, wanted
+
+    def lose(self, folder: Path, row_id: str) -> None:
+        super().lose(folder, row_id.replace("_", " "))
+
+
+class TestLhotse(_OnDisk):
+    kind = "lhotse"
+
+    def corpus(self, folder: Path) -> Corpus:
+        wanted = write_files(folder)
+        sources = [{"type": "file", "channels": [0], "source": name} for name in NAMES]
+        recordings = [
+            {"id": name, "sources": [source], "duration": 0.1}
+            for name, source in zip(NAMES, sources, strict=True)
+        ]
+        lines = [json.dumps(recording) + "\n" for recording in recordings]
+        (folder / "recordings.jsonl").write_text("".join(lines))
+        return {"uri": str(folder / "recordings.jsonl")}, wanted
 
 
 class TestHf(_OnDisk):

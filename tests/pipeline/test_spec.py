@@ -285,9 +285,12 @@ class TestMessages:
             ("source.zzz=x", "source.zzz: unknown key (valid keys: kind, uri, glob, "),
             (
                 "source.kind=file",
-                "source.kind: expected files, hf, manifest or webdataset, got",
+                "source.kind: expected files, hf, kaldi, lhotse, manifest or webdataset, got",
             ),
-            ("source={uri: x}", "source.kind: missing; expected files, hf, manifest or webdataset"),
+            (
+                "source={uri: x}",
+                "source.kind: missing; expected files, hf, kaldi, lhotse, manifest or webdataset",
+            ),
             ("source={kind: files}", "source.uri: missing, and it has no default"),
             ("source=5", "source: expected a mapping, got 5"),
             ("audio.channels=lft", "audio.channels: expected mean, left, right, each, binaural or"),

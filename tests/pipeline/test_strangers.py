@@ -174,7 +174,10 @@ def test_a_job_with_all_from_the_command_line(
     capsys.readouterr()
     assert cli.run(["extract", "job.yaml", "--resume"]) == 2
     refused = capsys.readouterr().err
-    assert "source.kind: expected files, hf, manifest or webdataset, got 'zipped'" in refused
+    assert (
+        "source.kind: expected files, hf, kaldi, lhotse, manifest or webdataset, got 'zipped'"
+        in refused
+    )
 
 
 class TestReading:
