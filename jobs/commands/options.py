@@ -36,6 +36,13 @@ RayAddress = Annotated[
         "--set run.ray_address=...",
     ),
 ]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Worker processes. Same as --set run.workers=...")
+]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"] | None,
+    typer.Option(help="Where the models run. Same as --set run.device=..."),
+]
 Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Show no progress: only the result, and errors."),
@@ -75,13 +82,8 @@ JobOfDataset = Annotated[
 ]
 
 
-def run_overrides(
-    set_: Sequence[str] | None,
-    log_format: str | None,
-    metrics: str | None,
-    ray_address: str | None,
-) -> list[str]:
-    named = {"log_format": log_format, "metrics": metrics, "ray_address": ray_address}
+def run_overrides(set_: Sequence[str] | None, **named: str | int | None) -> list[str]:
+    """Return the overrides of a job file, with the options that set a key of `run`."""
     stated = [f"run.{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
     return [*(set_ or ()), *stated]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from functools import partial
 from typing import Annotated
@@ -88,12 +89,23 @@ def extract(
             "shards that they leave. Implies --resume.",
         ),
     ] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="ROWS",
+            help="Try the job on its first rows. Its output gets a name of its own, which ends in "
+            "-first-ROWS.",
+        ),
+    ] = None,
     finish: Annotated[
         bool,
         typer.Option(
             "--finish", help="Compute nothing; write the index if every shard is committed."
         ),
     ] = False,
+    workers: options.Workers = None,
+    device: options.Device = None,
     as_json: options.AsJson = False,
     ray_address: options.RayAddress = None,
     log_format: options.LogFormat = None,
@@ -113,9 +125,13 @@ def extract(
     if repair and update:
         raise typer.BadParameter("--repair and --update are two runs: repair first")
     # A wrong job file is reported before the rest is imported.
-    spec = JobSpec.load(
-        job, overrides=options.run_overrides(set_, log_format, metrics, ray_address)
-    )
+    run = {"workers": workers, "device": device, "log_format": log_format, "metrics": metrics}
+    overrides = options.run_overrides(set_, **run, ray_address=ray_address)
+    spec = JobSpec.load(job, overrides=overrides)
+    if limit is not None:
+        first = f"{spec.output.uri.rstrip('/')}-first-{limit}"
+        overrides += [f"source.limit={limit}", f"output.uri={json.dumps(first)}"]
+        spec = JobSpec.load(job, overrides=overrides)
     # Ray deletes the copy of the folder in which it runs a submitted job, features included.
     uri = spec.output.uri
     if SUBMITTED in os.environ and is_local(uri) and not os.path.isabs(uri):
@@ -154,6 +170,8 @@ def add_features(
         ),
     ],
     set_: options.Overrides = None,
+    workers: options.Workers = None,
+    device: options.Device = None,
     as_json: options.AsJson = False,
     ray_address: options.RayAddress = None,
     storage_options: options.StorageOptions = None,
@@ -167,13 +185,14 @@ def add_features(
     """
     from earmill.pipeline.operations.add_features import add_features as add
 
+    run = {"workers": workers, "device": device, "log_format": log_format, "metrics": metrics}
     log_lines = log_format or "text"
     with reported_run(as_json=as_json, log_format=log_lines, quiet=quiet) as (sink, stop):
         end = add(
             uri,
             job,
             storage_options=options.parse_storage_options(storage_options),
-            overrides=options.run_overrides(set_, log_format, metrics, ray_address),
+            overrides=options.run_overrides(set_, **run, ray_address=ray_address),
             sink=sink,
             stop=stop,
         )
@@ -199,6 +218,8 @@ def retry(
     where: Annotated[str | None, typer.Option(hidden=True)] = None,
     set_: options.Overrides = None,
     job: options.JobOfDataset = None,
+    workers: options.Workers = None,
+    device: options.Device = None,
     as_json: options.AsJson = False,
     ray_address: options.RayAddress = None,
     storage_options: options.StorageOptions = None,
@@ -224,7 +245,8 @@ def retry(
 
     rows = RowFilter.of(error=error or (), stage=stage or (), uri=uri or ())
     store_options = options.parse_storage_options(storage_options)
-    overrides = options.run_overrides(set_, log_format, metrics, ray_address)
+    run = {"workers": workers, "device": device, "log_format": log_format, "metrics": metrics}
+    overrides = options.run_overrides(set_, **run, ray_address=ray_address)
     job_and_rows = find_retry(dataset, store_options, rows=rows, job=job, overrides=overrides)
     if job_and_rows is None:
         text = (

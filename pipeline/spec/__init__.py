@@ -52,7 +52,9 @@ class SpecModel(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        meanings = argument_texts(cls.__doc__)
+        meanings: dict[str, str] = {}
+        for base in reversed(cls.__mro__):
+            meanings |= argument_texts(base.__doc__)
         for name, field in cls.model_fields.items():
             field.description = meanings.get(name)
         cls.model_rebuild(force=True)

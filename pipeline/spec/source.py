@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, SerializeAsAny, field_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
 from pydantic_core import PydanticCustomError
 
 from earmill.pipeline.common.errors import ExtensionError
@@ -29,9 +29,11 @@ class SourceSection(SpecModel):
 
     Args:
         kind: Registered name of the kind; every section has a `Literal` of it.
+        limit: Use only the first rows, at most this number; all when null.
     """
 
     kind: str
+    limit: int | None = Field(default=None, ge=1)
 
 
 @dataclass(frozen=True)
