@@ -61,7 +61,12 @@ def to_lhotse(uri: str | os.PathLike[str], cuts: Any, *, stream: str | None = No
         cuts[0].load_features()               # (n_frames, width), float32
     """
     features = open_features(uri)
-    framed = [name for name, info in features.streams.items() if info.layout != "events"]
+    # A stream with one frame a clip has no rate, which lhotse needs.
+    framed = [
+        name
+        for name, info in features.streams.items()
+        if info.layout != "events" and info.frame_rate_hz
+    ]
     name = framed[0] if stream is None and len(framed) == 1 else stream
     if name is None or name not in framed:
         raise ValueError(f"expected one of the streams of frames, {framed}, got {stream!r}")

@@ -67,7 +67,7 @@ def test_rows_are_the_first_ones(make: Callable[[Path], Section], tmp_path: Path
 
 def test_a_limit_below_one_is_refused(tmp_path: Path) -> None:
     job = {"source": files(tmp_path / "c") | {"limit": 0}, "extract": [{"model": "dau1997"}]}
-    with pytest.raises(SpecError, match="source.limit"):
+    with pytest.raises(SpecError, match=r"source\.limit"):
         JobSpec.load(job | {"output": {"uri": "o"}})
 
 

@@ -160,3 +160,19 @@ def test_what_to_lhotse_cannot_give_is_one_line(folder: Path, cuts: CutSet) -> N
     with pytest.raises(ValueError, match=r"the streams of frames, \['mel'\], got 'modulation'"):
         earmill.to_lhotse(place, cuts, stream="modulation")
     assert lhotse.__version__
+
+
+def test_numbers_of_a_clip_are_no_frames(folder: Path, cuts: CutSet) -> None:
+    """A stream with one frame a clip has no rate."""
+    cuts.to_file(folder / "cuts.jsonl")
+    place = str(folder / "features")
+    earmill.extract(
+        {
+            "source": {"kind": "lhotse", "uri": str(folder / "cuts.jsonl")},
+            "extract": [{"model": "glasberg2002", "streams": {"loudness_summary": {}}}],
+            "output": {"uri": place},
+            "run": {"executor": "local"},
+        }
+    )
+    with pytest.raises(ValueError, match=r"the streams of frames, \[\]"):
+        earmill.to_lhotse(place, cuts, stream="loudness_summary")
