@@ -249,8 +249,7 @@ class MelStream(ExtractStream):
     def _padded(self, samples: Rows, before: int, after: int) -> Rows:
         if len(samples) == 0:
             return samples
-        mode: Literal["reflect", "constant"] = self._blocks.params.pad_mode
-        padded: Rows = np.pad(samples, (before, after), mode=mode)
+        padded: Rows = np.pad(samples, (before, after), mode=self._blocks.params.pad_mode)
         return padded
 
     def _made(self, rows: list[Rows]) -> ClipFeatures:

@@ -144,9 +144,7 @@ class SpikeStream:
     def _push_frames_of(self, call: Callable[[ExtractStream], Any]) -> SpikeEvents:
         if self._source is None:
             raise ParameterError("this stream has no source of frames: use push_frames")
-        frames = call(self._source)
-        by_name = isinstance(frames, Mapping)
-        return self.push_frames(frames[self._encoder.options.source] if by_name else frames)
+        return self.push_frames(call(self._source)[self._encoder.options.source])
 
 
 class SpikeEncoder:

@@ -258,9 +258,13 @@ class WindowedSpectrum(Stage):
 
     def spectra(self, x: Tensor) -> Tensor:
         """(batch, .., time) of whole signals -> (batch, .., frame, component)."""
-        half = self.windows[0] // 2  # zeros that centre the first frame on sample 0
-        made = by_item(self.intensities, torch.nn.functional.pad(x, (half, half)))
+        made = by_item(self.intensities, self.padded(x))
         return made[..., : self.n_frames(x.shape[-1]), :]
+
+    def padded(self, x: Tensor) -> Tensor:
+        """(.., time) with the zeros around it that centre the first frame on sample 0."""
+        half = self.windows[0] // 2
+        return torch.nn.functional.pad(x, (half, half))
 
 
 #: First bin, and the bin after the last, of every window.
