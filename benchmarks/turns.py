@@ -53,7 +53,9 @@ def main(other: Path, names: list[str]) -> None:
     """Measure and write a section for each of the names."""
     commit = _commit(other)
     for name in names or MEASURES:
-        what = (MEASURES[name].__doc__ or "").partition(":")[0].splitlines()[0].rstrip(".")
+        what = (MEASURES[name].__doc__ or "").splitlines()[0].rstrip(".")
+        what = what.removeprefix("Return ")
+        what = what[0].upper() + what[1:]
         note = f"{what}. By turns with {commit}, {ROUNDS[name]} each; the best of each."
         head = ("measurement", "what", commit, "here", "here / there")
         body = f"{note}\n\n{table(head, lines(name, other))}"
