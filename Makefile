@@ -245,7 +245,7 @@ infra: setup  ## Check the files of infra/ with their own tools
 	  $(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(TOOLS)/$${tool%%:*} && \
 	  $(BIN)/uv pip install --quiet --python $(TOOLS)/$${tool%%:*}/bin/python $${tool#*:} || exit 1; \
 	done
-	EARMILL_INFRA_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest tests/infra
+	EARMILL_INFRA_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest -m "" tests/infra
 
 # The report, the page of `earmill watch` and the documentation site in headless Chromium (apt-get
 # install chromium); with IMAGES=docs/images also the pictures of the documentation.

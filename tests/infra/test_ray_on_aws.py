@@ -12,6 +12,8 @@ from ray.autoscaler._private.aws.config import DEFAULT_AMI
 
 from tests.infra.test_cluster_files import launched, read
 
+pytestmark = pytest.mark.long  # Ray's launcher starts and looks for nodes for half a minute.
+
 REGION = "eu-central-1"
 WORKERS = {"cpu-spot", "gpu-spot"}
 TAG = {"ray-node-type": "worker", "ray-node-name": "of-a-test"}
