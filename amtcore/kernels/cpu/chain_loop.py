@@ -130,8 +130,7 @@ def _load_gradient(gy: Any, rows: Any, t0: int, n: int, buffer: Any, turned: Any
         if row >= 0:
             copy_row(gy[row], t0, turned, lane * BLOCK, n)
         else:
-            for t in range(n):
-                turned[lane * BLOCK + t] = 0.0
+            turned[lane * BLOCK : lane * BLOCK + n] = 0.0
     transpose(turned, 0, BLOCK, LANES, n, buffer, LANES, LANES)
 
 
@@ -238,7 +237,7 @@ def _loop_for(operations: tuple[ChainOperation, ...]) -> ChainLoop:
         turned, scratch = aligned(BLOCK * LANES, x), aligned(scratch_rows * LANES, x)
         starts = aligned(blocks * state.shape[0], x).reshape(blocks, -1)
         for i in range(blocks):
-            copy_row(state, 0, starts[i], 0, state.shape[0])
+            starts[i] = state
             n = min(BLOCK, length - i * BLOCK)
             load_rows(x, shared, channels, i * BLOCK, n, a)
             for m in range(filters.shape[0]):
@@ -255,8 +254,7 @@ def _loop_for(operations: tuple[ChainOperation, ...]) -> ChainLoop:
                 _load_gradient(gy, rows[0], i * BLOCK, n, g, turned)
                 run_op_block_adjoint(ops[k], a, g, ga, n, coef, gcoef, starts[i], gstate, scratch)
             if filters.shape[0] > 0:
-                for t in range(n):
-                    vstore(ga, t * LANES, vsplat(ga, 0.0))
+                ga[:] = 0.0
             for m in range(filters.shape[0]):
                 _load_gradient(gy, rows[m], i * BLOCK, n, g, turned)
                 run_filter_block_adjoint(

@@ -141,72 +141,83 @@ def pole_zero_cascade_block(
     return n
 
 
-def _adjoint_of(zeros: bool) -> Any:
-    """Return the adjoint of a cascade with zeros, or without."""
+@part(forceinline=True)
+def _adjoint(
+    zeros: bool, x: Any, gy: Any, gx: Any, n: int, order: int, coef: Any, gcoef: Any, c: int,
+    state: Any, gstate: Any, s: int, scratch: Any,
+) -> None:  # fmt: skip
+    """Gradients of one block of either cascade, backwards in time; `scratch` holds every z.
 
-    @part
-    def adjoint(
-        x: Any, gy: Any, gx: Any, n: int, argument: int, coef: Any, gcoef: Any, c: int, state: Any,
-        gstate: Any, s: int, scratch: Any,
-    ) -> None:  # fmt: skip
-        """Gradients of one block, backwards in time; `scratch` holds every z.
-
-        With l_k the gradient of z_k, without zeros:
-        l_n[t] = g gy[t] + p* l_n[t+1],  l_k[t] = l_{k+1}[t] + p* l_k[t+1],
-        gx = Re l_1,  gp = sum over k, t of l_k[t] z_k[t-1]*,  gg = sum of gy Re z_n.
-        With zeros, per section from the last: l[t] = g gy[t] + p* l[t+1],  gx = Re l (the gy of the
-        section before),  gp = sum of l[t] z[t-1]*,  gg = sum of gy Re z.
-        """
-        p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
-        gain, zero = vload(coef, (c + 2) * LANES), vsplat(coef, 0.0)
-        minus_p_im = zero - p_im
-        row = 2 * (n + 1) * LANES  # scratch of one section: z before and after every sample
-        for k in range(argument):
-            z_re = vload(state, (s + 2 * k) * LANES)
-            z_im = vload(state, (s + 2 * k + 1) * LANES)
-            vstore(scratch, k * row, z_re)
-            vstore(scratch, k * row + LANES, z_im)
-            for t in range(n):
-                if k == 0:
-                    x_re, x_im = vload(x, t * LANES), zero
-                else:
-                    before = (k - 1) * row + 2 * (t + 1) * LANES
-                    x_re, x_im = vload(scratch, before), vload(scratch, before + LANES)
-                    if zeros:
-                        x_re = x_re * gain
-                new_re = fma(p_re, z_re, fma(minus_p_im, z_im, x_re))
-                z_im = fma(p_re, z_im, p_im * z_re if zeros else fma(p_im, z_re, x_im))
-                z_re = new_re
-                vstore(scratch, k * row + 2 * (t + 1) * LANES, z_re)
-                vstore(scratch, k * row + 2 * (t + 1) * LANES + LANES, z_im)
-        gp_re, gp_im = vload(gcoef, c * LANES), vload(gcoef, (c + 1) * LANES)
-        g_gain = vload(gcoef, (c + 2) * LANES)
-        for t in range(n - 1, -1, -1):
-            upstream = vload(gy, t * LANES)
-            l_re, l_im = upstream, zero
-            if not zeros:
-                last = (argument - 1) * row + 2 * (t + 1) * LANES
-                g_gain = fma(upstream, vload(scratch, last), g_gain)
-                l_re = upstream * gain
-            for k in range(argument - 1, -1, -1):
-                at, before = (s + 2 * k) * LANES, k * row + 2 * t * LANES
-                # gstate holds l_k[t+1] already multiplied by the conjugate pole.
+    With l_k the gradient of z_k, without zeros:
+    l_n[t] = g gy[t] + p* l_n[t+1],  l_k[t] = l_{k+1}[t] + p* l_k[t+1],
+    gx = Re l_1,  gp = sum over k, t of l_k[t] z_k[t-1]*,  gg = sum of gy Re z_n.
+    With zeros, per section from the last: l[t] = g gy[t] + p* l[t+1],  gx = Re l (the gy of the
+    section before),  gp = sum of l[t] z[t-1]*,  gg = sum of gy Re z.
+    """
+    p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
+    gain, zero = vload(coef, (c + 2) * LANES), vsplat(coef, 0.0)
+    minus_p_im = zero - p_im
+    row = 2 * (n + 1) * LANES  # scratch of one section: z before and after every sample
+    for k in range(order):
+        z_re = vload(state, (s + 2 * k) * LANES)
+        z_im = vload(state, (s + 2 * k + 1) * LANES)
+        vstore(scratch, k * row, z_re)
+        vstore(scratch, k * row + LANES, z_im)
+        for t in range(n):
+            if k == 0:
+                x_re, x_im = vload(x, t * LANES), zero
+            else:
+                before = (k - 1) * row + 2 * (t + 1) * LANES
+                x_re, x_im = vload(scratch, before), vload(scratch, before + LANES)
                 if zeros:
-                    g_gain = fma(l_re, vload(scratch, before + 2 * LANES), g_gain)
-                    l_re, l_im = fma(l_re, gain, vload(gstate, at)), vload(gstate, at + LANES)
-                else:
-                    l_re, l_im = l_re + vload(gstate, at), l_im + vload(gstate, at + LANES)
-                z_re, z_im = vload(scratch, before), vload(scratch, before + LANES)
-                gp_re = fma(l_re, z_re, fma(l_im, z_im, gp_re))
-                gp_im = fma(l_im, z_re, fma(zero - l_re, z_im, gp_im))
-                vstore(gstate, at, fma(p_re, l_re, p_im * l_im))
-                vstore(gstate, at + LANES, fma(p_re, l_im, minus_p_im * l_re))
-            vstore(gx, t * LANES, l_re)
-        vstore(gcoef, c * LANES, gp_re)
-        vstore(gcoef, (c + 1) * LANES, gp_im)
-        vstore(gcoef, (c + 2) * LANES, g_gain)
+                    x_re = x_re * gain
+            new_re = fma(p_re, z_re, fma(minus_p_im, z_im, x_re))
+            z_im = fma(p_re, z_im, p_im * z_re if zeros else fma(p_im, z_re, x_im))
+            z_re = new_re
+            vstore(scratch, k * row + 2 * (t + 1) * LANES, z_re)
+            vstore(scratch, k * row + 2 * (t + 1) * LANES + LANES, z_im)
+    gp_re, gp_im = vload(gcoef, c * LANES), vload(gcoef, (c + 1) * LANES)
+    g_gain = vload(gcoef, (c + 2) * LANES)
+    for t in range(n - 1, -1, -1):
+        upstream = vload(gy, t * LANES)
+        l_re, l_im = upstream, zero
+        if not zeros:
+            last = (order - 1) * row + 2 * (t + 1) * LANES
+            g_gain = fma(upstream, vload(scratch, last), g_gain)
+            l_re = upstream * gain
+        for k in range(order - 1, -1, -1):
+            at, before = (s + 2 * k) * LANES, k * row + 2 * t * LANES
+            # gstate holds l_k[t+1] already multiplied by the conjugate pole.
+            if zeros:
+                g_gain = fma(l_re, vload(scratch, before + 2 * LANES), g_gain)
+                l_re, l_im = fma(l_re, gain, vload(gstate, at)), vload(gstate, at + LANES)
+            else:
+                l_re, l_im = l_re + vload(gstate, at), l_im + vload(gstate, at + LANES)
+            z_re, z_im = vload(scratch, before), vload(scratch, before + LANES)
+            gp_re = fma(l_re, z_re, fma(l_im, z_im, gp_re))
+            gp_im = fma(l_im, z_re, fma(zero - l_re, z_im, gp_im))
+            vstore(gstate, at, fma(p_re, l_re, p_im * l_im))
+            vstore(gstate, at + LANES, fma(p_re, l_im, minus_p_im * l_re))
+        vstore(gx, t * LANES, l_re)
+    vstore(gcoef, c * LANES, gp_re)
+    vstore(gcoef, (c + 1) * LANES, gp_im)
+    vstore(gcoef, (c + 2) * LANES, g_gain)
 
-    return adjoint
+
+@part
+def one_pole_cascade_adjoint(
+    x: Any, gy: Any, gx: Any, n: int, argument: int, coef: Any, gcoef: Any, c: int, state: Any,
+    gstate: Any, s: int, scratch: Any,
+) -> None:  # fmt: skip
+    _adjoint(False, x, gy, gx, n, argument, coef, gcoef, c, state, gstate, s, scratch)
+
+
+@part
+def pole_zero_cascade_adjoint(
+    x: Any, gy: Any, gx: Any, n: int, argument: int, coef: Any, gcoef: Any, c: int, state: Any,
+    gstate: Any, s: int, scratch: Any,
+) -> None:  # fmt: skip
+    _adjoint(True, x, gy, gx, n, argument, coef, gcoef, c, state, gstate, s, scratch)
 
 
 def _twice(argument: int) -> int:
@@ -221,7 +232,7 @@ ONE_POLE_CASCADE = ChainOperation(
     states=_twice,
     reference=one_pole_cascade,
     block=one_pole_cascade_block,
-    adjoint=_adjoint_of(zeros=False),
+    adjoint=one_pole_cascade_adjoint,
     taped=_twice,
 )
 #: Argument: as above.
@@ -231,6 +242,6 @@ POLE_ZERO_CASCADE = ChainOperation(
     states=_twice,
     reference=pole_zero_cascade,
     block=pole_zero_cascade_block,
-    adjoint=_adjoint_of(zeros=True),
+    adjoint=pole_zero_cascade_adjoint,
     taped=_twice,
 )
