@@ -66,7 +66,7 @@ output:{output_note}
 # run: {{workers: 2, threads_per_worker: 1}}   # all cores of this machine if you leave it out
 """
 POOLING = """
-        frame_rate_hz: {rate:g}  # rows of features per second
+        frame_rate_hz: {rate:g}  # frames per second
         pool: {pool}  # how a frame's samples become one value: mean, rms, max, subsample"""
 NO_POOLING = "  # its frame rate follows from the model's parameters"
 NO_LICENSES = """\
@@ -170,7 +170,7 @@ def init(
         lambda answer: _output(answer, place),
     )
     chosen_formats = ask("5/5  Stored as?", formats, "parquet,zarr", _formats)
-    dtype = ask("     In numbers of?", dtype, DTYPES[0], partial(_word, DTYPES))
+    dtype = ask("     Type of the stored numbers?", dtype, DTYPES[0], partial(_word, DTYPES))
     licenses = {
         "source": ask(
             "     Licence of the audio, e.g. CC-BY-4.0, or nothing", source_license, "", _license
@@ -348,7 +348,7 @@ def kind_of(source: str) -> str:
         return "hf" if source.startswith("hf://datasets/") else "files"
     if HUB_ID.fullmatch(source) and not source.startswith("."):
         return "hf"
-    raise SourceError(f"{one_line(source)}: not found{_nearby(Path(source))}; check the name")
+    raise SourceError(f"{one_line(source)}: not found; check the name{_nearby(Path(source))}")
 
 
 def _nearby(path: Path) -> str:
