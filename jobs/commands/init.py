@@ -1,4 +1,4 @@
-"""`earmill init`: ask five questions, write a commented job file, and estimate the job. Answers may
+"""`earmill init`: ask some questions, write a commented job file, and estimate the job. Answers may
 be quoted, begin with `~`, have spaces at the ends, or be escaped for a shell. A wrong answer is
 explained with a message that says what to do."""
 
@@ -111,7 +111,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write a commented job file from five answers, and estimate the job.
+    """Write a commented job file from your answers, and estimate the job.
 
     Asks for each answer that no option gives. Without a terminal nothing is asked: --source and
     --output are needed, the rest has defaults.
