@@ -53,6 +53,7 @@ audio:
 extract:
   # One or several of {models}.
   - model: {model}
+    # fs_hz: 16000  # rate at which the model runs; `earmill models {model}` names the default
     streams:
       {stream}:{pooling}
 
