@@ -87,7 +87,7 @@ def _earmill(
         bool, typer.Option(DEBUG, help="Show the traceback of an error; goes before the command.")
     ] = False,
 ) -> None:
-    """Grind audio corpora into auditory-model features."""
+    """Compute features of audio corpora with models of hearing."""
 
 
 def run(arguments: Sequence[str]) -> int:

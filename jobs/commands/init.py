@@ -1,4 +1,4 @@
-"""`earmill init`: ask five questions, write a commented job file, and estimate the job. Answers may
+"""`earmill init`: ask some questions, write a commented job file, and estimate the job. Answers may
 be quoted, begin with `~`, have spaces at the ends, or be escaped for a shell. A wrong answer is
 explained with a message that says what to do."""
 
@@ -53,6 +53,7 @@ audio:
 extract:
   # One or several of {models}.
   - model: {model}
+    # fs_hz: 16000  # rate at which the model runs; `earmill models {model}` names the default
     streams:
       {stream}:{pooling}
 
@@ -66,7 +67,7 @@ output:{output_note}
 # run: {{workers: 2, threads_per_worker: 1}}   # all cores of this machine if you leave it out
 """
 POOLING = """
-        frame_rate_hz: {rate:g}  # rows of features per second
+        frame_rate_hz: {rate:g}  # frames per second
         pool: {pool}  # how a frame's samples become one value: mean, rms, max, subsample"""
 NO_POOLING = "  # its frame rate follows from the model's parameters"
 NO_LICENSES = """\
@@ -111,7 +112,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write a commented job file from five answers, and estimate the job.
+    """Write a commented job file from your answers, and estimate the job.
 
     Asks for each answer that no option gives. Without a terminal nothing is asked: --source and
     --output are needed, the rest has defaults.
@@ -170,7 +171,7 @@ def init(
         lambda answer: _output(answer, place),
     )
     chosen_formats = ask("5/5  Stored as?", formats, "parquet,zarr", _formats)
-    dtype = ask("     In numbers of?", dtype, DTYPES[0], partial(_word, DTYPES))
+    dtype = ask("     Type of the stored numbers?", dtype, DTYPES[0], partial(_word, DTYPES))
     licenses = {
         "source": ask(
             "     Licence of the audio, e.g. CC-BY-4.0, or nothing", source_license, "", _license
@@ -348,7 +349,7 @@ def kind_of(source: str) -> str:
         return "hf" if source.startswith("hf://datasets/") else "files"
     if HUB_ID.fullmatch(source) and not source.startswith("."):
         return "hf"
-    raise SourceError(f"{one_line(source)}: not found{_nearby(Path(source))}; check the name")
+    raise SourceError(f"{one_line(source)}: not found; check the name{_nearby(Path(source))}")
 
 
 def _nearby(path: Path) -> str:

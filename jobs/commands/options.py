@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from earmill.pipeline.storage.layout import Layout
 
 JobFile = Annotated[
-    str, typer.Argument(metavar="JOB.yaml", help="Job spec: a local path or any fsspec URI.")
+    str, typer.Argument(metavar="JOB.yaml", help="Job file: a local path or any fsspec URI.")
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="A.B=C",
-        help="Override one value of the spec, YAML syntax: --set output.dtype=float32. Repeatable.",
+        help="Override one value of the job file, as YAML: --set output.dtype=float32. Repeatable.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, for machines.")]

@@ -16,7 +16,8 @@ from earmill.pipeline.common.text import nearest
 # A heading of the page about errors, and a line of its table: reason, meaning, help.
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 REASON = re.compile(r"^\| `(\w+)` \| (.+) \| (.+) \|$", re.MULTILINE)
-LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")  # A link; a terminal shows its text alone.
+# A link; a terminal shows its text and the file in the repository, without an anchor.
+LINK = re.compile(r"\[([^]]+)\]\((?:\.\./)?([^)#]+)[^)]*\)")
 # Optional articles of topics: `earmill explain source` shows `the-source`.
 ARTICLE = re.compile(r"^(the|an?)-")
 
@@ -43,7 +44,7 @@ def explain(
     """Explain an error or a reason for quarantine, and how to repair it."""
     from rich.markdown import Markdown
 
-    page = LINK.sub(r"\1", page_text())
+    page = LINK.sub(r"\1 (\2)", page_text())
     console().print(Markdown(page if topic is None else explanation(page, topic)))
 
 

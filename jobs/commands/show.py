@@ -21,7 +21,7 @@ def plot(
         typer.Option("--row", metavar="ID", help="Row id; the first row when left out."),
     ] = None,
     out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("row.png"),
-    start: Annotated[float, typer.Option(metavar="S", help="Begin of the time shown.")] = 0.0,
+    start: Annotated[float, typer.Option(metavar="S", help="Start of the time shown.")] = 0.0,
     stop: Annotated[
         float | None, typer.Option(metavar="S", help="End; the clip's end when left out.")
     ] = None,

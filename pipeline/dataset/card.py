@@ -216,7 +216,7 @@ def _reading(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
 
 
 def _cells(streams: Sequence[Mapping[str, Any]], fmt: str, dtype: str) -> list[str]:
-    lines = ["# A cell is the bytes of its numbers, row after row."]
+    lines = ["import numpy", "# A cell is the bytes of its numbers, row after row."]
     # Streams in int8 come last, because their recipe is longer.
     for stream in sorted(streams, key=lambda each: each.get("layout") == INT8):
         layout = format_of(fmt).layout_of(stream)

@@ -58,7 +58,7 @@ def cpu_note(nodes: Sequence[Node], run: RunSpec) -> str:
     """Return a note for a job that would take GPUs and finds none; else an empty text."""
     if run.device != "auto" or not run.gpus_wanted or gpu_seats(nodes, run):
         return ""
-    return "no GPU among the nodes: the models run on CPU"
+    return "found no GPU: the models run on CPU"
 
 
 def gpu_seats(nodes: Sequence[Node], run: RunSpec) -> list[Node]:

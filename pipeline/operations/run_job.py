@@ -110,8 +110,9 @@ def summarise(
             exit_code = EXIT_TOO_MANY_BAD
             message += (
                 f"; {bad / (ok + bad):.1%} of the rows are in quarantine, more than "
-                f"run.max_bad_fraction {max_bad_fraction:.1%} allows: see `earmill inspect` with "
-                "--quarantine for why"
+                f"run.max_bad_fraction {max_bad_fraction:.1%} allows, so the exit code is "
+                f"{EXIT_TOO_MANY_BAD}; all other rows are written; for the reasons run: earmill "
+                f"inspect {layout.url()} --quarantine"
             )
     else:
         status, exit_code = "failed", EXIT_FAILED

@@ -359,9 +359,10 @@ class Features(FeatureSet):
         sorted_rows, ids = self._catalog.id_order, self.table.column("row_id")
         at = bisect_left(sorted_rows, row_id, key=lambda row: ids[int(row)].as_py())
         if at == len(sorted_rows) or ids[int(sorted_rows[at])].as_py() != row_id:
+            first = f"the first is {ids[0].as_py()!r}, " if len(self) else ""
             raise KeyError(
-                f"no row {row_id!r} among the {len(self)} good rows of {self._url()}; ids are in "
-                "ds.table['row_id'], rows that failed in ds.quarantine"
+                f"no row {row_id!r} among the {len(self)} good rows of {self._url()}; {first}"
+                "all ids are in ds.table['row_id'], rows that failed in ds.quarantine"
             )
         return int(sorted_rows[at])
 

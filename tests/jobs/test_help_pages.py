@@ -78,6 +78,7 @@ def test_a_topic_needs_no_article_and_an_unknown_one_is_told_what_there_is(
     assert cli.run(["explain"]) == 0
     out = capsys.readouterr().out
     assert "No answer" in out and "](" not in out
+    assert "credentials (docs/howto/cloud.md)" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

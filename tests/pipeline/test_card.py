@@ -107,6 +107,8 @@ def test_the_python_in_the_card_is_python(card: str) -> None:
     code = card.split("```python\n")[1].split("\n```")[0]
     compile(code, "README.md", "exec")
     assert "open_features" in code and "load_dataset" in code and "xarray" in code
+    assert code.index("import numpy\n") < code.index("numpy.frombuffer")
+    assert "several rows of one row_id" in code
 
 
 def test_hostile_names_cannot_break_the_card(layout: Layout) -> None:

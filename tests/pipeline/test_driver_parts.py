@@ -162,7 +162,9 @@ def test_a_run_without_a_good_row_claims_no_audio_and_no_speed(tmp_path: Path) -
 def test_exactly_the_allowed_fraction_is_allowed(tmp_path: Path) -> None:
     none_before = {"before": [], "shards": 1, "max_bad_fraction": 0.5}
     assert summary(tmp_path, one_done(10), **none_before).exit_code == 0
-    assert summary(tmp_path, one_done(11), **none_before).exit_code == 3
+    end = summary(tmp_path, one_done(11), **none_before)
+    assert end.exit_code == 3 and "so the exit code is 3" in end.message
+    assert end.message.endswith(f"run: earmill inspect {end.output} --quarantine")
 
 
 def test_missing_shards_say_why_and_how_to_go_on(tmp_path: Path) -> None:

@@ -724,6 +724,9 @@ class ParquetFormat(Format):
         return (
             "from datasets import load_dataset",
             'ds = load_dataset("path/to/this/folder")  # the files listed above, no others',
+            f"# A recording with more than {LIMIT_BYTES // MB} MB of features is "
+            "several rows of one row_id:",
+            "# sort its rows by <stream>_start and join their frames.",
         )
 
 
