@@ -277,13 +277,12 @@ class LoudnessModel(Model):
             shown = [Segment(silence + tail[..., :0].sum(-1, keepdim=True), 0, 0)]
         response = self.ear.response(self.ear.taps(), shown[0].x.shape[-1])
 
-        def heard(segments: Sequence[Segment], together: int = 1) -> list[Tensor]:
-            """Filter blocks by the ear; silence takes the place of missing blocks."""
+        def heard(segments: Sequence[Segment]) -> list[Tensor]:
+            """Filter blocks by the ear."""
             x = [segment.x for segment in segments]
-            x += [torch.zeros_like(x[0])] * (together - len(x))
             filtered = self.ear.filter_by(torch.cat(x) if len(x) > 1 else x[0], response)
             starts = (segment.first + self.ear.order // 2 for segment in segments)
-            parts = zip(starts, filtered.split(len(x[0])), strict=False)
+            parts = zip(starts, filtered.split(len(x[0])), strict=True)
             return [inside(part, start, blocks.samples) for start, part in parts]
 
         numbers_alone = not self.return_stages and can_share(tail) and can_compute(tail)
@@ -323,7 +322,7 @@ class LoudnessModel(Model):
         groups = groupby(places, lambda place: (place[0].first + reach) // samples)
 
         def fill(group: Sequence[tuple[Segment, Tensor]]) -> None:
-            signals = heard([segment for segment, _ in group], together)
+            signals = heard([segment for segment, _ in group])
             for (segment, rows), batch in zip(group, signals, strict=True):
                 rows[..., used:] = 0.0
                 for signal, row in zip(batch, rows.split(1), strict=True):
