@@ -78,7 +78,10 @@ def test_a_stranger_is_a_kind_of_source_like_any_other(path: Path) -> None:
 def test_hints_of_a_wrong_key_and_a_wrong_kind_know_the_stranger(path: Path) -> None:
     kind = silence(path, "b")
     wrong_key = error_of({"kind": kind, "clip": 5})
-    assert "source.clip: unknown key; did you mean 'clips'? (valid keys: kind, clips)" in wrong_key
+    assert (
+        "source.clip: unknown key; did you mean 'clips'? (valid keys: kind, limit, clips)"
+        in wrong_key
+    )
     wrong_kind = error_of({"kind": "silence-b"})
     assert "silence_b or webdataset, got 'silence-b'; did you mean 'silence_b'?" in wrong_kind
     assert GROUP in wrong_kind

@@ -24,6 +24,7 @@ from earmill import (
     collate_packed,
     open_features,
 )
+from earmill.pipeline.loader.collate import takes_views
 from earmill.pipeline.loader.feature_loader import FREE, TAKEN, BatchRing, _Batches
 from tests.pipeline.reader_data import forks, write_set
 
@@ -41,7 +42,8 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Features:
 def sent(ring: BatchRing, rows: Any, collate_fn: Any = collate) -> Any:
     """A batch through the queue: collated in a slot, pickled, and opened."""
     batches = _Batches(None, collate_fn)  # type: ignore[arg-type]
-    return pickle.loads(pickle.dumps(batches._sent(ring, 0, rows)))
+    made = batches._sent(ring.slot(0), rows, takes_views(collate_fn))
+    return pickle.loads(pickle.dumps(made))
 
 
 def states(ring: BatchRing, n: int = 2) -> list[int]:
@@ -77,11 +79,11 @@ def flat(batch: Batch) -> dict[str, torch.Tensor]:
 def test_a_batch_arrives_as_it_was_collated(ds: Features, collate_fn: Any) -> None:
     rows = [ds[i] for i in (3, 9, 4)]
     ring = BatchRing(1, 2, SLOT_BYTES)
-    with ring.slot(0) as slot:
-        assert slot is not None
-        inside = collate_fn(rows)
-        value = slot.sent(inside)
-        assert slot._used < 1.05 * sum(t.nbytes for t in tensors(inside)) + 1024
+    slot = ring.slot(0)
+    assert slot is not None
+    inside = collate_fn(rows, allocate=slot.empty)
+    value = slot.sent(inside)
+    assert slot._used < 1.05 * sum(t.nbytes for t in tensors(inside)) + 1024
     got, wanted = pickle.loads(pickle.dumps(value)), collate_fn(rows)
     assert (got.row_ids, got.extra["text"]) == (wanted.row_ids, wanted.extra["text"])
     assert torch.equal(got.extra["label"], wanted.extra["label"]) and got.label is None
@@ -133,7 +135,7 @@ def test_what_goes_torchs_way_holds_nothing_of_a_slot(ds: Features, slot_bytes: 
     rows = [ds[3], ds[9], ds[4]]
     batches = _Batches(None, (lambda r: flat(collate(r))) if as_dict else collate)  # type: ignore[arg-type]
     batches.ring = ring
-    made = batches._sent(ring, 0, rows)
+    made = batches._sent(ring.slot(0), rows, not as_dict)
     inside = ring.bytes_of(0)
     low, high = inside.ctypes.data, inside.ctypes.data + len(inside)
     for tensor in (made if as_dict else flat(made)).values():

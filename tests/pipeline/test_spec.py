@@ -282,7 +282,7 @@ class TestMessages:
             ("extract.0.modell=x", "extract.0.modell: unknown key; did you mean 'model'?"),
             ("sorce=1", "sorce: unknown key; did you mean 'source'?"),
             ("source.ur=x", "source.ur: unknown key; did you mean 'uri'?"),
-            ("source.zzz=x", "source.zzz: unknown key (valid keys: kind, uri, glob, "),
+            ("source.zzz=x", "source.zzz: unknown key (valid keys: kind, limit, uri, glob, "),
             (
                 "source.kind=file",
                 "source.kind: expected files, hf, kaldi, lhotse, manifest or webdataset, got",
