@@ -23,7 +23,7 @@ import soundfile
 
 from benchmarks.job import run_job, write_corpus
 from benchmarks.report import table, write_section
-from benchmarks.turn import ENCODER
+from benchmarks.turn import ENCODER, ENCODER_JOB
 
 FS_HZ, CLIPS, CLIP_S = 44100, 180, 20.0
 N_FFT, HOP, N_MELS = 2048, 441, 80
@@ -34,14 +34,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "fs_hz": FS_HZ,
         "params": {"n_fft": N_FFT, "hop_length": HOP, "n_mels": N_MELS},
     },
-    "encoder": {
-        "model": "torch_module",
-        "fs_hz": FS_HZ,
-        "params": {"module": "small_encoder:Encoder", "channel_axis": True},
-        "streams": {
-            "encoded": {"width": 64, "hop_length": 160, "window_length": 400, "frames_axis": 2}
-        },
-    },
+    "encoder": ENCODER_JOB | {"fs_hz": FS_HZ},
 }
 
 

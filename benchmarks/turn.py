@@ -26,13 +26,20 @@ class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv1d(1, 64, 400, stride=160), nn.GELU(), nn.Conv1d(64, 64, 3, padding=1),
-            nn.GELU(), nn.Conv1d(64, 64, 3, padding=1),
+            nn.Conv1d(1, 64, 400, stride=160), nn.GELU(), nn.Conv1d(64, 64, 3),
+            nn.GELU(), nn.Conv1d(64, 64, 3),
         )
 
     def forward(self, x):
         return self.layers(x)
 """
+ENCODER_JOB: dict[str, Any] = {
+    "model": "torch_module",
+    "params": {"module": "small_encoder:Encoder", "channel_axis": True},
+    "streams": {
+        "encoded": {"width": 64, "hop_length": 160, "window_length": 1040, "frames_axis": 2}
+    },
+}
 
 
 def least_s(run: Callable[[], object], repeats: int = 7) -> float:
@@ -68,7 +75,8 @@ def models(folder: Path) -> Mapping[str, float]:
         ("glasberg2002", {}),
         ("melspectrogram", {}),
     ):
-        extractor = build_extractor(name, fs_hz=FS_HZ if name[-1] != "m" else None, params=params)
+        own_rate = name in ("moore2016", "glasberg2002", "melspectrogram")
+        extractor = build_extractor(name, fs_hz=None if own_rate else FS_HZ, params=params)
         what = f"{name}{', bands' if params else ''}: features"
         found[what] = least_s(lambda e=extractor: e.extract([clip, clip]))
     x = torch.from_numpy(clip[:FS_HZ])[None]
@@ -195,7 +203,7 @@ def short_clips(folder: Path) -> Mapping[str, float]:
         wave = 0.05 * rng.standard_normal(int(SHORT_S * 16000))
         soundfile.write(folder / f"audio/{n:06d}.wav", wave, 16000, subtype="PCM_16")
     spec = {"model": "dau1997", "fs_hz": 16000, "streams": {"modulation": {"frame_rate_hz": 100}}}
-    spent = _job(folder, spec, "wav")
+    spent = _job(folder, spec)
     return {"CPU ms a row": 1e3 * spent["cpu_s"] / SHORT_CLIPS, "driver MB": spent["driver_mb"]}
 
 
@@ -209,25 +217,17 @@ def torch_module(folder: Path) -> Mapping[str, float]:
         wave = 0.05 * rng.standard_normal(int(rng.uniform(1, 15) * 16000))
         soundfile.write(folder / f"audio/{n:06d}.flac", wave, 16000, subtype="PCM_16")
     (folder / "small_encoder.py").write_text(ENCODER)
-    spec = {
-        "model": "torch_module",
-        "fs_hz": 16000,
-        "params": {"module": "small_encoder:Encoder", "channel_axis": True},
-        "streams": {
-            "encoded": {"width": 64, "hop_length": 160, "window_length": 400, "frames_axis": 2}
-        },
-    }
-    return {"rows/s": ENCODED_CLIPS / _job(folder, spec, "flac")["seconds"]}
+    spec = ENCODER_JOB | {"fs_hz": 16000}
+    return {"rows/s": ENCODED_CLIPS / _job(folder, spec)["seconds"]}
 
 
-def _job(folder: Path, extract: Mapping[str, Any], ending: str) -> dict[str, float]:
+def _job(folder: Path, extract: Mapping[str, Any]) -> dict[str, float]:
     """Run a job by processes of this machine; return its seconds, CPU seconds and memory."""
     import os
     import resource
 
     job = {
-        "source": {"kind": "files", "uri": str(folder / "audio"), "pattern": f"**/*.{ending}"},
-        "audio": {"db_fs": 100.0},
+        "source": {"kind": "files", "uri": str(folder / "audio")},
         "extract": [dict(extract)],
         "output": {"uri": str(folder / "features"), "formats": ["zarr"]},
         "run": {"executor": "local"},
@@ -237,7 +237,7 @@ def _job(folder: Path, extract: Mapping[str, Any], ending: str) -> dict[str, flo
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     driver = subprocess.Popen(
-        [str(Path(sys.executable).with_name("earmill")), "run", str(folder / "job.yaml")],
+        [str(Path(sys.executable).with_name("earmill")), "extract", str(folder / "job.yaml")],
         env=env, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     most = 0.0
