@@ -4,7 +4,7 @@ without a commit. A stored plan never changes, whatever the source lists now."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ from earmill.pipeline.formats.format import BINARY, stored_streams
 from earmill.pipeline.operations.retry import Chooser, open_again
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard, extra_json
-from earmill.pipeline.sources.base import Item, Source
+from earmill.pipeline.sources.base import Item, Source, listing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.spec.models import BuiltModel
@@ -111,11 +111,6 @@ def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
         changed=len(found.changed),
         text=f"the source differs from the plan, {found}; {WHAT_TO_DO}",
     )
-
-
-def listing(source: Source) -> Iterator[Item]:
-    """Yield the source's rows, without durations if it can, because durations open every file."""
-    yield from getattr(source, "listing", source.items)()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, held
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.driver import events
-from earmill.pipeline.operations.open_job import Changes, compare, listing, other_audio
+from earmill.pipeline.operations.open_job import Changes, compare, other_audio
 from earmill.pipeline.operations.retry import RowFilter
 from earmill.pipeline.planning.equal_rows import computes_equal_once, equal_rows
 from earmill.pipeline.planning.make_plan import check_items, known_types
@@ -33,6 +33,7 @@ from earmill.pipeline.planning.plan import Plan, read_row_ids
 from earmill.pipeline.planning.shards import cut
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item, Source
+from earmill.pipeline.sources.base import listing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import recording_of
 from earmill.pipeline.storage.documents import read_table

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, cast
 
 from earmill.pipeline.common.errors import SourceError
-from earmill.pipeline.sources.base import Item, Source
+from earmill.pipeline.sources.base import Item, Source, listing
 from earmill.pipeline.spec.source import SourceSection, source_kind
 
 __all__ = ["Item", "Source", "open_source"]
@@ -36,7 +36,7 @@ class _FirstRows:
         return islice(self._source.items(), self._limit)
 
     def listing(self) -> Iterator[Item]:
-        return islice(getattr(self._source, "listing", self._source.items)(), self._limit)
+        return islice(listing(self._source), self._limit)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)

@@ -115,6 +115,11 @@ class Source(Protocol):
         """Return the origin of the rows for provenance, without credentials."""
 
 
+def listing(source: Source) -> Iterator[Item]:
+    """Yield the source's rows, without durations if it can, because durations open every file."""
+    yield from getattr(source, "listing", source.items)()
+
+
 def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
     """Return the filesystem of a uri and the path in it, a literal name. Local places get no
     options, because the options of a table belong to its store."""

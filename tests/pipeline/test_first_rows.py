@@ -10,10 +10,10 @@ import pytest
 
 from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.operations.open_job import listing
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.sources import open_source
+from earmill.pipeline.sources.base import listing
 from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline import hf_data, tars
