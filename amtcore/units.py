@@ -1,8 +1,9 @@
 """Sound pressure, decibels and the calibration of digital audio.
 
-Models state the unit of their input. It is "pa" (sound pressure in Pa, reference 20 uPa) or
-"rms1=100dB" (an RMS of 1.0 is 100 dB SPL, so one unit is 2 Pa). Digital audio has no unit of its
-own: a `Calibration` gives it one, stated in the job and recorded with every row.
+Models state the unit of their input. It is "pa" (sound pressure in Pa, reference 20 uPa),
+"rms1=100dB" (an RMS of 1.0 is 100 dB SPL, so one unit is 2 Pa), "rms1=104dB", or "digital": samples
+as the file has them, full scale 1. Digital audio has no sound pressure of its own: a `Calibration`
+gives it one, stated in the job and recorded with every row; "digital" models ignore it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from amtcore.errors import ParameterError
 from amtcore.plain_numbers import plain_number
 
 REFERENCE_PA = 20e-6
-#: Pascals per unit of each input unit (RMS 1.0 at 100 dB SPL is 20e-6 * 10**5 = 2 Pa).
-PA_PER_UNIT = {"pa": 1.0, "rms1=100dB": 2.0}
+#: Unit of samples that no calibration scales, with full scale 1.
+DIGITAL = "digital"
+#: Pascals per unit of each other input unit (RMS 1.0 at 100 dB SPL is 20e-6 * 10**5 = 2 Pa).
+PA_PER_UNIT = {"pa": 1.0, "rms1=100dB": 2.0, "rms1=104dB": REFERENCE_PA * 10 ** (104 / 20)}
 
 
 def db_to_pa(level_db_spl: float) -> float:
@@ -83,16 +86,17 @@ class Calibration:
 
         Args:
             clip: 1-D digital samples; looked at only when the level is normalised.
-            input_unit: A key of `PA_PER_UNIT`.
+            input_unit: A key of `PA_PER_UNIT`, or "digital", whose gain is 1.
         """
         return self.gain_for_rms(rms(clip) if self.needs_whole_clip else 1.0, input_unit)
 
     def gain_for_rms(self, clip_rms: float, input_unit: str) -> float:
         """Like `gain`, for a clip whose RMS is already known."""
+        if input_unit == DIGITAL:
+            return 1.0
         if input_unit not in PA_PER_UNIT:
-            raise ParameterError(
-                f"unknown input unit {input_unit!r}: expected one of {', '.join(PA_PER_UNIT)}"
-            )
+            known = ", ".join((*PA_PER_UNIT, DIGITAL))
+            raise ParameterError(f"unknown input unit {input_unit!r}: expected one of {known}")
         (level,) = self.to_dict().values()
         pascals = db_to_pa(level)
         if self.level_db_spl is not None:

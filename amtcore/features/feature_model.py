@@ -30,6 +30,7 @@ from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import get_num_threads
 
 if TYPE_CHECKING:  # a model that another distribution brings need not load ours
+    from amtcore.models.frame_module import FrameModule
     from amtcore.models.loudness import LoudnessModel
     from amtcore.models.time_domain import TimeDomainModel
 
@@ -284,7 +285,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 #: Constructor arguments that a job does not set.
 INTERNAL = ("fs", "learnable", "return_stages", "dtype")
 
-Module = TypeVar("Module", bound="TimeDomainModel | LoudnessModel")
+Module = TypeVar("Module", bound="TimeDomainModel | LoudnessModel | FrameModule")
 
 
 @dataclass(eq=False, repr=False)

@@ -47,7 +47,8 @@ from amtcore.features.feature_model import (
     check_options,
 )
 from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
-from amtcore.features.stream_info import StreamInfo, StreamKind
+from amtcore.features.stream_info import PER_CLIP, PER_CLIP_RATE_HZ, StreamInfo, StreamKind
+from amtcore.models.frame_module import FrameGrid as FrameGrid
 
 #: `StreamInfo.pool` of frames that a model makes itself.
 OWN_FRAMES = "model"
@@ -62,51 +63,18 @@ class NoParams:
     """Parameters of a model that has none."""
 
 
-@dataclass(frozen=True)
-class FrameGrid:
-    """The grid of a stream's frames, and the meaning of its columns.
-
-    Args:
-        width: Columns of a frame.
-        hop_length: Samples from one frame to the next; may be a fraction.
-        window_length: Samples that the first frame needs; None is the hop, so that n samples give
-            floor(n / hop) frames.
-        min_samples: Least samples of a clip with frames.
-        fc_hz: Centre frequency of each channel, if there are any.
-        columns: Name of each column, if columns are different quantities.
-        unit: Unit of the values, if parameters decide it; "" takes the unit of the stream's kind.
-
-    >>> FrameGrid(40, 160, window_length=400).n_frames(720)
-    3
-    """
-
-    width: int
-    hop_length: int | Fraction
-    window_length: int | None = None
-    min_samples: int = 0
-    fc_hz: tuple[float, ...] = ()
-    columns: tuple[str, ...] = ()
-    unit: str = ""
-
-    def __post_init__(self) -> None:
-        if self.width < 1 or self.hop_length <= 0:
-            raise ParameterError(
-                f"expected frames of 1 column or more, a hop above 0 samples apart, got width "
-                f"{self.width} and hop {self.hop_length}"
-            )
-
-    def n_frames(self, n_samples: int) -> int:
-        """Return the number of frames in `n_samples` samples."""
-        window = self.hop_length if self.window_length is None else self.window_length
-        if n_samples < max(window, self.min_samples):
-            return 0
-        return int((n_samples - window) // self.hop_length) + 1
-
-    def info(self, name: str, model: str, kind: StreamKind, fs_hz: float) -> StreamInfo:
-        """Return the description of the stream."""
-        rate_hz = float(Fraction(fs_hz) / self.hop_length)
-        columns = {"unit": self.unit or kind.unit, "fc_hz": self.fc_hz, "columns": self.columns}
-        return kind.info(name, model, self.width, rate_hz, OWN_FRAMES, **columns)
+def stream_info(
+    grid: FrameGrid, name: str, model: str, kind: StreamKind, fs_hz: float
+) -> StreamInfo:
+    """Return the description of a stream whose frames lie on a grid."""
+    hop = grid.hop_length
+    rate_hz = PER_CLIP_RATE_HZ if hop is None else float(Fraction(fs_hz) / hop)
+    more: dict[str, Any] = {"unit": grid.unit or kind.unit, "fc_hz": grid.fc_hz}
+    more |= {"mfc_hz": grid.mfc_hz, "columns": grid.columns}
+    if grid.channel_offsets:
+        more["channel_offsets"] = grid.channel_offsets
+    pool = OWN_FRAMES if hop is not None else PER_CLIP
+    return kind.info(name, model, grid.width, rate_hz, pool, **more)
 
 
 @dataclass(frozen=True)
@@ -181,16 +149,19 @@ class FrameExtractor(Extractor):
     ) -> None:
         kinds = {name: model.kind(name) for name in streams}
         grids = design.grids
+        hops = [grids[name].hop_length for name in kinds]
         super().__init__(
             model.name,
             fs_hz=fs_hz,
             input_unit=model.input_unit,
-            streams=[grids[k].info(k, model.name, kind, fs_hz) for k, kind in kinds.items()],
+            streams=[
+                stream_info(grids[k], k, model.name, kind, fs_hz) for k, kind in kinds.items()
+            ],
             params=params,
             dtype=np.dtype(np.float32),
             can_stream=design.open_stream is not None,
-            memory_s=design.memory_s,
-            hops=[Fraction(grids[name].hop_length) for name in kinds],
+            memory_s=None if None in hops else design.memory_s,
+            hops=[Fraction(hop) for hop in hops if hop is not None],
         )
         self._design, self._all_params = design, all_params
 

@@ -34,14 +34,13 @@ from amtcore.features.feature_model import (
 from amtcore.features.loudness_batches import LoudnessBatches, Signal
 from amtcore.features.loudness_pooling import (
     LONG,
-    PER_CLIP,
-    PER_CLIP_RATE_HZ,
     SHORT,
     SPECIFIC,
     SUMMARY,
     SUMMARY_COLUMNS,
     StreamPlan,
 )
+from amtcore.features.stream_info import PER_CLIP, PER_CLIP_RATE_HZ
 from amtcore.kernels.backend import Backend
 from amtcore.kernels.chain import frame_ratio
 from amtcore.kernels.devices import get_backend

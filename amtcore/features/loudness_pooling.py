@@ -19,8 +19,6 @@ SPECIFIC, SUMMARY = "specific_loudness", "loudness_summary"
 #: Numbers of a clip: maxima, and short-term loudness exceeded in 5, 10 and 50 percent of time.
 SUMMARY_COLUMNS = ("stl_max", "ltl_max", "n5", "n10", "n50")
 EXCEEDED_PERCENT = (5.0, 10.0, 50.0)
-#: `StreamInfo.pool` and `frame_rate_hz` of a stream of one row a clip.
-PER_CLIP, PER_CLIP_RATE_HZ = "clip", 0.0
 _STATISTICS: dict[str, Callable[[Frames], Frames]] = {
     "mean": lambda part: part.mean(0),
     "rms": lambda part: np.sqrt(np.square(part).mean(0)),

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+#: `pool` and rate of a stream with one row a clip.
+PER_CLIP, PER_CLIP_RATE_HZ = "clip", 0.0
+
 
 @dataclass(frozen=True)
 class StreamKind:
@@ -39,7 +42,8 @@ class StreamInfo:
         unit: Unit of the values.
         width: Columns per frame.
         frame_rate_hz: Frames per second.
-        pool: Statistic of a frame: mean, rms, max or subsample.
+        pool: Statistic of a frame: mean, rms, max or subsample; "model" for frames that the model
+            makes itself, "clip" for one row a clip.
         axes: Names of the two axes.
         channel_offsets: (channel + 1), cuts the columns into channels of M_i columns.
         fc_hz: Centre frequency of each channel.
