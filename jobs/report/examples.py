@@ -74,6 +74,8 @@ class Player:
     def sound(self, item: Item, channel: int, facts: Mapping[str, Any]) -> Sound:
         """Return the beginning of a row, given its provenance, or an empty sound with the reason;
         SourceOutage if the source does not answer."""
+        if item.variant is not None:
+            return Sound(why="the sound of a variant is not stored; see its clean row")
         if (item.size or 0) > MOST_BYTES:
             return Sound(why=f"its file of {item.size:,} bytes is too large to fetch for a player")
         try:

@@ -60,7 +60,7 @@ from earmill.pipeline.dataset.verify import (
     read_tables,
     table_problems,
 )
-from earmill.pipeline.formats.row_table import EXTRA_PREFIX, columns_of
+from earmill.pipeline.formats.row_table import EXTRA_PREFIX, VARIANT_COLUMNS, columns_of
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
@@ -341,7 +341,8 @@ def _good_lines(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.
     columns = {name: rows.column(name) for name in ("row_id", "plan_row_id", "channel")}
     columns["shard"] = pa.array([shard.record.shard] * rows.num_rows, pa.string())
     columns["row"] = pa.array(np.arange(rows.num_rows))
-    columns |= {name: rows.column(name) for name in ("seconds", "uri")}
+    shown = ("seconds", "uri", *(name for name in VARIANT_COLUMNS if name in rows.column_names))
+    columns |= {name: rows.column(name) for name in shown}
     for stream in streams:
         for name in columns_of(stream):
             columns[name] = rows.column(name)

@@ -58,6 +58,8 @@ FACT_TYPES: dict[str, pa.DataType] = {
     "resampled_from_hz": pa.float64(),
     "gain_db": pa.float64(),
 }
+# Further facts in jobs with variants, all text: these columns are in the index, too.
+VARIANT_COLUMNS = ("variant", "variant_of")
 
 
 def check_stream_names(streams: Iterable[StreamInfo]) -> None:

@@ -18,7 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.audio.channels import MIXED
-from earmill.pipeline.common.errors import NotAudioError, RowError, SourceError, UnreadableError
+from earmill.pipeline.common.errors import (
+    NotAudioError,
+    RowError,
+    SourceError,
+    SpecError,
+    UnreadableError,
+)
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.common.text import one_line
@@ -66,6 +72,11 @@ class BatchExtractor:
         sections = job if isinstance(job, Mapping) else read_mapping(os.fspath(job))[1]
         self._job, self._audio = {**sections, **UNUSED}, audio
         self._spec = JobSpec.load(self._job)
+        if self._spec.audio.variants is not None:
+            raise SpecError(
+                "audio.variants: expected a job without variants, because a batch has one result "
+                "for each clip; leave them out"
+            )
         infos = [info for model in describe_models(self._spec) for info in model.streams]
         self._no_frames = {
             layout.name: np.zeros((0, layout.stored_width), layout.stored_dtype(DTYPE))

@@ -33,7 +33,7 @@ from earmill.pipeline.planning.plan import Plan, read_row_ids
 from earmill.pipeline.planning.shards import cut
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item, Source
-from earmill.pipeline.sources.base import listing
+from earmill.pipeline.sources.base import fetch, listing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import recording_of
 from earmill.pipeline.storage.documents import read_table
@@ -211,13 +211,13 @@ class Update:
         """Return new rows with the bytes and span of a committed row; reads files of equal size."""
         sizes = {item.size for item in fresh if item.size is not None}
         parts = {}
-        if self.spec.audio.spans is not None:
-            parts = {item.row_id: item.part_of for item in self.plan.items() if item.part_of}
+        if self.spec.audio.spans is not None or self.spec.audio.variants is not None:
+            parts = {item.row_id: part for item in self.plan.items() if (part := _part(item))}
         there = committed_bytes(self.layout, sizes, parts)
         alike = {key[:-1] for key in there}
         suspects = [item for item in fresh if _stretch(item) in alike]
         found = {}
-        for item, stream in self.source.fetch(suspects) if suspects else ():
+        for item, stream in fetch(self.source, suspects) if suspects else ():
             if isinstance(stream, RowError):
                 continue  # the run quarantines it
             with stream:
@@ -229,14 +229,19 @@ class Update:
 
 def _stretch(item: Item) -> tuple[Any, ...]:
     """Return the size of a row's file and its span. With the bytes they decide the features."""
-    return (item.size, item.start_s, item.end_s, item.part_of)
+    return (item.size, item.start_s, item.end_s, _part(item))
+
+
+def _part(item: Item) -> tuple[Any, ...] | None:
+    """Return what else decides the features: the recording of a span, or the variant."""
+    return item.part_of or item.variant
 
 
 def committed_bytes(
-    layout: Layout, sizes: Collection[int], parts: Mapping[str, tuple[float, float | None]]
+    layout: Layout, sizes: Collection[int], parts: Mapping[str, tuple[Any, ...]]
 ) -> dict[tuple[Any, ...], Place]:
-    """Map (bytes, start, end, recording, sha256) to the good row with such a file. The models hear
-    the audio before a span, so `parts` has the recording for each row id of a span."""
+    """Map (bytes, start, end, part, sha256) to the good row with such a file. `parts` has the
+    `_part` of row ids: the models hear the audio before a span, and a variant is other audio."""
     if not sizes:
         return {}
     columns = ["plan_row_id", "nbytes", *SPAN, "bytes_sha256"]

@@ -75,7 +75,8 @@ def _repeated(keys: Iterable[int | None]) -> NDArray[np.bool_]:
 
 def _key(item: Item) -> int | None:
     """Return a hash of the facts that equal files share in a listing; None if too few are known."""
-    if not item.size or (item.start_s, item.end_s, item.part_of) != (None, None, None):
+    parts = (item.start_s, item.end_s, item.part_of, item.variant)
+    if not item.size or any(part is not None for part in parts):
         return None
     if is_local(item.uri):
         return hash((item.size,))

@@ -29,7 +29,7 @@ import pyarrow.parquet
 from earmill.pipeline.common.arrow_types import arrow_type, column, plain_json
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.untrusted import loads_json
-from earmill.pipeline.sources.base import EqualRow, Item
+from earmill.pipeline.sources.base import EqualRow, Item, Variant
 from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import part_path
@@ -65,10 +65,11 @@ def item_seconds(item: Item) -> float:
 
 def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterator[list[Item]]:
     """Yield groups of neighbours of at most `shard_seconds` and `shard_rows`, or of one row. Rows
-    of one block share a group, which may be up to `BLOCK_SHARDS` times as long."""
+    of one block share a group, which may be up to `BLOCK_SHARDS` times as long. A row and its
+    variants share a group, whatever their number."""
     group: list[Item] = []
     total = 0.0
-    for unit in _units(items, shard_seconds * BLOCK_SHARDS, shard_rows):
+    for unit in _with_variants(_units(items, shard_seconds * BLOCK_SHARDS, shard_rows)):
         seconds = sum(map(item_seconds, unit))
         if group and (total + seconds > shard_seconds or len(group) + len(unit) > shard_rows):
             yield group
@@ -77,6 +78,20 @@ def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterato
         total += seconds
     if group:
         yield group
+
+
+def _with_variants(units: Iterable[Sequence[Item]]) -> Iterator[Sequence[Item]]:
+    """Join the units of a row and of its variants, so that they share a shard and its fetch."""
+    held: list[Item] = []
+    for unit in units:
+        if held and unit[0].variant is not None and unit[0].clean_id == held[-1].clean_id:
+            held += unit
+            continue
+        if held:
+            yield held
+        held = [*unit]
+    if held:
+        yield held
 
 
 def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Sequence[Item]]:
@@ -108,6 +123,8 @@ ESTIMATED = "estimated"  # Column of plans in which some durations are estimated
 PART_START, PART_END = "part_of_start_s", "part_of_end_s"
 # Columns of plans with copies: the row that is copied, see `EqualRow`.
 EQUAL = {name: f"equal_to_{name}" for name in EqualRow._fields}
+# Columns of plans with variants, see `Variant`.
+VARIANT = {name: f"variant_{name}" for name in Variant._fields}
 IN_JSON = ("string", "int64", "double", "bool")  # Types whose values do not change in JSON.
 
 # `json.dumps` with these options would build an encoder for every row.
@@ -166,6 +183,10 @@ def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.
         for name, column_name in EQUAL.items():
             texts = [getattr(item.equal_to, name, None) for item in items]
             table = table.append_column(column_name, pa.array(texts, pa.string()))
+    if any(item.variant for item in items):
+        for name, column_name in VARIANT.items():
+            texts = [getattr(item.variant, name, None) for item in items]
+            table = table.append_column(column_name, pa.array(texts, pa.string()))
     for name, kind in typed.items():
         cells = column(name, [item.extra.get(name) for item in items], kind)
         table = table.append_column(TYPED_PREFIX + name, cells)
@@ -203,9 +224,11 @@ def _item(row: Mapping[str, Any]) -> Item:
     }
     start_s = row.get(PART_START)
     equal = [row.get(column_name) for column_name in EQUAL.values()]
+    variant = Variant(*(row.get(column_name) for column_name in VARIANT.values()))
     return Item(
         **{name: row[name] for name in kept},
         equal_to=EqualRow(*map(str, equal)) if all(equal) else None,
+        variant=None if variant.name is None else variant,
         part_of=None if start_s is None else (start_s, row[PART_END]),
         extra=loads_json(row["extra_json"], max_chars=None) | typed,
         position=row["source_position"],
@@ -226,7 +249,7 @@ class PlanId:
             changed = item.mtime if item.etag is None else item.etag
             span = (item.start_s, item.end_s, *([item.part_of] if item.part_of else []))
             where = (item.row_id, item.uri, *span, item.size, changed, item.position)
-            equal = [item.equal_to] if item.equal_to else []
+            equal = [one for one in (item.equal_to, item.variant) if one]
             line = _ROW_JSON.encode((shard.shard_id, *where, *equal, extra_json(item.extra)))
             self._digest.update(f"{line}\n".encode())
 

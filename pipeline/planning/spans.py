@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.planning.shards import item_seconds
+from earmill.pipeline.planning.variants import VariedSource
 from earmill.pipeline.sources import Item, Source, open_source
 from earmill.pipeline.sources.durations import header_seconds
 from earmill.pipeline.sources.fetch import MEMORY_BYTES, can_seek, check_arrived
@@ -26,8 +27,11 @@ LEAST_SPANS = 1.5
 
 
 def planned_source(spec: JobSpec) -> Source:
+    """Return the source of a job, whose listing has the rows that the job plans."""
     source = open_source(spec.source, spec.audio.array_rate_hz)
     spans = spec.audio.spans
+    if spec.audio.variants is not None:
+        return cast(Source, VariedSource(source, spec))
     return source if spans is None else cast(Source, SpannedSource(source, spans))
 
 

@@ -49,6 +49,7 @@ from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
     EXTRA_PREFIX,
     FACT_TYPES,
+    VARIANT_COLUMNS,
     columns_of,
     quarantine_table,
 )
@@ -107,7 +108,8 @@ def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
 def shown_columns(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
     extras = sorted(filter(is_extra, table.column_names))
     of_streams = [column for info in streams.values() for column in columns_of(info)]
-    return table.select([*SHOWN, *of_streams, *extras])
+    variants = [name for name in VARIANT_COLUMNS if name in table.column_names]
+    return table.select([*SHOWN, *variants, *of_streams, *extras])
 
 
 def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:

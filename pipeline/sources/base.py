@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
@@ -51,6 +51,17 @@ class EqualRow(NamedTuple):
     sha256: str
 
 
+class Variant(NamedTuple):
+    """A variant of a row (`planning.variants`), and the recordings that were drawn for it."""
+
+    name: str
+    clean_id: str  # Id of the row without changes, which the source knows.
+    noise_uri: str | None = None
+    noise_sha256: str | None = None
+    response_uri: str | None = None
+    response_sha256: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """A row of a corpus, before it is read.
@@ -72,6 +83,7 @@ class Item:
             shard. Known while planning only.
         part_of: For a part of a long row (`planning.spans`), start and end of the long row.
         equal_to: The row that this row copies, in a job that computes equal files once.
+        variant: The variant that this row is of another row with the same audio.
     """
 
     row_id: str
@@ -88,6 +100,12 @@ class Item:
     block: int | None = field(default=None, compare=False)
     part_of: tuple[float, float | None] | None = None
     equal_to: EqualRow | None = field(default=None, compare=False)
+    variant: Variant | None = None
+
+    @property
+    def clean_id(self) -> str:
+        """The row id in the source."""
+        return self.row_id if self.variant is None else self.variant.clean_id
 
 
 Fetched = tuple[Item, BinaryIO | errors.RowError]
@@ -118,6 +136,16 @@ class Source(Protocol):
 def listing(source: Source) -> Iterator[Item]:
     """Yield the source's rows, without durations if it can, because durations open every file."""
     yield from getattr(source, "listing", source.items)()
+
+
+def fetch(source: Source, items: Sequence[Item]) -> Iterator[Fetched]:
+    """Yield `source.fetch` of all items. For a variant, the source gets the clean row."""
+    asked = [
+        item if item.variant is None else replace(item, row_id=item.clean_id, variant=None)
+        for item in items
+    ]
+    for item, (_, stream) in zip(items, source.fetch(asked), strict=True):
+        yield item, stream
 
 
 def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:

@@ -335,9 +335,12 @@ class _Cursor(threading.local):
         self._dataset = dataset
         self._rows: Iterator[Row] | None = None
         self._next = RowPlace(None, 0)
+        self._last: tuple[RowPlace, Row] | None = None  # Variants ask for their row again.
 
     def row(self, place: RowPlace) -> Row:
         """Return the row at `place`. After an exception, the next call opens the stream again."""
+        if self._last is not None and self._last[0] == place:
+            return self._last[1]
         is_ahead = self._next.shard == place.shard and self._next.row <= place.row
         if self._rows is not None and is_ahead:
             rows, skipped = self._rows, place.row - self._next.row
@@ -348,6 +351,7 @@ class _Cursor(threading.local):
         if row is None:
             raise IndexError(f"the stream ends before row {place.row}")
         self._rows, self._next = rows, RowPlace(place.shard, place.row + 1)
+        self._last = place, row
         return row
 
 

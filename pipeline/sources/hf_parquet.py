@@ -193,7 +193,7 @@ class _Asked(NamedTuple):
     row: int
 
     def is_behind(self, last: _Asked) -> bool:
-        return self.table is last.table and self.group == last.group and self.row > last.row
+        return self.table is last.table and self.group == last.group and self.row >= last.row
 
 
 Refused = tuple[Item, RowError]

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from earmill.pipeline.common.errors import AbsentError, RowError, SourceOutage
-from earmill.pipeline.sources.base import Fetched, Item, Source
+from earmill.pipeline.sources.base import Fetched, Item, Source, fetch
 
 FOLDERS_KEPT = 64
 WITNESSES_ASKED = 4
@@ -58,7 +58,7 @@ def fetch_confirmed(
     """Yield `source.fetch`, and confirm missing rows before it ends; SourceOutage if in doubt. Rows
     that are read are added to `known`. `given` are rows that another process has read."""
     doubts: list[tuple[Item, AbsentError]] = []
-    for item, stream in source.fetch(items):
+    for item, stream in fetch(source, items):
         if isinstance(stream, AbsentError):
             doubts.append((item, stream))
         else:
@@ -81,7 +81,7 @@ def fetch_confirmed(
 
 
 def _are_there(source: Source, items: Sequence[Item]) -> Iterator[bool]:
-    for _, stream in source.fetch(items):
+    for _, stream in fetch(source, items):
         if not isinstance(stream, RowError):
             stream.close()
         yield not isinstance(stream, AbsentError)

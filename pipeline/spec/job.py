@@ -36,6 +36,7 @@ from earmill.pipeline.spec.licenses import LicensesSpec
 from earmill.pipeline.spec.messages import explain
 from earmill.pipeline.spec.source import SourceSpec, stored_extensions
 from earmill.pipeline.spec.spans import SpansSpec
+from earmill.pipeline.spec.variants import VariantsSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
 from earmill.pipeline.storage.fsspec_store import filesystem_of
 from earmill.pipeline.storage.retrying import is_store_error, store_line
@@ -201,6 +202,8 @@ class AudioSpec(SpecModel):
             Full scale is 1.0 of floats and 32768 of int16, as in WAV.
         spans: Cut long recordings into spans that workers compute side by side; null computes each
             in order.
+        variants: Rows beside each row, with noise, a room, another level or another speed; none
+            when null.
         unterminated: Ogg files (Vorbis, Opus) without an end mark, such as voice notes of Telegram:
             quarantine refuses them, because files that were cut look the same; accept reads them.
             quarantine when null.
@@ -217,6 +220,7 @@ class AudioSpec(SpecModel):
     max_seconds: PositiveFloat | None = None
     array_rate_hz: int | None = Field(default=None, ge=1)
     spans: SpansSpec | None = None
+    variants: VariantsSpec | None = None
     unterminated: Annotated[
         Literal["accept", "quarantine"] | None,
         AfterValidator(lambda value: None if value == "quarantine" else value),  # the hash of null
@@ -258,7 +262,23 @@ class AudioSpec(SpecModel):
                 "expected calibration.rms1_db_spl with spans, got level_db_spl, which needs the "
                 "level of the whole recording; set rms1_db_spl, or leave spans out"
             )
+        self._check_variants()
         return self
+
+    def _check_variants(self) -> None:
+        if self.variants is None:
+            return
+        if self.spans is not None:
+            raise ValueError(
+                "expected spans or variants, got both; a variant needs the whole clip: leave one "
+                "out, or cut long recordings into clips with a manifest"
+            )
+        gains = [each.name for each in self.variants.of if each.gain_db is not None]
+        if gains and self.calibration.level_db_spl is not None:
+            raise ValueError(
+                f"expected calibration.rms1_db_spl with gain_db of variant {gains[0]!r}, got "
+                "level_db_spl, which would undo the gain; set rms1_db_spl, or leave gain_db out"
+            )
 
 
 # `modulation:` with nothing behind it is null in YAML.

@@ -27,11 +27,15 @@ from earmill.pipeline.spec.job import (
 from earmill.pipeline.spec.licenses import License, LicensesSpec
 from earmill.pipeline.spec.source import SourceKind, SourceSection, source_kind
 from earmill.pipeline.spec.spans import SpansSpec
+from earmill.pipeline.spec.variants import NoiseSpec, VariantSpec, VariantsSpec
 
 AFTER_SOURCE: tuple[tuple[str, type[BaseModel]], ...] = (
     ("audio", AudioSpec),
     ("audio.calibration", CalibrationSpec),
     ("audio.spans", SpansSpec),
+    ("audio.variants", VariantsSpec),
+    ("audio.variants.of, each entry", VariantSpec),
+    ("audio.variants.of.N.noise", NoiseSpec),
     ("extract, each entry", ExtractSpec),
     ("output", OutputSpec),
     ("licenses", LicensesSpec),

@@ -6,6 +6,8 @@ Around a planned span more is read, and its frames are dropped again:
 
     read      |--- lead ---|======= span =======|- tail -|
     frames    | dropped    | kept, from 0 on    | dropped
+
+A variant is made of the decoded channels, before they are resampled: all models hear the same.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Blocks
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ResampleStream, resample
 from earmill.pipeline.audio.time_span import resampled_length
+from earmill.pipeline.common.errors import TooLongError
 from earmill.pipeline.common.monitoring import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.job import AudioSpec
 from earmill.pipeline.spec.spans import TAIL_S
+from earmill.pipeline.worker.variants import FACTS, VariantMaker
 
 # Provenance columns of a row that are fields of its item, and of its decoded audio.
 OF_ITEM = ("uri", "start_s", "end_s", "etag", "size", "mtime")
@@ -185,6 +189,8 @@ class Preparer:
         self._limits, self._on_device = audio.limits(), on_device
         self._fixed_gains = self.gains(1.0)  # Of a calibration that does not look at the clip.
         self._open: Callable[..., Blocks] = BlockReader if children is None else children.open
+        variants = audio.variants
+        self._variants = None if variants is None else VariantMaker(variants, self._open)
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode a row: return a clip for each channel, or a long clip, which owns the stream."""
@@ -197,19 +203,27 @@ class Preparer:
                 blocks.append(block)
                 frames += block.shape[1]
                 if frames > self.long_s * reader.rate_hz:
+                    if item.variant is not None:
+                        raise TooLongError(
+                            f"{item.uri}: expected at most {self.long_s:g} s for a variant, which "
+                            "needs the whole clip, got more; cut it into clips with a manifest"
+                        )
                     closing.pop_all()
                     return LongClip(self, item, stream, reader, blocks, remaining)
         waveform = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
         audio, clips = reader.facts, []
         make = self._for_device if self._on_device else self._resampled
         for channel, rows in clips_of_channels(self.channels, reader.channel_ids):
-            ears, gains = waveform[rows], self._fixed_gains
+            ears, gains, varied = waveform[rows], self._fixed_gains, dict[str, Scalar]()
+            if self._variants is not None and item.variant is not None:
+                ears, varied = self._variants.make(item, item.variant, ears, audio.rate_hz)
             if self.calibration.needs_whole_clip:
                 squares = float(np.square(ears, dtype=np.float64).sum())
                 gains = self.gains(math.sqrt(squares / ears.size))
             signals = make(ears, audio.rate_hz, gains)
-            facts = self.facts(item, audio, gains)
-            clips.append(Clip(item, channel, audio.seconds, signals, facts))
+            facts = self.facts(item, audio, gains) | varied
+            seconds = ears.shape[1] / audio.rate_hz if varied else audio.seconds
+            clips.append(Clip(item, channel, seconds, signals, facts))
         return clips
 
     def frame_trim(self, item: Item, streams: Iterable[StreamInfo]) -> FrameTrim | None:
@@ -232,6 +246,7 @@ class Preparer:
             "resampled_from_hz": float(audio.rate_hz) if resampled else None,
             # Digital silence at a normalised level has no gain.
             "gain_db": 20 * math.log10(gains[0]) if gains[0] > 0 else None,
+            **({} if self._variants is None else dict.fromkeys(FACTS)),
         }
 
     def read(self, item: Item, stream: BinaryIO) -> Blocks:

@@ -1,0 +1,124 @@
+"""Make the variant of a decoded clip that its plan row names; see `spec.variants`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from earmill.pipeline.audio.channels import AudioBlock, Channels
+from earmill.pipeline.audio.decode import Blocks
+from earmill.pipeline.audio.resample import resample
+from earmill.pipeline.audio.variants import (
+    Recording,
+    Samples,
+    generator,
+    in_room,
+    pink,
+    rms,
+    stretch,
+)
+from earmill.pipeline.common.errors import (
+    AbsentError,
+    NotAudioError,
+    RowError,
+    SourceOutage,
+    TooShortError,
+    UnreadableError,
+)
+from earmill.pipeline.formats.row_table import VARIANT_COLUMNS
+from earmill.pipeline.formats.rows import Scalar
+from earmill.pipeline.sources.base import Item, Variant, source_wait
+from earmill.pipeline.sources.fetch import load_blob
+from earmill.pipeline.spec.variants import NoiseSpec, VariantsSpec
+
+# Provenance columns of the rows of a job with variants; null for clean rows.
+FACTS = (*VARIANT_COLUMNS, "variant_settings")
+RECORDINGS_KEPT = 8  # Each has up to 115 MB: ten minutes at 48 kHz.
+
+
+class VariantMaker:
+    """The variants of a job. `opened` decodes a stream, as `BlockReader`. Threads may share it."""
+
+    def __init__(self, spec: VariantsSpec, opened: Callable[..., Blocks]) -> None:
+        self._spec, self._open = spec, opened
+        self._recording = lru_cache(RECORDINGS_KEPT)(self._read)
+
+    def make(
+        self, item: Item, variant: Variant, clip: AudioBlock, rate_hz: float
+    ) -> tuple[AudioBlock, dict[str, Scalar]]:
+        """Return the samples (ear, time) of a variant at the clip's rate, and its provenance."""
+        spec = self._spec.named(variant.name)
+        settings: dict[str, Any] = {"seed": self._spec.seed}
+        if spec.speed is not None:
+            from_hz = round(rate_hz * spec.speed, 6)  # 17600 Hz, not 17600.000000000004
+            clip = np.stack([resample(ear, from_hz, rate_hz) for ear in clip])
+            settings["speed"] = spec.speed
+        if not clip.shape[1]:
+            raise TooShortError(f"{item.uri}: expected samples at this speed, got none")
+        ears = clip.astype(np.float64)
+        if variant.response_uri is not None:
+            file = str(variant.response_uri), str(variant.response_sha256)
+            taps, from_hz = self._recording(*file, "each", rate_hz)
+            # A response of another rate keeps its gain at each frequency.
+            ears = in_room(ears, taps.astype(np.float64) * (from_hz / rate_hz))
+            settings["impulse_response"] = dict(zip(("uri", "sha256"), file, strict=True))
+        if spec.noise is not None:
+            noise, settings["noise"] = self._noise(item, variant, spec.noise, ears, rate_hz)
+            ears += noise
+        if spec.gain_db is not None:
+            ears *= 10 ** (spec.gain_db / 20)
+            settings["gain_db"] = spec.gain_db
+        values = (variant.name, variant.clean_id, json.dumps(settings, sort_keys=True))
+        return ears.astype(np.float32), dict(zip(FACTS, values, strict=True))
+
+    def _noise(
+        self, item: Item, variant: Variant, spec: NoiseSpec, ears: Samples, rate_hz: float
+    ) -> tuple[Samples, dict[str, Any]]:
+        """Return scaled noise (time,) for all ears of a clip, and its part of the provenance."""
+        random = generator(self._spec.seed, variant.clean_id, variant.name)
+        *_, place = random.random(3)  # the first two have chosen files, see `planning.variants`
+        samples = ears.shape[1]
+        facts: dict[str, Any] = {"snr_db": spec.snr_db}
+        if spec.kind is not None:
+            is_pink = spec.kind == "pink"
+            made = pink(random, samples, rate_hz) if is_pink else random.standard_normal(samples)
+            facts["kind"] = spec.kind
+        else:
+            file = str(variant.noise_uri), str(variant.noise_sha256)
+            recording, _ = self._recording(*file, "mean", rate_hz)
+            made, first = stretch(recording[0], samples, float(place))
+            facts |= {"uri": file[0], "sha256": file[1], "start_s": first / rate_hz}
+        level = rms(made)
+        if level == 0:
+            raise NotAudioError(
+                f"{item.uri}: expected noise for variant {variant.name!r}, got silence from "
+                f"{facts['start_s']:.3f} s of {variant.noise_uri}; remove it, or cut its silence"
+            )
+        gain = rms(ears) / level * 10 ** (-spec.snr_db / 20)
+        # A silent clip gets no noise.
+        facts["gain_db"] = 20 * math.log10(gain) if gain > 0 else None
+        return gain * made, facts
+
+    def _read(
+        self, uri: str, sha256: str, channels: Channels, rate_hz: float
+    ) -> tuple[AudioBlock, float]:
+        """Return a recording at a rate, and its own rate; RowError if it is not as planned."""
+        with source_wait():
+            blob = load_blob(Item(row_id=uri, uri=uri), lambda uri: {})
+        if isinstance(blob, AbsentError):
+            # No row is at fault: all were planned with this file.
+            raise SourceOutage(f"{blob}; a variant was planned with it", "missing")
+        if isinstance(blob, RowError):
+            raise blob
+        if (now := blob.digest()) != sha256:
+            raise UnreadableError(
+                f"{uri}: changed since it was planned: expected sha256 {sha256[:12]}, got "
+                f"{now[:12]}; `earmill retry` takes the file as it is now"
+            )
+        recording = Recording.read(self._open, blob.open(), uri, channels)
+        return recording.at(rate_hz), recording.rate_hz
