@@ -60,15 +60,22 @@ class Recording:
             raise NotAudioError(f"{uri}: expected sound, got silence")
         return cls(samples, rate_hz)
 
-    def at(self, rate_hz: float) -> AudioBlock:
+    def at(self, rate_hz: int) -> AudioBlock:
         return np.stack([resample(each, self.rate_hz, rate_hz) for each in self.samples])
 
+    def taps(self, rate_hz: int) -> Samples:
+        """Return an impulse response behind a second of silence, with its gain at each frequency.
+        The silence takes in the resampler's ringing before the first sound."""
+        silence = np.zeros((len(self.samples), self.rate_hz), np.float32)
+        delayed = Recording(np.concatenate([silence, self.samples], axis=1), self.rate_hz)
+        return delayed.at(rate_hz) * (self.rate_hz / rate_hz)
 
-def in_room(ears: Samples, response: Samples) -> Samples:
-    """Convolve a clip with an impulse response, and cut the result to the clip's length."""
+
+def in_room(ears: Samples, taps: Samples, rate_hz: int) -> Samples:
+    """Convolve a clip with `Recording.taps`; the result has the clip's time and length."""
     from scipy.signal import oaconvolve
 
-    return np.asarray(oaconvolve(ears, response, axes=1)[:, : ears.shape[1]])
+    return np.asarray(oaconvolve(ears, taps, axes=1)[:, rate_hz : rate_hz + ears.shape[1]])
 
 
 def stretch(noise: AudioBlock, samples: int, choice: float) -> tuple[Samples, int]:
@@ -81,13 +88,17 @@ def stretch(noise: AudioBlock, samples: int, choice: float) -> tuple[Samples, in
     return np.take(noise, places, mode="wrap").astype(np.float64), first
 
 
-def pink(random: np.random.Generator, samples: int, rate_hz: float) -> Samples:
-    """Filter white noise by a pole and a zero an octave: power falls with 1/f within 0.6 dB from 30
-    Hz to half the rate. Recursive filters of order one have one order of additions everywhere."""
+def generated(kind: str, random: np.random.Generator, samples: int, rate_hz: int) -> Samples:
+    """Return white noise, or pink noise by a pole and a zero an octave: power falls with 1/f within
+    0.6 dB from 30 Hz to half the rate. Recursive filters of order one add in one order everywhere.
+    """
     from scipy.signal import lfilter
 
-    settles = math.ceil(PINK_SETTLES_S * rate_hz)
-    noise = lfilter([1.0, PINK_TOP], [1.0], random.standard_normal(settles + samples))
+    settles = math.ceil(PINK_SETTLES_S * rate_hz) if kind == "pink" else 0
+    noise = np.asarray(random.standard_normal(settles + samples))
+    if kind != "pink":
+        return noise
+    noise = lfilter([1.0, PINK_TOP], [1.0], noise)
     pole_hz = PINK_FROM_HZ
     while pole_hz < rate_hz / 2:
         pole, zero = (math.exp(-2 * math.pi * hz / rate_hz) for hz in (pole_hz, pole_hz * 2**0.5))

@@ -224,11 +224,11 @@ def _item(row: Mapping[str, Any]) -> Item:
     }
     start_s = row.get(PART_START)
     equal = [row.get(column_name) for column_name in EQUAL.values()]
-    variant = Variant(*(row.get(column_name) for column_name in VARIANT.values()))
+    variant: list[Any] = [row.get(column_name) for column_name in VARIANT.values()]
     return Item(
         **{name: row[name] for name in kept},
         equal_to=EqualRow(*map(str, equal)) if all(equal) else None,
-        variant=None if variant.name is None else variant,
+        variant=Variant(*variant) if variant[0] else None,
         part_of=None if start_s is None else (start_s, row[PART_END]),
         extra=loads_json(row["extra_json"], max_chars=None) | typed,
         position=row["source_position"],

@@ -55,7 +55,7 @@ class VariedSource:
                 opened = children.open
             files = []
             for variant in self._variants.of:
-                noise = variant.noise and variant.noise.uri
+                noise = None if variant.noise is None else variant.noise.uri
                 room, name = variant.impulse_response, variant.name
                 noises = _checked(f"noise.uri of {name!r}", noise, opened, "mean", 1)
                 rooms = _checked(f"impulse_response of {name!r}", room, opened, "each", self._ears)
@@ -83,7 +83,7 @@ def _checked(
     if uri is None:
         return found
     try:
-        source = open_source(FilesSpec(kind="files", uri=uri))
+        source = open_source(FilesSpec(kind="files", uri=uri, storage_options={}))
         for item, stream in source.fetch(list(listing(source))):
             if isinstance(stream, RowError):
                 raise stream

@@ -16,9 +16,9 @@ from earmill.pipeline.audio.resample import resample
 from earmill.pipeline.audio.variants import (
     Recording,
     Samples,
+    generated,
     generator,
     in_room,
-    pink,
     rms,
     stretch,
 )
@@ -46,10 +46,12 @@ class VariantMaker:
 
     def __init__(self, spec: VariantsSpec, opened: Callable[..., Blocks]) -> None:
         self._spec, self._open = spec, opened
-        self._recording = lru_cache(RECORDINGS_KEPT)(self._read)
+        keep = lru_cache(RECORDINGS_KEPT)
+        self._noise_at = keep(lambda uri, sha256, hz: self._read(uri, sha256, "mean").at(hz)[0])
+        self._taps_at = keep(lambda uri, sha256, hz: self._read(uri, sha256, "each").taps(hz))
 
     def make(
-        self, item: Item, variant: Variant, clip: AudioBlock, rate_hz: float
+        self, item: Item, variant: Variant, clip: AudioBlock, rate_hz: int
     ) -> tuple[AudioBlock, dict[str, Scalar]]:
         """Return the samples (ear, time) of a variant at the clip's rate, and its provenance."""
         spec = self._spec.named(variant.name)
@@ -63,9 +65,7 @@ class VariantMaker:
         ears = clip.astype(np.float64)
         if variant.response_uri is not None:
             file = str(variant.response_uri), str(variant.response_sha256)
-            taps, from_hz = self._recording(*file, "each", rate_hz)
-            # A response of another rate keeps its gain at each frequency.
-            ears = in_room(ears, taps.astype(np.float64) * (from_hz / rate_hz))
+            ears = in_room(ears, self._taps_at(*file, rate_hz), rate_hz)
             settings["impulse_response"] = dict(zip(("uri", "sha256"), file, strict=True))
         if spec.noise is not None:
             noise, settings["noise"] = self._noise(item, variant, spec.noise, ears, rate_hz)
@@ -77,7 +77,7 @@ class VariantMaker:
         return ears.astype(np.float32), dict(zip(FACTS, values, strict=True))
 
     def _noise(
-        self, item: Item, variant: Variant, spec: NoiseSpec, ears: Samples, rate_hz: float
+        self, item: Item, variant: Variant, spec: NoiseSpec, ears: Samples, rate_hz: int
     ) -> tuple[Samples, dict[str, Any]]:
         """Return scaled noise (time,) for all ears of a clip, and its part of the provenance."""
         random = generator(self._spec.seed, variant.clean_id, variant.name)
@@ -85,13 +85,11 @@ class VariantMaker:
         samples = ears.shape[1]
         facts: dict[str, Any] = {"snr_db": spec.snr_db}
         if spec.kind is not None:
-            is_pink = spec.kind == "pink"
-            made = pink(random, samples, rate_hz) if is_pink else random.standard_normal(samples)
+            made = generated(spec.kind, random, samples, rate_hz)
             facts["kind"] = spec.kind
         else:
             file = str(variant.noise_uri), str(variant.noise_sha256)
-            recording, _ = self._recording(*file, "mean", rate_hz)
-            made, first = stretch(recording[0], samples, float(place))
+            made, first = stretch(self._noise_at(*file, rate_hz), samples, float(place))
             facts |= {"uri": file[0], "sha256": file[1], "start_s": first / rate_hz}
         level = rms(made)
         if level == 0:
@@ -104,10 +102,8 @@ class VariantMaker:
         facts["gain_db"] = 20 * math.log10(gain) if gain > 0 else None
         return gain * made, facts
 
-    def _read(
-        self, uri: str, sha256: str, channels: Channels, rate_hz: float
-    ) -> tuple[AudioBlock, float]:
-        """Return a recording at a rate, and its own rate; RowError if it is not as planned."""
+    def _read(self, uri: str, sha256: str, channels: Channels) -> Recording:
+        """Return a recording; RowError if its bytes are not the planned bytes."""
         with source_wait():
             blob = load_blob(Item(row_id=uri, uri=uri), lambda uri: {})
         if isinstance(blob, AbsentError):
@@ -120,5 +116,4 @@ class VariantMaker:
                 f"{uri}: changed since it was planned: expected sha256 {sha256[:12]}, got "
                 f"{now[:12]}; `earmill retry` takes the file as it is now"
             )
-        recording = Recording.read(self._open, blob.open(), uri, channels)
-        return recording.at(rate_hz), recording.rate_hz
+        return Recording.read(self._open, blob.open(), uri, channels)
