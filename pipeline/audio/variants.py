@@ -68,7 +68,7 @@ class Recording:
         The silence takes in the resampler's ringing before the first sound."""
         silence = np.zeros((len(self.samples), self.rate_hz), np.float32)
         delayed = Recording(np.concatenate([silence, self.samples], axis=1), self.rate_hz)
-        return delayed.at(rate_hz) * (self.rate_hz / rate_hz)
+        return delayed.at(rate_hz).astype(np.float64) * (self.rate_hz / rate_hz)
 
 
 def in_room(ears: Samples, taps: Samples, rate_hz: int) -> Samples:
