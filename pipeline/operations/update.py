@@ -240,8 +240,8 @@ def _part(item: Item) -> tuple[Any, ...] | None:
 def committed_bytes(
     layout: Layout, sizes: Collection[int], parts: Mapping[str, tuple[Any, ...]]
 ) -> dict[tuple[Any, ...], Place]:
-    """Map (bytes, start, end, part, sha256) to the good row with such a file. `parts` has the
-    `_part` of row ids: the models hear the audio before a span, and a variant is other audio."""
+    """Map (bytes, start, end, part, sha256) to the good row with such a file. `parts` maps row ids
+    to `_part`. The models hear the audio before a span, and a variant is other audio."""
     if not sizes:
         return {}
     columns = ["plan_row_id", "nbytes", *SPAN, "bytes_sha256"]

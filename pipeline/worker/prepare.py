@@ -187,7 +187,7 @@ class Preparer:
         self.channels, self.resampler = audio.channels, audio.resampler
         self.calibration = Calibration.from_dict(audio.calibration.to_dict())
         self._limits, self._on_device = audio.limits(), on_device
-        self._fixed_gains = self.gains(1.0)  # Of a calibration that does not look at the clip.
+        self._fixed_gains = self.gains(1.0)  # For calibrations that do not look at the clip.
         self._open: Callable[..., Blocks] = BlockReader if children is None else children.open
         variants = audio.variants
         self._variants = None if variants is None else VariantMaker(variants, self._open)

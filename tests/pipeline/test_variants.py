@@ -338,7 +338,7 @@ def test_each_channel_has_its_variants(tmp_path: Path) -> None:
     noises = [
         heard(tmp_path / "out", f"a.wav@w#ch{k}") - heard(tmp_path / "out", ids[k]) for k in (0, 1)
     ]
-    # The same noise, at each channel's level.
+    # Both channels get one noise, each at its own level.
     assert np.corrcoef(*noises)[0, 1] > 0.999
     assert level_db(noises[0]) - level_db(noises[1]) == pytest.approx(20, abs=0.2)
 
