@@ -37,6 +37,9 @@ KAISER_BETA = 5.0
 #: Samples of all channels that are transformed together.
 _GROUP_SAMPLES = 2**18
 
+#: First bin and gains of each channel.
+Responses = tuple[tuple[int, Tensor], ...]
+
 _fir = operator(FIR)
 
 
@@ -89,6 +92,15 @@ class HalfCosineFilters:
     no_lowpass: bool = False
     no_highpass: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.low_lim < self.high_lim <= self.fs / 2:
+            raise ParameterError(
+                f"expected low_lim < high_lim <= fs/2 ({self.fs / 2:g} Hz), got {self.low_lim:g} "
+                f"and {self.high_lim:g} Hz"
+            )
+        if self.sample_factor != 1 and self.sample_factor % 2:
+            raise ParameterError(f"sample_factor must be 1 or even, got {self.sample_factor}")
+
     @property
     def step(self) -> float:
         """Distance of centres in ERB numbers."""
@@ -104,7 +116,11 @@ class HalfCosineFilters:
         """Return the nominal frequency of each channel in Hz."""
         centres, s = self.centres(), self.sample_factor
         low, high = centres[:s] - s * self.step, centres[-s:] + s * self.step
-        parts = [*([] if self.no_lowpass else [low]), centres, *([] if self.no_highpass else [high])]
+        parts = [
+            *([] if self.no_lowpass else [low]),
+            centres,
+            *([] if self.no_highpass else [high]),
+        ]
         fc_hz = _erb_frequency(np.concatenate(parts))
         return np.where(fc_hz < 0, 1.0, fc_hz)
 
@@ -147,7 +163,7 @@ class HalfCosineFilters:
 @lru_cache(maxsize=4)
 def _responses(
     filters: HalfCosineFilters, n_fft: int, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[int, Tensor], ...]:
+) -> Responses:
     """Return the gains of all channels; kept, because clips of a corpus are often as long."""
     with outside_inference(), torch.no_grad():
         found = filters.responses(n_fft, device)
@@ -196,9 +212,6 @@ class Cochleagram(FrameModule):
         downsample_then_compress: False compresses the envelope, then takes frames from it.
         no_lowpass: Drop the low-pass channels.
         no_highpass: Drop the high-pass channels.
-        oversampling: Rate of the envelope per Hz of a filter's width, for speed; only
-            "chcochleagram" with "hilbert". The rate divides fs, and clips whose length has no
-            such divisor are computed at a higher rate. None computes every sample.
         dtype: torch.float32 or torch.float64.
 
     Shape:
@@ -214,6 +227,8 @@ class Cochleagram(FrameModule):
     torch.Size([390, 211])
     """
 
+    fc: Tensor
+    taps: Tensor
     can_stream = False
     whole_clips_reason = "its filters lie on the frequency grid of the whole clip"
 
@@ -236,7 +251,6 @@ class Cochleagram(FrameModule):
         downsample_then_compress=Flag(),
         no_lowpass=Flag(),
         no_highpass=Flag(),
-        oversampling=Number(least=2.0, optional=True),
         fs_out=RATE,
     )
     def __init__(
@@ -261,7 +275,6 @@ class Cochleagram(FrameModule):
         downsample_then_compress: bool = True,
         no_lowpass: bool = False,
         no_highpass: bool = False,
-        oversampling: float | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
@@ -272,10 +285,15 @@ class Cochleagram(FrameModule):
         self.envelope_scale = envelope_scale or chosen.envelope_scale
         self.compression, self.power, self.scale = compression, power, scale
         self.offset = chosen.offset if offset is None else offset
-        self.downsample_then_compress, self.oversampling = downsample_then_compress, oversampling
-        self.filters = self._filters(
-            chosen, n, low_lim, high_lim, sample_factor, no_lowpass, no_highpass
-        )
+        self.downsample_then_compress = downsample_then_compress
+        high_lim = min(chosen.high_lim, self.fs / 2) if high_lim is None else high_lim
+        if n is None:
+            low, high = _erb_number([low_lim, high_lim])
+            n = max(math.floor(high - low) - 1, 1) if chosen.n is None else chosen.n
+        self.filters = HalfCosineFilters(
+            self.fs, n, low_lim, high_lim, sample_factor or chosen.sample_factor, no_lowpass,
+            no_highpass,
+        )  # fmt: skip
         fc_hz = self.filters.fc_hz()
         self.register_buffer("fc", torch.from_numpy(fc_hz).to(dtype))
         if len(pad) != 2:
@@ -284,63 +302,21 @@ class Cochleagram(FrameModule):
         self.min_samples = next(n for n in count(1) if self.n_fft(n) >= least)
         every = FrameGrid(len(fc_hz), 1, min_samples=self.min_samples, fc_hz=tuple(fc_hz.tolist()))
         hop = Fraction(str(self.fs)) / Fraction(str(self.fs_out))
-        if chosen.resampler == "sinc":
-            self._set_sinc(hop, window_size, pad)
-            window: int | Fraction = window_size - sum(pad)
-        else:
+        self.left, window = int(pad[0]), Fraction(window_size - sum(pad))
+        self.resampler: Resampler | None = None
+        if chosen.resampler == "polyphase":
             self.resampler = Resampler(self.fs, self.fs_out, dtype)
             window = Fraction(1, hop.denominator)
-            if oversampling is not None:
-                raise ParameterError(f"oversampling is for chcochleagram, got preset {preset!r}")
-        exponent = {"power": f"Pa^{power:g}", "db": "dB", "none": "Pa"}[compression]
-        frames = FrameGrid(
-            len(fc_hz), hop.numerator if hop.denominator == 1 else hop, window,
-            self.min_samples, every.fc_hz, unit=exponent,
-        )  # fmt: skip
-        self.grids = {"cochleagram": frames, "envelope": every, "subbands": every}
-
-    def _filters(
-        self,
-        chosen: _Preset,
-        n: int | None,
-        low_lim: float,
-        high_lim: float | None,
-        sample_factor: int | None,
-        no_lowpass: bool,
-        no_highpass: bool,
-    ) -> HalfCosineFilters:
-        """Return the filters; raise if limits or the sample factor do not fit."""
-        high_lim = min(chosen.high_lim, self.fs / 2) if high_lim is None else high_lim
-        if not low_lim < high_lim <= self.fs / 2:
-            raise ParameterError(
-                f"expected low_lim < high_lim <= fs/2 ({self.fs / 2:g} Hz), got {low_lim:g} and "
-                f"{high_lim:g} Hz"
-            )
-        sample_factor = chosen.sample_factor if sample_factor is None else sample_factor
-        if sample_factor != 1 and sample_factor % 2:
-            raise ParameterError(f"sample_factor must be 1 or even, got {sample_factor}")
-        if n is None:
-            low, high = _erb_number([low_lim, high_lim])
-            n = max(math.floor(high - low) - 1, 1) if chosen.n is None else chosen.n
-        return HalfCosineFilters(
-            self.fs, n, low_lim, high_lim, sample_factor, no_lowpass, no_highpass
-        )
-
-    def _set_sinc(self, hop: Fraction, window_size: int, pad: tuple[int, int]) -> None:
-        """Set the low-pass of chcochleagram."""
-        if hop.denominator != 1:
+        elif hop.denominator != 1:
             raise ParameterError(
                 f"expected fs a whole multiple of fs_out for chcochleagram, got {self.fs:g} and "
                 f"{self.fs_out:g} Hz; resample the audio, or take preset pycochleagram"
             )
-        if self.oversampling is not None and self.envelope != "hilbert":
-            raise ParameterError(f"oversampling is for 'hilbert', got envelope {self.envelope!r}")
-        self.hop, self.left, self.right = int(hop), int(pad[0]), int(pad[1])
-        self.resampler = None
-        self.register_buffer("taps", sinc_kernel(self.hop, window_size).to(self.dtype))
-
-    fc: Tensor
-    taps: Tensor
+        kernel = sinc_kernel(int(hop), window_size) if self.resampler is None else torch.zeros(0)
+        self.register_buffer("taps", kernel.to(dtype))
+        exponent = {"power": f"Pa^{power:g}", "db": "dB", "none": "Pa"}[compression]
+        frames = FrameGrid(len(fc_hz), hop, window, self.min_samples, every.fc_hz, unit=exponent)
+        self.grids = {"cochleagram": frames, "envelope": every, "subbands": every}
 
     def n_fft(self, n_samples: int) -> int:
         """Return the length of the transform of a clip, with its zeros."""
@@ -352,7 +328,7 @@ class Cochleagram(FrameModule):
         frames = torch.arange(self.grids["cochleagram"].n_frames(n_samples), dtype=torch.float64)
         if self.resampler is not None:
             return frames / self.fs_out
-        return (frames * self.hop + len(self.taps) / 2 - self.left) / self.fs
+        return frames / self.fs_out + (len(self.taps) / 2 - self.left) / self.fs
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return subbands, envelopes and cochleagram, see `FrameModule.outputs`.
@@ -389,38 +365,18 @@ class Cochleagram(FrameModule):
         responses = _responses(self.filters, n_fft, self.dtype, rows.device)
         spectrum = torch.fft.rfft(rows, n_fft)
         size = max(1, _GROUP_SAMPLES // (n_fft * max(len(rows), 1)))
-        hilbert, frames = self.envelope == "hilbert", self.grids["cochleagram"].n_frames(samples)
-        at = 0
-        while at < len(responses):
-            every = hilbert and "envelope" not in names and "cochleagram" in names
-            step = self._step(responses[at][1], n_fft) if every else 1
-            group = responses[at : at + size]
-            if every:
-                steps = [self._step(gains, n_fft) for _, gains in group]
-                group = group[: next((i for i, s in enumerate(steps) if s != step), size)]
-            at += len(group)
-            made: Outputs = {}
-            if "subbands" in names or not hilbert:
+        for at in range(0, len(responses), size):
+            group, made = responses[at : at + size], {}
+            if "subbands" in names or self.envelope != "hilbert":
                 made["subbands"] = self._subbands(spectrum, group, n_fft)[..., :samples]
             if "envelope" in names or "cochleagram" in names:
-                envelope = self._envelope(made.get("subbands"), spectrum, group, n_fft, step)
-                made["envelope"] = envelope[..., : -(-samples // step)]
+                made["envelope"] = self._envelope(made.get("subbands"), spectrum, group, n_fft)
+                made["envelope"] = made["envelope"][..., :samples]
             if "cochleagram" in names:
-                made["cochleagram"] = self._frames(made["envelope"], step, samples, frames)
+                made["cochleagram"] = self._frames(made["envelope"])
             yield made
 
-    def _step(self, gains: Tensor, n_fft: int) -> int:
-        """Return the number of samples from one value of the envelope to the next."""
-        if self.oversampling is None:
-            return 1
-        width_hz = len(gains) * self.fs / n_fft
-        most = self.fs / (self.oversampling * width_hz)
-        shared = math.gcd(n_fft, self.hop, self.left)
-        return max(h for h in range(1, shared + 1) if shared % h == 0 and (h <= most or h == 1))
-
-    def _subbands(
-        self, spectrum: Tensor, group: tuple[tuple[int, Tensor], ...], n_fft: int
-    ) -> Tensor:
+    def _subbands(self, spectrum: Tensor, group: Responses, n_fft: int) -> Tensor:
         banded = spectrum.new_zeros(len(spectrum), len(group), spectrum.shape[-1])
         for i, (first, gains) in enumerate(group):
             end = first + len(gains)
@@ -428,39 +384,33 @@ class Cochleagram(FrameModule):
         return torch.fft.irfft(banded, n_fft)
 
     def _envelope(
-        self,
-        subbands: Tensor | None,
-        spectrum: Tensor,
-        group: tuple[tuple[int, Tensor], ...],
-        n_fft: int,
-        step: int,
+        self, subbands: Tensor | None, spectrum: Tensor, group: Responses, n_fft: int
     ) -> Tensor:
-        """Return envelopes (row, channel, time) of every `step`-th sample."""
-        if self.envelope != "hilbert":
-            assert subbands is not None
+        """Return envelopes (row, channel, time)."""
+        if subbands is not None and self.envelope != "hilbert":
             return subbands.abs() if self.envelope == "abs" else subbands.clamp(min=0.0)
         weights = torch.full_like(spectrum[0].real, 1 / n_fft)
         if self.envelope_scale == "full":
             weights[1 : (n_fft + 1) // 2] *= 2.0
         weighted = spectrum * weights
         # A shift in frequency does not change the magnitude: every band begins at 0 Hz.
-        banded = spectrum.new_zeros(len(spectrum), len(group), n_fft // step)
+        banded = spectrum.new_zeros(len(spectrum), len(group), n_fft)
         for i, (first, gains) in enumerate(group):
             banded[:, i, : len(gains)] = weighted[:, first : first + len(gains)] * gains
         return torch.fft.ifft(banded, norm="forward").abs().clamp(min=self.floor)
 
-    def _frames(self, envelope: Tensor, step: int, samples: int, frames: int) -> Tensor:
+    def _frames(self, envelope: Tensor) -> Tensor:
         """Return the cochleagram (row, channel, frame) of envelopes."""
+        grid, samples = self.grids["cochleagram"], envelope.shape[-1]
+        frames, hop = grid.n_frames(samples), grid.hop_length or 1
         if not self.downsample_then_compress:
             envelope = self._compressed(envelope)
-        if self.resampler is not None:
-            hop = self.grids["cochleagram"].hop_length or 1
-            missing = max(math.ceil(frames * hop) - samples, 0)
-            slow: Tensor = self.resampler(torch.nn.functional.pad(envelope, (0, missing)))
-            slow = slow[..., :frames].clamp(min=0.0)
+        if self.resampler is None:
+            slow = _fir(envelope, self.taps.flip(0), int(hop), -self.left, frames)
         else:
-            taps = (self.taps[::step] * step).flip(0)
-            slow = _fir(envelope, taps, self.hop // step, -self.left // step, frames)
+            missing = max(math.ceil(frames * hop) - samples, 0)
+            slow = self.resampler(torch.nn.functional.pad(envelope, (0, missing)))
+            slow = slow[..., :frames].clamp(min=0.0)
         return self._compressed(slow) if self.downsample_then_compress else slow
 
     def _compressed(self, x: Tensor) -> Tensor:
