@@ -31,6 +31,7 @@ _HOMES = {
     "set_num_threads": "amtcore.kernels.vector.threads",
 }
 _MODELS = (
+    "AuditoryNerve",
     "Cochleagram",
     "Dau1997",
     "Glasberg2002",
@@ -43,6 +44,7 @@ _ROOMS = ("errors", "features", "filter_design", "kernels", "models", "scales", 
 
 __all__ = [
     "AdaptLoop",
+    "AuditoryNerve",
     "BrokenStickCompression",
     "ButterworthFilter",
     "Calibration",

@@ -3,6 +3,7 @@
 They may import `stages` and lower layers, never `features`.
 """
 
+from amtcore.models.auditory_nerve import AuditoryNerve as AuditoryNerve
 from amtcore.models.cochleagram import Cochleagram as Cochleagram
 from amtcore.models.dau1997 import Dau1997 as Dau1997
 from amtcore.models.glasberg2002 import Glasberg2002 as Glasberg2002
