@@ -214,8 +214,6 @@ class AuditoryNerve(FrameModule):
         self.phase_locking_limit, self.lowpass = phase_locking_limit, lowpass
         self.envelope_mode, self.can_stream = envelope_mode, not envelope_mode
         self.spikes, self.seed, self.input_channels = spikes, seed, (n_ears,)
-        # A frame needs 0.1 s of sound. One-pole filters have forgotten more after that.
-        self.memory_s = None if envelope_mode else 2 * FILTER_S
         fc_hz = erb_space(min_cf, max_cf, num_cf)
         taps = {"gammatone": gammatone_taps(fc_hz, self.fs)}
         taps["lowpass"] = lowpass_taps(phase_locking_limit, self.fs)
@@ -333,8 +331,10 @@ class AuditoryNerve(FrameModule):
             driven = rows.new_zeros(len(rows), self.num_cf, self.n_fft - self.block)
             state = _State(rows[:, :0], heard, driven, (None,) * len(self.one_poles))
         waiting = torch.cat((state.waiting, rows), -1)
-        parts: dict[str, list[Tensor]] = {name: [self._empty(name, rows)] for name in names}
-        while waiting.shape[-1] >= self.block or (last and waiting.shape[-1]):
+        # Transforms refuse an empty batch.
+        without_rows = waiting.shape[-1] if last and not len(rows) else 0
+        parts = {name: [self._empty(name, rows, without_rows)] for name in names}
+        while len(rows) and waiting.shape[-1] >= (1 if last else self.block):
             samples = min(waiting.shape[-1], self.block)
             block = torch.nn.functional.pad(waiting[:, : self.block], (0, self.block - samples))
             made, state = self._block(block, state, names)
@@ -344,9 +344,9 @@ class AuditoryNerve(FrameModule):
         joined = {name: torch.cat(each, -1) for name, each in parts.items()}
         return joined, replace(state, waiting=waiting)
 
-    def _empty(self, name: str, rows: Tensor) -> Tensor:
+    def _empty(self, name: str, rows: Tensor, samples: int) -> Tensor:
         kinds = (len(FIBRES),) if name in ("rates", "spikes") else ()
-        return rows.new_empty(len(rows), *kinds, self.num_cf, 0)
+        return rows.new_empty(len(rows), *kinds, self.num_cf, self.grids[name].n_frames(samples))
 
     def _block(
         self, block: Tensor, state: _State, names: tuple[str, ...]
@@ -389,7 +389,7 @@ class AuditoryNerve(FrameModule):
     def _envelope(self, x: Tensor) -> Tensor:
         """Return the Hilbert envelope of whole signals (row, cf, frame)."""
         frames = x.shape[-1]
-        if not frames:
+        if not x.numel():
             return x
         spectrum = torch.fft.rfft(x)
         weights = torch.full_like(spectrum[0, 0].real, 2.0)

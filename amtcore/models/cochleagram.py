@@ -345,16 +345,16 @@ class Cochleagram(FrameModule):
             )
         rows = signal.to(self.dtype).reshape(math.prod(signal.shape[:-1]), samples)
         parts: dict[str, list[Tensor]] = {name: [] for name in names}
-        for made in self._groups(rows, names) if samples else ():
+        for made in self._groups(rows, names) if rows.numel() else ():
             for name in names:
                 parts[name].append(made[name])
         found = {}
         for name in names:
             grid = self.grids[name]
-            frames = rows.new_empty(len(rows), grid.width, 0)
-            if grid.n_frames(samples):
+            frames = rows.new_empty(len(rows), grid.width, grid.n_frames(samples))
+            if frames.numel():
                 frames = torch.cat(parts[name], 1)
-            if name == "cochleagram" and self.compression == "db" and frames.shape[-1]:
+            if name == "cochleagram" and self.compression == "db" and frames.numel():
                 frames = self._decibels(frames)
             found[name] = frames.mT.reshape(*signal.shape[:-1], frames.shape[-1], grid.width)
         return found

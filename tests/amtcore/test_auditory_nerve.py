@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.signal
+import scipy.special
 import torch
 
 from amtcore import AuditoryNerve
@@ -126,8 +127,8 @@ class TestStreamConformance(ModelConformance):
 class TestOnePoleConformance(ModelConformance):
     model = "auditory_nerve"
     params = {"num_cf": 3, "envelope_mode": False, "lowpass": "onepole",  # noqa: RUF012
-              "spikes": "exact", "fs_out": 8000.0}  # fmt: skip
-    other_params = {"num_cf": 3, "compression": 0.5}  # noqa: RUF012
+              "spikes": "exact", "fs_out": 8000.0, "max_cf": 7000.0}  # fmt: skip
+    other_params = {"num_cf": 3, "compression": 0.5, "fs_out": 8000.0, "max_cf": 7000.0}  # noqa: RUF012
     fs_hz = 16000.0
     seconds = 0.4
 
@@ -175,7 +176,7 @@ def test_one_pole_lowpass_is_the_recursion() -> None:
 def _sigmoid(p: np.ndarray, threshold: float, dynamic_range: float) -> np.ndarray:
     level = 20 * np.log10(np.maximum(p, 1e-300) / 20e-6)
     k = math.log(1 / 0.025 - 1) / (dynamic_range / 2)
-    return 1 / (1 + np.exp(-k * (level - threshold - dynamic_range / 2)))
+    return np.asarray(scipy.special.expit(k * (level - threshold - dynamic_range / 2)))
 
 
 @pytest.mark.parametrize("envelope_mode", [True, False])
@@ -233,7 +234,7 @@ def _spikes(model: AuditoryNerve, draws: int) -> torch.Tensor:
     return torch.stack([model._spikes(rates[None], draw)[0] for draw in range(draws)])
 
 
-@pytest.mark.parametrize(("spikes", "draws"), [("approx", 2000), ("exact", 600)])
+@pytest.mark.parametrize(("spikes", "draws"), [("approx", 600), ("exact", 600)])
 def test_spike_counts_have_the_stated_distribution(spikes: str, draws: int) -> None:
     golden = load("anm__tone1k_60_20000_3000")
     model = AuditoryNerve(**SMALL, spikes=spikes, seed=3)
@@ -251,7 +252,7 @@ def test_spike_counts_have_the_stated_distribution(spikes: str, draws: int) -> N
     z = (counts.mean(0).numpy() - mean)[shown] / np.sqrt(variance[shown] / draws)
     assert 0.8 < np.sqrt(np.square(z).mean()) < 1.2 and np.abs(z).max() < 5
     total = counts.var(0, correction=0).numpy()[shown].sum() / variance[shown].sum()
-    assert abs(total - 1) < 0.03
+    assert abs(total - 1) < 0.05
     stored, several = golden[f"spike_{spikes}_mean"], golden[f"spike_{spikes}_draws"].item()
     shown &= several * mean >= 1
     both = np.sqrt(variance[shown] * (1 / draws + 1 / several))

@@ -225,6 +225,10 @@ def test_number_of_frames(samples: int, frames: int) -> None:
     made = model.outputs(torch.zeros(samples))
     assert made["cochleagram"].shape == (frames, len(model.fc))
     assert made["envelope"].shape == (samples, len(model.fc))
+    none = model.outputs(torch.zeros(0, 2, samples))
+    assert {name: each.shape for name, each in none.items()} == {
+        name: (0, 2, *each.shape) for name, each in made.items()
+    }
 
 
 @pytest.mark.parametrize("preset", ["chcochleagram", "pycochleagram"])
