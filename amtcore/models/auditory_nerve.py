@@ -20,6 +20,8 @@ from torch import Tensor
 
 from amtcore.arguments import RATE, Flag, Number, Numbers, Text, checked_arguments, whole
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.operations.fir import FIR
+from amtcore.kernels.operators import operator
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
 from amtcore.scales import erb_space
 from amtcore.stages.butterworth import ButterworthFilter
@@ -32,8 +34,15 @@ LOWPASS_ORDER = 7
 INTERVAL = 0.95
 #: Slaney's constants; the scale of centre frequencies has 9.2645.
 _EAR_Q, _MIN_BANDWIDTH_HZ, _BANDWIDTHS = 9.2644, 24.7, 1.019
+#: Pressure in Pa that counts as none (-506 dB SPL), and argument of the sigmoid below which it is 0
+#: (1e-35). Smaller numbers are denormal, and some threads round them to 0.
+FAINTEST_PA, LEAST_ARGUMENT = 1e-30, -80.0
+#: Share of a response that its last taps may have to be left out.
+NEGLIGIBLE = 1e-14
 _ZEROS = (math.sqrt(3 + 2**1.5), -math.sqrt(3 + 2**1.5), math.sqrt(3 - 2**1.5),
           -math.sqrt(3 - 2**1.5))  # fmt: skip
+
+_fir = operator(FIR)
 
 
 def gammatone_taps(cf_hz: Any, fs: float) -> Any:
@@ -80,13 +89,12 @@ def lowpass_taps(limit_hz: float, fs: float) -> Any:
 class _State:
     """Progress of a stream.
 
-    `waiting` are samples (row, time) of the next block, `heard` the samples before it, `driven` the
-    rectified subbands (row, cf, time) before it, `poles` the states of one-pole filters.
+    `waiting` are samples (row, time) of the next block, `heard` the samples before it, `poles` the
+    states of one-pole filters.
     """
 
     waiting: Tensor
     heard: Tensor
-    driven: Tensor
     poles: tuple[Any, ...]
     blocks: int = 0
 
@@ -141,7 +149,7 @@ class AuditoryNerve(FrameModule):
 
     fc: Tensor
     gammatone_spectrum: Tensor
-    lowpass_spectrum: Tensor
+    lowpass_taps: Tensor
     spont: Tensor
     driven: Tensor
     gain: Tensor
@@ -215,16 +223,19 @@ class AuditoryNerve(FrameModule):
         self.envelope_mode, self.can_stream = envelope_mode, not envelope_mode
         self.spikes, self.seed, self.input_channels = spikes, seed, (n_ears,)
         fc_hz = erb_space(min_cf, max_cf, num_cf)
-        taps = {"gammatone": gammatone_taps(fc_hz, self.fs)}
-        taps["lowpass"] = lowpass_taps(phase_locking_limit, self.fs)
-        past = max(each.shape[-1] for each in taps.values()) - 1
+        gammatone, slow = gammatone_taps(fc_hz, self.fs), lowpass_taps(phase_locking_limit, self.fs)
+        # The taps of a high limit end in rounding noise: 3000 Hz needs 16 taps of 1001.
+        heard = np.cumsum(np.abs(slow[::-1]))[::-1] > NEGLIGIBLE * np.abs(slow).sum()
+        slow = slow[: int(heard.sum())]
+        #: Samples before a block that change its frames.
+        self.past = gammatone.shape[1] + len(slow) - 2
         #: Samples of a transform; its last samples are a block.
-        self.n_fft = 2 ** math.ceil(math.log2(4 * past))
-        self.block = (self.n_fft - past) // self.step * self.step
+        self.n_fft = 2 ** math.ceil(math.log2(4 * self.past))
+        self.block = (self.n_fft - self.past) // self.step * self.step
         self.register_buffer("fc", torch.from_numpy(fc_hz).to(dtype))
-        for name, values in taps.items():
-            spectrum = torch.fft.rfft(torch.from_numpy(values), self.n_fft)
-            self.register_buffer(name + "_spectrum", spectrum.to(dtype.to_complex()))
+        self.register_buffer("lowpass_taps", torch.from_numpy(slow).to(dtype))
+        spectrum = torch.fft.rfft(torch.from_numpy(gammatone), self.n_fft)
+        self.register_buffer("gammatone_spectrum", spectrum.to(dtype.to_complex()))
         self.one_poles = torch.nn.ModuleList(
             ButterworthFilter(self.fs, phase_locking_limit, dtype=dtype)
             for _ in range(LOWPASS_ORDER if lowpass == "onepole" else 0)
@@ -256,7 +267,7 @@ class AuditoryNerve(FrameModule):
         every = {"spont": spont, "driven": most - spont, "gain": gain, "bias": bias}
         every["fibres"] = torch.as_tensor(fibres, dtype=torch.float64)
         for name, values in every.items():
-            self.register_buffer(name, values.to(dtype)[:, None])
+            self.register_buffer(name, values.to(dtype).repeat_interleave(num_cf))
         self.limits_pa = [
             default if db is None else REFERENCE_PA * 10 ** (db / 20)
             for db, default in ((compression_db_min, 0.0), (compression_db_max, math.inf))
@@ -287,11 +298,26 @@ class AuditoryNerve(FrameModule):
             return self.stream(signal, None, True, names)[0]
         self._check_spikes(names)
         at_once = tuple(name for name in names if name == "subbands")
-        late = len(at_once) < len(names)
-        made, _ = self._blocks(signal, None, True, at_once + (("ihc",) if late else ()))
+        late = tuple(name for name in names if name != "subbands")
+        made, _ = self._blocks(signal, None, True, (*at_once, *(("ihc",) if late else ())))
         if late:
-            made |= self._fibres_of(made["ihc"], self._envelope(made["ihc"]), names)
+            made |= self._after_whole(made["ihc"], late)
         return {name: self._arranged(made[name], signal) for name in names}
+
+    def _after_whole(self, x: Tensor, names: tuple[str, ...]) -> Outputs:
+        """Return values of whole low-passed signals; all are (row, frame, column)."""
+        y = self._quadrature(x.mT).mT
+        frames = self.block // self.step
+        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        for block, begin in enumerate(range(0, max(x.shape[1], 1), frames)):
+            part, power = x[:, begin : begin + frames], y[:, begin : begin + frames].square()
+            power = power + part.square()
+            # The root has no slope at 0.
+            p = torch.where(power > 0, power, 1.0).sqrt() * (power > 0)
+            for name, values in self._fibres_of(part, p, names, block).items():
+                if name in names:
+                    parts[name].append(values)
+        return {name: torch.cat(each, 1) for name, each in parts.items()}
 
     def stream(
         self,
@@ -320,7 +346,7 @@ class AuditoryNerve(FrameModule):
     def _blocks(
         self, chunk: Tensor, state: _State | None, last: bool, names: tuple[str, ...]
     ) -> tuple[Outputs, _State]:
-        """Return values (row, .., time) of the blocks that a chunk completes, and the state."""
+        """Return values (row, frame, column) of complete blocks, and the state after them."""
         if self.n_ears > 1 and (chunk.ndim < 2 or chunk.shape[-2] != self.n_ears):
             raise ShapeError(
                 f"expected a signal (.., {self.n_ears}, time), got {tuple(chunk.shape)}"
@@ -328,8 +354,7 @@ class AuditoryNerve(FrameModule):
         rows = chunk.to(self.dtype).reshape(math.prod(chunk.shape[:-1]), chunk.shape[-1])
         if state is None:
             heard = rows.new_zeros(len(rows), self.n_fft - self.block)
-            driven = rows.new_zeros(len(rows), self.num_cf, self.n_fft - self.block)
-            state = _State(rows[:, :0], heard, driven, (None,) * len(self.one_poles))
+            state = _State(rows[:, :0], heard, (None,) * len(self.one_poles))
         waiting = torch.cat((state.waiting, rows), -1)
         # Transforms refuse an empty batch.
         without_rows = waiting.shape[-1] if last and not len(rows) else 0
@@ -339,41 +364,45 @@ class AuditoryNerve(FrameModule):
             block = torch.nn.functional.pad(waiting[:, : self.block], (0, self.block - samples))
             made, state = self._block(block, state, names)
             for name in names:
-                parts[name].append(made[name][..., : self.grids[name].n_frames(samples)])
+                parts[name].append(made[name][:, : self.grids[name].n_frames(samples)])
             waiting = waiting[:, samples:]
-        joined = {name: torch.cat(each, -1) for name, each in parts.items()}
+        joined = {name: torch.cat(each, 1) for name, each in parts.items()}
         return joined, replace(state, waiting=waiting)
 
     def _empty(self, name: str, rows: Tensor, samples: int) -> Tensor:
-        kinds = (len(FIBRES),) if name in ("rates", "spikes") else ()
-        return rows.new_empty(len(rows), *kinds, self.num_cf, self.grids[name].n_frames(samples))
+        grid = self.grids[name]
+        return rows.new_empty(len(rows), grid.n_frames(samples), grid.width // self.n_ears)
 
     def _block(
         self, block: Tensor, state: _State, names: tuple[str, ...]
     ) -> tuple[Outputs, _State]:
-        """Return values of one block of samples (row, time), and the state after it."""
-        past = self.n_fft - self.block
+        """Return values (row, frame, column) of one block (row, time), and the state after it."""
+        begin = self.n_fft - self.block
         heard = torch.cat((state.heard, block), -1)
         spectrum = torch.fft.rfft(heard)[:, None, :] * self.gammatone_spectrum
-        subbands = torch.fft.irfft(spectrum, self.n_fft)[..., past:]
-        made, state = {"subbands": subbands}, replace(state, heard=heard[:, self.block :])
+        # The first samples are wrapped round: as many as a gammatone filter has taps, less one.
+        subbands = torch.fft.irfft(spectrum, self.n_fft)
+        made, poles = {"subbands": subbands[..., begin:].mT}, state.poles
         if any(name != "subbands" for name in names):
-            driven, poles = torch.cat((state.driven, self._transduced(subbands)), -1), []
-            if self.lowpass == "onepole":
-                slow, filters = driven[..., past:], iter(cast("Any", self.one_poles))
-                for one_pole, of_pole in zip(filters, state.poles, strict=True):
-                    slow, after = one_pole.stream(slow, of_pole)
-                    poles.append(after)
-            else:
-                spectrum = torch.fft.rfft(driven) * self.lowpass_spectrum
-                slow = torch.fft.irfft(spectrum, self.n_fft)[..., past:]
-            made["ihc"] = slow[..., :: self.step]
-            state = replace(state, driven=driven[..., self.block :], poles=tuple(poles))
+            slow, poles = self._lowpassed(self._transduced(subbands), begin, poles)
+            made["ihc"] = x = slow.mT.contiguous()
             if not self.envelope_mode:
-                made |= self._fibres_of(
-                    made["ihc"], made["ihc"].clamp(min=0.0), names, state.blocks
-                )
-        return made, replace(state, blocks=state.blocks + 1)
+                made |= self._fibres_of(x, x.clamp(min=0.0), names, state.blocks)
+        return made, _State(block[:, :0], heard[:, self.block :], poles, state.blocks + 1)
+
+    def _lowpassed(
+        self, driven: Tensor, begin: int, poles: tuple[Any, ...]
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        """Return the low-passed signal from sample `begin` on at fs_out, and filter states."""
+        if self.lowpass == "phaselocknet":
+            first = begin + 1 - len(self.lowpass_taps)
+            frames = self.block // self.step
+            return _fir(driven, self.lowpass_taps, self.step, first, frames), poles
+        slow, after = driven[..., begin:], []
+        for one_pole, state in zip(cast("Any", self.one_poles), poles, strict=True):
+            slow, next_state = one_pole.stream(slow, state)
+            after.append(next_state)
+        return slow[..., :: self.step], tuple(after)
 
     def _transduced(self, subbands: Tensor) -> Tensor:
         """Compress and rectify subbands (row, cf, time)."""
@@ -386,44 +415,50 @@ class AuditoryNerve(FrameModule):
         soft = torch.where(x < low, x * low ** (c - 1), middle) if low else middle * (x > 0)
         return torch.where(x >= high, x, soft)
 
-    def _envelope(self, x: Tensor) -> Tensor:
-        """Return the Hilbert envelope of whole signals (row, cf, frame)."""
-        frames = x.shape[-1]
+    def _quadrature(self, x: Tensor) -> Tensor:
+        """Return the imaginary part of the analytic signal of whole signals (row, cf, frame)."""
         if not x.numel():
             return x
-        spectrum = torch.fft.rfft(x)
-        weights = torch.full_like(spectrum[0, 0].real, 2.0)
-        weights[0] = 1.0
+        spectrum, frames = torch.fft.rfft(x), x.shape[-1]
+        weights = torch.full_like(spectrum[0, 0], -1j)
+        weights[0] = 0.0
         if frames % 2 == 0:
-            weights[-1] = 1.0
-        return torch.fft.ifft(spectrum * weights, frames).abs()
+            weights[-1] = 0.0
+        return torch.fft.irfft(spectrum * weights, frames)
 
     def _fibres_of(self, x: Tensor, p: Tensor, names: tuple[str, ...], block: int = 0) -> Outputs:
-        """Return `envelope`, `rates` and `spikes` of low-passed signals and pressures of levels."""
+        """Return `envelope`, `rates` and `spikes` (row, frame, column).
+
+        Args:
+            x: Low-passed signals (row, frame, cf).
+            p: Pressures of the levels.
+            names: Outputs that are wanted.
+            block: Number of the block, for random numbers.
+        """
         made = {"ihc": x, "envelope": p}
         if "rates" not in names and "spikes" not in names:
             return made
-        heard = p > 0
-        log_p = torch.where(heard, p, torch.finfo(p.dtype).tiny).log()
+        heard = p > FAINTEST_PA
+        level = torch.where(heard, p, 1.0)
+        fine = x / level * heard if self.envelope_mode else heard.to(x.dtype)
+        log_p = level.log()
         if self.power_law is not None:
-            log_p = log_p * self.power_law.reshape(-1, 1)
-        gain, bias, driven, spont = (
-            each[..., None] for each in (self.gain, self.bias, self.driven, self.spont)
-        )
-        share = torch.sigmoid(log_p[:, None] * gain + bias)
-        fine = x / torch.where(heard, p, 1.0) if self.envelope_mode else 1.0
-        made["rates"] = spont + driven * share * (heard * fine)[:, None]
+            log_p = log_p * self.power_law
+        log_p, fine = log_p.repeat(1, 1, len(FIBRES)), fine.repeat(1, 1, len(FIBRES))
+        argument = torch.addcmul(self.bias, log_p, self.gain)
+        share = torch.sigmoid(argument) * (argument > LEAST_ARGUMENT) * self.driven
+        made["rates"] = torch.addcmul(self.spont, share, fine)
         if "spikes" in names:
             made["spikes"] = self._spikes(made["rates"].detach(), block)
         return made
 
     def _spikes(self, rates: Tensor, block: int) -> Tensor:
-        """Return spike counts of rates (row, fibre, cf, frame).
+        """Return spike counts of rates (row, frame, column).
 
         Random numbers depend on the seed and the block, not on other clips or chunks.
         """
         counts, first = torch.empty_like(rates), block * self.block // self.step
-        n = self.fibres[..., None].expand(rates.shape[1:])
+        n = self.fibres.expand(rates.shape[1:])
         seed = int(np.random.SeedSequence((self.seed, first)).generate_state(1, np.uint64)[0])
         for begin in range(0, len(rates), self.n_ears):
             generator = torch.Generator(rates.device).manual_seed(seed >> 1)
@@ -439,11 +474,12 @@ class AuditoryNerve(FrameModule):
         return counts
 
     def _arranged(self, values: Tensor, signal: Tensor) -> Tensor:
-        """Return values (row, .., frame) as (.., frame, column)."""
-        lead = signal.shape[:-1] if self.n_ears == 1 else signal.shape[:-2]
-        frames, columns = values.shape[-1], self.n_ears * math.prod(values.shape[1:-1])
-        ears = values.reshape(math.prod(lead), columns, frames)
-        return ears.mT.reshape(*lead, frames, columns)
+        """Return values (row, frame, column) as (.., frame, ear column)."""
+        frames, columns = values.shape[1:]
+        if self.n_ears == 1:
+            return values.reshape(*signal.shape[:-1], frames, columns)
+        ears = values.reshape(*signal.shape[:-1], frames, columns).movedim(-3, -2)
+        return ears.flatten(-2)
 
     def extra_repr(self) -> str:
         """Return rates, centre frequencies, low-pass and mode."""
