@@ -17,6 +17,8 @@ import numpy as np
 
 from benchmarks.report import table, write_section
 from tests.amtcore import (
+    test_auditory_nerve,
+    test_cochleagram,
     test_glasberg2002,
     test_golden_dau1997,
     test_king2019,
@@ -67,6 +69,10 @@ SUITES = (
           list(product(_MOORE.FILES, _MOORE.CONDITIONS))),
     Suite("Glasberg2002", _GLASBERG, _GLASBERG.test_whole_traces_but_for_the_gain,
           list(product(_GLASBERG.FILES, ("inst", "stl", "ltl")))),
+    Suite("Cochleagram", test_cochleagram, test_cochleagram.test_stored_array,
+          test_cochleagram.CASES),
+    Suite("AuditoryNerve", test_auditory_nerve, test_auditory_nerve.test_stored_array,
+          test_auditory_nerve.CASES),
 )  # fmt: skip
 
 
