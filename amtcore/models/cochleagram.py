@@ -1,6 +1,6 @@
 """Cochleagram: envelopes of half-cosine filters on the ERB scale, compressed, at 200 Hz.
 
-    signal -> transform of the whole clip -> filters -> envelopes -> 200 Hz -> compression
+    Signal -> transform of the whole clip -> filters -> envelopes -> 200 Hz -> compression.
 
 Source: McDermott and Simoncelli (2011), Neuron 71:926. The presets are two programs with the same
 filters: chcochleagram (commit c634ca8) and pycochleagram (commit 3854892). They differ in padding,
