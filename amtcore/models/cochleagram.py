@@ -26,6 +26,7 @@ from amtcore.arguments import RATE, Flag, Number, Numbers, Text, checked_argumen
 from amtcore.errors import ParameterError
 from amtcore.kernels.operations.fir import FIR
 from amtcore.kernels.operators import operator
+from amtcore.models.fine_envelope import can_interpolate, fine_envelope
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
 from amtcore.scales import ERB_FLOOR_HZ, ERB_Q
 from amtcore.stages.constants import outside_inference
@@ -370,8 +371,9 @@ class Cochleagram(FrameModule):
             if "subbands" in names or self.envelope != "hilbert":
                 made["subbands"] = self._subbands(spectrum, group, n_fft)[..., :samples]
             if "envelope" in names or "cochleagram" in names:
-                made["envelope"] = self._envelope(made.get("subbands"), spectrum, group, n_fft)
-                made["envelope"] = made["envelope"][..., :samples]
+                made["envelope"] = self._envelope(
+                    made.get("subbands"), spectrum, group, n_fft, samples
+                )
             if "cochleagram" in names:
                 made["cochleagram"] = self._frames(made["envelope"])
             yield made
@@ -384,20 +386,30 @@ class Cochleagram(FrameModule):
         return torch.fft.irfft(banded, n_fft)
 
     def _envelope(
-        self, subbands: Tensor | None, spectrum: Tensor, group: Responses, n_fft: int
+        self,
+        subbands: Tensor | None,
+        spectrum: Tensor,
+        group: Responses,
+        n_fft: int,
+        samples: int,
     ) -> Tensor:
-        """Return envelopes (row, channel, time)."""
+        """Return envelopes (row, channel, time) of all samples."""
         if subbands is not None and self.envelope != "hilbert":
             return subbands.abs() if self.envelope == "abs" else subbands.clamp(min=0.0)
         weights = torch.full_like(spectrum[0].real, 1 / n_fft)
         if self.envelope_scale == "full":
             weights[1 : (n_fft + 1) // 2] *= 2.0
         weighted = spectrum * weights
+        if all(can_interpolate(spectrum, len(gains), n_fft) for _, gains in group):
+            bands = (weighted[:, at : at + len(gains)] * gains for at, gains in group)
+            fine = [fine_envelope(band, n_fft, samples, self.floor) for band in bands]
+            return torch.stack(fine, 1)
         # A shift in frequency does not change the magnitude: every band begins at 0 Hz.
         banded = spectrum.new_zeros(len(spectrum), len(group), n_fft)
         for i, (first, gains) in enumerate(group):
             banded[:, i, : len(gains)] = weighted[:, first : first + len(gains)] * gains
-        return torch.fft.ifft(banded, norm="forward").abs().clamp(min=self.floor)
+        envelope = torch.fft.ifft(banded, norm="forward").abs()
+        return envelope[..., :samples].clamp(min=self.floor)
 
     def _frames(self, envelope: Tensor) -> Tensor:
         """Return the cochleagram (row, channel, frame) of envelopes."""

@@ -12,6 +12,7 @@ import torch
 from amtcore import Cochleagram
 from amtcore.errors import ParameterError
 from amtcore.models.cochleagram import HalfCosineFilters, sinc_kernel
+from amtcore.models.fine_envelope import can_interpolate, fine_envelope
 from amtcore.testing.models import ModelConformance
 
 from ..compare import Tolerance, assert_close
@@ -229,6 +230,30 @@ def test_number_of_frames(samples: int, frames: int) -> None:
     assert {name: each.shape for name, each in none.items()} == {
         name: (0, 2, *each.shape) for name, each in made.items()
     }
+
+
+@pytest.mark.parametrize(("bins", "n_fft"), [(1, 400), (20, 400), (77, 2001), (3000, 40000)])
+def test_interpolated_envelope_is_the_transform_at_every_sample(bins: int, n_fft: int) -> None:
+    generator = torch.Generator().manual_seed(bins)
+    band = torch.randn(3, bins, generator=generator, dtype=torch.complex128)
+    assert can_interpolate(band.to(torch.complex64), bins, n_fft)
+    exact = torch.fft.ifft(band, n_fft, norm="forward").abs()[:, : n_fft - 1]
+    found = fine_envelope(band.to(torch.complex64), n_fft, n_fft - 1, 0.0)
+    assert (found - exact).abs().max() <= 1e-6 * exact.max()
+    floor = float(exact.median())
+    raised = fine_envelope(band.to(torch.complex64), n_fft, n_fft - 1, floor)
+    torch.testing.assert_close(raised, found.clamp(min=floor), rtol=0, atol=0)
+
+
+def test_envelopes_with_gradients_equal_interpolated_envelopes() -> None:
+    model, signal = Cochleagram(20000), _noise(4001).float()
+    spectrum = torch.fft.rfft(signal)
+    assert can_interpolate(spectrum, 100, 4001) and not can_interpolate(spectrum, 2000, 4001)
+    assert not can_interpolate(spectrum.to(torch.complex128), 100, 4001)
+    assert not can_interpolate(spectrum.clone().requires_grad_(), 100, 4001)
+    with_gradient = model.outputs(signal.clone().requires_grad_())
+    for name, frames in model.outputs(signal).items():
+        assert_close(with_gradient[name].detach(), frames, SINGLE, name)
 
 
 @pytest.mark.parametrize("preset", ["chcochleagram", "pycochleagram"])
