@@ -32,6 +32,8 @@ _HOMES = {
 }
 _MODELS = (
     "CARFAC",
+    "AuditoryNerve",
+    "Cochleagram",
     "Dau1997",
     "Glasberg2002",
     "King2019",
@@ -46,9 +48,11 @@ __all__ = [
     "CARFAC",
     "SAI",
     "AdaptLoop",
+    "AuditoryNerve",
     "BrokenStickCompression",
     "ButterworthFilter",
     "Calibration",
+    "Cochleagram",
     "DRNLFilterbank",
     "Dau1997",
     "ERBIntegration",

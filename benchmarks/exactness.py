@@ -18,6 +18,8 @@ import numpy as np
 from benchmarks.report import table, write_section
 from tests.amtcore import (
     test_carfac,
+    test_auditory_nerve,
+    test_cochleagram,
     test_glasberg2002,
     test_golden_dau1997,
     test_king2019,
@@ -73,6 +75,10 @@ SUITES = (
           list(product(_GLASBERG.FILES, ("inst", "stl", "ltl")))),
     Suite("SAI", test_sai, test_sai.test_stored_array, test_sai.CASES),
     Suite("CARFAC", test_carfac, test_carfac.test_stored_array, test_carfac.CASES),
+    Suite("Cochleagram", test_cochleagram, test_cochleagram.test_stored_array,
+          test_cochleagram.CASES),
+    Suite("AuditoryNerve", test_auditory_nerve, test_auditory_nerve.test_stored_array,
+          test_auditory_nerve.CASES),
 )  # fmt: skip
 
 

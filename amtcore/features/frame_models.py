@@ -25,4 +25,37 @@ SAI = FrameModuleModel(
     "Lyon (2017): stabilised auditory image of the firing rates of CARFAC",
     22050.0,
     {"sai": StreamKind("1", ("time", "channel_lag"), "stabilised auditory image: lags by channel")},
+"""Models of frames as jobs run them: rates and feature streams of each."""
+
+from __future__ import annotations
+
+from amtcore.features.frame_module_model import FrameModuleModel
+from amtcore.features.stream_info import StreamKind
+from amtcore.models import AuditoryNerve, Cochleagram
+
+_CHANNELS = ("time", "channel")
+
+COCHLEAGRAM = FrameModuleModel(
+    "cochleagram",
+    Cochleagram,
+    "McDermott and Simoncelli (2011): compressed envelopes of half-cosine filters",
+    20000.0,
+    {
+        "cochleagram": StreamKind("Pa^0.3", _CHANNELS, "compressed envelopes, 200 frames a second"),
+        "envelope": StreamKind("Pa", _CHANNELS, "envelope of each filter at the audio's rate"),
+        "subbands": StreamKind("Pa", _CHANNELS, "output of each filter at the audio's rate"),
+    },
+)
+AUDITORY_NERVE = FrameModuleModel(
+    "auditory_nerve",
+    AuditoryNerve,
+    "Saddler and McDermott (2024): rates and spikes of a nerve with a phase-locking limit",
+    20000.0,
+    {
+        "rates": StreamKind("spikes/s", _CHANNELS, "rate of each kind of fibre, high, medium, low"),
+        "spikes": StreamKind("spikes", _CHANNELS, "spike counts of each kind of fibre, seeded"),
+        "envelope": StreamKind("Pa", _CHANNELS, "pressure whose level drives the fibres"),
+        "ihc": StreamKind("Pa", _CHANNELS, "rectified and low-passed subbands"),
+        "subbands": StreamKind("Pa", _CHANNELS, "gammatone filters at the audio's rate"),
+    },
 )
