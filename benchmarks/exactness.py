@@ -23,6 +23,7 @@ from tests.amtcore import (
     test_moore2016,
     test_osses2021,
     test_paulick2024,
+    test_programme_loudness,
 )
 from tests.compare import relative_error
 
@@ -31,7 +32,9 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "mod_dau": "modulation, dau", "mod_jepsen": "modulation, jepsen", "mod": "modulation",
           "mod150": "modulation, to 150 Hz", "mod1000": "modulation, to 1000 Hz",
           "outerear": "ears", "headphone": "headphone", "middleear": "middle ear",
-          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
+          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes",
+          "k_weighted": "K-weighting", "short_term": "short-term",
+          "true_peak": "true peak"}  # fmt: skip
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
 
@@ -67,6 +70,8 @@ SUITES = (
           list(product(_MOORE.FILES, _MOORE.CONDITIONS))),
     Suite("Glasberg2002", _GLASBERG, _GLASBERG.test_whole_traces_but_for_the_gain,
           list(product(_GLASBERG.FILES, ("inst", "stl", "ltl")))),
+    Suite("ProgrammeLoudness", test_programme_loudness,
+          test_programme_loudness.test_stored_array, test_programme_loudness.CASES),
 )  # fmt: skip
 
 

@@ -163,9 +163,9 @@ def loudness_range(power: Tensor) -> Tensor:
 def k_weighting_rows(fs: float) -> Tensor:
     """Return the shelf and the high-pass (2, 6) in state-variable form.
 
-    With g = tan(pi f / fs) and k = 1/Q, the shelf is (Vh s^2 + Vb k s + 1) / (s^2 + k s + 1), and
-    the high-pass G s^2 / (s^2 + k s + 1) with the denominator D(g) = 1 + k g + g^2 and
-    G = D(g at 48 kHz), so that its numerator at 48 kHz is [1, -2, 1].
+    The shelf is (Vh s^2 + Vb k s + 1) / (s^2 + k s + 1) with k = 1/Q. The high-pass is
+    G s^2 / (s^2 + k s + 1). G is the denominator 1 + k g + g^2 with g = tan(pi f / 48 kHz), which
+    makes the numerator at 48 kHz [1, -2, 1].
     """
     shelf_k, high_k = 1.0 / SHELF_Q, 1.0 / HIGHPASS_Q
     high = 10.0 ** (SHELF_DB / 20.0)
@@ -226,6 +226,9 @@ class ProgrammeLoudness(FrameModule):
     """
 
     input_unit = "digital"
+    weights: Tensor
+    sections: Tensor
+    phases: Tensor
 
     @checked_arguments(
         fs=Number(" Hz", least=8000.0, phrase="a sampling rate in Hz"),
@@ -300,14 +303,14 @@ class ProgrammeLoudness(FrameModule):
         """Filter (row, time); return a power of the result, 1 or 2, and the next state (row, 4)."""
         if can_filter(rows):
             y, state = torch.empty(rows.shape, dtype=torch.float64), state.clone()
-            signals, states, made = rows.detach().contiguous().numpy(), state.numpy(), y.numpy()
-            coef = self.sections.numpy()
+            signals, coef = rows.detach().contiguous().numpy(), self.sections.numpy()
+            states, made = state.numpy(), y.numpy()
             parallel_for(
                 lambda i: filter_row(signals[i], coef, states[i], power, made[i]), len(signals)
             )
             return y, state
-        coef = self.sections.unsqueeze(1).expand(-1, len(rows), -1)
-        ops = [ChainStep(STATE_VARIABLE, 0, each, state[:, :2]) for each in coef]
+        by_row = self.sections.unsqueeze(1).expand(-1, len(rows), -1)
+        ops = [ChainStep(STATE_VARIABLE, 0, each, state[:, :2]) for each in by_row]
         y, state = run_ops(rows.double().unsqueeze(0), ops, state.unsqueeze(0))
         return y[0] ** power, state[0]
 

@@ -26,10 +26,11 @@ _FC = [500.0, 1000.0]
 _HZ = torch.tensor(_FC)
 _RANGE = {"flow": 500.0, "fhigh": 1000.0}
 
-#: What a class cannot be built without, and what makes it small.
+#: Arguments that a class cannot be built without, and arguments that make it small.
 NEEDS: dict[str, dict[str, Any]] = {
     "Calibration": {"rms1_db_spl": 100.0},
     "LIFExodus": {"shape": (4, 2)},
+    "ProgrammeLoudness": {"fs": FS},
     "Resampler": {"fs": FS, "fs_out": 4000},
     "ButterworthFilter": {"fs": FS, "fc": 100.0},
     "Paulick2024": {"fs": FS, **_RANGE, "n_channels": 2},
@@ -97,7 +98,7 @@ _CATEGORIES = {
     "level_below_100": "minspl",
     "amplitude": "min_level",
     "positive": "qfactor modbank_qfactor sigma p C ir_length_ratio dt learning_window",
-    "not_negative": "att_factor",
+    "not_negative": "att_factor lra_pad",
     "exponent": "n compression_n",
     "factor": "betamul erb_scale bandwidth_scale erb_step",
     "quality": "Q",
@@ -113,7 +114,7 @@ _CATEGORIES = {
     "maybe_flag": "use_upper_limit",
     "only_false": "has_rec",
     "name": "method btype model subject phase_type compression_type phase_insens compensation_type "
-    "field_type filter_type leak_mode",
+    "field_type filter_type leak_mode layout",
     "maybe_name": "preset backend",
     "type": "dtype",
     "neurons": "bias",
