@@ -30,11 +30,20 @@ _HOMES = {
     "set_buffer_limit": "amtcore.kernels.vector.arrays",
     "set_num_threads": "amtcore.kernels.vector.threads",
 }
-_MODELS = ("Dau1997", "Glasberg2002", "King2019", "Moore2016", "Osses2021", "Paulick2024",
-           "ProgrammeLoudness")  # fmt: skip
+_MODELS = (
+    "SRMR",
+    "Dau1997",
+    "Glasberg2002",
+    "King2019",
+    "Moore2016",
+    "Osses2021",
+    "Paulick2024",
+    "ProgrammeLoudness",
+)
 _ROOMS = ("errors", "features", "filter_design", "kernels", "models", "scales", "stages", "units")
 
 __all__ = [
+    "SRMR",
     "AdaptLoop",
     "BrokenStickCompression",
     "ButterworthFilter",

@@ -24,6 +24,7 @@ from tests.amtcore import (
     test_osses2021,
     test_paulick2024,
     test_programme_loudness,
+    test_srmr,
 )
 from tests.compare import relative_error
 
@@ -72,6 +73,7 @@ SUITES = (
           list(product(_GLASBERG.FILES, ("inst", "stl", "ltl")))),
     Suite("ProgrammeLoudness", test_programme_loudness,
           test_programme_loudness.test_stored_array, test_programme_loudness.CASES),
+    Suite("SRMR", test_srmr, test_srmr.test_stored_array, test_srmr.CASES),
 )  # fmt: skip
 
 

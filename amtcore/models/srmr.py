@@ -1,8 +1,8 @@
 """Speech-to-reverberation modulation energy ratio (SRMR), a score of one clip without a reference.
 
 Falk, Zheng and Chan (2010), IEEE TASLP 18(7), 1766-1774; with `norm` Santos, Senoussaoui and Falk
-(2014), IWAENC. The numbers are those of SRMRpy (commit fee0097), also where its fast variant reads
-the bandwidth of a channel from the wrong end: `bandwidth="corrected"` reads it from the right end.
+(2014), IWAENC. The numbers are those of SRMRpy (commit fee0097). SRMRpy's fast variant reads the
+bandwidth of a channel from the wrong end; `bandwidth="corrected"` reads it from the right end.
 For intelligibility against a clean clip take `STOI`.
 """
 
@@ -56,34 +56,29 @@ WINDOW_HOPS = 4
 
 @kernel
 def sum_energies(
-    group: int, x: Any, channels: int, length: int, begin: int, hop: int, coef: Any, windows: Any,
-    out: Any,
+    group: int, x: Any, channels: int, length: int, begin: int, hop: int, hops: int, coef: Any,
+    windows: Any, out: Any,
 ) -> None:  # fmt: skip
     """Sum the energies of eight modulation filters of LANES channels, hop by hop.
 
     Shapes, all flat: x (channel, length), coef (band, 6), windows (hop, WINDOW_HOPS), out (group,
     hop, WINDOW_HOPS, band, LANES). The first sample is sample `begin` of the first hop.
     """
-    first = group * LANES
-    rows, bands = min(LANES, channels - first), coef.shape[0] // 6
-    block, state = aligned(BLOCK_SAMPLES * LANES, x), aligned(2 * bands * LANES, x)
-    sums = WINDOW_HOPS * bands * LANES
-    to = group * (out.shape[0] // (-(-channels // LANES)))
+    first, bands, t = group * LANES, coef.shape[0] // 6, 0
+    rows, step = min(LANES, channels - first), bands * LANES
+    block, state = aligned(BLOCK_SAMPLES * LANES, x), aligned(2 * step, x)
     state[:] = 0.0
-    t = 0
-    while t < length:
-        at = (t + begin) % hop
-        n = min(BLOCK_SAMPLES, length - t, hop - at)
+    end = min(length, hops * hop - begin)
+    while t < end:
+        at, row = (t + begin) % hop, (group * hops + (t + begin) // hop) * WINDOW_HOPS * step
+        n = min(BLOCK_SAMPLES, end - t, hop - at)
         transpose(x, first * length + t, length, rows, n, block, LANES, LANES)
-        row = to + (t + begin) // hop * sums
-        if row >= to + out.shape[0] // (-(-channels // LANES)):
-            return
         for band in range(bands):
             c = 6 * band
             a1, a2, a3 = vsplat(x, coef[c]), vsplat(x, coef[c + 1]), vsplat(x, coef[c + 2])
             gain = vsplat(x, coef[c + 4])
             i1, i2 = vload(state, 2 * band * LANES), vload(state, (2 * band + 1) * LANES)
-            place, step = row + band * LANES, bands * LANES
+            place = row + band * LANES
             e0, e1 = vload(out, place), vload(out, place + step)
             e2, e3 = vload(out, place + 2 * step), vload(out, place + 3 * step)
             for s in range(n):
@@ -136,8 +131,8 @@ def centre_frequencies(fs: float, count: int, low_hz: float) -> Tensor:
 def gammatone_polynomials(fc_hz: Tensor, fs: float) -> tuple[Tensor, Tensor]:
     """Return numerators (section, channel, 3) of gain 1 at fc, and denominators (channel, 3).
 
-    Section k is (1 - q_k / z) / (1 - 2 r cos(theta) / z + r^2 / z^2) with
-    q_k = r (cos(theta) + s_k sin(theta)), s = +-sqrt(3 + 2^1.5), +-sqrt(3 - 2^1.5).
+    Section k is (1 - q_k / z) / (1 - 2 r cos(theta) / z + r^2 / z^2).
+    Here q_k is r (cos(theta) + s_k sin(theta)), and s is +-sqrt(3 + 2^1.5), +-sqrt(3 - 2^1.5).
     """
     theta = 2.0 * math.pi * fc_hz / fs
     r = torch.exp(-2.0 * math.pi * BANDWIDTH * erb_hz(fc_hz) / fs)
@@ -162,8 +157,8 @@ class SRMR(FrameModule):
     """Speech-to-reverberation modulation energy ratio.
 
     Gammatone filters, temporal envelope, eight modulation filters, and their energy in windows of
-    0.256 s. The score is the energy of the four slow bands over that of the faster bands, up to a
-    band that depends on the clip's spectrum. Reverberation and noise lower the score.
+    0.256 s. The score is the energy of the four slow bands over the energy of the faster bands, up
+    to a band that depends on the clip's spectrum. Reverberation and noise lower the score.
 
     Args:
         fs: Sampling rate in Hz, 1000 or more; the measure is defined for 8000 and 16000.
@@ -249,7 +244,7 @@ class SRMR(FrameModule):
         self._make_envelope(rate)
         self._make_bank()
         columns = self.n_channels * BANDS
-        layout = {
+        layout: dict[str, Any] = {
             "fc_hz": tuple(self.fc_hz.tolist()),
             "mfc_hz": tuple(self.modulation_hz.tolist()) * n_channels,
             "channel_offsets": tuple(range(0, columns + 1, BANDS)),
@@ -372,7 +367,7 @@ class SRMR(FrameModule):
             by_hop = self._summed(envelope, before, hops)
         else:
             by_hop = torch.cat(self._block_sums(envelope, before, hops), 1)
-        return sum(by_hop[:, p : p + frames, p] for p in range(WINDOW_HOPS)).T
+        return torch.stack([by_hop[:, p : p + frames, p] for p in range(WINDOW_HOPS)]).sum(0).T
 
     def _summed(self, envelope: Tensor, before: int, hops: int) -> Tensor:
         """Return (channel * 8, hop, WINDOW_HOPS), the energy of a hop at each place of a window."""
@@ -382,7 +377,7 @@ class SRMR(FrameModule):
         flat = [each.contiguous().numpy().reshape(-1) for each in (x, coef, windows, out)]
         parallel_for(
             lambda group: sum_energies(
-                group, flat[0], len(x), x.shape[1], before, self.hop, *flat[1:]
+                group, flat[0], len(x), x.shape[1], before, self.hop, hops, *flat[1:]
             ),
             groups,
         )

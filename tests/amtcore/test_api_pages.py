@@ -55,6 +55,7 @@ _BUILD: dict[str, Callable[..., Any]] = {
     "Moore2016SpecificLoudness": lambda **k: amtcore.Moore2016SpecificLoudness(_FC, **k),
     "SpecificLoudness": lambda **k: amtcore.SpecificLoudness(_FC, **k),
     "ProgrammeLoudness": lambda **_: amtcore.ProgrammeLoudness(48000),
+    "SRMR": lambda **_: amtcore.SRMR(16000),
     "LIFExodus": lambda **k: amtcore.LIFExodus((4, 2), **k),
     "SpikeEncoder": lambda: spikes.SpikeEncoder(spikes.SpikeOptions(), 2),
     "SpikeStream": lambda: _build("SpikeEncoder").open_stream(),
