@@ -35,7 +35,10 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "outerear": "ears", "headphone": "headphone", "middleear": "middle ear",
           "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes",
           "k_weighted": "K-weighting", "short_term": "short-term",
-          "true_peak": "true peak"}  # fmt: skip
+          "true_peak": "true peak", "gammatone": "filterbank", "envelope": "envelope, full",
+          "fast_envelope": "envelope, fast", "modulated": "modulation"}  # fmt: skip
+#: Arrays of SRMR, stored for 8 variants.
+_SRMR = {"srmr": "score", "energy": "energies", "avg": "mean energies"}
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
 
@@ -80,6 +83,8 @@ SUITES = (
 def _label(model: str, name: str, key: str, what: str) -> str:
     """Return the stage of an array; an array with a bound of its own has a row of its own."""
     stage = key.partition("@")[0]
+    if model == "SRMR" and (array := _SRMR.get(stage.partition("_")[0])) is not None:
+        return f"{array}, {'fast' if '_fast_' in stage else 'full'}"
     stage = _NAMES.get(stage) or _NAMES.get(stage.rpartition("_")[0], stage)
     apart = ""
     if model == "King2019" and what.endswith(" 2 Hz"):

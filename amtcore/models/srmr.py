@@ -1,7 +1,7 @@
 """Speech-to-reverberation modulation energy ratio (SRMR), a score of one clip without a reference.
 
 Falk, Zheng and Chan (2010), IEEE TASLP 18(7), 1766-1774; with `norm` Santos, Senoussaoui and Falk
-(2014), IWAENC. The numbers are those of SRMRpy (commit fee0097). SRMRpy's fast variant reads the
+(2014), IWAENC. The numbers equal SRMRpy (commit fee0097). SRMRpy's fast variant reads the
 bandwidth of a channel from the wrong end; `bandwidth="corrected"` reads it from the right end.
 For intelligibility against a clean clip take `STOI`.
 """
@@ -42,6 +42,8 @@ WINDOW_S, HOP_S = Fraction("0.256"), Fraction("0.064")
 #: Gammatonegram of the fast variant: block, window and hop in s; its rate as SRMRpy takes it.
 BLOCK_S, FAST_WINDOW_S, FAST_HOP_S = Fraction("0.02"), Fraction("0.01"), Fraction("0.0025")
 FAST_RATE_HZ = 400
+#: Most by which a clip is scaled before its squares, as a power of two.
+LARGEST_EXPONENT = 120
 #: Energies are limited to 30 dB with `norm`.
 NORM_RATIO = 1000.0
 #: Bands of the numerator; the denominator has bands from here to 5 or more.
@@ -201,6 +203,8 @@ class SRMR(FrameModule):
     whole_clips_reason = (
         "the Hilbert envelope of the full variant and the limits of norm depend on the whole clip"
     )
+    fc_hz: Tensor
+    modulation_hz: Tensor
     sections: Tensor
     weights: Tensor
     window: Tensor
@@ -259,8 +263,9 @@ class SRMR(FrameModule):
 
     def _make_envelope(self, rate: Fraction) -> None:
         """Design the gammatone filters, or the weights of the spectrogram's bins."""
-        self.fc_hz = centre_frequencies(self.fs, self.n_channels, self.low_freq)
-        numerators, denominator = gammatone_polynomials(self.fc_hz, self.fs)
+        fc_hz = centre_frequencies(self.fs, self.n_channels, self.low_freq)
+        self.register_buffer("fc_hz", fc_hz)
+        numerators, denominator = gammatone_polynomials(fc_hz, self.fs)
         rows = [
             torch.stack([design.section_rows(b, a) for b, a in zip(each, denominator, strict=True)])
             for each in numerators
@@ -282,8 +287,9 @@ class SRMR(FrameModule):
     def _make_bank(self) -> None:
         """Design the modulation filters and the windows of the energies."""
         share = torch.arange(BANDS).double() / (BANDS - 1)
-        self.modulation_hz = self.min_cf * (self.max_cf / self.min_cf) ** share
-        g = torch.tan(math.pi * self.modulation_hz / float(self.rate))
+        centres_hz = self.min_cf * (self.max_cf / self.min_cf) ** share
+        self.register_buffer("modulation_hz", centres_hz)
+        g = torch.tan(math.pi * centres_hz / float(self.rate))
         k, zero = torch.full_like(g, 1.0 / QUALITY), torch.zeros_like(g)
         rows = design.state_variable_rows(g, k, zero, k, zero)
         self.register_buffer("filters", rows.repeat(self.n_channels, 1).to(self.dtype))
@@ -429,14 +435,14 @@ class SRMR(FrameModule):
         rows = self.grids["score"].n_frames(signal.shape[-1])
         # A power of two brings the peak near 1, so that no square is too small or too large.
         peak = signal.detach().abs().amax() if rows else signal.new_zeros(())
-        exponent = torch.frexp(peak).exponent
-        energy = self.energies(self.envelope(torch.ldexp(signal, -exponent)))
+        exponent = torch.frexp(peak).exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+        scale = torch.ldexp(torch.ones_like(peak), exponent)
+        energy = self.energies(self.envelope(signal / scale))
         energy = self.normalised(energy) if self.norm else energy
         mean = energy.mean(0, keepdim=True)
         score = self.score(mean.view(self.n_channels, BANDS)).view(1, 1)
-        energy, mean = torch.ldexp(energy, 2 * exponent), torch.ldexp(mean, 2 * exponent)
-        made = {"score": score[:rows], "energy": energy, "modulation_spectrogram": mean[:rows]}
-        return {name: values.to(self.dtype) for name, values in made.items()}
+        energy, mean = energy * scale * scale, mean * scale * scale
+        return {"score": score[:rows], "energy": energy, "modulation_spectrogram": mean[:rows]}
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return outputs of whole signals, see the class."""
@@ -451,9 +457,9 @@ class SRMR(FrameModule):
             )
         # One clip at a time: the rounding of sums in torch depends on the shape of a batch.
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        clips = [self._of_clip(row) for row in rows]
+        clips = [self._of_clip(row) for row in rows] or [self._of_clip(x.new_zeros(x.shape[-1]))]
         return {
-            name: torch.stack([clip[name] for clip in clips]).reshape(
+            name: torch.stack([clip[name] for clip in clips])[: len(rows)].reshape(
                 *x.shape[:-1], *clips[0][name].shape
             )
             for name in names
