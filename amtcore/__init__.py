@@ -34,6 +34,7 @@ _MODELS = (
     "CARFAC",
     "AuditoryNerve",
     "Cochleagram",
+    "SRMR",
     "Dau1997",
     "Glasberg2002",
     "King2019",
@@ -41,12 +42,14 @@ _MODELS = (
     "Osses2021",
     "Paulick2024",
     "SAI",
+    "ProgrammeLoudness",
 )
 _ROOMS = ("errors", "features", "filter_design", "kernels", "models", "scales", "stages", "units")
 
 __all__ = [
     "CARFAC",
     "SAI",
+    "SRMR",
     "AdaptLoop",
     "AuditoryNerve",
     "BrokenStickCompression",
@@ -83,6 +86,7 @@ __all__ = [
     "OuterMiddleEarFilter",
     "Paulick2024",
     "PowerCompression",
+    "ProgrammeLoudness",
     "Resampler",
     "SpecificLoudness",
     "SquaringExpansion",

@@ -27,6 +27,8 @@ from tests.amtcore import (
     test_osses2021,
     test_paulick2024,
     test_sai,
+    test_programme_loudness,
+    test_srmr,
 )
 from tests.compare import relative_error
 
@@ -38,6 +40,12 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "bm": "membrane", "nap": "hair cell", "ohc_za": "resonator state",
           "agc_zb": "undamping", "agc": "gain control",
           "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
+          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes",
+          "k_weighted": "K-weighting", "short_term": "short-term",
+          "true_peak": "true peak", "gammatone": "filterbank", "envelope": "envelope, full",
+          "fast_envelope": "envelope, fast", "modulated": "modulation"}  # fmt: skip
+#: Arrays of SRMR, stored for 8 variants.
+_SRMR = {"srmr": "score", "energy": "energies", "avg": "mean energies"}
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
 
@@ -79,12 +87,17 @@ SUITES = (
           test_cochleagram.CASES),
     Suite("AuditoryNerve", test_auditory_nerve, test_auditory_nerve.test_stored_array,
           test_auditory_nerve.CASES),
+    Suite("ProgrammeLoudness", test_programme_loudness,
+          test_programme_loudness.test_stored_array, test_programme_loudness.CASES),
+    Suite("SRMR", test_srmr, test_srmr.test_stored_array, test_srmr.CASES),
 )  # fmt: skip
 
 
 def _label(model: str, name: str, key: str, what: str) -> str:
     """Return the stage of an array; an array with a bound of its own has a row of its own."""
     stage = key.partition("@")[0]
+    if model == "SRMR" and (array := _SRMR.get(stage.partition("_")[0])) is not None:
+        return f"{array}, {'fast' if '_fast_' in stage else 'full'}"
     stage = _NAMES.get(stage) or _NAMES.get(stage.rpartition("_")[0], stage)
     apart = ""
     if model == "King2019" and what.endswith(" 2 Hz"):

@@ -13,3 +13,5 @@ from amtcore.models.moore2016 import Moore2016 as Moore2016
 from amtcore.models.osses2021 import Osses2021 as Osses2021
 from amtcore.models.paulick2024 import Paulick2024 as Paulick2024
 from amtcore.models.sai import SAI as SAI
+from amtcore.models.programme_loudness import ProgrammeLoudness as ProgrammeLoudness
+from amtcore.models.srmr import SRMR as SRMR

@@ -58,6 +58,8 @@ _BUILD: dict[str, Callable[..., Any]] = {
     "SAI": lambda **_: amtcore.SAI(8000),
     "AuditoryNerve": lambda **_: amtcore.AuditoryNerve(num_cf=4),
     "Cochleagram": lambda **_: amtcore.Cochleagram(16000),
+    "ProgrammeLoudness": lambda **_: amtcore.ProgrammeLoudness(48000),
+    "SRMR": lambda **_: amtcore.SRMR(16000),
     "LIFExodus": lambda **k: amtcore.LIFExodus((4, 2), **k),
     "SpikeEncoder": lambda: spikes.SpikeEncoder(spikes.SpikeOptions(), 2),
     "SpikeStream": lambda: _build("SpikeEncoder").open_stream(),

@@ -27,10 +27,11 @@ _FC = [500.0, 1000.0]
 _HZ = torch.tensor(_FC)
 _RANGE = {"flow": 500.0, "fhigh": 1000.0}
 
-#: What a class cannot be built without, and what makes it small.
+#: Arguments that a class cannot be built without, and arguments that make it small.
 NEEDS: dict[str, dict[str, Any]] = {
     "Calibration": {"rms1_db_spl": 100.0},
     "LIFExodus": {"shape": (4, 2)},
+    **{name: {"fs": FS} for name in ("ProgrammeLoudness", "SRMR")},
     "Resampler": {"fs": FS, "fs_out": 4000},
     "ButterworthFilter": {"fs": FS, "fc": 100.0},
     "Paulick2024": {"fs": FS, **_RANGE, "n_channels": 2},
@@ -88,7 +89,7 @@ REFUSED: dict[str, list[Any]] = {
 }  # fmt: skip
 _CATEGORIES = {
     "rate": "fs fs_out fhigh adt_hp_fc mflow mfhigh basef subfs cutoff max_mfc lp_cutoff f_min "
-    "f_max",
+    "f_max low_freq min_cf max_cf",
     "rate_or_0": "flow lowpass_cutoff",
     "rates": "fc fc_hz frequencies",
     "seconds": "tau_attack tau_release ltl_tau_attack ltl_tau_release",
@@ -98,7 +99,7 @@ _CATEGORIES = {
     "level_below_100": "minspl",
     "amplitude": "min_level",
     "positive": "qfactor modbank_qfactor sigma p C ir_length_ratio dt learning_window",
-    "not_negative": "att_factor",
+    "not_negative": "att_factor lra_pad",
     "exponent": "n compression_n",
     "factor": "betamul erb_scale bandwidth_scale erb_step",
     "quality": "Q",
@@ -110,11 +111,12 @@ _CATEGORIES = {
     "count": "order adt_hp_order n_channels n_windows hop_length nmod modbank_nmod",
     "count_or_0": "tolerance",
     "counts": "n_ffts",
-    "flag": "learnable return_stages compensate_delay normalize_gain lp_150hz use_outerear",
+    "flag": "learnable return_stages compensate_delay normalize_gain lp_150hz use_outerear "
+    "fast norm",
     "maybe_flag": "use_upper_limit",
     "only_false": "has_rec",
     "name": "method btype model subject phase_type compression_type phase_insens compensation_type "
-    "field_type filter_type leak_mode",
+    "field_type filter_type leak_mode layout framing bandwidth",
     "maybe_name": "preset backend",
     "type": "dtype",
     "neurons": "bias",
