@@ -37,6 +37,8 @@ _MODELS = (
     "Moore2016",
     "Osses2021",
     "Paulick2024",
+    "RoughnessDanielWeber",
+    "Sharpness",
     "ZwickerLoudness",
 )
 _ROOMS = ("errors", "features", "filter_design", "kernels", "models", "scales", "stages", "units")
@@ -77,6 +79,8 @@ __all__ = [
     "Paulick2024",
     "PowerCompression",
     "Resampler",
+    "RoughnessDanielWeber",
+    "Sharpness",
     "SpecificLoudness",
     "SquaringExpansion",
     "ZwickerLoudness",

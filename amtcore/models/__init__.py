@@ -9,4 +9,6 @@ from amtcore.models.king2019 import King2019 as King2019
 from amtcore.models.moore2016 import Moore2016 as Moore2016
 from amtcore.models.osses2021 import Osses2021 as Osses2021
 from amtcore.models.paulick2024 import Paulick2024 as Paulick2024
+from amtcore.models.roughness import RoughnessDanielWeber as RoughnessDanielWeber
+from amtcore.models.sharpness import Sharpness as Sharpness
 from amtcore.models.zwicker import ZwickerLoudness as ZwickerLoudness

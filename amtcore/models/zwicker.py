@@ -1,12 +1,11 @@
 """Zwicker's loudness, ISO 532-1:2017, stationary and over time.
 
-28 third-octave levels become 20 critical bands of core loudness; slopes over the Bark scale add
-masking, and their area is the loudness. Over time the core loudness decays nonlinearly, and two
-low-passes smooth the loudness. The filters run in float64 in any working type.
+28 third-octave levels become 20 critical bands of core loudness. Slopes over the Bark scale add
+masking, and the area below them is the loudness. Over time the core loudness decays nonlinearly,
+and two low-passes smooth the loudness. The filters run in float64 in any working type.
 
-Chapters and tables are those of the standard, and of its program. Loudness is not rounded. The
-value of bands 0 to 10 above 120 dB lies outside the standard, and is computed with the last range.
-For loudness of two ears, or of partly masked sounds, take `Moore2016`.
+Loudness is not rounded. Levels above 120 dB up to 250 Hz lie outside the standard, and take the
+corrections of the last range. For two ears, or partly masked sounds, take `Moore2016`.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from amtcore.kernels.operators import operator, rest_state, run_ops
 from amtcore.kernels.torch_state import wants_derivative
 from amtcore.kernels.vector.simd import LANES
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.sharpness import WEIGHTINGS, divided, weights
 from amtcore.stages.fir import Resampler
 from amtcore.stages.stage import product
 from amtcore.tables import load_table
@@ -60,6 +60,8 @@ EQUAL = 1.0 + 1e-12
 HIGHEST = 1e12  # 120 dB
 #: State of a band that holds the sum of squares of a stationary signal.
 SUM_ROW = 6
+#: Samples that the numerator of all sections looks back.
+NUMERATOR = 6
 SHARES = {"n1": 0.99, "n5": 0.95, "n10": 0.9, "n50": 0.5}
 
 _bands, _decay, _slopes = operator(BANDS), operator(DECAY), operator(SLOPES)
@@ -80,7 +82,7 @@ class ZwickerState:
 
     resampled: Any
     waiting: Tensor
-    bands: Tensor | None = None
+    bands: Any = None
     decay: Tensor | None = None
     smooth: Tensor | None = None
     trace: tuple[Tensor, ...] = ()
@@ -122,8 +124,9 @@ def _decay_coefficients() -> Tensor:
 def _smoothing() -> tuple[Tensor, Tensor]:
     """Return the low-passes of the loudness over SMOOTH_FRAMES frames as a matrix, and their start.
 
-    They are first-order low-passes at 48 kHz of values interpolated linearly between frames at
-    2 kHz: y = b0 n + z, z' = b1 n + decay y. Rows are the frames and the two z before
+    First-order low-passes at 48 kHz smooth values that are interpolated linearly between frames at
+    2 kHz. From frame to frame this is y = b0 n + z, z' = b1 n + p^24 y.
+    Rows are the frames and the two z before
     it; columns are every fourth output, weighted and added, and the two z after it. The start is z
     before the first frame, as a factor of the first n: no ramp leads from 0 to it.
     """
@@ -148,10 +151,15 @@ def _like(frames: Tensor, signal: Tensor) -> Tensor:
 class ZwickerLoudness(FrameModule):
     """Loudness and specific loudness of one signal.
 
-    Outputs over time have a frame every 2 ms, the first at sample 0: `n` in sone, `n_spec` in
-    sone/Bark at 0.1, 0.2, .. 24 Bark, `n_inst` (`n` before its low-passes) in sone, `level` in
-    phon. `statistics` is one row a clip: the maximum of `n`, and `n` exceeded in 1, 5, 10 and 50 %
-    of the frames. With `method="stationary"` `n`, `n_spec` and `level` are one row a clip.
+    Outputs over time have a frame every 2 ms, the first at sample 0. With `method="stationary"`
+    outputs are one row a clip, without `n_inst` and `statistics`.
+
+    - `n`: Loudness in sone.
+    - `n_spec`: Specific loudness in sone/Bark at 0.1, 0.2, .. 24 Bark.
+    - `n_inst`: Loudness before its low-passes, in sone.
+    - `level`: Loudness level in phon.
+    - `sharpness`: Sharpness in acum, see `Sharpness`; a column for each weighting.
+    - `statistics`: One row a clip: maximum of `n`, and `n` exceeded in 1, 5, 10, 50 % of frames.
 
     Args:
         fs: Sampling rate in Hz. Signals of other rates are resampled to 48 kHz; below 48 kHz the
@@ -160,6 +168,8 @@ class ZwickerLoudness(FrameModule):
         field: Sound field, "free" or "diffuse".
         skip: Seconds at the beginning of a stationary signal that its levels leave out, while the
             filters build up. A signal of up to twice this length is used as a whole.
+        denominator: Loudness by which the sharpness is divided, "weighted" (`n`) or
+            "instantaneous" (`n_inst`), without an overshoot at the onset of a sound.
         dtype: Working type of what follows the filters, torch.float32 or torch.float64.
 
     Shape:
@@ -177,11 +187,29 @@ class ZwickerLoudness(FrameModule):
     """
 
     memory_s = 0.1
+    band_coef: Tensor
+    band_sections: Tensor
+    band_low_pass: Tensor
+    band_power: Tensor
+    smoothed_power: Tensor
+    sharpness: Tensor
+    edges: Tensor
+    slope_limits: Tensor
+    slopes: Tensor
+    range_limit: Tensor
+    range_gain: Tensor
+    quiet: Tensor
+    excess: Tensor
+    scale: Tensor
+    decay_coef: Tensor
+    smoothing: Tensor
+    smoothing_start: Tensor
 
     @checked_arguments(
         method=Text(("time_varying", "stationary")),
         field=Text(("free", "diffuse")),
         skip=Number(" s", least=0.0, most=60.0),
+        denominator=Text(("weighted", "instantaneous")),
     )
     def __init__(
         self,
@@ -189,29 +217,35 @@ class ZwickerLoudness(FrameModule):
         method: Literal["time_varying", "stationary"] = "time_varying",
         field: Literal["free", "diffuse"] = "free",
         skip: float = 0.2,
+        denominator: Literal["weighted", "instantaneous"] = "weighted",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.fs, self.method, self.field, self.skip, self.dtype = fs, method, field, skip, dtype
+        self.denominator = denominator
         self.can_stream = method == "time_varying"
         self.whole_clips_reason = "" if self.can_stream else "a stationary level is a mean"
         self.resampler = None if fs == FS else Resampler(fs, FS, torch.float64)
         step, first = Fraction(str(float(fs))) / FS, math.ceil(fs / FS)
         if method == "stationary":
             grid = FrameGrid(1, None, min_samples=first)
-            self.grids = {"n": grid, "n_spec": replace(grid, width=GRID_POINTS), "level": grid}
+            self.grids = self._steady_grids(grid)
         else:
             grid = FrameGrid(1, step * STRIDE * PER_FRAME, window_length=step)
             clip = FrameGrid(1 + len(SHARES), None, min_samples=first)
             self.grids = {
-                "n": grid,
-                "n_spec": replace(grid, width=GRID_POINTS),
+                **self._steady_grids(grid),
                 "n_inst": grid,
-                "level": grid,
                 "statistics": replace(clip, columns=("n_max", *SHARES)),
             }
         for name, value in self._tables().items():
             self.register_buffer(name, value)
+
+    @staticmethod
+    def _steady_grids(grid: FrameGrid) -> dict[str, FrameGrid]:
+        sharpness = replace(grid, width=len(WEIGHTINGS), columns=WEIGHTINGS)
+        spectrum = replace(grid, width=GRID_POINTS)
+        return {"n": grid, "n_spec": spectrum, "level": grid, "sharpness": sharpness}
 
     def extra_repr(self) -> str:
         return f"fs={self.fs:g}, method={self.method}, field={self.field}, skip={self.skip:g}"
@@ -223,10 +257,9 @@ class ZwickerLoudness(FrameModule):
         exact_hz = 1000.0 * 10.0 ** ((torch.arange(len(a)).double() - 16) / 10)
         tau_s = 2.0 / (3.0 * exact_hz.clamp(max=1000.0))
         keep = _keep(tau_s).unsqueeze(0)
-        if self.method == "stationary":  # sums of squares, from a first filter that keeps all
-            new, smooth = torch.ones_like(keep), (torch.ones_like(keep), 0 * keep, 0 * keep)
-        else:
-            new, smooth = 1.0 - keep, (keep,) * 3
+        smooth = [keep] * 3
+        if self.method == "stationary":  # the first filter adds the squares
+            smooth = [torch.ones_like(keep), 0.0 * keep, 0.0 * keep]
         poles = a[..., 1:].flatten(1).T  # a1, a2 of each section
         sections = [
             torch.stack([section_rows(b, each) for each in a[:, s]])
@@ -235,24 +268,25 @@ class ZwickerLoudness(FrameModule):
         corrections = table["range_correction_db"]
         offset_db = table["ear_db"] - (table["diffuse_db"] if self.field == "diffuse" else 0.0)
         quiet_db, bandwidth_db = table["threshold_db"], table["bandwidth_db"]
-        n_0 = 0.0635 * 10.0 ** (0.025 * quiet_db)
         ranges = (table["range_level_db"][:, None] - corrections)[:-1]
         smoothing, start = _smoothing()
         power = {
-            "range_limit": _of_db(ranges) * EQUAL,
-            "range_gain": _of_db(corrections),
-            "quiet": _of_db(quiet_db + offset_db) * EQUAL,
-            "excess": 0.25 * _of_db(-(quiet_db + offset_db + bandwidth_db)),
-            "scale": n_0,
+            "range_limit": _of_db(ranges).unsqueeze(-1) * EQUAL,
+            "range_gain": _of_db(corrections).T.contiguous(),
+            "quiet": _of_db(quiet_db + offset_db).unsqueeze(-1) * EQUAL,
+            "excess": 0.25 * _of_db(-(quiet_db + offset_db + bandwidth_db)).unsqueeze(-1),
+            "scale": (0.0635 * 10.0 ** (0.025 * quiet_db)).unsqueeze(-1),
             "decay_coef": _decay_coefficients(),
             "smoothing": smoothing,
             "smoothing_start": start,
         }
         return {
-            "band_coef": pad(torch.cat((poles, new, *smooth)), (0, LANES - len(a))),
+            "band_coef": pad(torch.cat((poles, *smooth)), (0, LANES - len(a))),
             "band_sections": torch.stack(sections),
             "band_low_pass": torch.stack((1.0 - keep[0], 0 * keep[0], -keep[0]), 1),
             "band_power": table["band_gain"].square(),
+            "smoothed_power": table["band_gain"].square() * (1.0 - keep[0]) ** 3,
+            "sharpness": torch.stack([weights(each) for each in WEIGHTINGS], 1).to(self.dtype),
             "edges": table["edge_bark"],
             "slope_limits": table["slope_limit_sone_per_bark"],
             "slopes": table["slope_sone_per_bark2"],
@@ -261,7 +295,7 @@ class ZwickerLoudness(FrameModule):
 
     # --- stages ---
 
-    def band_powers(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def band_powers(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Return smoothed powers of the bands in Pa^2, (signal, frame, 28), every 24th sample.
 
         Args:
@@ -269,12 +303,16 @@ class ZwickerLoudness(FrameModule):
             state: State after the previous samples; None is the start.
         """
         if wants_derivative(x):
-            powers, state = run_ops(x.unsqueeze(1), *self._chain(x, state))
-            powers = powers[..., ::STRIDE].transpose(1, 2)
-        else:
-            rest = x.new_zeros(len(x), BAND_STATES, LANES)
-            powers, state = _bands(x, self.band_coef, rest if state is None else state)
-        return powers[..., : len(self.band_power)] * self.band_power, state
+            powers, after = run_ops(x.unsqueeze(1), *self._chain(x, state))
+            return powers[..., ::STRIDE].transpose(1, 2) * self.band_power, after
+        if state is None:
+            state = x.new_zeros(len(x), NUMERATOR), x.new_zeros(len(x), BAND_STATES, LANES)
+        # The three sections together have the numerator (1 - z^-2)^3.
+        w = torch.cat((state[0], x), 1)
+        x = (w[:, 6:] - w[:, :-6]) - 3.0 * (w[:, 4:-2] - w[:, 2:-4])
+        powers, filters = _bands(x, self.band_coef, state[1])
+        bands = len(self.band_power)
+        return powers[..., :bands] * self.smoothed_power, (w[:, -NUMERATOR:], filters)
 
     def _chain(self, x: Tensor, state: Tensor | None) -> tuple[list[ChainStep], Tensor]:
         """Return the bands as operations with gradients, and their state; slower."""
@@ -292,19 +330,20 @@ class ZwickerLoudness(FrameModule):
 
     def core_loudness(self, intensity: Tensor) -> Tensor:
         """Return core loudness (.., 21) in sone/Bark of intensities (.., 28), 1 at 0 dB (A.3)."""
-        low = intensity[..., :LOW_BANDS]
+        # Rows of frames: short rows of bands would take three times as long.
+        rows = intensity.reshape(-1, intensity.shape[-1]).T.contiguous()
+        low = rows[:LOW_BANDS]
         if low.device.type == "cpu" and bool((low > HIGHEST).any()):
             warnings.warn("levels above 120 dB up to 250 Hz are outside ISO 532-1", stacklevel=2)
-        reached = (low.unsqueeze(-2) > self.range_limit).sum(-2)
-        own = torch.arange(LOW_BANDS, device=low.device)
-        low = low * torch.take(self.range_gain, reached * LOW_BANDS + own)
-        lowest = [low[..., a:b].sum(-1, keepdim=True) for a, b in LOWEST]
-        critical = torch.cat((*lowest, intensity[..., LOW_BANDS:]), -1)
+        low = low * self.range_gain.gather(1, (low > self.range_limit).sum(0))
+        critical = torch.cat(
+            (*(low[a:b].sum(0, keepdim=True) for a, b in LOWEST), rows[LOW_BANDS:])
+        )
         core = self.scale * ((0.75 + self.excess * critical).sqrt().sqrt() - 1.0).clamp(min=0.0)
         core = torch.where(critical > self.quiet, core, 0.0)
-        first = core[..., :1]
-        first = first * (0.4 + 0.32 * first.clamp(min=1e-30) ** 0.2).clamp(max=1.0)
-        return pad(torch.cat((first, core[..., 1:]), -1), (0, 1))
+        first = core[:1] * (0.4 + 0.32 * core[:1].clamp(min=1e-30) ** 0.2).clamp(max=1.0)
+        core = torch.cat((first, core[1:], 0.0 * first)).T
+        return core.reshape(*intensity.shape[:-1], core.shape[-1])
 
     def decayed(self, core: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the core loudness (signal, frame, 21) after its decay, and the state."""
@@ -351,7 +390,7 @@ class ZwickerLoudness(FrameModule):
         if self.can_stream:
             return self.stream(signal, None, True, names)[0]
         names, x = self._names(names), self._as_rows(signal)
-        found = self._stationary(x if self.resampler is None else self.resampler(x))
+        found = self._stationary(x if self.resampler is None else self.resampler(x), names)
         return {k: _like(found[k], signal) for k in names}
 
     def stream(
@@ -395,8 +434,7 @@ class ZwickerLoudness(FrameModule):
         x, size = torch.cat((state.waiting, x), -1), BLOCK_FRAMES * STRIDE
         ends = x.shape[-1] // size * size
         empty = x.new_zeros(len(x), 0, dtype=self.dtype)
-        parts = [dict.fromkeys(names, empty.unsqueeze(-1))]
-        parts[0]["n_spec"] = empty.unsqueeze(-1).expand(-1, -1, GRID_POINTS)
+        parts = [{k: empty.unsqueeze(-1).expand(-1, -1, self.grids[k].width) for k in names}]
         blocks = [x[:, at : at + size] for at in range(0, ends, size)]
         blocks += [x[:, ends:]] if last and x.shape[1] > ends else []
         for block in blocks:
@@ -416,11 +454,26 @@ class ZwickerLoudness(FrameModule):
         powers, bands = self.band_powers(x, state.bands)
         core = self.core_loudness(((powers + FLOOR_PA2) / REFERENCE_PA2).to(self.dtype))
         core, decay = self.decayed(core, state.decay)
-        n_inst, specific = self.summed(core, PER_FRAME if "n_spec" in names else BLOCK_FRAMES)
+        has_spectra = "n_spec" in names or "sharpness" in names
+        n_inst, specific = self.summed(core, PER_FRAME if has_spectra else BLOCK_FRAMES)
         n, smooth = self.smoothed(n_inst, state.smooth)
-        n, n_inst = n.unsqueeze(-1), n_inst[:, ::PER_FRAME].unsqueeze(-1)
-        made = {"n": n, "n_spec": specific, "n_inst": n_inst, "level": loudness_level(n)}
+        made = self._named(n, n_inst[:, ::PER_FRAME], specific, names)
         return made, replace(state, bands=bands, decay=decay, smooth=smooth)
+
+    def _named(
+        self, n: Tensor, n_inst: Tensor, specific: Tensor, names: tuple[str, ...]
+    ) -> Outputs:
+        """Return frames of the outputs, (signal, frame, column)."""
+        n, n_inst = n.unsqueeze(-1), n_inst.unsqueeze(-1)
+        made = {"n": n, "n_spec": specific, "n_inst": n_inst}
+        if "level" in names:
+            made["level"] = loudness_level(n)
+        if "sharpness" in names:
+            own = n_inst if self.denominator == "instantaneous" else n
+            sums = product(specific, self.sharpness).split(1, -1)
+            parts = zip(sums, WEIGHTINGS, strict=True)
+            made["sharpness"] = torch.cat([divided(each, own, name) for each, name in parts], -1)
+        return made
 
     def _statistics(self, n: Tensor, last: bool) -> Tensor:
         """Return the statistics of (signal, frame) at the end, (signal, 1, statistic)."""
@@ -437,15 +490,14 @@ class ZwickerLoudness(FrameModule):
             squares, _ = run_ops(x.unsqueeze(1), *self._chain(x, None))
             return squares[..., skip:].mean(-1) * self.band_power
         _, before = self.band_powers(x[:, :skip])
-        before[:, SUM_ROW] = 0.0
-        _, after = self.band_powers(x[:, skip:], before)
+        before[1][:, SUM_ROW] = 0.0
+        _, (_, after) = self.band_powers(x[:, skip:], before)
         sums = after[:, SUM_ROW, : len(self.band_power)]
         return sums * self.band_power / max(x.shape[-1] - skip, 1)
 
-    def _stationary(self, x: Tensor) -> Outputs:
+    def _stationary(self, x: Tensor, names: tuple[str, ...]) -> Outputs:
         """Return the stationary outputs of (signal, time)."""
         intensity = ((self.mean_powers(x) + FLOOR_PA2) / REFERENCE_PA2).to(self.dtype)
         n, specific = self.summed(self.core_loudness(intensity).unsqueeze(1))
         frames = min(x.shape[-1], 1)
-        n, specific = n[:, :frames].unsqueeze(-1), specific[:, :frames]
-        return {"n": n, "n_spec": specific, "level": loudness_level(n)}
+        return self._named(n[:, :frames], n[:, :frames], specific[:, :frames], names)

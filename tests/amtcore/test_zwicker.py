@@ -76,7 +76,7 @@ def of_array(name: str, key: str, dtype: str) -> tuple[Tensor | np.ndarray, np.n
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "key"), KEYS, ids="-".join)
+@pytest.mark.parametrize(("name", "key"), KEYS, ids=[f"{n}-{k}" for n, k in KEYS])
 def test_stored_array(name: str, key: str, dtype: str) -> None:
     got, expected = of_array(name, key, dtype)
     bounds = STAGES
@@ -250,7 +250,7 @@ class TestZwickerFrames(ModelConformance):
     """Without the statistics, a long recording may be cut."""
 
     model = ZWICKER
-    streams = {"n": {}, "n_spec": {}, "n_inst": {}}  # noqa: RUF012
+    streams = {"n": {}, "n_spec": {}, "n_inst": {}, "sharpness": {}}  # noqa: RUF012
     other_params = {"field": "diffuse"}  # noqa: RUF012
     seconds = 0.6
 
@@ -260,6 +260,6 @@ class TestZwickerStationary(ModelConformance):
 
     model = ZWICKER
     params = {"method": "stationary"}  # noqa: RUF012
-    streams = {"n": {}, "n_spec": {}, "level": {}}  # noqa: RUF012
+    streams = {"n": {}, "n_spec": {}, "level": {}, "sharpness": {}}  # noqa: RUF012
     other_params = {"method": "stationary", "field": "diffuse"}  # noqa: RUF012
     fs_hz = 44100.0

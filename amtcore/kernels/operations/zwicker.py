@@ -1,12 +1,11 @@
 """Recurrences of Zwicker's loudness (ISO 532-1:2017): third-octave bands, decay, slopes.
 
-    bands    three sections in series, a square, three equal low-passes; one value every 24 samples
-    decay    nonlinear decay of the core loudness in time, 24 steps a frame (A.5 of the program)
+    bands    y[t] = x[t] - a1 y[t-1] - a2 y[t-2], three times; a square; three equal low-passes
+    decay    nonlinear decay of the core loudness in time, 24 steps a frame
     slopes   upper slopes over the Bark scale: core loudness to specific loudness and loudness
 
-Bands and decay have one channel a lane, and run on CPUs and GPUs. A slope ends where it meets the
-next core loudness, so frames need different numbers of steps: the kernel is for CPUs, and the plain
-form takes all frames at once.
+Bands and decay have a channel in each lane, and run on CPUs and GPUs. Frames need different numbers
+of slopes, so that kernel is for CPUs, and the plain form computes all frames at once.
 """
 
 from __future__ import annotations
@@ -47,49 +46,44 @@ GRID_POINTS, EDGE_MARGIN = 240, 1e-4
 
 @part
 def _section(
-    x: Any, first: int, room: Any, lane: int, n: int, section: int, coef: Any, c: int, state: Any,
+    x: Any, first: int, room: Any, lane: int, n: int, from_x: bool, coef: Any, c: int, state: Any,
     s: int,
 ) -> None:  # fmt: skip
-    """Filter `n` samples of narrow lanes by section 0, 1 or 2.
+    """Filter `n` samples of narrow lanes by y[t] = x[t] - a1 y[t-1] - a2 y[t-2], to `room`.
 
-    The numerators are (1, 2, 1), (1, 0, -1) and (1, -2, 1). Input is x[first..] in every lane for
-    section 0, else `room`; output is `room`.
+    Input is x[first..] in every lane, or `room`.
     """
     zero = vsplat(vload_narrow(coef, c * LANES + lane), 0.0)
     minus_a1 = zero - vload_narrow(coef, c * LANES + lane)
     minus_a2 = zero - vload_narrow(coef, (c + 1) * LANES + lane)
-    z1, z2 = vload_narrow(state, s + lane), vload_narrow(state, s + LANES + lane)
-    b1 = vsplat(zero, 2.0 - 2.0 * section)
+    y1, y2 = vload_narrow(state, s + lane), vload_narrow(state, s + LANES + lane)
     for t in range(n):
         at = t * LANES + lane
-        v = vsplat(zero, x[first + t]) if section == 0 else vload_narrow(room, at)
-        y = v + z1
-        z1 = fma(minus_a1, y, fma(b1, v, z2))
-        z2 = fma(minus_a2, y, zero - v if section == 1 else v)
+        v = vsplat(zero, x[first + t]) if from_x else vload_narrow(room, at)
+        y = fma(minus_a1, y1, fma(minus_a2, y2, v))
+        y1, y2 = y, y1
         vstore(room, at, y)
-    vstore(state, s + lane, z1)
-    vstore(state, s + LANES + lane, z2)
+    vstore(state, s + lane, y1)
+    vstore(state, s + LANES + lane, y2)
 
 
 @part
 def _power(
     room: Any, lane: int, n: int, coef: Any, c: int, state: Any, s: int, out: Any, at: int
 ) -> None:
-    """Square `n` samples and smooth them three times; store the value at the first sample.
+    """Square `n` samples and smooth them by y[t] = x[t] + p y[t-1], with three p; store the first.
 
-    Coefficient rows from `c`: weight of a new value, then weights of the old value of each filter.
+    Coefficient rows from `c`: p of each filter.
     """
-    new = vload_narrow(coef, c * LANES + lane)
-    p1 = vload_narrow(coef, (c + 1) * LANES + lane)
-    p2 = vload_narrow(coef, (c + 2) * LANES + lane)
-    p3 = vload_narrow(coef, (c + 3) * LANES + lane)
+    p1, p2 = vload_narrow(coef, c * LANES + lane), vload_narrow(coef, (c + 1) * LANES + lane)
+    p3 = vload_narrow(coef, (c + 2) * LANES + lane)
     y1, y2 = vload_narrow(state, s + lane), vload_narrow(state, s + LANES + lane)
     y3 = vload_narrow(state, s + 2 * LANES + lane)
     for t in range(n):
         v = vload_narrow(room, t * LANES + lane)
-        y1 = fma(p1, y1, new * (v * v))
-        y2 = fma(p2, y2, new * y1)
-        y3 = fma(p3, y3, new * y2)
+        y1 = fma(v, v, p1 * y1)
+        y2 = fma(p2, y2, y1)
+        y3 = fma(p3, y3, y2)
         if t == 0:
             vstore(out, at + lane, y3)
     vstore(state, s + lane, y1)
@@ -108,14 +102,14 @@ def bands_item(item: int, samples: int, x: Any, coef: Any, state: Any, out: Any,
         first, n = item * samples + f * STRIDE, min(STRIDE, samples - f * STRIDE)
         at = (item * frames + f) * LANES
         for lane in range(0, LANES, narrow_lanes()):
-            _section(x, first, room, lane, n, 0, coef, 0, state, s)
-            _section(x, first, room, lane, n, 1, coef, 2, state, s + 2 * LANES)
-            _section(x, first, room, lane, n, 2, coef, 4, state, s + 4 * LANES)
+            _section(x, first, room, lane, n, True, coef, 0, state, s)
+            _section(x, first, room, lane, n, False, coef, 2, state, s + 2 * LANES)
+            _section(x, first, room, lane, n, False, coef, 4, state, s + 4 * LANES)
             _power(room, lane, n, coef, 6, state, s + 6 * LANES, out, at)
 
 
 def _bands(device: Device, x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """(signal, time), (10, LANES), (signal, 9, LANES) -> (signal, frame, LANES), and the state."""
+    """(signal, time), (9, LANES), (signal, 9, LANES) -> (signal, frame, LANES), and the state."""
     (signals, samples), after = x.shape, state.clone()
     out = x.new_empty(signals, -(-samples // STRIDE), LANES)
     room = STRIDE * LANES
