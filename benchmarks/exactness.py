@@ -23,6 +23,9 @@ from tests.amtcore import (
     test_moore2016,
     test_osses2021,
     test_paulick2024,
+    test_roughness,
+    test_sharpness,
+    test_zwicker,
 )
 from tests.compare import relative_error
 
@@ -31,7 +34,11 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "mod_dau": "modulation, dau", "mod_jepsen": "modulation, jepsen", "mod": "modulation",
           "mod150": "modulation, to 150 Hz", "mod1000": "modulation, to 1000 Hz",
           "outerear": "ears", "headphone": "headphone", "middleear": "middle ear",
-          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
+          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes", "n": "loudness",
+          "n_inst": "instantaneous loudness", "n_spec": "specific loudness",
+          "core": "core loudness", "decayed": "decay", "r": "roughness",
+          "r_spec": "specific roughness", "depth": "modulation depth", "k": "correlation",
+          "h0": "mean envelope"}  # fmt: skip
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
 
@@ -67,6 +74,9 @@ SUITES = (
           list(product(_MOORE.FILES, _MOORE.CONDITIONS))),
     Suite("Glasberg2002", _GLASBERG, _GLASBERG.test_whole_traces_but_for_the_gain,
           list(product(_GLASBERG.FILES, ("inst", "stl", "ltl")))),
+    *(Suite(model, module, module.test_stored_array, module.CASES) for model, module in (
+        ("ZwickerLoudness", test_zwicker), ("Sharpness", test_sharpness),
+        ("RoughnessDanielWeber", test_roughness))),
 )  # fmt: skip
 
 

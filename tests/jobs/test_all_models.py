@@ -39,6 +39,8 @@ JOBS: Mapping[str, list[dict[str, Any]]] = {
         {"model": "dau1997", "fs_hz": 16000},
         {"model": "melspectrogram"},
         {"model": "mfcc", "params": {"hop_length": 200}},
+        {"model": "roughness"},
+        {"model": "zwicker", "streams": {"n": {}, "sharpness": {}, "statistics": {}}},
         {
             "model": "torch_module",
             "params": {
