@@ -47,8 +47,10 @@ def _interpolated(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
 class RoughnessDanielWeber(FrameModule):
     """Roughness in asper, and of each channel.
 
-    Outputs have a frame of 0.2 s every 0.1 s; its time is its centre. `r` is the roughness in
-    asper, `r_spec` the roughness of the 47 channels, whose sum is 4 times `r`.
+    Outputs have a frame of 0.2 s every 0.1 s. The time of a frame is its centre.
+
+    - `r`: Roughness in asper.
+    - `r_spec`: Roughness of the 47 channels; the sum is 4 times `r`.
 
     Args:
         fs: Sampling rate in Hz, 16 kHz or more.

@@ -1,9 +1,9 @@
 """Sharpness of specific loudness: DIN 45692:2009, and weightings of Aures, von Bismarck, Fastl.
 
-    S = 0.11 * 0.1 * sum over z of N'(z) g(z) z / N,  z = 0.1, 0.2, .. 24 Bark,  in acum
+    S = 0.11 * 0.1 * sum over z of N'(z) g(z) z / N,  z = 0.1, 0.2, .. 24 Bark
 
-DIN 45692 covers steady sounds. Over time N is smoothed and N' is not, so S overshoots at the onset
-of a sound. With the loudness before its low-passes as N it does not.
+The unit is acum. DIN 45692 covers steady sounds. Over time N is smoothed and N' is not, so S
+overshoots at the onset of a sound. With the loudness before its low-passes as N it does not.
 Von Bismarck, Acustica 30, 159 (1974); Aures, Acustica 59, 130 (1985); Fastl and Zwicker,
 Psychoacoustics, 3rd edition.
 """
@@ -56,7 +56,7 @@ def divided(total: Tensor, n: Tensor, weighting: str) -> Tensor:
 
 
 class Sharpness(nn.Module):
-    """Sharpness of stored or fresh specific loudness, such as that of `ZwickerLoudness`.
+    """Sharpness of stored or fresh specific loudness, such as `n_spec` of `ZwickerLoudness`.
 
     Args:
         weighting: "din" (DIN 45692), "aures", "bismarck" or "fastl".

@@ -88,8 +88,8 @@ REFUSED: dict[str, list[Any]] = {
     "db_spl": [math.nan, math.inf, True, "100", -200.0, 400.0],
 }  # fmt: skip
 _CATEGORIES = {
-    "rate": "fs fs_out frame_rate_hz fhigh adt_hp_fc mflow mfhigh basef subfs cutoff max_mfc lp_cutoff f_min "
-    "f_max",
+    "rate": "fs fs_out fhigh adt_hp_fc mflow mfhigh basef subfs cutoff max_mfc lp_cutoff f_min "
+    "f_max frame_rate_hz",
     "rate_or_0": "flow lowpass_cutoff",
     "rates": "fc fc_hz frequencies",
     "seconds": "tau_attack tau_release ltl_tau_attack ltl_tau_release",

@@ -10,7 +10,14 @@ from torch import Tensor
 from amtcore import ZwickerLoudness
 from amtcore.errors import NonFiniteError, ParameterError, ShapeError
 from amtcore.features.frame_models import ZWICKER
-from amtcore.kernels.operations.zwicker import DECAY, SLOPES, decay_reference, slopes_reference
+from amtcore.kernels.devices import use_backend
+from amtcore.kernels.operations.zwicker import (
+    BANDS,
+    DECAY,
+    SLOPES,
+    decay_reference,
+    slopes_reference,
+)
 from amtcore.kernels.operators import operator
 from amtcore.models.zwicker import FS, loudness_level
 from amtcore.testing.models import ModelConformance
@@ -217,6 +224,21 @@ def test_kernels_equal_the_plain_loops() -> None:
     given = core[:40].view(2, 20, 32), zwicker.decay_coef, core[40:46].view(2, 3, 32)
     for got, wanted in zip(operator(DECAY)(*given), decay_reference(*given), strict=True):
         assert_close(got, wanted, SAME64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kernels_for_gpus_give_the_same_bits(dtype: torch.dtype) -> None:
+    """The kernels that a GPU runs, in the interpreter of its machine code."""
+    zwicker = ZwickerLoudness(dtype=dtype)
+    core = noisy(8, 32).to(dtype)
+    decay = core[:4].view(2, 2, 32), zwicker.decay_coef, core[:6].view(2, 3, 32)
+    bands = noisy(2, 30)[:, :27], zwicker.band_coef, noisy(18, 32).view(2, 9, 32)
+    for operation, given in ((DECAY, decay), (BANDS, bands)):
+        wanted = operator(operation)(*given)
+        with use_backend("interpreted"):
+            found = operator(operation)(*given)
+        for got, expected in zip(found, wanted, strict=True):
+            assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("method", ["time_varying", "stationary"])
