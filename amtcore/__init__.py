@@ -43,6 +43,9 @@ _MODELS = (
     "Paulick2024",
     "SAI",
     "ProgrammeLoudness",
+    "RoughnessDanielWeber",
+    "Sharpness",
+    "ZwickerLoudness",
 )
 _ROOMS = ("errors", "features", "filter_design", "kernels", "models", "scales", "stages", "units")
 
@@ -88,8 +91,11 @@ __all__ = [
     "PowerCompression",
     "ProgrammeLoudness",
     "Resampler",
+    "RoughnessDanielWeber",
+    "Sharpness",
     "SpecificLoudness",
     "SquaringExpansion",
+    "ZwickerLoudness",
     "get_num_threads",
     "set_buffer_limit",
     "set_num_threads",

@@ -29,6 +29,9 @@ from tests.amtcore import (
     test_sai,
     test_programme_loudness,
     test_srmr,
+    test_roughness,
+    test_sharpness,
+    test_zwicker,
 )
 from tests.compare import relative_error
 
@@ -46,6 +49,11 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "fast_envelope": "envelope, fast", "modulated": "modulation"}  # fmt: skip
 #: Arrays of SRMR, stored for 8 variants.
 _SRMR = {"srmr": "score", "energy": "energies", "avg": "mean energies"}
+          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes", "n": "loudness",
+          "n_inst": "instantaneous loudness", "n_spec": "specific loudness",
+          "core": "core loudness", "decayed": "decay", "r": "roughness",
+          "r_spec": "specific roughness", "depth": "modulation depth", "k": "correlation",
+          "h0": "mean envelope"}  # fmt: skip
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
 
@@ -90,6 +98,9 @@ SUITES = (
     Suite("ProgrammeLoudness", test_programme_loudness,
           test_programme_loudness.test_stored_array, test_programme_loudness.CASES),
     Suite("SRMR", test_srmr, test_srmr.test_stored_array, test_srmr.CASES),
+    *(Suite(model, module, module.test_stored_array, module.CASES) for model, module in (
+        ("ZwickerLoudness", test_zwicker), ("Sharpness", test_sharpness),
+        ("RoughnessDanielWeber", test_roughness))),
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ SAI = FrameModuleModel(
     22050.0,
     {"sai": StreamKind("1", ("time", "channel_lag"), "stabilised auditory image: lags by channel")},
 """Models of frames as jobs run them: rates and feature streams of each."""
+"""Modules of frames as jobs run them: rates and feature streams of each."""
 
 from __future__ import annotations
 
@@ -88,5 +89,38 @@ SRMR_SCORE = FrameModuleModel(
         "modulation_spectrogram": StreamKind(
             "input unit^2", ("clip", "channel_modulation"), f"one row a clip: mean {_BANDS}"
         ),
+    },
+)
+from amtcore.models import RoughnessDanielWeber, ZwickerLoudness
+
+_TRACE, _CHANNELS = ("time", "value"), ("time", "channel")
+
+ZWICKER = FrameModuleModel(
+    "zwicker",
+    ZwickerLoudness,
+    "Zwicker loudness, ISO 532-1:2017: stationary and over time",
+    48000.0,
+    {
+        "n": StreamKind("sone", _TRACE, "loudness"),
+        "n_spec": StreamKind("sone/Bark", _CHANNELS, "specific loudness, 0.1 to 24 Bark"),
+        "n_inst": StreamKind("sone", _TRACE, "loudness before its low-passes over time"),
+        "level": StreamKind("phon", _TRACE, "loudness level"),
+        "sharpness": StreamKind(
+            "acum", ("time", "weighting"), "sharpness, DIN 45692 and three other weightings"
+        ),
+        "statistics": StreamKind(
+            "sone", ("clip", "statistic"), "one row a clip: maximum and percentiles of loudness"
+        ),
+    },
+)
+
+ROUGHNESS = FrameModuleModel(
+    "roughness",
+    RoughnessDanielWeber,
+    "Daniel and Weber (1997): roughness of frames of 0.2 s",
+    48000.0,
+    {
+        "r": StreamKind("asper", _TRACE, "roughness"),
+        "r_spec": StreamKind("asper", _CHANNELS, "roughness of 47 channels, half a Bark apart"),
     },
 )

@@ -15,3 +15,6 @@ from amtcore.models.paulick2024 import Paulick2024 as Paulick2024
 from amtcore.models.sai import SAI as SAI
 from amtcore.models.programme_loudness import ProgrammeLoudness as ProgrammeLoudness
 from amtcore.models.srmr import SRMR as SRMR
+from amtcore.models.roughness import RoughnessDanielWeber as RoughnessDanielWeber
+from amtcore.models.sharpness import Sharpness as Sharpness
+from amtcore.models.zwicker import ZwickerLoudness as ZwickerLoudness

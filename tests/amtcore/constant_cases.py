@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import amtcore
 from amtcore import stages
+from amtcore.models import Sharpness
 from amtcore.models.frame_module import FrameModule
 from amtcore.stages.constants import HasConstants
 
@@ -160,7 +161,7 @@ CHAINS = (
 def exported() -> set[str]:
     """Names of all module classes that the package or its stages export.
 
-    Models of frames are left out: they have no constants that are learnt or set.
+    Modules of frames have no learnable constants, and tests of their own.
     """
     homes = ((amtcore, amtcore.__all__), (stages, vars(stages)))
     every = {name: getattr(home, name) for home, names in homes for name in names}
@@ -169,7 +170,7 @@ def exported() -> set[str]:
         for n, kind in every.items()
         if isinstance(kind, type)
         and issubclass(kind, nn.Module)
-        and not issubclass(kind, FrameModule)
+        and not issubclass(kind, FrameModule | Sharpness)
     }
 
 

@@ -64,6 +64,8 @@ REFUSED: dict[str, list[Any]] = {
     "positive": [*_NO_NUMBER, 0.0, -1.0],
     "not_negative": [*_NO_NUMBER, -1.0],
     "exponent": [*_NO_NUMBER, 0.0, -0.3, 30.0, [0.3, -1.0], [True], [math.nan]],
+    "share": [*_NO_NUMBER, -0.1, 1.0],
+    "zero_or_one": [*_NO_NUMBER, -1, 2, 0.5],
     "factor": [*_NO_NUMBER, 0.0, -1.0, 1e3],
     "quality": [*_NO_NUMBER, 0.5, 0.0, -2.0],
     "limit": [*_NO_NUMBER, -1.0, 0.5, 1.0],
@@ -89,7 +91,7 @@ REFUSED: dict[str, list[Any]] = {
 }  # fmt: skip
 _CATEGORIES = {
     "rate": "fs fs_out fhigh adt_hp_fc mflow mfhigh basef subfs cutoff max_mfc lp_cutoff f_min "
-    "f_max low_freq min_cf max_cf",
+    "f_max low_freq min_cf max_cf frame_rate_hz",
     "rate_or_0": "flow lowpass_cutoff",
     "rates": "fc fc_hz frequencies",
     "seconds": "tau_attack tau_release ltl_tau_attack ltl_tau_release",
@@ -99,7 +101,9 @@ _CATEGORIES = {
     "level_below_100": "minspl",
     "amplitude": "min_level",
     "positive": "qfactor modbank_qfactor sigma p C ir_length_ratio dt learning_window",
-    "not_negative": "att_factor lra_pad",
+    "not_negative": "att_factor lra_pad skip",
+    "share": "overlap",
+    "zero_or_one": "bin_offset",
     "exponent": "n compression_n",
     "factor": "betamul erb_scale bandwidth_scale erb_step",
     "quality": "Q",
@@ -116,7 +120,7 @@ _CATEGORIES = {
     "maybe_flag": "use_upper_limit",
     "only_false": "has_rec",
     "name": "method btype model subject phase_type compression_type phase_insens compensation_type "
-    "field_type filter_type leak_mode layout framing bandwidth",
+    "field_type filter_type leak_mode layout framing bandwidth field denominator weighting",
     "maybe_name": "preset backend",
     "type": "dtype",
     "neurons": "bias",
@@ -188,6 +192,7 @@ _VALUES: dict[str, Any] = {
     "min_level": 0.001, "limit": 5, "Q": 1, "mflow": 3, "mfhigh": 90, "adt_hp_fc": 4,
     "attack_alpha": 0.03, "release_alpha": 0.02, "erb_lower": 2, "erb_upper": 30, "noise_std": 0,
     "upper_slope_per_db": 0, "lower_slope_per_db": -0.25, "max_spikes_per_dt": 3, "shape": 4,
+    "frame_rate_hz": 100, "overlap": 0.25, "bin_offset": 1, "skip": 0.1,
     "level_db_spl": None, "rms1_db_spl": 90.0, "fc_hz": None, "frequencies": None, "alpha": None,
     "beta": None, "dash_mem": None, "dash_syn": None, "n_ffts": None, "tau": None,
 }  # fmt: skip

@@ -41,6 +41,8 @@ JOBS: Mapping[str, list[dict[str, Any]]] = {
         {"model": "mfcc", "params": {"hop_length": 200}},
         {"model": "programme_loudness", "streams": {"momentary": {}, "true_peak": {}}},
         {"model": "srmr", "params": {"fast": True}, "streams": {"score": {}}},
+        {"model": "roughness"},
+        {"model": "zwicker", "streams": {"n": {}, "sharpness": {}, "statistics": {}}},
         {
             "model": "torch_module",
             "params": {
