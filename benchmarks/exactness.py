@@ -23,6 +23,7 @@ from tests.amtcore import (
     test_moore2016,
     test_osses2021,
     test_paulick2024,
+    test_stoi,
 )
 from tests.compare import relative_error
 
@@ -67,6 +68,7 @@ SUITES = (
           list(product(_MOORE.FILES, _MOORE.CONDITIONS))),
     Suite("Glasberg2002", _GLASBERG, _GLASBERG.test_whole_traces_but_for_the_gain,
           list(product(_GLASBERG.FILES, ("inst", "stl", "ltl")))),
+    Suite("STOI", test_stoi, test_stoi.test_stored_array, test_stoi.CASES),
 )  # fmt: skip
 
 
