@@ -31,12 +31,16 @@ _HOMES = {
     "set_num_threads": "amtcore.kernels.vector.threads",
 }
 _MODELS = (
+    "AuditoryModulationSpectrum",
+    "AuditorySpectrogram",
     "Dau1997",
     "Glasberg2002",
     "King2019",
+    "ModulationSpectrum",
     "Moore2016",
     "Osses2021",
     "Paulick2024",
+    "RateScale",
     "STOI",
 )
 _ROOMS = ("errors", "features", "filter_design", "kernels", "models", "scales", "stages", "units")
@@ -44,6 +48,8 @@ _ROOMS = ("errors", "features", "filter_design", "kernels", "models", "scales", 
 __all__ = [
     "STOI",
     "AdaptLoop",
+    "AuditoryModulationSpectrum",
+    "AuditorySpectrogram",
     "BrokenStickCompression",
     "ButterworthFilter",
     "Calibration",
@@ -65,6 +71,7 @@ __all__ = [
     "LoudnessIntegration",
     "MiddleEarFilter",
     "ModulationFilterbank",
+    "ModulationSpectrum",
     "Moore2016",
     "Moore2016AGC",
     "Moore2016BinauralLoudness",
@@ -77,6 +84,7 @@ __all__ = [
     "OuterMiddleEarFilter",
     "Paulick2024",
     "PowerCompression",
+    "RateScale",
     "Resampler",
     "SpecificLoudness",
     "SquaringExpansion",
