@@ -2,14 +2,14 @@
 
 The early stage of the cortical model of Chi, Ru and Shamma (2005), J. Acoust. Soc. Am. 118(2),
 887-906, after Yang, Wang and Shamma (1992), IEEE Trans. Inf. Theory 38(2), 824-839. The filters are
-complex gammatones of order 4 with an ERB of fc/Q. Both low-passes have gain 1 at 0 Hz, which other
-programs do not normalise: their values are 1/((1 - B)(1 - a)) times larger.
+complex gammatones of order 4 with an ERB of fc/Q.
 
-    filter j -> max(y, 0), low-pass (0.5 ms) -> max(y_j - y_(j+1), 0) -> low-pass (8 ms) -> frames
+    Filter j -> max(y, 0), low-pass (0.5 ms) -> max(y_j - y_(j+1), 0) -> low-pass (8 ms) -> frames.
 
-Frames are computed in blocks of 16, so any cuts of a signal give the same bits. Of a block only the
-frames' last samples leave the leaky integrator, so the integrator is a weighted sum over each frame
-and a recurrence from frame to frame.
+Both low-passes have gain 1 at 0 Hz. Other programs leave this gain out, so their values are
+1/((1 - B)(1 - a)) times larger. Frames are computed in blocks of 16, so any cuts of a signal give
+the same bits. A frame is the last value of the leaky integrator, so the integrator is a weighted
+sum over each frame and a recurrence from frame to frame.
 """
 
 from __future__ import annotations

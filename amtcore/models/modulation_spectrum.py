@@ -1,12 +1,13 @@
 """Modulation power spectrum: energy of envelopes by modulation frequency, in octave bands.
 
-Each window of an envelope gets the power spectrum of its deviation from the mean, with a Hann
-window; the power of each bin is shared among the bands that it overlaps:
+A window of an envelope is weighted by a Hann window, and its mean is removed before the transform.
+The power of each bin is shared among the bands that it overlaps.
 
-    mu = sum(h E) / sum(h),  X_k = DFT of h (E - mu),  P_k = c_k |X_k|^2 / (L sum(h^2))
+    P_k = c_k |X_k|^2 / (L sum(h^2)),  X_k = DFT of h (E - mu),  mu = sum(h E) / sum(h).
 
-with c = 2 below half the envelope's rate and 1 at half. The sum of P_k is the weighted mean square
-of E - mu, as in scipy.signal.periodogram. The definition is new; no program is its reference.
+The factor c is 2 below half of the envelope's rate and 1 at half. The sum of P_k is the weighted
+mean square of E - mu, as in scipy.signal.periodogram. The definition is new; no program is its
+reference.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Rate-scale features: spectro-temporal modulation of an auditory spectrogram.
 
 The cortical stage of Chi, Ru and Shamma (2005), J. Acoust. Soc. Am. 118(2), 887-906. Each filter
-is tuned to a rate in Hz, a scale in cycles per octave, and a direction. Its response is the
-spectrogram filtered by seed functions in time and in frequency:
+is tuned to a rate in Hz, a scale in cycles per octave, and a direction. Seed functions in time and
+in frequency give its gain, where G is the Fourier transform of g.
 
-    g(t) = t^2 exp(-3.5 t) sin(2 pi t),  G(u) its Fourier transform, used as G(f/rate) / |G(1)|
-    H(o; scale) = (o/scale)^2 exp(1 - (o/scale)^2)
+    G(f / rate) / |G(1)|,  g(t) = t^2 exp(-3.5 t) sin(2 pi t);
+    H(o; scale) = (o/scale)^2 exp(1 - (o/scale)^2).
 
-in the quadrant of downward (f > 0, o > 0) or upward ripples (f > 0, o < 0). A scale is the
+Downward ripples have f > 0 and o > 0, upward ripples f > 0 and o < 0. A scale is the
 frequency of the filter's peak; in the printed seed h(s x) the peak lies at 0.225 s. All filters are
 band-pass; some programs make the first and last of them low-pass and high-pass.
 """
@@ -151,6 +151,9 @@ class RateScale(FrameModule):
     def features(self, spectrogram: Tensor, names: tuple[str, ...] = ("rate_scale",)) -> Outputs:
         """Return outputs, by default `rate_scale`, of a spectrogram (.., frame, channel)."""
         batch, (frames, channels) = spectrogram.shape[:-2], spectrogram.shape[-2:]
+        if not spectrogram.numel():  # MKL has no transforms of nothing
+            nothing = {name: self.grids[name].width for name in names}
+            return {k: spectrogram.new_zeros(*batch, 0, width) for k, width in nothing.items()}
         per_frame: list[Tensor] = []
         of_scales: list[Tensor] = [spectrogram.new_zeros(()) for _ in self.scales]
         of_rates: list[Tensor] = []
@@ -193,8 +196,8 @@ class RateScale(FrameModule):
     def _by_rate(self, spectrogram: Tensor) -> Iterator[Tensor]:
         """Yield for each rate (.., direction, frame, frequency along the channels).
 
-        The frequencies o are 0 and above, and of upward ripples the conjugate of -o is kept, so
-        that both directions are synthesized alike; the last step takes the conjugate back.
+        The frequencies o are 0 and above. Upward ripples lie at -o and are kept as conjugates, so
+        that one inverse transform serves both directions.
         """
         frames, channels = spectrogram.shape[-2:]
         if self.boundary == "circular":

@@ -1,10 +1,10 @@
 """STOI and ESTOI: how intelligible a processed clip of speech is, given the clean clip.
 
 STOI of Taal, Hendriks, Heusdens and Jensen (2011), IEEE TASLP 19(7), 2125-2136; ESTOI of Jensen and
-Taal (2016), IEEE/ACM TASLP 24(11), 2009-2022. Both compare band envelopes of the two clips in
-segments of 30 frames (384 ms), after frames in which the clean clip is silent were removed:
+Taal (2016), IEEE/ACM TASLP 24(11), 2009-2022. Both remove the frames in which the clean clip is
+silent. Then they compare band envelopes of both clips in segments of 30 frames (384 ms).
 
-    (clean, processed) -> 10 kHz -> frames without silence -> 15 one-third-octave bands -> segments
+    Pair -> 10 kHz -> frames without silence -> 15 one-third-octave bands -> segments.
 
 A pair that has no segment scores NaN, where other programs report 1e-5 with a warning. ESTOI adds
 no noise to its envelopes, so a constant band counts 0.

@@ -217,7 +217,7 @@ def test_a_sound_without_bands_is_refused() -> None:
 
 
 class TestModulationSpectrum(ModelConformance):
-    """As a job runs it, in windows of half a second."""
+    """The job model with windows of 0.3 s."""
 
     model = "modulation_spectrum"
     params = {"win_s": 0.3, "hop_s": 0.104}  # noqa: RUF012

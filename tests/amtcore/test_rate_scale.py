@@ -123,7 +123,7 @@ def test_selectivity_of_the_seeds() -> None:
 
     np.testing.assert_allclose(rate_db(ratio), [-16.9, -8.7, 0.0, -19.1, -46.6], atol=0.06)
     scale_db = 20 * torch.log10(scale_response(ratio, 1.0))
-    np.testing.assert_allclose(scale_db, [-15.9, -5.5, 0.0, -14.0, -106.5], atol=0.06)
+    np.testing.assert_allclose(scale_db, [-15.9, -5.5, 0.0, -14.0, -106.2], atol=0.06)
     edges = torch.tensor([0.730, 1.285, 0.617, 1.442], dtype=torch.float64)
     half = [*rate_db(edges[:2]), *(20 * torch.log10(scale_response(edges[2:], 1.0)))]
     np.testing.assert_allclose(half, -3.0103, atol=0.03)
@@ -254,7 +254,7 @@ def test_gradients() -> None:
 
         at = x.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(total(at), at)
-        slope = (total(x + 1e-6 * direction) - total(x - 1e-6 * direction)) / 2e-6
+        slope = (total(x + 1e-8 * direction) - total(x - 1e-8 * direction)) / 2e-8
         assert gradient.isfinite().all()
         assert float(gradient @ direction) == pytest.approx(float(slope), rel=1e-5)
 
@@ -300,7 +300,7 @@ def test_refused_sounds() -> None:
 
 
 class TestAuditorySpectrogram(ModelConformance):
-    """As a job runs it."""
+    """The job model with its only stream."""
 
     model = "auditory_spectrogram"
     other_params = {"compression": "cuberoot"}  # noqa: RUF012
@@ -308,7 +308,7 @@ class TestAuditorySpectrogram(ModelConformance):
 
 
 class TestRateScale(ModelConformance):
-    """As a job runs it, with all streams."""
+    """The job model with all streams."""
 
     model = "rate_scale"
     params = {"rates": [4.0, 16.0], "scales": [0.5, 2.0]}  # noqa: RUF012

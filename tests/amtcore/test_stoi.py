@@ -281,7 +281,7 @@ def test_not_a_number_stays_one() -> None:
 
 
 class TestSTOI(ModelConformance):
-    """As a job runs it, with channel 0 clean and channel 1 processed."""
+    """The job model: channel 0 is clean, channel 1 is processed."""
 
     model = "stoi"
     seconds = 0.5
