@@ -57,8 +57,12 @@ def models(folder: Path) -> Mapping[str, float]:
     import torch
 
     import amtcore
-    from amtcore.features.registry import build_extractor
     from earmill.jobs.demo_audio import speech
+
+    try:
+        from amtcore.features.registry import build_extractor
+    except ImportError:  # ca8dd45 has a module of its own
+        from amtcore.features.build import build_extractor
 
     amtcore.set_num_threads(1)
     torch.set_num_threads(1)

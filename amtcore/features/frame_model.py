@@ -48,6 +48,7 @@ from amtcore.features.feature_model import (
 )
 from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
 from amtcore.features.stream_info import PER_CLIP, PER_CLIP_RATE_HZ, StreamInfo, StreamKind
+from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.frame_module import FrameGrid as FrameGrid
 
 #: `StreamInfo.pool` of frames that a model makes itself.
@@ -93,6 +94,7 @@ class FrameDesign:
             to a second that follows. None if long recordings must go in order.
         compute_batch: Computes the frames of several signals, in their order; None is `compute` of
             each signal. The values of a signal must not depend on the other signals.
+        on_threads: Whether `compute` may run on several threads at once.
     """
 
     grids: Mapping[str, FrameGrid]
@@ -101,6 +103,7 @@ class FrameDesign:
     open_stream: Callable[[], ExtractStream] | None = None
     memory_s: float | None = None
     compute_batch: ComputeBatch | None = None
+    on_threads: bool = False
 
 
 P = TypeVar("P")
@@ -136,7 +139,7 @@ class FrameModel(FeatureModel, Generic[P]):
 
 
 class FrameExtractor(Extractor):
-    """A model of whole clips, one by one or in batches; not for several callers at once."""
+    """A model of whole clips, one by one, in batches, or each on a thread."""
 
     def __init__(
         self,
@@ -164,6 +167,7 @@ class FrameExtractor(Extractor):
             hops=[Fraction(hop) for hop in hops if hop is not None],
         )
         self._design, self._all_params = design, all_params
+        self.takes_several_callers = design.on_threads
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
         grids = self._design.grids
@@ -176,10 +180,21 @@ class FrameExtractor(Extractor):
         # A model need not accept signals without frames.
         asked = [i for i, each in enumerate(signals) if any(self.n_frames(len(each)).values())]
         chosen = [signals[i] for i in asked]
-        batch = self._design.compute_batch
-        found = batch(chosen) if batch else map(self._design.compute, chosen)
-        frames = dict(zip(asked, found, strict=True))
+        frames = dict(zip(asked, self._computed(chosen), strict=True))
         return [self._checked(len(each), frames.get(i, {})) for i, each in enumerate(signals)]
+
+    def _computed(self, signals: Sequence[Signal]) -> Iterable[Mapping[str, Frames]]:
+        if self._design.compute_batch is not None:
+            return self._design.compute_batch(signals)
+        if not self._design.on_threads:
+            return map(self._design.compute, signals)
+        found: dict[int, Mapping[str, Frames]] = {}
+
+        def compute(i: int) -> None:
+            found[i] = self._design.compute(signals[i])
+
+        parallel_for(compute, len(signals))
+        return [found[i] for i in range(len(signals))]
 
     def _checked(self, n_samples: int, found: Mapping[str, Frames]) -> ClipFeatures:
         wanted, made = self.n_frames(n_samples), ClipFeatures()

@@ -27,7 +27,7 @@ from amtcore.features.feature_model import (
 from amtcore.features.frame_model import stream_info
 from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.backend import Backend
-from amtcore.kernels.vector.threads import one_torch_thread
+from amtcore.kernels.vector.threads import one_torch_thread, parallel_for
 from amtcore.models.frame_module import FrameModule, Outputs
 
 
@@ -100,7 +100,16 @@ class FrameModuleExtractor(Extractor):
         return {name: grid.n_frames(n_samples) for name, grid in self._grids.items()}
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
-        return [self._extract(self.samples(clip)) for clip in clips]
+        signals = [self.samples(clip) for clip in clips]
+        if self.backend.name != "cpu":
+            return [self._extract(signal) for signal in signals]
+        made: dict[int, ClipFeatures] = {}
+
+        def extract(i: int) -> None:
+            made[i] = self._extract(signals[i])
+
+        parallel_for(extract, len(signals))
+        return [made[i] for i in range(len(signals))]
 
     def _extract(self, signal: Tensor) -> ClipFeatures:
         wanted = self.n_frames(signal.shape[-1])

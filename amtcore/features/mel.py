@@ -281,11 +281,11 @@ def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
     if blocks.dct is not None:
         constants["dct"] = blocks.dct
     if top_db:
-        return FrameDesign({stream: grid}, compute, constants)
+        return FrameDesign({stream: grid}, compute, constants, on_threads=True)
     # A frame depends on its window alone, which must be shorter than the margin of one second.
     memory_s = 0.0 if blocks.params.n_fft <= blocks.fs_hz else None
     open_stream = partial(MelStream, stream, blocks, blocks.finished)
-    return FrameDesign({stream: grid}, compute, constants, open_stream, memory_s)
+    return FrameDesign({stream: grid}, compute, constants, open_stream, memory_s, on_threads=True)
 
 
 class MelSpectrogram(FrameModel[MelParams]):

@@ -71,7 +71,8 @@ class ModuleParams:
         channel_axis: Whether it takes (clip, 1, sample) instead of (clip, sample).
         seed: Of torch's generator while it is constructed, so that random weights are the same in
             every worker.
-        compile: Run it under torch.compile; without, the values differ by rounding.
+        compile: Run it under torch.compile, compiled for each bucket in every worker; the values
+            then differ by rounding.
         buckets: Pad clips with zeros to a few lengths; off, clips run one by one and the module is
             compiled for all lengths at once.
         batch: Most clips that run together, in up to 32 s of padded audio; null takes 8, and 1 runs
@@ -82,7 +83,7 @@ class ModuleParams:
     kwargs: Mapping[str, Any] | None = None
     channel_axis: bool = False
     seed: int = 0
-    compile: bool = True
+    compile: bool = False
     buckets: bool = True
     batch: int | None = None
 
@@ -202,7 +203,7 @@ class TorchModule(FeatureModel):
         runner.check()
         design = FrameDesign(
             runner.grids, lambda signal: runner.run([signal])[0], runner.constants,
-            compute_batch=runner.run,
+            compute_batch=runner.run, on_threads=True,
         )  # fmt: skip
         return FrameExtractor(self, fs_hz, design, streams, params, _hashed(asked, declared))
 
