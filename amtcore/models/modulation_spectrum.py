@@ -156,7 +156,7 @@ class ModulationSpectrum(nn.Module):
         if not windows.numel():
             return windows.new_zeros(*mean.shape, len(self.fc)), mean
         spectrum = torch.fft.rfft(hann * (windows - mean.unsqueeze(-1)))
-        energy = product(spectrum.real.square() + spectrum.imag.square(), shares)
+        energy = product(torch.view_as_real(spectrum).flatten(-2).square(), shares)
         if self.relative:
             silent = mean == 0
             energy = energy / torch.where(silent, 1.0, mean).square().unsqueeze(-1)
@@ -164,7 +164,7 @@ class ModulationSpectrum(nn.Module):
         return torch.where(self.valid(length), energy, math.nan), mean
 
     def _tables(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return the Hann window (time,) and each bin's share in each band, (bin, band)."""
+        """Return the Hann window (time,) and the shares of each bin in each band."""
         bands = (tuple(self.lower_hz.tolist()), tuple(self.upper_hz.tolist()))
         return _tables(length, self.fs, *bands)
 
@@ -295,7 +295,10 @@ class AuditoryModulationSpectrum(FrameModule):
 def _tables(
     length: int, fs: float, lower_hz: tuple[float, ...], upper_hz: tuple[float, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return window and shares in float64, with the factors of P_k."""
+    """Return window and shares in float64, with the factors of P_k.
+
+    Rows of the shares are (bin, real and imaginary part), so that squares need no sum of pairs.
+    """
     n, step = torch.arange(length, dtype=torch.float64), fs / length
     hann = 0.5 - 0.5 * torch.cos(2 * math.pi * n / length) if length > 1 else torch.ones_like(n)
     k = torch.arange(length // 2 + 1, dtype=torch.float64)[:, None]
@@ -303,7 +306,8 @@ def _tables(
     lower, upper = (torch.tensor(each, dtype=torch.float64) for each in (lower_hz, upper_hz))
     overlap = (torch.minimum(high, upper) - torch.maximum(low, lower)).clamp(min=0.0) / step
     twice = torch.where(2 * k == length, 1.0, 2.0) * (k > 0)
-    return hann, twice * overlap / (length * hann.square().sum())
+    shares = twice * overlap / (length * hann.square().sum())
+    return hann, shares.repeat_interleave(2, 0)
 
 
 def _rounded(value: float) -> int:

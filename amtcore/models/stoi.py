@@ -38,7 +38,7 @@ CLIP_DB = 15.0  # lower bound of the signal-to-distortion ratio
 EPSILON = 2.0**-52  # keeps norms of silence above 0
 
 _LARGEST_RATIO = 4096
-_STOP_DB = 60.0  # of the resampler
+_STOP_DB, _BLOCK = 60.0, 64  # of the resampler: stop band, outputs of a product
 
 
 class STOI(FrameModule):
@@ -161,15 +161,19 @@ class STOI(FrameModule):
     def resampled(self, x: Tensor) -> Tensor:
         """Return (.., time) at 10 kHz, ceil(time * 10000 / fs) samples.
 
-        Output a + up b is the sum of taps[i, a] x[down b + i - before] over i.
+        Output a of block b is the sum of taps[i, a] x[step b + i - before] over i.
         """
         if self.up == self.down:
             return x
         samples = -(-x.shape[-1] * self.up // self.down)
-        blocks, window = -(-samples // self.up), len(self.taps)
-        before = self.reach // self.up
-        behind = max((max(blocks, 1) - 1) * self.down + window - before - x.shape[-1], 0)
-        blocks_of_x = pad(x, (before, behind)).unfold(-1, window, self.down)[..., :blocks, :]
+        window, size = self.taps.shape
+        blocks, step, before = (
+            -(-samples // size),
+            size // self.up * self.down,
+            self.reach // self.up,
+        )
+        behind = max((max(blocks, 1) - 1) * step + window - before - x.shape[-1], 0)
+        blocks_of_x = pad(x, (before, behind)).unfold(-1, window, step)[..., :blocks, :]
         return (blocks_of_x @ self.taps).flatten(-2)[..., :samples]
 
     def frames(self, x: Tensor) -> Tensor:
@@ -201,20 +205,18 @@ class STOI(FrameModule):
         frames = self.frames(x).to(self.dtype)
         if not frames.numel():  # MKL has no transforms of nothing
             return frames.new_empty(*frames.shape[:-1], BANDS)
-        spectrum = torch.view_as_real(torch.fft.rfft(frames, N_FFT))
-        power = product(spectrum.square().sum(-1), self.bands)
-        audible = power != 0  # the slope of a root at 0 is infinite
-        return torch.where(audible, power, 1.0).sqrt() * audible
+        parts = torch.view_as_real(torch.fft.rfft(frames, N_FFT)).flatten(-2)
+        return _root(product(parts.square(), self.bands))
 
 
 def stoi_segments(clean: Tensor, processed: Tensor) -> Tensor:
     """Return the correlation of each segment and band (segment, 15) of (segment, 15, 30)."""
-    norm, other = (vector_norm(x, dim=-1, keepdim=True) for x in (clean, processed))
+    norm, other = _norm(clean, -1), _norm(processed, -1)
     limit = clean * (1.0 + 10.0 ** (CLIP_DB / 20.0))
     clipped = torch.minimum(processed * (norm / (other + EPSILON)), limit)
     u, v = (x - x.mean(-1, keepdim=True) for x in (clean, clipped))
-    norms = (vector_norm(u, dim=-1) + EPSILON) * (vector_norm(v, dim=-1) + EPSILON)
-    return (u * v).sum(-1) / norms
+    norms = (_norm(u, -1) + EPSILON) * (_norm(v, -1) + EPSILON)
+    return (u * v).sum(-1) / norms.squeeze(-1)
 
 
 def estoi_segments(clean: Tensor, processed: Tensor) -> Tensor:
@@ -230,35 +232,50 @@ def _normalized(x: Tensor, axis: int) -> Tensor:
     """
     x = x - x.narrow(axis, 0, 1)
     x = x - x.mean(axis, keepdim=True)
-    norm = vector_norm(x, dim=axis, keepdim=True)
-    return x / torch.where(norm > 0, norm, 1.0)
+    norm = _norm(x, axis)
+    return x / torch.where(norm == 0, 1.0, norm)
+
+
+def _norm(x: Tensor, axis: int) -> Tensor:
+    return _root(x.square().sum(axis, keepdim=True))
+
+
+def _root(power: Tensor) -> Tensor:
+    """Return the square root, with gradient 0 at 0, where its slope is infinite."""
+    some = power != 0
+    return torch.where(some, power, 1.0).sqrt() * some
 
 
 def _segments(envelopes: Tensor) -> Tensor:
     """Return the segments (clip, segment, 15, 30) of band envelopes (clip, frame, 15)."""
     if envelopes.shape[1] < SEGMENT:
         return envelopes.new_empty(2, 0, BANDS, SEGMENT)
-    return envelopes.unfold(1, SEGMENT, 1)
+    return envelopes.unfold(1, SEGMENT, 1).contiguous()
 
 
 def _band_matrix() -> Tensor:
-    """Return the bins of each one-third-octave band, (257, 15); edges lie at the nearest bins."""
+    """Return the bins of each one-third-octave band; edges lie at the nearest bins.
+
+    Rows are (bin, real and imaginary part) of 257 bins, so that squares need no sum of pairs.
+    """
     step_hz = RATE_HZ / N_FFT
     edges_hz = LOWEST_HZ * 2.0 ** ((2.0 * torch.arange(BANDS + 1, dtype=torch.float64) - 1.0) / 6.0)
     edges, bins = (edges_hz / step_hz).round(), torch.arange(N_FFT // 2 + 1)[:, None]
-    return ((bins >= edges[:-1]) & (bins < edges[1:])).double()
+    return ((bins >= edges[:-1]) & (bins < edges[1:])).double().repeat_interleave(2, 0)
 
 
 def _taps(up: int, down: int) -> tuple[Tensor, int]:
     """Return the taps of each output of a block, (window, up), and the taps on each side.
 
-    Kaiser's formulas give length and beta, for a transition of a tenth of the cutoff.
+    Kaiser's formulas give length and beta, for a transition of a tenth of the cutoff. A block is a
+    multiple of `up` outputs: products of few columns are slow.
     """
     cutoff = 1.0 / (2.0 * max(up, down))
     reach = math.ceil((_STOP_DB - 8.0) / (28.714 * cutoff / 10.0))
     taps = resample_taps(up, down, reach, 0.1102 * (_STOP_DB - 8.7))
-    first, last = -(reach // up), ((up - 1) * down + reach) // up
-    inputs, outputs = torch.arange(first, last + 1)[:, None], torch.arange(up)
+    block = up * max(1, _BLOCK // up)
+    first, last = -(reach // up), ((block - 1) * down + reach) // up
+    inputs, outputs = torch.arange(first, last + 1)[:, None], torch.arange(block)
     at = outputs * down - inputs * up + reach
     inside = (at >= 0) & (at < len(taps))
     return torch.where(inside, taps[at.clamp(0, len(taps) - 1)], 0.0), reach
