@@ -26,7 +26,7 @@ _FC = [500.0, 1000.0]
 _HZ = torch.tensor(_FC)
 _RANGE = {"flow": 500.0, "fhigh": 1000.0}
 
-#: What a class cannot be built without, and what makes it small.
+#: Arguments that a class cannot be built without, and arguments that make it small.
 NEEDS: dict[str, dict[str, Any]] = {
     "Calibration": {"rms1_db_spl": 100.0},
     "LIFExodus": {"shape": (4, 2)},
