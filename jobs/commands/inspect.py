@@ -28,6 +28,18 @@ def inspect(
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="List the quarantined rows with their reasons.")
     ] = False,
+    where_min: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=VALUE",
+            help="List the rows whose column is at least this, as seconds=2 or "
+            "loudness_summary_n5=4. Several limits hold together.",
+        ),
+    ] = None,
+    where_max: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="List the rows whose column is at most this."),
+    ] = None,
     as_json: options.AsJson = False,
     storage_options: options.StorageOptions = None,
 ) -> None:
@@ -35,6 +47,13 @@ def inspect(
     from earmill.pipeline.dataset.commit_record import bad_rows, commits
     from earmill.pipeline.dataset.description import require_dataset
 
+    if where_min or where_max:
+        if quarantine:
+            raise typer.BadParameter("expected --quarantine or limits of columns, got both")
+        limits = [(*_limit("--where-min", text), False) for text in where_min or ()]
+        limits += [(*_limit("--where-max", text), True) for text in where_max or ()]
+        _print_chosen(uri, limits, options.parse_storage_options(storage_options), as_json=as_json)
+        return
     with options.open_output(uri, storage_options) as layout:
         dataset, records = require_dataset(layout), list(commits(layout).values())
         if not quarantine:
@@ -51,6 +70,54 @@ def inspect(
         say(f"{row['row_id']}: {row['stage']}: {row['error_class']}: {one_line(row['message'])}")
     if not rows:
         say("no row is in quarantine")
+
+
+def _limit(option: str, text: str) -> tuple[str, float]:
+    column, _, value = text.rpartition("=")
+    try:
+        return column, float(value)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{option}: expected COLUMN=NUMBER, as seconds=2, got {text!r}"
+        ) from None
+
+
+def _print_chosen(
+    uri: str,
+    limits: Sequence[tuple[str, float, bool]],
+    storage_options: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """List the rows whose columns keep all limits (column, value, whether it is the most)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from earmill.pipeline.reader.open import open_features
+
+    rows = open_features(uri, storage_options=storage_options)
+    total, columns = len(rows), dict.fromkeys(column for column, _, _ in limits)
+    numeric = [field.name for field in rows.table.schema if _is_number(field.type)]
+    strange = [column for column in columns if column not in numeric]
+    if strange:
+        raise typer.BadParameter(f"expected a column out of {numeric}, got {strange[0]!r}")
+    for column, value, is_most in limits:
+        one, other = pc.field(column).cast(pa.float64()), pc.scalar(value)
+        rows = rows.filter(one <= other if is_most else one >= other)
+    found = rows.table.select(["row_id", *columns]).to_pylist()
+    rows.close()
+    if as_json:
+        say_json(found)
+        return
+    for row in found:
+        say("  ".join([row["row_id"], *(f"{name} {row[name]:g}" for name in columns)]))
+    say(f"{len(found):,} of {total:,} rows")
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _contents(

@@ -60,9 +60,8 @@ from earmill.pipeline.dataset.verify import (
     read_tables,
     table_problems,
 )
-from earmill.pipeline.formats.row_table import EXTRA_PREFIX
+from earmill.pipeline.formats.row_table import EXTRA_PREFIX, columns_of
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import table_of
@@ -344,7 +343,7 @@ def _good_lines(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.
     columns["row"] = pa.array(np.arange(rows.num_rows))
     columns |= {name: rows.column(name) for name in ("seconds", "uri")}
     for stream in streams:
-        for name in layout_of(stream).place_columns:
+        for name in columns_of(stream):
             columns[name] = rows.column(name)
     columns["status"] = pa.array([STATUS_OK] * rows.num_rows, pa.string())
     nothing = pa.nulls(rows.num_rows, pa.string())

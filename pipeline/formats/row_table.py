@@ -63,7 +63,7 @@ FACT_TYPES: dict[str, pa.DataType] = {
 def check_stream_names(streams: Iterable[StreamInfo]) -> None:
     """Refuse streams that would be columns of a name that rows have already."""
     infos = list(streams)
-    places = {name: info.name for info in infos for name in layout_of(info).place_columns}
+    places = {name: info.name for info in infos for name in columns_of(info)}
     for info in infos:
         whose = "every row"
         if info.name in places:
@@ -74,6 +74,12 @@ def check_stream_names(streams: Iterable[StreamInfo]) -> None:
             f"extract: expected streams whose names are free, got {info.model}'s {info.name!r}, "
             f"which is a column of {whose}; rename it in the model, or leave it out of `streams`"
         )
+
+
+def columns_of(info: StreamInfo | Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns of a table of rows that belong to a stream."""
+    layout = layout_of(info)
+    return (*layout.place_columns, *layout.value_columns)
 
 
 QUARANTINE_SCHEMA = pa.schema(
@@ -105,6 +111,13 @@ def row_table(
         counts = (np.cumsum(sizes) - sizes, sizes, *layout.counts_of(rows))
         for name, values in zip(layout.place_columns, counts, strict=True):
             columns[name] = pa.array(values)
+        if layout.value_columns:
+            values = np.concatenate(
+                [np.empty((0, info.width), np.float32)]
+                + [np.asarray(row.streams[info.name]) for row in rows]
+            )
+            for name, cells in zip(layout.value_columns, values.T, strict=True):
+                columns[name] = pa.array(np.ascontiguousarray(cells))
     others = extra_types(
         {k: v for k, v in row.facts.items() if k not in FACT_TYPES} for row in rows
     )

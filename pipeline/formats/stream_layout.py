@@ -7,6 +7,8 @@ have layout "frames" with a scale: there every format holds the divided numbers.
 A stream of events has a row of three integers for each step in which a neuron fired. Rows ascend;
 steps count from the start of the clip. The number of steps of each clip is stored too, as is the
 number of frames in int8 (see `formats.values`). Bisection finds the rows of a span of events.
+
+A stream with one row a clip is in float32, and its values are columns of the table of rows as well.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from earmill.pipeline.formats.block_cache import FrameView, Piece, join_frames, 
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.values import (
     BLOCK_FRAMES,
+    CLIP,
     INT8,
     SCALE_ROWS,
     Int8Frames,
@@ -63,6 +66,7 @@ class StreamLayout:
     width: int = 0
     frame_rate_hz: float = 0.0
     scale_factor: float = 1.0
+    columns: Sequence[str] = ()
 
     #: Names of the stored rows and of the columns.
     stored_rows: ClassVar[str] = "frames"
@@ -156,6 +160,11 @@ class StreamLayout:
         return tuple(f"{self.name}_{count}" for count in ("start", "n_frames", *self.row_counts))
 
     @property
+    def value_columns(self) -> tuple[str, ...]:
+        """Columns of a table of rows that hold the values themselves, one for each column."""
+        return ()
+
+    @property
     def length_column(self) -> str:
         """Column of a table of rows with the frames of each clip: what a slice counts in."""
         return self.place_columns[-1]
@@ -188,6 +197,24 @@ class StreamLayout:
         first = math.floor(start_s * rate_hz + FRAME_EPSILON)
         last = min(n_frames, math.ceil(min(stop_s * rate_hz, n_frames) - FRAME_EPSILON))
         return min(first, n_frames), max(min(first, n_frames), last)
+
+
+class ClipLayout(StreamLayout):
+    """One row a clip, in float32: its values are columns of the table of rows as well."""
+
+    card_note = "One row a clip: {streams}. The table of rows has their values too."
+
+    @property
+    def value_columns(self) -> tuple[str, ...]:
+        names = self.columns or (["value"] if self.width == 1 else map(str, range(self.width)))
+        return tuple(f"{self.name}_{column}" for column in names)
+
+    def stored_dtype(self, dtype: str) -> str:
+        return "float32"
+
+    def problem(self, row: FeatureRow) -> str | None:
+        count = len(row.streams[self.name])
+        return None if count == 1 else f"expected one row a clip, got {count}"
 
 
 class ScaledLayout(StreamLayout):
@@ -364,6 +391,7 @@ class EventLayout(StreamLayout):
 
 LAYOUTS: dict[str, type[StreamLayout]] = {
     "frames": StreamLayout,
+    CLIP: ClipLayout,
     SCALED: ScaledLayout,
     INT8: Int8Layout,
     "events": EventLayout,

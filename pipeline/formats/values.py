@@ -51,6 +51,8 @@ PIECE_BYTES = 4 * 2**20
 JOINED_BYTES = 2**18
 
 INT8 = "int8"
+# Layout of streams with one row a clip, which is stored in float32 whatever the job's dtype is.
+CLIP = "clip"
 BLOCK_FRAMES = 64
 SCALE_ROWS = 2
 BLOCK_ROWS = SCALE_ROWS + BLOCK_FRAMES
@@ -228,10 +230,11 @@ def as_stored(streams: Iterable[StreamInfo], dtype: str) -> list[StreamInfo]:
     """Return the streams with the scale and the layout in which they are stored."""
     known = []
     for info in streams:
-        if info.layout == "frames" and dtype == "float16":
+        if info.layout == "frames" and not info.frame_rate_hz:
+            info = replace(info, layout=CLIP)
+        elif info.layout == "frames" and dtype == "float16":
             info = replace(info, scale_factor=FLOAT16_SCALES.get(info.unit, 1.0))
-        # One frame a clip has nothing to share a scale with.
-        elif info.layout == "frames" and dtype == INT8 and info.frame_rate_hz:
+        elif info.layout == "frames" and dtype == INT8:
             info = replace(info, layout=INT8)
         known.append(info)
     return known
@@ -245,7 +248,7 @@ class Caster:
         # Streams of an int8 job that are not stored in blocks are float32.
         self.dtype = np.dtype(np.float32 if np.dtype(dtype) == INT8 else dtype)
         self._scales = {info.name: info.scale_factor for info in known}
-        self._largest = float(np.finfo(self.dtype).max)
+        self._clips = frozenset(info.name for info in known if info.layout == CLIP)
         #: Streams whose frames are stored in blocks that share a scale.
         self.in_blocks = frozenset(info.name for info in known if info.layout == INT8)
 
@@ -256,18 +259,19 @@ class Caster:
         low, high = (float(frames.min()), float(frames.max())) if frames.size else (0.0, 0.0)
         if not (math.isfinite(low) and math.isfinite(high)):
             raise NonFiniteFeatureError(f"stream {name}: the model returned NaN or infinity")
-        limit = self._largest * scale
+        dtype = np.dtype(np.float32) if name in self._clips else self.dtype
+        limit = float(np.finfo(dtype).max) * scale
         if max(-low, high) > limit:
             raise DtypeRangeError(
-                f"stream {name}: expected values up to {limit:g} for {self.dtype}, got "
+                f"stream {name}: expected values up to {limit:g} for {dtype}, got "
                 f"{low if -low > high else high:g}; use output.dtype float32"
             )
         if name in self.in_blocks:
             return quantised(frames), CastError()
-        if self.dtype == np.float16:
+        if dtype == np.float16:
             return halved(frames, 1.0 / scale)
         scaled = frames if scale == 1.0 else frames * frames.dtype.type(1.0 / scale)
-        return scaled.astype(self.dtype, copy=False), CastError()
+        return scaled.astype(dtype, copy=False), CastError()
 
 
 def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:

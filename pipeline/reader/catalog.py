@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, SourceError
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
     bad_rows,
@@ -48,11 +49,12 @@ from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
     EXTRA_PREFIX,
     FACT_TYPES,
+    columns_of,
     quarantine_table,
 )
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.loader.rows import Span
+from earmill.pipeline.loader.rows import Span, short
 from earmill.pipeline.reader.read_ahead import Spans, Wanted
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import read_table, table_of
@@ -104,12 +106,13 @@ def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
 
 def shown_columns(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
     extras = sorted(filter(is_extra, table.column_names))
-    return table.select([*SHOWN, *_place_names(streams), *extras])
+    of_streams = [column for info in streams.values() for column in columns_of(info)]
+    return table.select([*SHOWN, *of_streams, *extras])
 
 
 def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
     """Return the names of the provenance columns of a table of rows."""
-    places = set(_place_names(streams))
+    places = {column for info in streams.values() for column in columns_of(info)}
     return [
         name
         for name in table.column_names
@@ -139,7 +142,7 @@ class Catalog:
     dtype: str  # Type of the stored frames, as the job sets it. Events are int32.
     # One line for each good row: identity, seconds, shard, row, `<stream>_start` and
     # `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), and the columns of the
-    # source as `extra_<name>`.
+    # source as `extra_<name>`; for streams with one row a clip its values.
     table: pa.Table
     # By shard, as far as they were read.
     records: dict[str, CommitRecord] = field(default_factory=dict)
@@ -149,6 +152,16 @@ class Catalog:
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     # Feature sets beside these rows, see `dataset.snapshot`.
     additions: Mapping[str, OutFile] = field(default_factory=dict)
+    # All good rows, and the expression that chose `table` out of them.
+    all_rows: pa.Table | None = field(default=None, repr=False)
+    chosen_by: str = ""
+
+    def where(self, expression: pc.Expression) -> Catalog:
+        """Return the catalog of the rows that an expression over `table` selects."""
+        table = filtered(self.table, expression)
+        every = self.table if self.all_rows is None else self.all_rows
+        by = f"{self.chosen_by}{expression};"
+        return replace(self, table=table.combine_chunks(), moments={}, all_rows=every, chosen_by=by)
 
     def record(self, layout: Layout, shard: str) -> CommitRecord:
         """Return the commit record of a shard; refuse one of another dataset or index."""
@@ -181,12 +194,13 @@ class Catalog:
             )
         promise = promise_of(record, self.streams, self.dtype, fmt)
         if self.refs:
-            promise = replace(promise, said=CommittedRows(self.table, *self._rows_at[shard]))
+            every = self.table if self.all_rows is None else self.all_rows
+            promise = replace(promise, said=CommittedRows(every, *self._rows_at[shard]))
         return paths.data_path(shard, record.attempt, fmt.suffix), promise
 
     @cached_property
     def _rows_at(self) -> dict[str, tuple[int, int]]:
-        names, counts = self.shards
+        names, counts = _counted(self.table if self.all_rows is None else self.all_rows)
         firsts = np.cumsum(counts) - counts
         return dict(zip(names, zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
 
@@ -196,8 +210,7 @@ class Catalog:
     @cached_property
     def shards(self) -> tuple[tuple[str, ...], np.ndarray]:
         """Shard ids in order, and the number of good rows of each."""
-        counted = self.table.column("shard").value_counts()
-        return tuple(counted.field("values").to_pylist()), counted.field("counts").to_numpy()
+        return _counted(self.table)
 
     @cached_property
     def row_bytes(self) -> np.ndarray:
@@ -222,7 +235,8 @@ class Catalog:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the spec, the shards and the lengths of rows; positions depend on these."""
-        digest = hashlib.sha256(json.dumps([self.dataset.spec_sha256, self.shards[0]]).encode())
+        facts = [self.dataset.spec_sha256, self.shards[0], *filter(None, [self.chosen_by])]
+        digest = hashlib.sha256(json.dumps(facts).encode())
         for values in (self.shards[1], *(self.column(f"{name}_n_frames") for name in self.streams)):
             digest.update(values.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
@@ -271,6 +285,25 @@ class Catalog:
                 "does not have, convert batches: batch.to(torch.bfloat16)"
             )
         return dict.fromkeys(streams, dtype)
+
+
+def filtered(table: pa.Table, where: pc.Expression) -> pa.Table:
+    """Return the rows of a table that an expression selects."""
+    try:
+        if not isinstance(where, pc.Expression):
+            raise TypeError(type(where).__name__)
+        return table.filter(where)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ValueError(
+            "filter: expected a pyarrow expression over columns of ds.table, such as "
+            f"pyarrow.compute.field('seconds') > 2, got {short(where)}: {one_line(error)}; the "
+            f"columns are {table.column_names}"
+        ) from error
+
+
+def _counted(table: pa.Table) -> tuple[tuple[str, ...], np.ndarray]:
+    counted = table.column("shard").value_counts()
+    return tuple(counted.field("values").to_pylist()), counted.field("counts").to_numpy()
 
 
 def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:

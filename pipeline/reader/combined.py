@@ -25,14 +25,17 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from earmill.pipeline.formats.moments import StreamStatistics
-from earmill.pipeline.formats.stream_layout import SCALED, layout_of
-from earmill.pipeline.formats.values import INT8
+from earmill.pipeline.formats.row_table import columns_of
+from earmill.pipeline.formats.stream_layout import SCALED
+from earmill.pipeline.formats.values import CLIP, INT8
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
 from earmill.pipeline.loader.rows import Row, Span
 from earmill.pipeline.loader.statistics import together
+from earmill.pipeline.reader.catalog import filtered
 from earmill.pipeline.reader.features import Features, FeatureSet
 
 if TYPE_CHECKING:
@@ -103,6 +106,10 @@ class ConcatenatedFeatures(CombinedFeatures):
     def table(self) -> pa.Table:
         """One line for each row, in the order of `ds[i]`; `set` is the number of its set."""
         return _numbered([each.table for each in self.sets])
+
+    def filter(self, where: pc.Expression) -> ConcatenatedFeatures:
+        """Return the rows of every set that an expression selects; see `Features.filter`."""
+        return ConcatenatedFeatures([each.filter(where) for each in self.sets])
 
     @property
     def quarantine(self) -> pa.Table:
@@ -194,7 +201,7 @@ def check_same_streams(first: Features, other: Features) -> None:
 
 def _quantity(info: StreamInfo) -> dict[str, Any]:
     """Return the description of a stream without how it is stored."""
-    layout = "frames" if info.layout in (INT8, SCALED) else info.layout
+    layout = "frames" if info.layout in (CLIP, INT8, SCALED) else info.layout
     return info.to_dict() | {"scale_factor": 1, "layout": layout}
 
 
@@ -261,6 +268,10 @@ class MixedFeatures(ConcatenatedFeatures):
         if self.draws < 1:
             raise ValueError(f"mix: draws must be at least 1, got {self.draws}")
         self.mixture = self.counts = _counts(self.weights, self.draws)
+
+    def filter(self, where: pc.Expression) -> MixedFeatures:
+        """Return a mixture of the rows that an expression selects, with the same weights."""
+        return MixedFeatures([each.filter(where) for each in self.sets], self.weights, self.draws)
 
     def __repr__(self) -> str:
         return f"MixedFeatures({list(self.sets)!r}, weights={list(self.weights)}, {self.draws})"
@@ -332,7 +343,7 @@ class JoinedFeatures(CombinedFeatures):
     """
 
     def __init__(self, sets: Sequence[Features], names: Sequence[Mapping[str, str]]) -> None:
-        self.sets = tuple(sets)
+        self.sets, self._names = tuple(sets), names
         # Set, name of a stream in it, and name of the stream here.
         self._named = [
             (number, name, called)
@@ -367,12 +378,17 @@ class JoinedFeatures(CombinedFeatures):
         table = tables[0]
         for number, name, called in self._named:
             info = self.sets[number].streams[name]
-            columns = layout_of(info).place_columns
-            renamed = layout_of(replace(info, name=called)).place_columns
+            columns, renamed = columns_of(info), columns_of(replace(info, name=called))
             for column, new in zip(columns, renamed, strict=True):
                 if new not in table.column_names:
                     table = table.append_column(new, tables[number].column(column))
         return table
+
+    def filter(self, where: pc.Expression) -> JoinedFeatures:
+        """Return the rows that an expression selects; see `Features.filter`."""
+        row_ids = filtered(self.table, where).column("row_id").combine_chunks()
+        first = self.sets[0].filter(pc.field("row_id").isin(row_ids))
+        return JoinedFeatures([first, *self.sets[1:]], self._names)
 
     @property
     def quarantine(self) -> pa.Table:

@@ -8,6 +8,7 @@ row ids: an index of other files causes an error and never the features of anoth
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import threading
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.missing_modules import needed_modules
@@ -241,8 +243,24 @@ class Features(FeatureSet):
 
     @property
     def table(self) -> pa.Table:
-        """One line for each row, in the order of `ds[i]`: ids, seconds, shard, frames, extras."""
+        """One line for each row, in the order of `ds[i]`: ids, seconds, shard, frames, extras, and
+        the values of streams with one row a clip, as `<stream>_<column>`."""
         return self._catalog.table
+
+    def filter(self, where: pc.Expression) -> Features:
+        """Return the rows that an expression over the columns of `table` selects, as a set.
+
+        It has no stored statistics, see `compute_statistics`.
+
+        Raises:
+            ValueError: The expression does not fit the table.
+        Example:
+            loud = ds.filter(pyarrow.compute.field("loudness_summary_n5") > 4)
+        """
+        made = copy.copy(self)
+        made._catalog = self._catalog.where(where)
+        made._places = RowLocations(made._catalog, self._names, self._fmt)
+        return made
 
     @property
     def quarantine(self) -> pa.Table:
@@ -283,9 +301,9 @@ class Features(FeatureSet):
         missing = [name for name in wanted if name not in moments]
         if missing:
             raise CommitError(
-                f"{self!r} has no statistics of {missing}: it was written before they were stored; "
-                "earmill.compute_statistics(ds) reads every row once and gives them, also for "
-                "normalise="
+                f"{self!r} has no statistics of {missing}: its rows were filtered, or it was "
+                "written before they were stored; earmill.compute_statistics(ds) reads every row "
+                "once and gives them, also for normalise="
             )
         return {
             name: StreamStatistics.read(moments[name], self.streams[name].width) for name in wanted
