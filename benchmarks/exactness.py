@@ -23,6 +23,7 @@ from tests.amtcore import (
     test_glasberg2002,
     test_golden_dau1997,
     test_king2019,
+    test_modulation_spectrum,
     test_moore2016,
     test_osses2021,
     test_paulick2024,
@@ -32,6 +33,8 @@ from tests.amtcore import (
     test_roughness,
     test_sharpness,
     test_zwicker,
+    test_rate_scale,
+    test_stoi,
 )
 from tests.compare import relative_error
 
@@ -101,6 +104,10 @@ SUITES = (
     *(Suite(model, module, module.test_stored_array, module.CASES) for model, module in (
         ("ZwickerLoudness", test_zwicker), ("Sharpness", test_sharpness),
         ("RoughnessDanielWeber", test_roughness))),
+    Suite("ModulationSpectrum", test_modulation_spectrum,
+          test_modulation_spectrum.test_stored_array, test_modulation_spectrum.CASES),
+    Suite("RateScale", test_rate_scale, test_rate_scale.test_stored_array, test_rate_scale.CASES),
+    Suite("STOI", test_stoi, test_stoi.test_stored_array, test_stoi.CASES),
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Blocks
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ResampleStream, resample
 from earmill.pipeline.audio.time_span import resampled_length
+from earmill.pipeline.common.errors import ChannelIndexError
 from earmill.pipeline.common.monitoring import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
@@ -126,6 +127,7 @@ class Target:
     fs_hz: float
     unit: str
     ears: int = 1
+    least_ears: int = 1  # Two for a model that compares two channels.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +200,9 @@ class Preparer:
                 frames += block.shape[1]
                 if frames > self.long_s * reader.rate_hz:
                     closing.pop_all()
+                    self._check_ears(len(reader.channel_ids))
                     return LongClip(self, item, stream, reader, blocks, remaining)
+        self._check_ears(len(reader.channel_ids))
         waveform = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
         audio, clips = reader.facts, []
         make = self._for_device if self._on_device else self._resampled
@@ -211,6 +215,11 @@ class Preparer:
             facts = self.facts(item, audio, gains)
             clips.append(Clip(item, channel, audio.seconds, signals, facts))
         return clips
+
+    def _check_ears(self, n_channels: int) -> None:
+        least = max(target.least_ears for target in self.targets)
+        if n_channels < least:
+            raise ChannelIndexError(f"expected {least} channels, got {n_channels}")
 
     def frame_trim(self, item: Item, streams: Iterable[StreamInfo]) -> FrameTrim | None:
         """Return the trim of one channel of a planned span; None for any other row."""
