@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.report import table, write_section
 from tests.amtcore import (
-    test_carfac,
     test_auditory_nerve,
+    test_carfac,
     test_cochleagram,
     test_glasberg2002,
     test_golden_dau1997,
@@ -27,14 +27,14 @@ from tests.amtcore import (
     test_moore2016,
     test_osses2021,
     test_paulick2024,
-    test_sai,
     test_programme_loudness,
-    test_srmr,
-    test_roughness,
-    test_sharpness,
-    test_zwicker,
     test_rate_scale,
+    test_roughness,
+    test_sai,
+    test_sharpness,
+    test_srmr,
     test_stoi,
+    test_zwicker,
 )
 from tests.compare import relative_error
 
@@ -45,18 +45,16 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "outerear": "ears", "headphone": "headphone", "middleear": "middle ear",
           "bm": "membrane", "nap": "hair cell", "ohc_za": "resonator state",
           "agc_zb": "undamping", "agc": "gain control",
-          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
           "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes",
           "k_weighted": "K-weighting", "short_term": "short-term",
           "true_peak": "true peak", "gammatone": "filterbank", "envelope": "envelope, full",
-          "fast_envelope": "envelope, fast", "modulated": "modulation"}  # fmt: skip
-#: Arrays of SRMR, stored for 8 variants.
-_SRMR = {"srmr": "score", "energy": "energies", "avg": "mean energies"}
-          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes", "n": "loudness",
+          "fast_envelope": "envelope, fast", "modulated": "modulation", "n": "loudness",
           "n_inst": "instantaneous loudness", "n_spec": "specific loudness",
           "core": "core loudness", "decayed": "decay", "r": "roughness",
           "r_spec": "specific roughness", "depth": "modulation depth", "k": "correlation",
           "h0": "mean envelope"}  # fmt: skip
+#: Arrays of SRMR, stored for 8 variants.
+_SRMR = {"srmr": "score", "energy": "energies", "avg": "mean energies"}
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
 
