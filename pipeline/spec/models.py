@@ -152,6 +152,12 @@ def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
             "audio.channels: expected a model of two ears in the extract list for binaural, got "
             f"{', '.join(entry.model for entry in spec.extract)}; use mean, or each"
         )
+    pairs_of = [entry.model for entry, made in pairs if 1 not in made.input_channels]
+    if pairs_of and spec.audio.channels != BINAURAL:
+        raise SpecError(
+            f"audio.channels: expected binaural for {', '.join(pairs_of)}, which compares two "
+            f"channels, got {spec.audio.channels}"
+        )
 
 
 def _keys(spec: JobSpec) -> list[str | None]:

@@ -29,7 +29,7 @@ from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Blocks
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ResampleStream, resample
 from earmill.pipeline.audio.time_span import resampled_length
-from earmill.pipeline.common.errors import TooLongError
+from earmill.pipeline.common.errors import ChannelIndexError, TooLongError
 from earmill.pipeline.common.monitoring import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
@@ -130,6 +130,7 @@ class Target:
     fs_hz: float
     unit: str
     ears: int = 1
+    least_ears: int = 1  # Two for a model that compares two channels.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,7 +210,9 @@ class Preparer:
                             "needs the whole clip, got more; cut it into clips with a manifest"
                         )
                     closing.pop_all()
+                    self._check_ears(len(reader.channel_ids))
                     return LongClip(self, item, stream, reader, blocks, remaining)
+        self._check_ears(len(reader.channel_ids))
         waveform = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
         audio, clips = reader.facts, []
         make = self._for_device if self._on_device else self._resampled
@@ -225,6 +228,11 @@ class Preparer:
             seconds = ears.shape[1] / audio.rate_hz if varied else audio.seconds
             clips.append(Clip(item, channel, seconds, signals, facts))
         return clips
+
+    def _check_ears(self, n_channels: int) -> None:
+        least = max(target.least_ears for target in self.targets)
+        if n_channels < least:
+            raise ChannelIndexError(f"expected {least} channels, got {n_channels}")
 
     def frame_trim(self, item: Item, streams: Iterable[StreamInfo]) -> FrameTrim | None:
         """Return the trim of one channel of a planned span; None for any other row."""

@@ -112,7 +112,9 @@ class RowProcessor:
         self._cast = Caster(spec.output.dtype, as_stored(infos, spec.output.dtype))
         self._each = spec.audio.channels == "each"
         targets = tuple(
-            Target(model.fs_hz, model.input_unit, max(model.input_channels))
+            Target(
+                model.fs_hz, model.input_unit, max(model.input_channels), min(model.input_channels)
+            )
             for model in self._extractors
         )
         on_device = gpu is not None and spec.audio.resampler == ON_DEVICES
