@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+from earmill.pipeline.audio.channels import BINAURAL, EARS
 from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.planning.shards import item_seconds
 from earmill.pipeline.planning.variants import VariedSource
@@ -29,9 +30,11 @@ LEAST_SPANS = 1.5
 def planned_source(spec: JobSpec) -> Source:
     """Return the source of a job, whose listing has the rows that the job plans."""
     source = open_source(spec.source, spec.audio.array_rate_hz)
-    spans = spec.audio.spans
-    if spec.audio.variants is not None:
-        return cast(Source, VariedSource(source, spec))
+    spans, variants = spec.audio.spans, spec.audio.variants
+    if variants is not None:
+        ears = EARS if spec.audio.channels == BINAURAL else 1
+        varied = VariedSource(source, variants, ears=ears, in_child=spec.run.decode_in_child)
+        return cast(Source, varied)
     return source if spans is None else cast(Source, SpannedSource(source, spans))
 
 

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from earmill.pipeline.audio.channels import BINAURAL, EARS
 from earmill.pipeline.audio.decode import BlockReader, Blocks
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.variants import Recording, generator
@@ -19,8 +18,8 @@ from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import NotAudioError, RowError, SourceError
 from earmill.pipeline.sources import Item, Source, open_source
 from earmill.pipeline.sources.base import Variant, listing
-from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.source import FilesSpec
+from earmill.pipeline.spec.variants import VariantsSpec
 
 
 class File(NamedTuple):
@@ -29,13 +28,14 @@ class File(NamedTuple):
 
 
 class VariedSource:
-    """A source whose rows are listed with their variants behind them."""
+    """A source whose rows are listed with their variants behind them. `ears` are the
+    most channels of an impulse response; `in_child` decodes recordings in a child process."""
 
-    def __init__(self, source: Source, spec: JobSpec) -> None:
-        assert spec.audio.variants is not None
-        self._source, self._variants = source, spec.audio.variants
-        self._in_child = spec.run.decode_in_child
-        self._ears = EARS if spec.audio.channels == BINAURAL else 1
+    def __init__(
+        self, source: Source, variants: VariantsSpec, *, ears: int, in_child: bool
+    ) -> None:
+        self._source, self._variants = source, variants
+        self._ears, self._in_child = ears, in_child
 
     def items(self) -> Iterator[Item]:
         return self._varied(self._source.items())

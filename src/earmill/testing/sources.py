@@ -94,7 +94,9 @@ class SourceConformance:
         spec, wanted = made
         items = [*open_source(spec.source).items()]
         # A worker opens the source anew and asks for the rows of one shard.
-        for part in (items, items[::-1], items[1:2], []):
+        # Variants ask for their row several times in succession.
+        repeated = [item for item in items for _ in range(2)]
+        for part in (items, items[::-1], items[1:2], [], repeated):
             source = open_source(spec.source)
             found = zip(part, _fetched(source, part), strict=True)
             # Not the bytes themselves: their difference would be spelt out for minutes.
