@@ -108,7 +108,7 @@ class VariantMaker:
             blob = load_blob(Item(row_id=uri, uri=uri), lambda uri: {})
         if isinstance(blob, AbsentError):
             # No row is at fault: all were planned with this file.
-            raise SourceOutage(f"{blob}; a variant was planned with it", "missing")
+            raise SourceOutage(f"{blob}; a variant was planned with it")
         if isinstance(blob, RowError):
             raise blob
         if (now := blob.digest()) != sha256:
