@@ -88,10 +88,11 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
 
 
 def other_audio(old: Item, new: Item) -> bool:
-    """Return True if the audio may have changed, by place, span, variant, and tag, else size and
-    time."""
-    parts = ((each.uri, each.start_s, each.end_s, each.variant) for each in (old, new))
-    if next(parts) != next(parts):
+    """Return True if the audio may have changed, by place, span, variant and tag. Without a tag,
+    size and time decide."""
+    if (old.uri, old.start_s, old.end_s) != (new.uri, new.start_s, new.end_s):
+        return True
+    if old.variant != new.variant:
         return True
     if old.etag is not None and new.etag is not None:
         return old.etag != new.etag

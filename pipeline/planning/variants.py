@@ -28,8 +28,8 @@ class File(NamedTuple):
 
 
 class VariedSource:
-    """A source whose rows are listed with their variants behind them. `ears` are the
-    most channels of an impulse response; `in_child` decodes recordings in a child process."""
+    """A source whose rows are listed with their variants behind them. `ears` are the most channels
+    of an impulse response; `in_child` decodes recordings in a child process."""
 
     def __init__(
         self, source: Source, variants: VariantsSpec, *, ears: int, in_child: bool
