@@ -227,6 +227,11 @@ class CARFAC(FrameModule):
         start[:, kernel.ZB, channels] = car["zr"] * first
         cell_numbers, rest = cell
         start[:, kernel.CAP1 : kernel.LOWPASS + 1] = np.array(rest)[:, None]
+        # Rows of channels become groups of STEP channels, (.., group, row, channel).
+        coef, start = (
+            each.reshape(*each.shape[:-1], -1, kernel.STEP).swapaxes(-2, -3)
+            for each in (coef, start)
+        )
         listed = [numbers["velocity_scale"], numbers["v_offset"], float(self.linear)]
         listed += [2 * math.pi * numbers["ac_corner_hz"] / self.fs]
         listed += [1.0 / sum(gain**s for s in range(len(counts))), gain, *cell_numbers]
@@ -257,7 +262,11 @@ class CARFAC(FrameModule):
                 f"expected the state of the chunk before, {shape} of {x.dtype}, got {rows.shape} "
                 f"of {rows.dtype}"
             )
-        grid, row, every = self.grids["nap"], coef.shape[1], bool(wanted & kernel.EVERY_SAMPLE)
+        grid, row, every = (
+            self.grids["nap"],
+            len(coef) * kernel.STEP,
+            bool(wanted & kernel.EVERY_SAMPLE),
+        )
         n_frames = grid.n_frames(position + n) - grid.n_frames(position)
         updates = (position + n) // int(counts[0, 0]) - position // int(counts[0, 0])
         frames = np.empty((clips, n_frames, ears, 3, row), x.dtype)

@@ -9,8 +9,9 @@ hair cells of a sample run while the chain of the next sample waits for its own 
 over channels ends one sample, `_end_sample`, and begins the next, `_begin_sample`.
 
 The gain control runs every `decimation[0]` samples, at positions counted from the signal's begin.
-All state is in one row of numbers a clip, so chunks of any length give the bits of the whole.
-There is no adjoint: the kernel computes on the CPU without gradients.
+All state is in one array of numbers, so chunks of any length give the bits of the whole. Numbers of
+16 channels lie together: constant offsets leave no addresses to be computed. There is no adjoint:
+the kernel computes on the CPU without gradients.
 """
 
 from __future__ import annotations
@@ -18,22 +19,28 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     fma,
+    llvm_intrinsic,
     vload_16,
     vmin,
     vsplat,
     vstore,
     where_greater_or_nan,
 )
+from amtcore.numba_internals import array_data
 
-#: Channels of a vector; rows are padded to whole vectors.
+#: Channels of a vector; channels are padded to whole vectors.
 STEP = 16
-#: Rows of coefficients: of the resonators, and of the feedback. The health of each ear follows.
+#: Coefficients: of the resonators, and of the feedback. The health of each ear follows.
 A, C, H, R1, ZR, GA, GB, GC, HEALTH = range(9)
-#: Rows of an ear's state. Memory and accumulator of each stage of gain control follow.
+#: State of an ear. Memory and accumulator of each stage of gain control follow.
 (Z1, Z2, ZA, ZB, G, DZB, DG, INPUT, RIPPLE, DELAYED, AC, CAP1, CAP2, LOWPASS, SUM_NAP, SUM_BM,
  SUM_AGC, MEMORIES) = range(18)  # fmt: skip
 #: Numbers of a model: velocity scale, offset of the velocity, 1 or 0 for linear filters, AC
@@ -55,44 +62,67 @@ BM_OUT, NAP_OUT, ZB_OUT, ZA_OUT, SAMPLE_ROWS = range(5)
 
 
 @part(forceinline=True)
-def _begin_sample(s: Any, at: int, row: int, coef: Any, numbers: Any) -> None:
-    """Ramp gain and damping, and turn the resonators of 16 channels, without their inputs."""
-    gain = vload_16(s, G * row + at) + vload_16(s, DG * row + at)
-    zb = vload_16(s, ZB * row + at) + vload_16(s, DZB * row + at)
-    vstore(s, G * row + at, gain)
-    vstore(s, ZB * row + at, zb)
-    z1, z2 = vload_16(s, Z1 * row + at), vload_16(s, Z2 * row + at)
-    one = vsplat(gain, 1.0)
-    undamping = one
-    if numbers[LINEAR] == 0.0:
-        speed = z2 - vload_16(s, ZA * row + at)
-        moved = fma(speed, vsplat(one, numbers[VELOCITY]), vsplat(one, numbers[OFFSET]))
-        undamping = one / fma(moved, moved, one)
-    radius = fma(zb, undamping, vload_16(coef, R1 * row + at))
-    a, c = vload_16(coef, A * row + at), vload_16(coef, C * row + at)
-    n2 = radius * fma(c, z1, a * z2)
-    vstore(s, ZA * row + at, z2)
-    vstore(s, Z1 * row + at, radius * (a * z1 - c * z2))
-    vstore(s, Z2 * row + at, n2)
-    vstore(s, RIPPLE * row + at, gain * (vload_16(coef, H * row + at) * n2))
+def _load(s: Any, base: int, name: int) -> Any:
+    return vload_16(s, base + name * STEP)
 
 
 @part(forceinline=True)
-def _ripple(s: Any, at: int, row: int, delayed: bool, w: float) -> float:
-    """Run the chain through 16 channels, and return the input of the next channel."""
-    gain, ripple, inputs, last = s[G * row :], s[RIPPLE * row :], s[INPUT * row :], s[:]
-    if delayed:
-        last = s[DELAYED * row :]
-        for k in range(at, at + STEP):
-            inputs[k] = w
-            y = fma(gain[k], w, ripple[k])
-            w = last[k]
-            last[k] = y
-        return w
-    for k in range(at, at + STEP):
-        inputs[k] = w
-        w = fma(gain[k], w, ripple[k])
-    return w
+def _store(s: Any, base: int, name: int, value: Any) -> None:
+    vstore(s, base + name * STEP, value)
+
+
+@part(forceinline=True)
+def _begin_sample(s: Any, base: int, coef: Any, at: int, numbers: Any) -> None:
+    """Ramp gain and damping, and turn the resonators of 16 channels, without their inputs."""
+    gain = _load(s, base, G) + _load(s, base, DG)
+    zb = _load(s, base, ZB) + _load(s, base, DZB)
+    _store(s, base, G, gain)
+    _store(s, base, ZB, zb)
+    z1, z2, one = _load(s, base, Z1), _load(s, base, Z2), vsplat(gain, 1.0)
+    undamping = one
+    if numbers[LINEAR] == 0.0:
+        speed = z2 - _load(s, base, ZA)
+        moved = fma(speed, vsplat(one, numbers[VELOCITY]), vsplat(one, numbers[OFFSET]))
+        undamping = one / fma(moved, moved, one)
+    radius = fma(zb, undamping, _load(coef, at, R1))
+    a, c = _load(coef, at, A), _load(coef, at, C)
+    n2 = radius * fma(c, z1, a * z2)
+    _store(s, base, ZA, z2)
+    _store(s, base, Z1, radius * (a * z1 - c * z2))
+    _store(s, base, Z2, n2)
+    _store(s, base, RIPPLE, gain * (_load(coef, at, H) * n2))
+
+
+def _chain(delayed: bool) -> Any:
+    @intrinsic
+    def function(typing: Any, s: Any, base: Any, w: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            index = context.cast(builder, args[1], sig.args[1], types.intp)
+            first = builder.gep(array_data(context, builder, sig.args[0], args[0]), [index])
+
+            def place(name: int, k: int) -> Any:
+                return builder.gep(first, [ir.Constant(index.type, name * STEP + k)])
+
+            value = args[2]
+            multiply_add = llvm_intrinsic(builder, "fma", value.type, 3)
+            for k in range(STEP):
+                builder.store(value, place(INPUT, k))
+                factors = builder.load(place(G, k)), value, builder.load(place(RIPPLE, k))
+                value = builder.call(multiply_add, factors)
+                if delayed:
+                    before = builder.load(place(DELAYED, k))
+                    builder.store(value, place(DELAYED, k))
+                    value = before
+            return value
+
+        return w(s, base, w), codegen
+
+    return function
+
+
+#: Run the chain through 16 channels from the input of the first; return the input of the next
+#: channel. With delay, the input of a channel is the last sample of the channel before.
+_ripple, _ripple_delayed = _chain(False), _chain(True)
 
 
 @part(forceinline=True)
@@ -106,168 +136,176 @@ def _conductance(bm: Any) -> Any:
 
 
 @part(forceinline=True)
-def _hair_cell(s: Any, at: int, row: int, kind: int, bm: Any, numbers: Any) -> Any:
-    """Firing rate of 16 channels; `numbers` are the hair cell's alone."""
-    zero, one = vsplat(bm, 0.0), vsplat(bm, 1.0)
+def _discharged(charge: Any, flow: Any, out: float, into: float) -> Any:
+    """Return the charge of a capacitor after one sample."""
+    missing = vsplat(charge, 1.0) - charge
+    return fma(missing, vsplat(charge, into), charge - flow * vsplat(charge, out))
+
+
+@part(forceinline=True)
+def _hair_cell(s: Any, base: int, kind: int, bm: Any, numbers: Any) -> Any:
+    """Firing rate of 16 channels."""
+    zero = vsplat(bm, 0.0)
     if kind == JUST_HWR:
         return vmin(where_greater_or_nan(bm, zero, bm, zero), vsplat(bm, RECTIFIER_LIMIT))
-    lowpass, gain, rest = vsplat(bm, numbers[0]), vsplat(bm, numbers[1]), vsplat(bm, numbers[2])
-    charge = vload_16(s, CAP1 * row + at)
+    lowpass, gain = vsplat(bm, numbers[IHC]), vsplat(bm, numbers[IHC + 1])
+    charge, other = _load(s, base, CAP1), _load(s, base, CAP2)
     flow = _conductance(bm) * charge
-    charge = fma(one - charge, vsplat(bm, numbers[4]), charge - flow * vsplat(bm, numbers[3]))
-    vstore(s, CAP1 * row + at, charge)
-    smoothed = vload_16(s, LOWPASS * row + at)
+    charge = _discharged(charge, flow, numbers[IHC + 3], numbers[IHC + 4])
+    smoothed = _load(s, base, LOWPASS)
     if kind == TWO_CAP:
-        second = vload_16(s, CAP2 * row + at)
-        flow = (one - charge) * second
-        second = fma(one - second, vsplat(bm, numbers[6]), second - flow * vsplat(bm, numbers[5]))
-        vstore(s, CAP2 * row + at, second)
+        flow = (vsplat(bm, 1.0) - charge) * other
+        other = _discharged(other, flow, numbers[IHC + 5], numbers[IHC + 6])
         smoothed = fma(lowpass, gain * flow - smoothed, smoothed)
     else:
-        first = vload_16(s, CAP2 * row + at)
-        first = fma(lowpass, gain * flow - first, first)
-        vstore(s, CAP2 * row + at, first)
-        smoothed = fma(lowpass, first - smoothed, smoothed)
-    vstore(s, LOWPASS * row + at, smoothed)
-    return smoothed - rest
+        other = fma(lowpass, gain * flow - other, other)
+        smoothed = fma(lowpass, other - smoothed, smoothed)
+    _store(s, base, CAP1, charge)
+    _store(s, base, CAP2, other)
+    _store(s, base, LOWPASS, smoothed)
+    return smoothed - vsplat(bm, numbers[IHC + 2])
 
 
 @part(forceinline=True)
 def _end_sample(
-    s: Any, at: int, row: int, kind: int, numbers: Any, wanted: int, out: Any, to: int
+    s: Any, base: int, kind: int, numbers: Any, wanted: int, out: Any, to: int, row: int
 ) -> None:
     """Add the inputs of 16 channels to their resonators, and run their hair cells."""
-    w = vload_16(s, INPUT * row + at)
-    y = fma(vload_16(s, G * row + at), w, vload_16(s, RIPPLE * row + at))
-    vstore(s, Z1 * row + at, vload_16(s, Z1 * row + at) + w)
-    ac = vload_16(s, AC * row + at)
+    w = _load(s, base, INPUT)
+    y = fma(_load(s, base, G), w, _load(s, base, RIPPLE))
+    _store(s, base, Z1, _load(s, base, Z1) + w)
+    ac = _load(s, base, AC)
     bm = y - ac
-    vstore(s, AC * row + at, fma(bm, vsplat(bm, numbers[AC_RATE]), ac))
-    nap = _hair_cell(s, at, row, kind, bm, numbers[IHC:])
-    total = (MEMORIES + 1) * row + at
-    vstore(s, total, fma(nap, vsplat(nap, numbers[DETECT]), vload_16(s, total)))
+    _store(s, base, AC, fma(bm, vsplat(bm, numbers[AC_RATE]), ac))
+    nap = _hair_cell(s, base, kind, bm, numbers)
+    detected = fma(nap, vsplat(nap, numbers[DETECT]), _load(s, base, MEMORIES + 1))
+    _store(s, base, MEMORIES + 1, detected)
     if wanted & POOL_NAP:
-        vstore(s, SUM_NAP * row + at, vload_16(s, SUM_NAP * row + at) + nap)
+        _store(s, base, SUM_NAP, _load(s, base, SUM_NAP) + nap)
     if wanted & POOL_BM:
-        vstore(s, SUM_BM * row + at, fma(bm, bm, vload_16(s, SUM_BM * row + at)))
+        _store(s, base, SUM_BM, fma(bm, bm, _load(s, base, SUM_BM)))
     if wanted & EVERY_SAMPLE:
-        vstore(out, to + BM_OUT * row + at, bm)
-        vstore(out, to + NAP_OUT * row + at, nap)
+        vstore(out, to + BM_OUT * row, bm)
+        vstore(out, to + NAP_OUT * row, nap)
 
 
 @part
 def _run_samples(
-    x: Any, begin: int, count: int, s: Any, row: int, coef: Any, numbers: Any, kind: int,
-    delayed: bool, wanted: int, out: Any, to: int, pitch: int,
+    x: Any, begin: int, count: int, s: Any, size: int, coef: Any, width: int, numbers: Any,
+    kind: int, delayed: bool, wanted: int, out: Any, to: int, pitch: int,
 ) -> None:  # fmt: skip
     """Run `count` samples of one ear from `begin` on; outputs of samples are `pitch` apart."""
+    groups = s.shape[0] // size
+    row = groups * STEP
     for i in range(count):
         w = x[begin + i]
-        for at in range(0, row, STEP):
+        for group in range(groups):
+            base, here = group * size, to + group * STEP
             if i > 0:
-                _end_sample(s, at, row, kind, numbers, wanted, out, to - pitch)
-            _begin_sample(s, at, row, coef, numbers)
-            w = _ripple(s, at, row, delayed, w)
+                _end_sample(s, base, kind, numbers, wanted, out, here - pitch, row)
+            _begin_sample(s, base, coef, group * width, numbers)
             if wanted & EVERY_SAMPLE:
-                vstore(out, to + ZB_OUT * row + at, vload_16(s, ZB * row + at))
-                vstore(out, to + ZA_OUT * row + at, vload_16(s, ZA * row + at))
+                vstore(out, here + ZB_OUT * row, _load(s, base, ZB))
+                vstore(out, here + ZA_OUT * row, _load(s, base, ZA))
+            w = _ripple_delayed(s, base, w) if delayed else _ripple(s, base, w)
         to += pitch
-    for at in range(0, row, STEP):
-        _end_sample(s, at, row, kind, numbers, wanted, out, to - pitch)
+    for group in range(groups):
+        _end_sample(s, group * size, kind, numbers, wanted, out, to - pitch + group * STEP, row)
 
 
 @part
-def _smooth(m: Any, row: int, channels: int, taps: Any, iterations: int, s: Any, to: int) -> None:
-    """Smooth a memory over channels from `m`, which has a margin of STEP, to s[to : to + row].
+def _smooth(m: Any, channels: int, taps: Any, s: Any, size: int, name: int) -> None:
+    """Smooth a memory over channels once, from `m` with a margin of STEP to `name` in the state.
 
     Channels beyond the ends are repeated. The program that this follows takes m[1], not m[0], two
     steps below m[1], and m[N - 2], not m[N - 1], two steps above m[N - 1].
     """
-    for i in range(iterations):
-        if i > 0:
-            for at in range(0, row, STEP):
-                vstore(m, STEP + at, vload_16(s, to + at))
-        low, high = STEP, STEP + channels - 1
-        m[low - 1] = m[low - 2] = m[low]
-        m[high + 1], m[high + 2] = m[high], m[high - 1]
-        for at in range(0, row, STEP):
-            total = vload_16(m, STEP + at - 2)
-            total = total * vsplat(total, taps[0])
-            for k in range(1, 5):
-                total = fma(vload_16(m, STEP + at + k - 2), vsplat(total, taps[k]), total)
-            vstore(s, to + at, total)
-        s[to + 1] += taps[0] * (m[low + 1] - m[low])
+    low, high = STEP, STEP + channels - 1
+    m[low - 1] = m[low - 2] = m[low]
+    m[high + 1], m[high + 2] = m[high], m[high - 1]
+    for group in range(s.shape[0] // size):
+        at = (group + 1) * STEP - 2
+        total = vload_16(m, at)
+        total = total * vsplat(total, taps[0])
+        for k in range(1, 5):
+            total = fma(vload_16(m, at + k), vsplat(total, taps[k]), total)
+        _store(s, group * size, name, total)
+    s[name * STEP + 1] += taps[0] * (m[low + 1] - m[low])
 
 
 @part
 def _update_ear(
-    s: Any, row: int, channels: int, due: int, numbers: Any, agc: Any, counts: Any, room: Any
+    s: Any, size: int, channels: int, due: int, numbers: Any, agc: Any, counts: Any, m: Any
 ) -> None:
-    """Update the `due` first stages of an ear's gain control, without the other ear."""
+    """Update the `due` first stages of an ear's gain control, without the other ear.
+
+    Accumulators hold means of their inputs between the two loops.
+    """
     stages = counts.shape[0] // STAGE_COUNTS
-    means, margin = room[: stages * row], room[stages * row :]
     for stage in range(due):
-        total = (MEMORIES + 2 * stage + 1) * row
-        for at in range(0, row, STEP):
-            value = vload_16(s, total + at)
+        name = MEMORIES + 2 * stage + 1
+        for base in range(0, s.shape[0], size):
+            value = _load(s, base, name)
             value = value / vsplat(value, counts[stage * STAGE_COUNTS + DECIMATION])
-            vstore(means, stage * row + at, value)
-            vstore(s, total + at, vsplat(value, 0.0))
+            _store(s, base, name, value)
             if stage + 1 < stages:
-                vstore(s, total + 2 * row + at, vload_16(s, total + 2 * row + at) + value)
+                _store(s, base, name + 2, _load(s, base, name + 2) + value)
     for stage in range(due - 1, -1, -1):
-        memory = (MEMORIES + 2 * stage) * row
-        own = agc[stage * STAGE_NUMBERS :]
-        for at in range(0, row, STEP):
-            value, before = vload_16(means, stage * row + at), vload_16(s, memory + at)
+        name, own = MEMORIES + 2 * stage, agc[stage * STAGE_NUMBERS :]
+        for group in range(s.shape[0] // size):
+            base = group * size
+            value, before = _load(s, base, name + 1), _load(s, base, name)
+            _store(s, base, name + 1, vsplat(value, 0.0))
             if stage + 1 < stages:
-                slower = vload_16(s, memory + 2 * row + at)
-                value = fma(slower, vsplat(value, numbers[STAGE_GAIN]), value)
-            value = fma(value - before, vsplat(value, own[RATE]), before)
-            vstore(margin, STEP + at, value)
-        iterations = counts[stage * STAGE_COUNTS + ITERATIONS]
-        _smooth(margin, row, channels, own[TAPS:], iterations, s, memory)
+                value = fma(_load(s, base, name + 2), vsplat(value, numbers[STAGE_GAIN]), value)
+            vstore(m, (group + 1) * STEP, fma(value - before, vsplat(value, own[RATE]), before))
+        _smooth(m, channels, own[TAPS:], s, size, name)
+        for _ in range(1, counts[stage * STAGE_COUNTS + ITERATIONS]):
+            for group in range(s.shape[0] // size):
+                vstore(m, (group + 1) * STEP, _load(s, group * size, name))
+            _smooth(m, channels, own[TAPS:], s, size, name)
 
 
 @part
-def _mix_ears(state: Any, row: int, due: int, agc: Any) -> None:
+def _mix_ears(state: Any, size: int, due: int, agc: Any) -> None:
     """Move the memories of the `due` first stages towards their mean over ears."""
-    ears = state.shape[0]
+    ears, end = state.shape
     for stage in range(due):
-        mix = agc[stage * STAGE_NUMBERS + MIX]
-        memory = (MEMORIES + 2 * stage) * row
-        for at in range(memory, memory + row if mix > 0 else memory, STEP):
-            mean = vload_16(state[0], at)
+        mix, name = agc[stage * STAGE_NUMBERS + MIX], MEMORIES + 2 * stage
+        for base in range(0, end if mix > 0.0 else 0, size):
+            mean = _load(state[0], base, name)
             for ear in range(1, ears):
-                mean = mean + vload_16(state[ear], at)
+                mean = mean + _load(state[ear], base, name)
             mean = mean / vsplat(mean, ears)
             for ear in range(ears):
-                own = vload_16(state[ear], at)
-                vstore(state[ear], at, fma(mean - own, vsplat(own, mix), own))
+                own = _load(state[ear], base, name)
+                _store(state[ear], base, name, fma(mean - own, vsplat(own, mix), own))
 
 
 @part
-def _close_loop(s: Any, row: int, coef: Any, health: Any, decimation: int) -> None:
+def _close_loop(s: Any, size: int, coef: Any, width: int, ear: int, decimation: int) -> None:
     """Set the ramps of gain and damping that lead to the undamping of the gain control."""
-    for at in range(0, row, STEP):
-        memory = vload_16(s, MEMORIES * row + at)
-        u = (vsplat(memory, 1.0) - memory) * vload_16(health, at)
-        gain = fma(vload_16(coef, GA * row + at), u, vload_16(coef, GB * row + at))
-        gain = fma(gain, u, vload_16(coef, GC * row + at))
+    for group in range(s.shape[0] // size):
+        base, at = group * size, group * width
+        memory = _load(s, base, MEMORIES)
+        u = (vsplat(memory, 1.0) - memory) * _load(coef, at, HEALTH + ear)
+        gain = fma(fma(_load(coef, at, GA), u, _load(coef, at, GB)), u, _load(coef, at, GC))
         steps = vsplat(u, decimation)
-        zb = vload_16(coef, ZR * row + at) * u
-        vstore(s, DZB * row + at, (zb - vload_16(s, ZB * row + at)) / steps)
-        vstore(s, DG * row + at, (gain - vload_16(s, G * row + at)) / steps)
+        _store(s, base, DZB, (_load(coef, at, ZR) * u - _load(s, base, ZB)) / steps)
+        _store(s, base, DG, (gain - _load(s, base, G)) / steps)
 
 
 @part
-def _store_frame(s: Any, row: int, length: int, out: Any, to: int) -> None:
+def _store_frame(s: Any, size: int, length: int, out: Any, to: int) -> None:
     """Store mean firing rate, RMS of the membrane and mean gain control; empty their sums."""
+    row = s.shape[0] // size * STEP
     for k in range(row):
-        out[to + k] = s[SUM_NAP * row + k] / length
-        out[to + row + k] = math.sqrt(s[SUM_BM * row + k] / length)
-        out[to + 2 * row + k] = s[SUM_AGC * row + k] / length
-    s[SUM_NAP * row : MEMORIES * row] = 0.0
+        at = k // STEP * size + k % STEP
+        nap, bm, agc = at + SUM_NAP * STEP, at + SUM_BM * STEP, at + SUM_AGC * STEP
+        out[to + k] = s[nap] / length
+        out[to + row + k] = math.sqrt(s[bm] / length)
+        out[to + 2 * row + k] = s[agc] / length
+        s[nap] = s[bm] = s[agc] = 0.0
 
 
 @kernel
@@ -281,36 +319,36 @@ def run_clip(
     Args:
         x: (ear, time).
         position: Samples of the clip before these.
-        state: (ear, row of the state * channel), changed in place.
-        channels: Channels, at least 4; `row` below is the same padded to whole vectors.
-        coef: (row of coefficients * channel), flat.
+        state: (ear, group * state * STEP), changed in place.
+        channels: Channels, at least 4; `row` below is the same padded to whole groups of STEP.
+        coef: (group * coefficient * STEP), flat.
         numbers, agc, counts: As the constants above say, flat; `counts` are integers.
         kind: The hair cell.
         delayed: True if a channel's input is the last sample of the channel before.
         closed: True if the gain control acts on the filters.
         wanted: Bits of outputs.
         hop: Samples of a frame, as numerator and denominator.
-        frames: (frame, ear, 3, channel), flat: the frames that these samples complete.
-        samples: (time, ear, SAMPLE_ROWS, channel), flat; empty unless EVERY_SAMPLE is wanted.
-        memories: (update, ear, stage, channel), flat; as `samples`.
+        frames: (frame, ear, 3, row), flat: the frames that these samples complete.
+        samples: (time, ear, SAMPLE_ROWS, row), flat; empty unless EVERY_SAMPLE is wanted.
+        memories: (update, ear, stage, row), flat; as `samples`.
     """
     (ears, n), stages = x.shape, counts.shape[0] // STAGE_COUNTS
-    row = coef.shape[0] // (HEALTH + ears)
-    room, pitch = aligned((stages + 3) * row + 2 * STEP, coef), ears * SAMPLE_ROWS * row
-    room[:] = 0.0
+    size, width = (MEMORIES + 2 * stages) * STEP, (HEALTH + ears) * STEP
+    row = state.shape[1] // size * STEP
+    m, pitch = aligned(row + 2 * STEP, coef), ears * SAMPLE_ROWS * row
+    m[:] = 0.0
     decimation, num, den = counts[DECIMATION], hop[0], hop[1]
     frame, done, update, t = position * den // num, 0, 0, 0
-    if not closed:
-        for ear in range(ears):
-            state[ear, DZB * row : (DG + 1) * row] = 0.0
+    for ear in range(ears):
+        for base in range(0, 0 if closed else state.shape[1], size):
+            state[ear, base + DZB * STEP : base + (DG + 1) * STEP] = 0.0
     while t < n:
         begin, end = -(-frame * num // den), -(-(frame + 1) * num // den)
         count = min(decimation - position % decimation, n - t, end - position)
         for ear in range(ears):
-            to = t * pitch + ear * SAMPLE_ROWS * row
             _run_samples(
-                x[ear], t, count, state[ear], row, coef, numbers, kind, delayed, wanted, samples,
-                to, pitch,
+                x[ear], t, count, state[ear], size, coef, width, numbers, kind, delayed, wanted,
+                samples, t * pitch + ear * SAMPLE_ROWS * row, pitch,
             )  # fmt: skip
         position, t = position + count, t + count
         is_due, is_end = position % decimation == 0, position == end
@@ -318,32 +356,27 @@ def run_clip(
             # Samples that the memory has acted on since its last update, in this frame.
             acted = position - max((position - 1) // decimation * decimation, begin)
             for ear in range(ears):
-                for at in range(0, row, STEP):
-                    total, own = (
-                        vload_16(state[ear], SUM_AGC * row + at),
-                        vload_16(state[ear], MEMORIES * row + at),
-                    )
-                    vstore(state[ear], SUM_AGC * row + at, fma(own, vsplat(own, acted), total))
+                for base in range(0, state.shape[1], size):
+                    own, total = _load(state[ear], base, MEMORIES), _load(state[ear], base, SUM_AGC)
+                    _store(state[ear], base, SUM_AGC, fma(own, vsplat(own, acted), total))
         if is_due:
             due = 1
             while due < stages and position % counts[due * STAGE_COUNTS + PERIOD] == 0:
                 due += 1
             for ear in range(ears):
-                _update_ear(state[ear], row, channels, due, numbers, agc, counts, room)
+                _update_ear(state[ear], size, channels, due, numbers, agc, counts, m)
             if ears > 1:
-                _mix_ears(state, row, due, agc)
+                _mix_ears(state, size, due, agc)
             for ear in range(ears):
-                s = state[ear]
                 if closed:
-                    _close_loop(s, row, coef, coef[(HEALTH + ear) * row :], decimation)
-                if wanted & EVERY_SAMPLE:
-                    for stage in range(stages):
-                        to = ((update * ears + ear) * stages + stage) * row
-                        for at in range(0, row, STEP):
-                            own = vload_16(s, (MEMORIES + 2 * stage) * row + at)
-                            vstore(memories, to + at, own)
+                    _close_loop(state[ear], size, coef, width, ear, decimation)
+                for stage in range(stages if wanted & EVERY_SAMPLE else 0):
+                    to = ((update * ears + ear) * stages + stage) * row
+                    for group in range(row // STEP):
+                        own = _load(state[ear], group * size, MEMORIES + 2 * stage)
+                        vstore(memories, to + group * STEP, own)
             update += 1
         if is_end:
             for ear in range(ears):
-                _store_frame(state[ear], row, end - begin, frames, (done * ears + ear) * 3 * row)
+                _store_frame(state[ear], size, end - begin, frames, (done * ears + ear) * 3 * row)
             done, frame = done + 1, frame + 1
