@@ -68,7 +68,8 @@ _AGC: dict[str, tuple[Any, Rule]] = {
 _MOST_ITERATIONS = 16
 #: Fewest channels, so that a filter of five taps has an inside.
 _LEAST_CHANNELS = 4
-_POOLS = {"nap": kernel.POOL_NAP, "bm": kernel.POOL_BM, "agc": kernel.POOL_AGC}
+#: Outputs over frames, in the order of the kernel.
+_POOLED = ("nap", "bm", "agc")
 
 
 def _chosen(name: str, given: Kwargs, known: Mapping[str, tuple[Any, Rule]]) -> dict[str, Any]:
@@ -208,7 +209,7 @@ class CARFAC(FrameModule):
         self._register(resonators, health, car, _hair_cell(ihc, fs, taus), _stages(fs, agc))
         hop = Fraction(str(fs)) / Fraction(str(frame_rate_hz))
         fc_hz = tuple(float(f) for f in resonators["fc"]) * n_ears
-        self.grids = {name: FrameGrid(len(fc_hz), hop, fc_hz=fc_hz) for name in _POOLS}
+        self.grids = {name: FrameGrid(len(fc_hz), hop, fc_hz=fc_hz) for name in _POOLED}
 
     def _register(
         self, car: dict[str, Array], health: Array, numbers: dict[str, Any], cell: tuple[Any, Any],
@@ -232,9 +233,11 @@ class CARFAC(FrameModule):
             each.reshape(*each.shape[:-1], -1, kernel.STEP).swapaxes(-2, -3)
             for each in (coef, start)
         )
-        listed = [numbers["velocity_scale"], numbers["v_offset"], float(self.linear)]
-        listed += [2 * math.pi * numbers["ac_corner_hz"] / self.fs]
+        velocity = numbers["velocity_scale"], numbers["v_offset"]
+        listed = [0.0, 0.0] if self.linear else [*velocity]
+        listed += [2.0 * math.pi * numbers["ac_corner_hz"] / self.fs]
         listed += [1.0 / sum(gain**s for s in range(len(counts))), gain, *cell_numbers]
+        listed += [0.0] * (kernel.NUMBERS - len(listed))
         floats = {"coef": coef, "start": start, "numbers": listed, "agc": stages}
         for name, values in floats.items():
             self.register_buffer(name, torch.tensor(np.array(values), dtype=self.dtype))
@@ -242,7 +245,7 @@ class CARFAC(FrameModule):
         self.register_buffer("fc", torch.tensor(car["fc"]))
 
     def _run(
-        self, signal: Tensor, state: CarfacState | None, wanted: int
+        self, signal: Tensor, state: CarfacState | None, every: bool
     ) -> tuple[Array, Array, Array, CarfacState]:
         """Run clips (clip, ear, time); outputs are as in `kernel.run_clip`, a clip each."""
         coef, start, numbers, agc = (
@@ -262,11 +265,7 @@ class CARFAC(FrameModule):
                 f"expected the state of the chunk before, {shape} of {x.dtype}, got {rows.shape} "
                 f"of {rows.dtype}"
             )
-        grid, row, every = (
-            self.grids["nap"],
-            len(coef) * kernel.STEP,
-            bool(wanted & kernel.EVERY_SAMPLE),
-        )
+        grid, row = self.grids["nap"], len(coef) * kernel.STEP
         n_frames = grid.n_frames(position + n) - grid.n_frames(position)
         updates = (position + n) // int(counts[0, 0]) - position // int(counts[0, 0])
         frames = np.empty((clips, n_frames, ears, 3, row), x.dtype)
@@ -278,7 +277,7 @@ class CARFAC(FrameModule):
             kernel.run_clip(
                 x[i], position, rows[i], self.n_channels, coef.ravel(), numbers, agc.ravel(),
                 counts.ravel(), list(_IHC).index(self.ihc), self.delay_per_stage,
-                not self.open_loop, wanted, hop, frames[i].ravel(), samples[i].ravel(),
+                not self.open_loop, every, hop, frames[i].ravel(), samples[i].ravel(),
                 memories[i].ravel(),
             )  # fmt: skip
 
@@ -314,8 +313,7 @@ class CARFAC(FrameModule):
             ears is there if `n_ears` is above 1.
         """
         clips, lead = self._as_clips(signal)
-        wanted = kernel.EVERY_SAMPLE + sum(_POOLS.values())
-        _, samples, memories, state = self._run(clips, state, wanted)
+        _, samples, memories, state = self._run(clips, state, True)
         channels, ears = slice(self.n_channels), () if self.n_ears == 1 else (self.n_ears,)
 
         def arranged(values: Array) -> Tensor:
@@ -344,13 +342,13 @@ class CARFAC(FrameModule):
         names: tuple[str, ...] | None = None,
     ) -> tuple[Outputs, CarfacState]:
         """Return the frames that the next samples complete, and the state for the next call."""
-        names = tuple(_POOLS) if names is None else names
-        check_known("CARFAC has no output", names, _POOLS)
+        names = tuple(_POOLED) if names is None else names
+        check_known("CARFAC has no output", names, _POOLED)
         clips, lead = self._as_clips(chunk)
-        frames, _, _, state = self._run(clips, state, sum(_POOLS[name] for name in names))
+        frames, _, _, state = self._run(clips, state, False)
         made = torch.from_numpy(frames[..., : self.n_channels]).to(chunk.device)
         columns = (*lead, made.shape[1], self.grids["nap"].width)
-        which = {name: made[..., i, :].reshape(columns) for i, name in enumerate(_POOLS)}
+        which = {name: made[..., i, :].reshape(columns) for i, name in enumerate(_POOLED)}
         return {name: which[name] for name in names}, state
 
     def extra_repr(self) -> str:

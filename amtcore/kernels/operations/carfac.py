@@ -43,9 +43,10 @@ A, C, H, R1, ZR, GA, GB, GC, HEALTH = range(9)
 #: State of an ear. Memory and accumulator of each stage of gain control follow.
 (Z1, Z2, ZA, ZB, G, DZB, DG, INPUT, RIPPLE, DELAYED, AC, CAP1, CAP2, LOWPASS, SUM_NAP, SUM_BM,
  SUM_AGC, MEMORIES) = range(18)  # fmt: skip
-#: Numbers of a model: velocity scale, offset of the velocity, 1 or 0 for linear filters, AC
-#: coefficient, scale of the gain control's input, stage gain; from IHC on the hair cell's.
-VELOCITY, OFFSET, LINEAR, AC_RATE, DETECT, STAGE_GAIN, IHC = range(7)
+#: Numbers of a model: scale and offset of the velocity, both 0 for linear filters; AC coefficient;
+#: scale of the gain control's input, gain of its stages; those of the hair cell, 0 if it has none.
+(VELOCITY, OFFSET, AC_RATE, DETECT, STAGE_GAIN, LOWPASS_RATE, GAIN, REST, OUT1, IN1, OUT2, IN2,
+ NUMBERS) = range(13)  # fmt: skip
 #: Numbers of a stage of gain control: rate, taps of channels k - 2 to k + 2, mixing of the ears.
 RATE, TAPS, MIX, STAGE_NUMBERS = 0, 1, 6, 7
 #: Whole numbers of a stage: decimation, product of decimations up to here, iterations.
@@ -54,9 +55,6 @@ DECIMATION, PERIOD, ITERATIONS, STAGE_COUNTS = range(4)
 TWO_CAP, ONE_CAP, JUST_HWR = range(3)
 #: Offset and constant of the conductance, limit of the rectifier.
 DETECT_OFFSET, DETECT_CONSTANT, RECTIFIER_LIMIT = 0.175, 0.1, 2.0
-#: Outputs, as bits: sums of the firing rate, of squares of the membrane and of the gain control
-#: over frames; and every sample of four stages.
-POOL_NAP, POOL_BM, POOL_AGC, EVERY_SAMPLE = 1, 2, 4, 8
 #: Rows of a sample in the output of every sample.
 BM_OUT, NAP_OUT, ZB_OUT, ZA_OUT, SAMPLE_ROWS = range(5)
 
@@ -79,11 +77,9 @@ def _begin_sample(s: Any, base: int, coef: Any, at: int, numbers: Any) -> None:
     _store(s, base, G, gain)
     _store(s, base, ZB, zb)
     z1, z2, one = _load(s, base, Z1), _load(s, base, Z2), vsplat(gain, 1.0)
-    undamping = one
-    if numbers[LINEAR] == 0.0:
-        speed = z2 - _load(s, base, ZA)
-        moved = fma(speed, vsplat(one, numbers[VELOCITY]), vsplat(one, numbers[OFFSET]))
-        undamping = one / fma(moved, moved, one)
+    speed = z2 - _load(s, base, ZA)
+    moved = fma(speed, vsplat(one, numbers[VELOCITY]), vsplat(one, numbers[OFFSET]))
+    undamping = one / fma(moved, moved, one)
     radius = fma(zb, undamping, _load(coef, at, R1))
     a, c = _load(coef, at, A), _load(coef, at, C)
     n2 = radius * fma(c, z1, a * z2)
@@ -143,74 +139,84 @@ def _discharged(charge: Any, flow: Any, out: float, into: float) -> Any:
 
 
 @part(forceinline=True)
-def _hair_cell(s: Any, base: int, kind: int, bm: Any, numbers: Any) -> Any:
-    """Firing rate of 16 channels."""
-    zero = vsplat(bm, 0.0)
+def _hair_cell(
+    kind: int, bm: Any, charge: Any, other: Any, smoothed: Any, lowpass: float, gain: float,
+    out1: float, in1: float, out2: float, in2: float,
+) -> Any:  # fmt: skip
+    """Return the state of the hair cells of 16 channels after a sample.
+
+    It takes no arrays: numba counts references of arrays at every branch.
+    """
     if kind == JUST_HWR:
-        return vmin(where_greater_or_nan(bm, zero, bm, zero), vsplat(bm, RECTIFIER_LIMIT))
-    lowpass, gain = vsplat(bm, numbers[IHC]), vsplat(bm, numbers[IHC + 1])
-    charge, other = _load(s, base, CAP1), _load(s, base, CAP2)
-    flow = _conductance(bm) * charge
-    charge = _discharged(charge, flow, numbers[IHC + 3], numbers[IHC + 4])
-    smoothed = _load(s, base, LOWPASS)
-    if kind == TWO_CAP:
-        flow = (vsplat(bm, 1.0) - charge) * other
-        other = _discharged(other, flow, numbers[IHC + 5], numbers[IHC + 6])
-        smoothed = fma(lowpass, gain * flow - smoothed, smoothed)
+        zero = vsplat(bm, 0.0)
+        rectified = where_greater_or_nan(bm, zero, bm, zero)
+        smoothed = vmin(rectified, vsplat(bm, RECTIFIER_LIMIT))
     else:
-        other = fma(lowpass, gain * flow - other, other)
-        smoothed = fma(lowpass, other - smoothed, smoothed)
-    _store(s, base, CAP1, charge)
-    _store(s, base, CAP2, other)
-    _store(s, base, LOWPASS, smoothed)
-    return smoothed - vsplat(bm, numbers[IHC + 2])
+        flow = _conductance(bm) * charge
+        charge = _discharged(charge, flow, out1, in1)
+        if kind == TWO_CAP:
+            flow = (vsplat(bm, 1.0) - charge) * other
+            other = _discharged(other, flow, out2, in2)
+            current = vsplat(bm, gain) * flow
+        else:
+            other = fma(vsplat(bm, lowpass), vsplat(bm, gain) * flow - other, other)
+            current = other
+        smoothed = fma(vsplat(bm, lowpass), current - smoothed, smoothed)
+    return charge, other, smoothed
 
 
 @part(forceinline=True)
-def _end_sample(
-    s: Any, base: int, kind: int, numbers: Any, wanted: int, out: Any, to: int, row: int
-) -> None:
-    """Add the inputs of 16 channels to their resonators, and run their hair cells."""
+def _end_sample(s: Any, base: int, kind: int, numbers: Any) -> Any:
+    """Add the inputs of 16 channels to their resonators, and run their hair cells.
+
+    Returns the motion of the membrane and the firing rate. There is no branch, see `_hair_cell`.
+    """
     w = _load(s, base, INPUT)
     y = fma(_load(s, base, G), w, _load(s, base, RIPPLE))
     _store(s, base, Z1, _load(s, base, Z1) + w)
     ac = _load(s, base, AC)
     bm = y - ac
     _store(s, base, AC, fma(bm, vsplat(bm, numbers[AC_RATE]), ac))
-    nap = _hair_cell(s, base, kind, bm, numbers)
+    charge, other, smoothed = _hair_cell(
+        kind, bm, _load(s, base, CAP1), _load(s, base, CAP2), _load(s, base, LOWPASS),
+        numbers[LOWPASS_RATE], numbers[GAIN], numbers[OUT1], numbers[IN1], numbers[OUT2],
+        numbers[IN2],
+    )  # fmt: skip
+    _store(s, base, CAP1, charge)
+    _store(s, base, CAP2, other)
+    _store(s, base, LOWPASS, smoothed)
+    nap = smoothed - vsplat(bm, numbers[REST])
     detected = fma(nap, vsplat(nap, numbers[DETECT]), _load(s, base, MEMORIES + 1))
     _store(s, base, MEMORIES + 1, detected)
-    if wanted & POOL_NAP:
-        _store(s, base, SUM_NAP, _load(s, base, SUM_NAP) + nap)
-    if wanted & POOL_BM:
-        _store(s, base, SUM_BM, fma(bm, bm, _load(s, base, SUM_BM)))
-    if wanted & EVERY_SAMPLE:
-        vstore(out, to + BM_OUT * row, bm)
-        vstore(out, to + NAP_OUT * row, nap)
+    _store(s, base, SUM_NAP, _load(s, base, SUM_NAP) + nap)
+    _store(s, base, SUM_BM, fma(bm, bm, _load(s, base, SUM_BM)))
+    return bm, nap
 
 
 @part
 def _run_samples(
     x: Any, begin: int, count: int, s: Any, size: int, coef: Any, width: int, numbers: Any,
-    kind: int, delayed: bool, wanted: int, out: Any, to: int, pitch: int,
+    kind: int, delayed: bool, every: bool, out: Any, to: int, pitch: int,
 ) -> None:  # fmt: skip
     """Run `count` samples of one ear from `begin` on; outputs of samples are `pitch` apart."""
     groups = s.shape[0] // size
-    row = groups * STEP
-    for i in range(count):
-        w = x[begin + i]
+    row, w = groups * STEP, x[begin]
+    for i in range(count + 1):
+        if i < count:
+            w = x[begin + i]
         for group in range(groups):
-            base, here = group * size, to + group * STEP
+            base, here = group * size, to + i * pitch + group * STEP
             if i > 0:
-                _end_sample(s, base, kind, numbers, wanted, out, here - pitch, row)
-            _begin_sample(s, base, coef, group * width, numbers)
-            if wanted & EVERY_SAMPLE:
-                vstore(out, here + ZB_OUT * row, _load(s, base, ZB))
-                vstore(out, here + ZA_OUT * row, _load(s, base, ZA))
-            w = _ripple_delayed(s, base, w) if delayed else _ripple(s, base, w)
-        to += pitch
-    for group in range(groups):
-        _end_sample(s, group * size, kind, numbers, wanted, out, to - pitch + group * STEP, row)
+                bm, nap = _end_sample(s, base, kind, numbers)
+                if every:
+                    vstore(out, here - pitch + BM_OUT * row, bm)
+                    vstore(out, here - pitch + NAP_OUT * row, nap)
+            if i < count:
+                _begin_sample(s, base, coef, group * width, numbers)
+                if every:
+                    vstore(out, here + ZB_OUT * row, vload_16(s, base + ZB * STEP))
+                    vstore(out, here + ZA_OUT * row, vload_16(s, base + ZA * STEP))
+                w = _ripple_delayed(s, base, w) if delayed else _ripple(s, base, w)
 
 
 @part
@@ -311,7 +317,7 @@ def _store_frame(s: Any, size: int, length: int, out: Any, to: int) -> None:
 @kernel
 def run_clip(
     x: Any, position: int, state: Any, channels: int, coef: Any, numbers: Any, agc: Any,
-    counts: Any, kind: int, delayed: bool, closed: bool, wanted: int, hop: Any, frames: Any,
+    counts: Any, kind: int, delayed: bool, closed: bool, every: bool, hop: Any, frames: Any,
     samples: Any, memories: Any,
 ) -> None:  # fmt: skip
     """Run the next samples of one clip.
@@ -326,10 +332,10 @@ def run_clip(
         kind: The hair cell.
         delayed: True if a channel's input is the last sample of the channel before.
         closed: True if the gain control acts on the filters.
-        wanted: Bits of outputs.
+        every: True if outputs of every sample are wanted.
         hop: Samples of a frame, as numerator and denominator.
         frames: (frame, ear, 3, row), flat: the frames that these samples complete.
-        samples: (time, ear, SAMPLE_ROWS, row), flat; empty unless EVERY_SAMPLE is wanted.
+        samples: (time, ear, SAMPLE_ROWS, row), flat; empty without `every`.
         memories: (update, ear, stage, row), flat; as `samples`.
     """
     (ears, n), stages = x.shape, counts.shape[0] // STAGE_COUNTS
@@ -347,12 +353,12 @@ def run_clip(
         count = min(decimation - position % decimation, n - t, end - position)
         for ear in range(ears):
             _run_samples(
-                x[ear], t, count, state[ear], size, coef, width, numbers, kind, delayed, wanted,
+                x[ear], t, count, state[ear], size, coef, width, numbers, kind, delayed, every,
                 samples, t * pitch + ear * SAMPLE_ROWS * row, pitch,
             )  # fmt: skip
         position, t = position + count, t + count
         is_due, is_end = position % decimation == 0, position == end
-        if wanted & POOL_AGC and (is_due or is_end):
+        if is_due or is_end:
             # Samples that the memory has acted on since its last update, in this frame.
             acted = position - max((position - 1) // decimation * decimation, begin)
             for ear in range(ears):
@@ -370,7 +376,7 @@ def run_clip(
             for ear in range(ears):
                 if closed:
                     _close_loop(state[ear], size, coef, width, ear, decimation)
-                for stage in range(stages if wanted & EVERY_SAMPLE else 0):
+                for stage in range(stages if every else 0):
                     to = ((update * ears + ear) * stages + stage) * row
                     for group in range(row // STEP):
                         own = _load(state[ear], group * size, MEMORIES + 2 * stage)
