@@ -24,6 +24,7 @@ from tests.amtcore import (
     test_moore2016,
     test_osses2021,
     test_paulick2024,
+    test_sai,
 )
 from tests.compare import relative_error
 
@@ -70,6 +71,7 @@ SUITES = (
           list(product(_MOORE.FILES, _MOORE.CONDITIONS))),
     Suite("Glasberg2002", _GLASBERG, _GLASBERG.test_whole_traces_but_for_the_gain,
           list(product(_GLASBERG.FILES, ("inst", "stl", "ltl")))),
+    Suite("SAI", test_sai, test_sai.test_stored_array, test_sai.CASES),
     Suite("CARFAC", test_carfac, test_carfac.test_stored_array, test_carfac.CASES),
 )  # fmt: skip
 

@@ -296,13 +296,17 @@ class CARFAC(FrameModule):
         return signal.reshape(lead.numel(), ears, signal.shape[-1]), lead
 
     def stages(
-        self, signal: Tensor, state: CarfacState | None = None
+        self,
+        signal: Tensor,
+        state: CarfacState | None = None,
+        names: tuple[str, ...] | None = None,
     ) -> tuple[Outputs, CarfacState]:
         """Return every sample of the stages, and the state for the next samples.
 
         Args:
             signal: As in the class.
             state: State of the chunk before, also of a model with another `open_loop`; None starts.
+            names: Stages that are wanted; None is all.
         Returns:
             `bm`, `nap`, `agc_zb` (ramped undamping times its range of radius) and `ohc_za` (second
             state of the resonators), each (..., [ear,] channel, time); `agc_memory`
@@ -320,8 +324,10 @@ class CARFAC(FrameModule):
 
         rows = {"bm": kernel.BM_OUT, "nap": kernel.NAP_OUT}
         rows |= {"agc_zb": kernel.ZB_OUT, "ohc_za": kernel.ZA_OUT}
-        made = {name: arranged(samples[..., row, :]) for name, row in rows.items()}
-        return {**made, "agc_memory": arranged(memories)}, state
+        arrays = {name: samples[..., row, :] for name, row in rows.items()}
+        arrays["agc_memory"] = memories
+        check_known("CARFAC has no stage", names or (), arrays)
+        return {name: arranged(arrays[name]) for name in names or arrays}, state
 
     def forward(self, signal: Tensor) -> Outputs:
         """Return every sample of the stages, see `stages`."""

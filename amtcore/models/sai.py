@@ -32,12 +32,12 @@ class SAIState(NamedTuple):
     """State between two chunks.
 
     Args:
-        samples: (2, ..., channel, time), pattern and triggers: the window of the last frame, and
-            samples after it.
+        samples: (..., channel, time) of the pattern, and of the triggers if they are another: the
+            window of the last frame, and samples after it.
         image: (..., channel, lag), the last frame.
     """
 
-    samples: Tensor
+    samples: tuple[Tensor, ...]
     image: Tensor
 
 
@@ -138,61 +138,56 @@ class SAI(FrameModule):
         Returns:
             Frames (..., frame, channel, lag), and the state.
         """
-        triggers = nap if triggers is None else triggers
-        if nap.ndim < 2 or triggers.shape != nap.shape or not nap.is_floating_point():
+        chunks = [each.to(self.dtype) for each in (nap, triggers) if each is not None]
+        if nap.ndim < 2 or chunks[-1].shape != nap.shape or not nap.is_floating_point():
             raise ShapeError(
                 "expected a floating-point pattern (..., channel, time), and triggers of its "
-                f"shape, got {nap.dtype} of shape {tuple(nap.shape)} and {tuple(triggers.shape)}"
+                f"shape, got {nap.dtype} of shape {tuple(nap.shape)} and {tuple(chunks[-1].shape)}"
             )
-        chunk = torch.stack((nap, triggers)).to(self.dtype)
         if state is None:
-            before = chunk.new_zeros(*chunk.shape[:-1], self._buffer)
-            state = SAIState(before, chunk.new_zeros(*nap.shape[:-1], self.sai_width))
-        if state.image.shape[:-1] != nap.shape[:-1] or state.image.dtype != chunk.dtype:
+            before = chunks[0].new_zeros(*nap.shape[:-1], self._buffer)
+            image = before[..., : self.sai_width]
+            state = SAIState((before,) * len(chunks), image)
+        shapes = (state.image.shape[:-1], len(state.samples)), (nap.shape[:-1], len(chunks))
+        if shapes[0] != shapes[1] or state.image.dtype != self.dtype:
             raise StateError(
-                f"expected the state of the chunk before, of shape {tuple(nap.shape[:-1])}, got "
-                f"{tuple(state.image.shape[:-1])}"
+                f"expected the state of the chunk before, of shape and patterns {shapes[1]}, got "
+                f"{shapes[0]} in {state.image.dtype}"
             )
-        known, image, hop = (
-            torch.cat((state.samples, chunk), -1),
-            state.image,
-            self.input_segment_width,
-        )
-        frames, made = (known.shape[-1] - self._buffer) // hop, list[Tensor]()
+        known = [torch.cat(pair, -1) for pair in zip(state.samples, chunks, strict=True)]
+        image, hop, made = state.image, self.input_segment_width, list[Tensor]()
+        frames = (known[0].shape[-1] - self._buffer) // hop
         for begin in range(0, frames, BLOCK_FRAMES):
             count = min(BLOCK_FRAMES, frames - begin)
-            block = known[..., begin * hop + hop : (begin + count) * hop + self._buffer]
-            segments, weights = self._segments(block, count)
-            for frame in range(count):
-                for i in range(self.num_triggers_per_frame):
-                    weight = weights[..., frame, i, None]
-                    image = image + weight * (segments[..., frame, i, :] - image)
+            ends = (begin + 1) * hop, (begin + count) * hop + self._buffer
+            segments, weights, which = self._segments([x[..., slice(*ends)] for x in known], count)
+            for windows in which:
+                for i in windows:
+                    image = image + weights[..., i, None] * (segments[..., i, :] - image)
                 made.append(image)
         found = torch.stack(made, -3) if made else image.unsqueeze(-3)[..., :0, :, :]
-        return found, SAIState(known[..., frames * hop :], image)
+        return found, SAIState(tuple(x[..., frames * hop :] for x in known), image)
 
-    def _segments(self, block: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the segment of each trigger (..., channel, frame, trigger, lag), and its weight.
+    def _segments(self, block: list[Tensor], count: int) -> tuple[Tensor, Tensor, list[list[int]]]:
+        """Return the segment (..., channel, window, lag) and the weight of each window's trigger.
 
-        `block` (2, ..., channel, time) begins at the window of the first of `count` frames.
+        The third result has the windows of each frame, since neighbouring frames may share windows.
+        `block` begins at the window of the first of `count` frames.
         """
-        nap, triggers = block
+        nap, triggers = block[0], block[-1]
         each = torch.arange(self.num_triggers_per_frame, device=nap.device)
         frames = torch.arange(count, device=nap.device) * self.input_segment_width
         starts = self._first + frames[:, None] + each * (self.trigger_window_width // 2)
-        # Windows of neighbouring frames may be equal.
         distinct, which = starts.unique(return_inverse=True)
         windows = triggers.unfold(-1, self.trigger_window_width, 1)[..., distinct, :]
         peak, place = (windows * self.window).max(-1)
         quiet_peak, quiet_place = self.window.max(0)
         quiet = peak <= 0
         peak, place = peak.where(~quiet, quiet_peak), place.where(~quiet, quiet_place)
-        ends = distinct + place + self.future_lags - self.sai_width + 1
-        cut = nap.unfold(-1, self.sai_width, 1)
-        rows = ends[..., None].expand(*ends.shape, self.sai_width)
-        segments = cut.gather(-2, rows)
-        weights = (LEAST + peak) / (HALF + peak)
-        return segments[..., which, :], weights[..., which]
+        begins = distinct + place + self.future_lags - self.sai_width + 1
+        rows = begins[..., None].expand(*begins.shape, self.sai_width)
+        segments = nap.unfold(-1, self.sai_width, 1).gather(-2, rows)
+        return segments, (LEAST + peak) / (HALF + peak), which.tolist()
 
     def forward(self, signal: Tensor) -> Outputs:
         """Return `sai` (..., frame, channel, lag) of a pattern (..., channel, time)."""
@@ -214,7 +209,7 @@ class SAI(FrameModule):
         ear, image = (None, None) if state is None else state
         made = list[Tensor]()
         for part in chunk.split(BLOCK_FRAMES * self.input_segment_width, -1):
-            stages, ear = self.carfac.stages(part, ear)
+            stages, ear = self.carfac.stages(part, ear, ("nap",))
             frames, image = self.images(stages["nap"], image)
             made.append(frames.flatten(-2))
         return {"sai": torch.cat(made, -2)}, (ear, image)
