@@ -1,9 +1,8 @@
 """Stabilised auditory image (Lyon 2017, chapter 21).
 
-Each channel of a neural activity pattern is cut where a pulse triggers, so that periodic sounds
-stand still: the image has lags from the trigger in place of time. The trigger of a window is its
-largest value under half a sine. Differences from the program google/carfac are in
-docs/science/sai.md.
+Each channel of a neural activity pattern is cut at triggers, so periodic sounds stand still. The
+image has lags from the trigger in place of time. The trigger of a window is its largest value under
+half a sine. Differences from the program google/carfac are in docs/science/sai.md.
 """
 
 from __future__ import annotations
