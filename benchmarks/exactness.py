@@ -20,6 +20,7 @@ from tests.amtcore import (
     test_auditory_nerve,
     test_carfac,
     test_cochleagram,
+    test_carfac,
     test_glasberg2002,
     test_golden_dau1997,
     test_king2019,
@@ -35,6 +36,7 @@ from tests.amtcore import (
     test_srmr,
     test_stoi,
     test_zwicker,
+    test_sai,
 )
 from tests.compare import relative_error
 
@@ -55,6 +57,7 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "h0": "mean envelope"}  # fmt: skip
 #: Arrays of SRMR, stored for 8 variants.
 _SRMR = {"srmr": "score", "energy": "energies", "avg": "mean energies"}
+          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
 
