@@ -33,6 +33,7 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "mod_dau": "modulation, dau", "mod_jepsen": "modulation, jepsen", "mod": "modulation",
           "mod150": "modulation, to 150 Hz", "mod1000": "modulation, to 1000 Hz",
           "outerear": "ears", "headphone": "headphone", "middleear": "middle ear",
+          "subbands": "subbands", "lowpass": "low-pass", "envelope": "envelope", "rates": "rates",
           "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
