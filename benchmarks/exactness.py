@@ -57,6 +57,7 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "h0": "mean envelope"}  # fmt: skip
 #: Arrays of SRMR, stored for 8 variants.
 _SRMR = {"srmr": "score", "energy": "energies", "avg": "mean energies"}
+          "subbands": "subbands", "lowpass": "low-pass", "envelope": "envelope", "rates": "rates",
           "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
