@@ -34,8 +34,8 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "mod_dau": "modulation, dau", "mod_jepsen": "modulation, jepsen", "mod": "modulation",
           "mod150": "modulation, to 150 Hz", "mod1000": "modulation, to 1000 Hz",
           "outerear": "ears", "headphone": "headphone", "middleear": "middle ear",
-          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes", "n": "loudness",
-          "n_inst": "instantaneous loudness", "n_spec": "specific loudness",
+          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes",
+          "n": "loudness", "n_inst": "instantaneous loudness", "n_spec": "specific loudness",
           "core": "core loudness", "decayed": "decay", "r": "roughness",
           "r_spec": "specific roughness", "depth": "modulation depth", "k": "correlation",
           "h0": "mean envelope"}  # fmt: skip
