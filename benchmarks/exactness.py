@@ -52,6 +52,8 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "true_peak": "true peak", "gammatone": "filterbank", "envelope": "envelope, full",
           "fast_envelope": "envelope, fast", "modulated": "modulation", "n": "loudness",
           "n_inst": "instantaneous loudness", "n_spec": "specific loudness",
+          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes",
+          "n": "loudness", "n_inst": "instantaneous loudness", "n_spec": "specific loudness",
           "core": "core loudness", "decayed": "decay", "r": "roughness",
           "r_spec": "specific roughness", "depth": "modulation depth", "k": "correlation",
           "h0": "mean envelope"}  # fmt: skip
