@@ -20,7 +20,6 @@ from tests.amtcore import (
     test_auditory_nerve,
     test_carfac,
     test_cochleagram,
-    test_carfac,
     test_glasberg2002,
     test_golden_dau1997,
     test_king2019,
@@ -36,7 +35,6 @@ from tests.amtcore import (
     test_srmr,
     test_stoi,
     test_zwicker,
-    test_sai,
 )
 from tests.compare import relative_error
 
@@ -48,19 +46,16 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "bm": "membrane", "nap": "hair cell", "ohc_za": "resonator state",
           "agc_zb": "undamping", "agc": "gain control",
           "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes",
-          "k_weighted": "K-weighting", "short_term": "short-term",
-          "true_peak": "true peak", "gammatone": "filterbank", "envelope": "envelope, full",
+          "rates": "rates", "k_weighted": "K-weighting", "short_term": "short-term",
+          "true_peak": "true peak", "gammatone": "filterbank", "envelope": "envelope",
+          "subbands": "subbands", "lowpass": "low-pass",
           "fast_envelope": "envelope, fast", "modulated": "modulation", "n": "loudness",
           "n_inst": "instantaneous loudness", "n_spec": "specific loudness",
-          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes",
-          "n": "loudness", "n_inst": "instantaneous loudness", "n_spec": "specific loudness",
           "core": "core loudness", "decayed": "decay", "r": "roughness",
           "r_spec": "specific roughness", "depth": "modulation depth", "k": "correlation",
           "h0": "mean envelope"}  # fmt: skip
 #: Arrays of SRMR, stored for 8 variants.
 _SRMR = {"srmr": "score", "energy": "energies", "avg": "mean energies"}
-          "subbands": "subbands", "lowpass": "low-pass", "envelope": "envelope", "rates": "rates",
-          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
 

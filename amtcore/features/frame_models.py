@@ -1,5 +1,4 @@
 """Modules of frames as jobs run them: rates and feature streams of each."""
-"""Modules of frames as jobs run them: rate and streams of each."""
 
 from __future__ import annotations
 
@@ -68,7 +67,6 @@ ROUGHNESS = FrameModuleModel(
         "r_spec": StreamKind("asper", _CHANNELS, "roughness of 47 channels, half a Bark apart"),
     },
 )
-_CHANNELS = ("time", "channel")
 
 CARFAC = FrameModuleModel(
     "carfac",

@@ -7,7 +7,6 @@ from amtcore.models.auditory_nerve import AuditoryNerve as AuditoryNerve
 from amtcore.models.auditory_spectrogram import AuditorySpectrogram as AuditorySpectrogram
 from amtcore.models.carfac import CARFAC as CARFAC
 from amtcore.models.cochleagram import Cochleagram as Cochleagram
-from amtcore.models.carfac import CARFAC as CARFAC
 from amtcore.models.dau1997 import Dau1997 as Dau1997
 from amtcore.models.glasberg2002 import Glasberg2002 as Glasberg2002
 from amtcore.models.king2019 import King2019 as King2019
@@ -26,4 +25,3 @@ from amtcore.models.sharpness import Sharpness as Sharpness
 from amtcore.models.srmr import SRMR as SRMR
 from amtcore.models.stoi import STOI as STOI
 from amtcore.models.zwicker import ZwickerLoudness as ZwickerLoudness
-from amtcore.models.sai import SAI as SAI
