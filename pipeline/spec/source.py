@@ -9,11 +9,11 @@ features, except `storage_options`, the only key for credentials.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from earmill.pipeline.common.errors import ExtensionError
@@ -51,6 +51,21 @@ class SourceKind:
     section: type[SourceSection]
     open: Callable[..., Any]
     has_arrays: bool = False
+
+
+def reference_column(section: SourceSection) -> str | None:
+    """Return the column of the reference recordings; None for a job without them."""
+    return getattr(section, "reference_column", None)
+
+
+def check_reference(section: SourceSection, others: Collection[str | None]) -> None:
+    """Refuse a column of the reference recordings that has another role, too."""
+    column = reference_column(section)
+    if column is not None and column in others:
+        raise ValueError(
+            "expected a reference_column with the reference recordings alone, got "
+            f"{column!r}, which has another role in the job; name another column"
+        )
 
 
 def source_kind(name: str) -> SourceKind:
@@ -164,6 +179,8 @@ class ManifestSpec(SourceSection):
         prefix: Folder in front of relative uris, itself relative to the table's folder or an
             absolute path or URI; for Common Voice clips, for ESC-50 ../audio. Cells of the table
             cannot leave it.
+        reference_column: Column with the reference recording of each row, for models that compare
+            two recordings: a path or URI, resolved as uri is. See docs/howto/pairs.md.
         allow: Prefixes of further uris that the table may name, besides uris below its folder, in
             its bucket or on its host: /data/corpus, s3://bucket, https://host/path, or https:// for
             every public host.
@@ -175,10 +192,16 @@ class ManifestSpec(SourceSection):
     uri: PlainUri
     columns: dict[ManifestRole, str] | None = None
     prefix: PlainUri | None = None
+    reference_column: str | None = None
     allow: tuple[str, ...] = ()
     storage_options: Options
 
     check_allow = field_validator("allow")(plain_uris)
+
+    @model_validator(mode="after")
+    def _reference_has_no_other_role(self) -> ManifestSpec:
+        check_reference(self, {*get_args(ManifestRole), *(self.columns or {}).values()})
+        return self
 
     @field_validator("columns")
     @classmethod
@@ -204,6 +227,8 @@ class HfSpec(SourceSection):
         id_column: Column with unique row ids; the row number otherwise.
         duration_column: Column with seconds, so that the plan need not open every row's header or
             estimate durations by bytes.
+        reference_column: Column with the reference recording of each row, in the forms of
+            audio_column, for models that compare two recordings. See docs/howto/pairs.md.
         streaming: Read rows where they are instead of building the local Arrow cache. Parquet is
             planned from its footers and fetched by row groups; anything else is read once to plan.
         allow: Prefixes of paths that audio cells without bytes may name, besides paths of the
@@ -219,8 +244,14 @@ class HfSpec(SourceSection):
     audio_column: str = "audio"
     id_column: str | None = None
     duration_column: str | None = None
+    reference_column: str | None = None
     streaming: bool = False
     allow: tuple[str, ...] = ()
     storage_options: Options
 
     check_allow = field_validator("allow")(plain_uris)
+
+    @model_validator(mode="after")
+    def _reference_has_no_other_role(self) -> HfSpec:
+        check_reference(self, {self.audio_column, self.id_column, self.duration_column})
+        return self
