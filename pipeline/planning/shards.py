@@ -210,12 +210,12 @@ def _item(row: Mapping[str, Any]) -> Item:
     }
     start_s = row.get(PART_START)
     equal = [row.get(column_name) for column_name in EQUAL.values()]
-    reference = {name: row.get(column_name) for name, column_name in REFERENCE.items()}
+    reference = Reference._make(row.get(column_name) for column_name in REFERENCE.values())
     return Item(
         **{name: row[name] for name in kept},
         equal_to=EqualRow(*map(str, equal)) if all(equal) else None,
         part_of=None if start_s is None else (start_s, row[PART_END]),
-        reference=Reference(**reference) if reference["uri"] else None,
+        reference=reference if reference.uri else None,
         extra=loads_json(row["extra_json"], max_chars=None) | typed,
         position=row["source_position"],
         estimated=bool(row.get(ESTIMATED)),
