@@ -395,11 +395,11 @@ def test_missing_references_are_counted_by_the_plan(tmp_path: Path) -> None:
 
 
 def test_secrets_in_references_are_looked_up_and_not_stored(tmp_path: Path) -> None:
-    rows = "uri,clean\nhttps://h/a.wav?X-Amz-Signature=one,https://h/b.wav?X-Amz-Signature=two\n"
+    rows = "uri,clean\nhttps://host.invalid/a.wav?token=hush1,https://host.invalid/b.wav?token=hush2\n"
     (tmp_path / "pairs.csv").write_text(rows)
-    source: Any = open_source(JobSpec.load(job(tmp_path, allow=["https://h/"])).source)
+    source: Any = open_source(JobSpec.load(job(tmp_path, allow=["https://host.invalid/"])).source)
     (item,) = source.items()
-    assert "one" not in repr(item) and "two" not in repr(item)
+    assert "hush" not in repr(item)
     asked: list[str] = []
 
     def fetched(items: Any, _options: Any) -> Any:
@@ -411,7 +411,7 @@ def test_secrets_in_references_are_looked_up_and_not_stored(tmp_path: Path) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest, "fetch_rows", fetched)
         list(source.fetch([item, sources_base.reference_item(item)]))
-    assert [uri.rpartition("=")[2] for uri in asked] == ["one", "two"]
+    assert [uri.rpartition("=")[2] for uri in asked] == ["hush1", "hush2"]
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
