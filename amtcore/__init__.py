@@ -30,11 +30,26 @@ _HOMES = {
     "set_buffer_limit": "amtcore.kernels.vector.arrays",
     "set_num_threads": "amtcore.kernels.vector.threads",
 }
-_MODELS = ("Dau1997", "Glasberg2002", "King2019", "Moore2016", "Osses2021", "Paulick2024")
+_MODELS = (
+    "AuditoryModulationSpectrum",
+    "AuditorySpectrogram",
+    "Dau1997",
+    "Glasberg2002",
+    "King2019",
+    "ModulationSpectrum",
+    "Moore2016",
+    "Osses2021",
+    "Paulick2024",
+    "RateScale",
+    "STOI",
+)
 _ROOMS = ("errors", "features", "filter_design", "kernels", "models", "scales", "stages", "units")
 
 __all__ = [
+    "STOI",
     "AdaptLoop",
+    "AuditoryModulationSpectrum",
+    "AuditorySpectrogram",
     "BrokenStickCompression",
     "ButterworthFilter",
     "Calibration",
@@ -56,6 +71,7 @@ __all__ = [
     "LoudnessIntegration",
     "MiddleEarFilter",
     "ModulationFilterbank",
+    "ModulationSpectrum",
     "Moore2016",
     "Moore2016AGC",
     "Moore2016BinauralLoudness",
@@ -68,6 +84,7 @@ __all__ = [
     "OuterMiddleEarFilter",
     "Paulick2024",
     "PowerCompression",
+    "RateScale",
     "Resampler",
     "SpecificLoudness",
     "SquaringExpansion",

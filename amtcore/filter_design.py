@@ -121,7 +121,6 @@ def bandpass1_rows(low_hz: Tensor, high_hz: Tensor, fs_hz: float) -> Tensor:
 
 #: Points of the frequency grid of `fir2` for orders up to twice as high.
 _GRID_POINTS = 512
-_RESAMPLE_BETA = 5.0
 _RESAMPLE_HALF_LENGTH = 10  # in samples of the lower rate
 
 
@@ -169,10 +168,17 @@ def minimum_phase(taps: Tensor) -> Tensor:
     return torch.fft.ifft(torch.polar(magnitude, -phase)).real[: len(taps)]
 
 
-def resample_taps(up: int, down: int) -> Tensor:
-    """Low-pass at the lower of two rates: 2 * 10 * max(up, down) + 1 taps, gain `up` at 0 Hz."""
+def resample_taps(up: int, down: int, half: int | None = None, beta: float = 5.0) -> Tensor:
+    """Low-pass at the lower of two rates: 2 * half + 1 taps, gain `up` at 0 Hz.
+
+    Args:
+        up: Numerator of the output rate over the input rate.
+        down: Denominator.
+        half: Taps on each side; None takes 10 samples of the lower rate.
+        beta: Parameter of the Kaiser window.
+    """
     most = max(up, down)
-    half = _RESAMPLE_HALF_LENGTH * most
+    half = _RESAMPLE_HALF_LENGTH * most if half is None else half
     steps = np.arange(-half, half + 1)
-    taps = np.sinc(steps / most) * np.kaiser(2 * half + 1, _RESAMPLE_BETA)
+    taps = np.sinc(steps / most) * np.kaiser(2 * half + 1, beta)
     return torch.from_numpy(up * taps / taps.sum())

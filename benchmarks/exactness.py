@@ -20,9 +20,12 @@ from tests.amtcore import (
     test_glasberg2002,
     test_golden_dau1997,
     test_king2019,
+    test_modulation_spectrum,
     test_moore2016,
     test_osses2021,
     test_paulick2024,
+    test_rate_scale,
+    test_stoi,
 )
 from tests.compare import relative_error
 
@@ -67,6 +70,10 @@ SUITES = (
           list(product(_MOORE.FILES, _MOORE.CONDITIONS))),
     Suite("Glasberg2002", _GLASBERG, _GLASBERG.test_whole_traces_but_for_the_gain,
           list(product(_GLASBERG.FILES, ("inst", "stl", "ltl")))),
+    Suite("ModulationSpectrum", test_modulation_spectrum,
+          test_modulation_spectrum.test_stored_array, test_modulation_spectrum.CASES),
+    Suite("RateScale", test_rate_scale, test_rate_scale.test_stored_array, test_rate_scale.CASES),
+    Suite("STOI", test_stoi, test_stoi.test_stored_array, test_stoi.CASES),
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -152,7 +152,7 @@ def _words(wanted: Any) -> str:
         return " or ".join(_words(part) for part in parts)
     if origin is Literal:
         return " or ".join(repr(part) for part in parts)
-    if origin in (list, tuple):
+    if origin in (list, tuple, Sequence):
         inner = [_words(part) for part in parts if part is not ...]
         return f"list of {inner[0]}" if len(set(inner)) == 1 else f"list of {', '.join(inner)}"
     plain = _plain(wanted)
@@ -175,11 +175,12 @@ def _fitted(wanted: Any, value: Any) -> Any:
             with suppress(_Misfit):
                 return _fitted(part, value)
         raise _Misfit
-    if origin in (list, tuple) and isinstance(value, list | tuple):
-        many = origin is list or parts[1:] == (...,)
+    if origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
+        many = origin is not tuple or parts[1:] == (...,)
         each = parts[:1] * len(value) if many else parts
         if len(each) == len(value):
-            return origin(_fitted(part, item) for part, item in zip(each, value, strict=True))
+            fitted = (_fitted(part, item) for part, item in zip(each, value, strict=True))
+            return list(fitted) if origin is list else tuple(fitted)
     plain, number = _plain(wanted), plain_number(value)
     if plain is float and number is not None:
         return float(number)
@@ -192,7 +193,11 @@ def _fitted(wanted: Any, value: Any) -> Any:
     elif plain is Mapping:
         fits = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     else:
-        misfit = origin in (list, tuple) or plain in (int, float, bool)  # else returned above
+        misfit = origin in (list, tuple, Sequence) or plain in (
+            int,
+            float,
+            bool,
+        )  # else returned above
         fits = plain in (object, Any) or (not misfit and isinstance(value, plain))
     if not fits:
         raise _Misfit

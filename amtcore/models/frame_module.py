@@ -28,8 +28,8 @@ class FrameGrid:
     Args:
         width: Columns of a frame.
         hop_length: Samples from one frame to the next; may be a fraction. None is one row a clip.
-        window_length: Samples that the first frame needs; None is the hop, so that n samples give
-            floor(n / hop) frames.
+        window_length: Samples that the first frame needs, perhaps a fraction; None is the hop, so
+            that n samples give floor(n / hop) frames.
         min_samples: Least samples of a clip with frames.
         fc_hz: Centre frequency of each channel, if there are any.
         columns: Name of each column, if columns are different quantities.
@@ -45,7 +45,7 @@ class FrameGrid:
 
     width: int
     hop_length: int | Fraction | None
-    window_length: int | None = None
+    window_length: int | Fraction | None = None
     min_samples: int = 0
     fc_hz: tuple[float, ...] = ()
     columns: tuple[str, ...] = ()

@@ -138,12 +138,13 @@ class ModelConformance:
         """`n_frames` and `extract` agree for clips of all lengths, an empty one among them."""
         for clip in self.clips(extractor):
             (made,) = extractor.extract([clip])
-            wanted = extractor.n_frames(len(clip))
+            n_samples = clip.shape[-1]
+            wanted = extractor.n_frames(n_samples)
             assert list(made) == [info.name for info in extractor.streams] == list(wanted)
             for info in extractor.streams:
                 values = made[info.name]
                 shape = (wanted[info.name], info.width)
-                assert _dense(values).shape == shape, f"{len(clip)} samples"
+                assert _dense(values).shape == shape, f"{n_samples} samples"
                 if not isinstance(values, SpikeEvents):
                     assert values.dtype == extractor.dtype
 
@@ -185,14 +186,14 @@ class ModelConformance:
         """Clips that are read-only, or views of other arrays, are valid and do not change."""
         clip = self.clips(extractor)[-1]
         (wanted,) = extractor.extract([clip])
-        fixed, spread = clip.copy(), np.repeat(clip, 2)[::2]
+        fixed, spread = clip.copy(), np.repeat(clip, 2, -1)[..., ::2]
         fixed.flags.writeable = False
         _assert_same(extractor.extract([fixed, spread]), [wanted, wanted])
         np.testing.assert_array_equal(spread, clip)
 
     def test_two_channels(self, extractor: Extractor) -> None:
         """A model of two ears takes both and gives as many frames."""
-        clip = self.clips(extractor)[-1]
+        clip = np.atleast_2d(self.clips(extractor)[-1])[0]
         for channels in extractor.input_channels:
             signal = clip if channels == 1 else np.stack([clip] * channels)
             (made,) = extractor.extract([signal])
@@ -213,7 +214,7 @@ class ModelConformance:
         """
         clean, other = self._noise(extractor, 2)
         bad = clean.copy()
-        bad[len(bad) // 2] = math.nan
+        bad[..., bad.shape[-1] // 2] = math.nan
         (wanted, neighbour) = extractor.extract([clean, other])
         try:
             found, beside = extractor.extract([bad, other])
@@ -231,15 +232,15 @@ class ModelConformance:
                 extractor.open_stream()
             return
         (clip,) = self._noise(extractor, 1)
-        n = len(clip)
+        n = clip.shape[-1]
         cases = ([0, n], [0, 1, 1, n // 3, n // 3 + 7, n], [*range(0, n, n // 5), n], [0, 0])
         for cuts in cases:
             stream = extractor.open_stream()
-            parts = [stream.push(clip[a:b]) for a, b in pairwise(cuts)] + [stream.finish()]
+            parts = [stream.push(clip[..., a:b]) for a, b in pairwise(cuts)] + [stream.finish()]
             joined: ClipFeatures = {
                 name: np.concatenate([_dense(part[name]) for part in parts]) for name in parts[0]
             }
-            _assert_same([joined], extractor.extract([clip[: cuts[-1]]]))
+            _assert_same([joined], extractor.extract([clip[..., : cuts[-1]]]))
 
     def test_it_forgets_as_it_says(self, extractor: Extractor) -> None:
         """After 17 times `memory_s`, frames do not depend on earlier sound, here 30 dB louder.
@@ -253,8 +254,8 @@ class ModelConformance:
         begin, kept = grid_s + early_s, 2 * grid_s
         (signal,) = self._noise(extractor, 1, begin + kept)
         first = round(grid_s * extractor.fs_hz)
-        signal[:first] *= np.float32(10**1.5)
-        (whole,), (part,) = (extractor.extract([x]) for x in (signal, signal[first:]))
+        signal[..., :first] *= np.float32(10**1.5)
+        (whole,), (part,) = (extractor.extract([x]) for x in (signal, signal[..., first:]))
         for info in extractor.streams:
             wanted, got = (_dense(made[info.name]) for made in (whole, part))
             ahead = wanted[round(begin * info.frame_rate_hz) :]
@@ -293,9 +294,14 @@ class ModelConformance:
     def _noise(
         cls, extractor: Extractor, clips: int, seconds: float | None = None
     ) -> Sequence[Frames]:
-        """Return clips of `seconds`, as long as the longest clip by default."""
+        """Return clips of `seconds`, as long as the longest clip by default.
+
+        A clip is (time,), or (channel, time) for a model that takes no single signal.
+        """
         samples = round((cls.seconds if seconds is None else seconds) * extractor.fs_hz)
-        noise = np.random.default_rng(1).standard_normal((clips, samples))
+        channels = min(extractor.input_channels)
+        axes = (samples,) if channels == 1 else (channels, samples)
+        noise = np.random.default_rng(1).standard_normal((clips, *axes))
         return [*(RMS.get(extractor.input_unit, RMS_OTHER) * noise).astype(np.float32)]
 
     @classmethod
@@ -304,10 +310,10 @@ class ModelConformance:
         whole = cls._noise(extractor, 4)
         rates = [info.frame_rate_hz for info in extractor.streams if info.frame_rate_hz]
         frame = round(extractor.fs_hz / min(rates, default=extractor.fs_hz))
-        n = len(whole[0])
+        n = whole[0].shape[-1]
         about = (min(n, max(0, frame + i)) for i in (-1, 0, 1))
         lengths = [*sorted({0, 1, 2, *about, n // 2 + 1}), n]
-        return [whole[i % 4][:length] for i, length in enumerate(lengths)]
+        return [whole[i % 4][..., :length] for i, length in enumerate(lengths)]
 
 
 @lru_cache(maxsize=1)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import amtcore
 from amtcore import stages
+from amtcore.models import ModulationSpectrum
+from amtcore.models.frame_module import FrameModule
 from amtcore.stages.constants import HasConstants
 
 from .model_cases import leaves, whole
@@ -157,11 +159,18 @@ CHAINS = (
 
 
 def exported() -> set[str]:
-    """Names of all module classes that the package or its stages export."""
+    """Names of all module classes that the package or its stages export.
+
+    Modules of frames have no learnable constants, and tests of their own.
+    """
     homes = ((amtcore, amtcore.__all__), (stages, vars(stages)))
     every = {name: getattr(home, name) for home, names in homes for name in names}
     return {
-        n for n, kind in every.items() if isinstance(kind, type) and issubclass(kind, nn.Module)
+        n
+        for n, kind in every.items()
+        if isinstance(kind, type)
+        and issubclass(kind, nn.Module)
+        and not issubclass(kind, FrameModule | ModulationSpectrum)
     }
 
 

@@ -31,6 +31,9 @@ NEEDS: dict[str, dict[str, Any]] = {
     "Calibration": {"rms1_db_spl": 100.0},
     "LIFExodus": {"shape": (4, 2)},
     "Resampler": {"fs": FS, "fs_out": 4000},
+    "ModulationSpectrum": {"fs": FS},
+    **{name: {"fs": FS} for name in (
+        "AuditoryModulationSpectrum", "AuditorySpectrogram", "RateScale", "STOI")},
     "ButterworthFilter": {"fs": FS, "fc": 100.0},
     "Paulick2024": {"fs": FS, **_RANGE, "n_channels": 2},
     **{name: {"fs": FS, **_RANGE} for name in ("Dau1997", "King2019", "Osses2021")},
@@ -54,6 +57,7 @@ REFUSED: dict[str, list[Any]] = {
     "rates": [*_NO_NUMBER, 0.0, [], [0.0], [-100.0, 200.0], [100.0, math.nan], [100.0, math.inf],
               ["100"], [True], [[100.0]]],
     "seconds": [*_NO_NUMBER, 0.0, -0.01, 50.0, 200.0],
+    "length_s": [*_NO_NUMBER, 0.0, -0.01, 1e4],
     "list_of_seconds": [*_NO_NUMBER, [], [0.005, 0.0], [-0.1], [5.0, 50.0, 129.0], ["0.1"], [True]],
     "rate_per_ms": [*_NO_NUMBER, 0.0, 1.0, -0.1, 45.0],
     "level": [*_NO_NUMBER, 1e4, -1e4],
@@ -89,14 +93,15 @@ _CATEGORIES = {
     "rate": "fs fs_out fhigh adt_hp_fc mflow mfhigh basef subfs cutoff max_mfc lp_cutoff f_min "
     "f_max",
     "rate_or_0": "flow lowpass_cutoff",
-    "rates": "fc fc_hz frequencies",
+    "rates": "fc fc_hz frequencies rates scales",
+    "length_s": "win_s hop_s",
     "seconds": "tau_attack tau_release ltl_tau_attack ltl_tau_release",
     "list_of_seconds": "tau",
     "rate_per_ms": "attack_alpha release_alpha",
     "level": "knee_db compression_knee_db dboffset gain_db",
     "level_below_100": "minspl",
     "amplitude": "min_level",
-    "positive": "qfactor modbank_qfactor sigma p C ir_length_ratio dt learning_window",
+    "positive": "qfactor modbank_qfactor sigma p C ir_length_ratio dt learning_window q_erb",
     "not_negative": "att_factor",
     "exponent": "n compression_n",
     "factor": "betamul erb_scale bandwidth_scale erb_step",
@@ -106,14 +111,16 @@ _CATEGORIES = {
     "slope": "upper_slope_base lower_slope_base",
     "slope_per_db": "lower_slope_per_db",
     "zero": "upper_slope_per_db noise_std",
-    "count": "order adt_hp_order n_channels n_windows hop_length nmod modbank_nmod",
+    "count": "order adt_hp_order n_channels n_windows hop_length nmod modbank_nmod "
+    "bands_per_octave channels_per_octave n_filters",
     "count_or_0": "tolerance",
     "counts": "n_ffts",
-    "flag": "learnable return_stages compensate_delay normalize_gain lp_150hz use_outerear",
+    "flag": "learnable return_stages compensate_delay normalize_gain lp_150hz use_outerear "
+    "relative",
     "maybe_flag": "use_upper_limit",
     "only_false": "has_rec",
     "name": "method btype model subject phase_type compression_type phase_insens compensation_type "
-    "field_type filter_type leak_mode",
+    "field_type filter_type leak_mode short hair_cell compression boundary",
     "maybe_name": "preset backend",
     "type": "dtype",
     "neurons": "bias",
@@ -194,7 +201,13 @@ def _numeric(name: str) -> Iterator[tuple[str, int | float]]:
             yield argument, value
 
 
-SINGLE = {(name, "fc") for name in CLASSES if name != "ButterworthFilter"} | {("Moore2016", "fs")}
+#: At 100 Hz the spectrogram's rate resolves no band.
+NO_BANDS = {("AuditoryModulationSpectrum", "f_min")}
+SINGLE = (
+    {(name, "fc") for name in CLASSES if name != "ButterworthFilter"}
+    | {("Moore2016", "fs")}
+    | NO_BANDS
+)
 NUMBERS = [(name, argument, value) for name in CLASSES for argument, value in _numeric(name)]
 
 

@@ -37,6 +37,9 @@ RESAMPLED = Tolerance(1e-3, "resampled in one call", 1e-6)
 JOBS: Mapping[str, list[dict[str, Any]]] = {
     "melspectrogram": [
         {"model": "dau1997", "fs_hz": 16000},
+        {"model": "auditory_spectrogram"},
+        {"model": "modulation_spectrum", "params": {"win_s": 0.25, "hop_s": 0.1}},
+        {"model": "rate_scale", "streams": {"rate_scale_mean": {}}},
         {"model": "melspectrogram"},
         {"model": "mfcc", "params": {"hop_length": 200}},
         {
@@ -92,7 +95,7 @@ def _expected(entry: Mapping[str, Any], path: Path) -> dict[str, np.ndarray]:
 
 
 def test_every_model_is_run_by_a_job() -> None:
-    run_here = {entry["model"] for job in JOBS.values() for entry in job} | {"moore2016"}
+    run_here = {entry["model"] for job in JOBS.values() for entry in job} | {"moore2016", "stoi"}
     assert run_here == {model.name for model in list_models()}
 
 
@@ -159,6 +162,32 @@ def test_numbers_of_a_clip_are_in_every_slice(stereo: Features) -> None:
     assert len(part.features["short_term_loudness"]) == 25
     assert len(part.features["specific_loudness"]) == 13
     assert stereo.streams["loudness_summary"].columns[:2] == ("stl_max", "ltl_max")
+
+
+def test_intelligibility_of_a_pair(tmp_path: Path) -> None:
+    wave, rate_hz = soundfile.read(SPEECH / SPEECH_IDS[0], dtype="float32", always_2d=True)
+    clean = wave.mean(1)
+    noise = np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
+    for name, gain in {"clear": 0.001, "noisy": 0.1}.items():
+        pair = np.stack((clean, clean + gain * noise), 1)
+        soundfile.write(tmp_path / f"{name}.wav", pair, rate_hz, subtype="FLOAT")
+    spec = JobSpec.load(
+        {
+            "source": {"kind": "files", "uri": str(tmp_path)},
+            "audio": {"channels": "binaural"},
+            "extract": [{"model": "stoi", "fs_hz": rate_hz, "streams": {"stoi": {}, "estoi": {}}}],
+            "output": {"uri": str(tmp_path / "out"), "dtype": "float32"},
+        }
+    )
+    with shards_run_here():
+        assert run_job(spec).rows_ok == 2
+    features = open_features(tmp_path / "out")
+    rows = {name: features.by_id(f"{name}.wav").features for name in ("clear", "noisy")}
+    pair, _ = soundfile.read(tmp_path / "noisy.wav", dtype="float32", always_2d=True)
+    (expected,) = build_extractor("stoi", fs_hz=rate_hz, streams=None).extract([pair.T])
+    for score in ("stoi", "estoi"):
+        assert rows["noisy"][score] == expected[score]
+        assert rows["noisy"][score][0, 0] < rows["clear"][score][0, 0] <= 1.0
 
 
 def test_a_row_is_drawn_with_all_its_streams(

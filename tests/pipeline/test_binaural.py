@@ -114,6 +114,35 @@ def test_more_channels_than_ears_are_quarantined(corpus: Path) -> None:
     assert "one or two channels" in bad.message
 
 
+def test_a_model_of_pairs_gets_both_channels_and_refuses_one(corpus: Path) -> None:
+    changes = {"audio__channels": BINAURAL, "extract": [{"model": "stoi"}]}
+    job = Job(make_spec(corpus, **changes))
+    rows = job()
+    (stoi,) = job.models
+    pair, _ = soundfile.read(corpus / "stereo.wav", dtype="float32", always_2d=True)
+    at_16k = [resample(np.ascontiguousarray(ear), RATE_HZ, 16000) for ear in pair.T]
+    (expected,) = stoi.extract([np.stack(at_16k)])
+    found = {row.row_id: row.streams["stoi"] for row in rows.good}
+    assert set(found) == {"stereo.wav", "turned.wav"}
+    np.testing.assert_array_equal(found["stereo.wav"], expected["stoi"].astype(np.float16))
+    bad = {row.row_id: (row.error_class, row.message) for row in rows.bad}
+    assert bad["mono.wav"][0] == "channel_index" and "expected 2 channels, got 1" in str(bad)
+
+
+def test_a_pair_without_a_score_is_quarantined(tmp_path: Path) -> None:
+    pair = audio_factory.speech_like(0.9, RATE_HZ, channels=2, seed=3)
+    pair[:, 0] = 0.0
+    soundfile.write(tmp_path / "silent.wav", pair, RATE_HZ, subtype="FLOAT")
+    changes = {"audio__channels": BINAURAL, "extract": [{"model": "stoi"}]}
+    (bad,) = Job(make_spec(tmp_path, **changes))().bad
+    assert (bad.row_id, bad.error_class) == ("silent.wav", "non_finite_feature")
+
+
+def test_a_model_of_pairs_needs_both_channels(corpus: Path) -> None:
+    with pytest.raises(SpecError, match="expected the column of the reference .* for stoi, which"):
+        validate_models(make_spec(corpus, extract=[{"model": "stoi"}]))
+
+
 def test_which_rows_of_a_waveform_a_model_gets() -> None:
     block = np.array([[1.0, 2.0], [3.0, 5.0]], np.float32)
     assert clips_of_channels(BINAURAL, (0, 1)) == [(MIXED, slice(0, 2))]
