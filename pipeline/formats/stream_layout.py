@@ -8,7 +8,7 @@ A stream of events has a row of three integers for each step in which a neuron f
 steps count from the start of the clip. The number of steps of each clip is stored too, as is the
 number of frames in int8 (see `formats.values`). Bisection finds the rows of a span of events.
 
-A stream with one row a clip is in float32, and its values are columns of the table of rows as well.
+A stream with one row a clip is in float32, and its named values are columns of the table of rows.
 """
 
 from __future__ import annotations
@@ -200,13 +200,14 @@ class StreamLayout:
 
 
 class ClipLayout(StreamLayout):
-    """One row a clip, in float32: its values are columns of the table of rows as well."""
+    """One row a clip, in float32. Named values, and one by itself, are columns of the table of rows
+    as well; a row of hundreds of bands is not."""
 
     card_note = "One row a clip: {streams}. The table of rows has their values too."
 
     @property
     def value_columns(self) -> tuple[str, ...]:
-        names = self.columns or (["value"] if self.width == 1 else map(str, range(self.width)))
+        names = self.columns or ["value"] * (self.width == 1)
         return tuple(f"{self.name}_{column}" for column in names)
 
     def stored_dtype(self, dtype: str) -> str:

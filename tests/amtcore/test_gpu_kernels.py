@@ -60,6 +60,7 @@ def test_kernels_of_a_class(name: str) -> None:
     assert not wrong
 
 
+@pytest.mark.long
 def test_faults_are_seen() -> None:
     """A kernel with too few registers spills; one without rounding modes is contracted."""
     with recorded() as launcher:

@@ -171,6 +171,7 @@ for factors in sys.argv[2:]:
 """
 
 
+@pytest.mark.long
 def test_kernels_of_one_name_that_two_processes_compiled_are_told_apart(tmp_path: Path) -> None:
     """Each was the first that its process compiled, so numba gave both one number."""
     factors = ("0.5", "0.7", "0.5 0.7", "0.7 0.5")

@@ -54,6 +54,7 @@ def test_the_command_line_asks_no_model_before_it_must() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_no_kernel_is_loaded_from_such_a_folder(tmp_path: Path) -> None:
     """The whole way: importing the models fails, and the command says it in one line."""
     cache = made(tmp_path / "cache", 0o1777)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbclient
 import nbformat
+import pytest
 
 from tests.chaos.jobs import write_corpus, write_job
 
@@ -18,6 +19,7 @@ CELLS = (
 )
 
 
+@pytest.mark.long
 def test_a_job_shows_a_bar_and_its_result_a_table(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", 2)
     job = str(write_job(tmp_path / "job.yaml", corpus, tmp_path / "out"))

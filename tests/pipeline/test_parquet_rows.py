@@ -45,6 +45,7 @@ def job(uri: str, **output: Any) -> JobSpec:
     return JobSpec.load({"source": where, **sections})
 
 
+@pytest.mark.long
 def test_200_files_are_planned_from_a_fiftieth_and_each_byte_is_fetched_once() -> None:
     with served() as (store, url):
         n_rows = fill(store)
