@@ -126,7 +126,7 @@ def test_a_model_of_pairs_gets_both_channels_and_refuses_one(corpus: Path) -> No
     (expected,) = stoi.extract([np.stack(at_16k)])
     found = {row.row_id: row.streams["stoi"] for row in rows.good}
     assert set(found) == {"stereo.wav", "turned.wav"}
-    np.testing.assert_array_equal(found["stereo.wav"], expected["stoi"].astype(np.float16))
+    np.testing.assert_array_equal(found["stereo.wav"], expected["stoi"].astype(np.float32))
     bad = {row.row_id: (row.error_class, row.message) for row in rows.bad}
     assert bad["mono.wav"][0] == "channel_index" and "expected 2 channels, got 1" in str(bad)
 
