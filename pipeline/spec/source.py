@@ -9,7 +9,7 @@ features, except `storage_options`, the only key for credentials.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -56,16 +56,6 @@ class SourceKind:
 def reference_column(section: SourceSection) -> str | None:
     """Return the column of the reference recordings; None for a job without them."""
     return getattr(section, "reference_column", None)
-
-
-def check_reference(section: SourceSection, others: Collection[str | None]) -> None:
-    """Refuse a column of the reference recordings that has another role, too."""
-    column = reference_column(section)
-    if column is not None and column in others:
-        raise ValueError(
-            "expected a reference_column with the reference recordings alone, got "
-            f"{column!r}, which has another role in the job; name another column"
-        )
 
 
 def source_kind(name: str) -> SourceKind:
@@ -200,7 +190,12 @@ class ManifestSpec(SourceSection):
 
     @model_validator(mode="after")
     def _reference_has_no_other_role(self) -> ManifestSpec:
-        check_reference(self, {*get_args(ManifestRole), *(self.columns or {}).values()})
+        column = self.reference_column
+        if column in {*get_args(ManifestRole), *(self.columns or {}).values()}:
+            raise ValueError(
+                "expected a reference_column with the reference recordings alone, got "
+                f"{column!r}, which has another role; name another column"
+            )
         return self
 
     @field_validator("columns")
@@ -250,8 +245,3 @@ class HfSpec(SourceSection):
     storage_options: Options
 
     check_allow = field_validator("allow")(plain_uris)
-
-    @model_validator(mode="after")
-    def _reference_has_no_other_role(self) -> HfSpec:
-        check_reference(self, {self.audio_column, self.id_column, self.duration_column})
-        return self
