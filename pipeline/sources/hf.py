@@ -99,9 +99,12 @@ def _name(feature: Any) -> str:
 
 
 class HfSource:
-    """The rows of one split. `missing` counts the local files that do not exist, and
-    `first_missing` names the first of them. `references` is the source of the reference recordings,
-    or None; a source that `is_reference` marks its uris by the column."""
+    """The rows of one split.
+
+    Attributes:
+        missing: Number of local files that do not exist; `first_missing` names the first file.
+        references: Source of the reference recordings, or None. Its uris name its column.
+    """
 
     _dataset: Dataset | IterableDataset
 

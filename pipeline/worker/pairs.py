@@ -1,9 +1,5 @@
 """Rows with a reference recording (`source.reference_column`), for models that compare the two.
 
-    rows        --> fetch --+
-                            +--> PairStream --> decode both --> resample both --> (2, time)
-    references  --> fetch --+
-
 A model of pairs gets an array of two signals, the reference first. All other models get the row.
 """
 
@@ -57,8 +53,8 @@ FetchedRow = tuple[Item, BinaryIO | PairStream | RowError]
 def joined(
     rows: Iterator[Fetched], references: Iterator[Fetched], column: str
 ) -> Iterator[FetchedRow]:
-    """Yield the rows with the streams of both recordings, or with the error of either. `references`
-    are the reference recordings of the rows that have a value in `column`."""
+    """Yield each row with the streams of both recordings, or with the error of one recording. Rows
+    with a value in `column` have a reference recording in `references`."""
     for item, own in rows:
         reference: BinaryIO | RowError
         one = item
@@ -92,7 +88,8 @@ class ReferenceAudio:
     audio: AudioFacts
 
     def ears(self, rows: slice) -> Signal:
-        """Return the reference of some channels of a row; a single channel is that of all."""
+        """Return the reference of some channels of a row. A mono recording is the reference of all
+        channels."""
         if len(self.waveform) == 1:
             return self.waveform
         if rows.stop > len(self.waveform):

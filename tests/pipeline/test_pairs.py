@@ -86,7 +86,7 @@ def job(folder: Path, *models: Mapping[str, Any], **source: Any) -> dict[str, An
 
 
 def pairs(folder: Path, count: int = 3) -> Path:
-    """A folder of so many pairs of wav files."""
+    """A folder of `count` pairs of wav files."""
     rows = {}
     for index in range(count):
         rows[f"row{index}"] = (f"noisy/{index}.wav", f"clean/{index}.wav")
@@ -395,7 +395,9 @@ def test_missing_references_are_counted_by_the_plan(tmp_path: Path) -> None:
 
 
 def test_secrets_in_references_are_looked_up_and_not_stored(tmp_path: Path) -> None:
-    rows = "uri,clean\nhttps://host.invalid/a.wav?token=hush1,https://host.invalid/b.wav?token=hush2\n"
+    rows = (
+        "uri,clean\nhttps://host.invalid/a.wav?token=hush1,https://host.invalid/b.wav?token=hush2\n"
+    )
     (tmp_path / "pairs.csv").write_text(rows)
     source: Any = open_source(JobSpec.load(job(tmp_path, allow=["https://host.invalid/"])).source)
     (item,) = source.items()
