@@ -17,6 +17,9 @@ import numpy as np
 
 from benchmarks.report import table, write_section
 from tests.amtcore import (
+    test_auditory_nerve,
+    test_carfac,
+    test_cochleagram,
     test_glasberg2002,
     test_golden_dau1997,
     test_king2019,
@@ -24,8 +27,14 @@ from tests.amtcore import (
     test_moore2016,
     test_osses2021,
     test_paulick2024,
+    test_programme_loudness,
     test_rate_scale,
+    test_roughness,
+    test_sai,
+    test_sharpness,
+    test_srmr,
     test_stoi,
+    test_zwicker,
 )
 from tests.compare import relative_error
 
@@ -34,7 +43,18 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "mod_dau": "modulation, dau", "mod_jepsen": "modulation, jepsen", "mod": "modulation",
           "mod150": "modulation, to 150 Hz", "mod1000": "modulation, to 1000 Hz",
           "outerear": "ears", "headphone": "headphone", "middleear": "middle ear",
-          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
+          "bm": "membrane", "nap": "hair cell", "ohc_za": "resonator state",
+          "agc_zb": "undamping", "agc": "gain control",
+          "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes",
+          "k_weighted": "K-weighting", "short_term": "short-term",
+          "true_peak": "true peak", "gammatone": "filterbank", "envelope": "envelope, full",
+          "fast_envelope": "envelope, fast", "modulated": "modulation", "n": "loudness",
+          "n_inst": "instantaneous loudness", "n_spec": "specific loudness",
+          "core": "core loudness", "decayed": "decay", "r": "roughness",
+          "r_spec": "specific roughness", "depth": "modulation depth", "k": "correlation",
+          "h0": "mean envelope"}  # fmt: skip
+#: Arrays of SRMR, stored for 8 variants.
+_SRMR = {"srmr": "score", "energy": "energies", "avg": "mean energies"}
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
 
@@ -70,6 +90,18 @@ SUITES = (
           list(product(_MOORE.FILES, _MOORE.CONDITIONS))),
     Suite("Glasberg2002", _GLASBERG, _GLASBERG.test_whole_traces_but_for_the_gain,
           list(product(_GLASBERG.FILES, ("inst", "stl", "ltl")))),
+    Suite("SAI", test_sai, test_sai.test_stored_array, test_sai.CASES),
+    Suite("CARFAC", test_carfac, test_carfac.test_stored_array, test_carfac.CASES),
+    Suite("Cochleagram", test_cochleagram, test_cochleagram.test_stored_array,
+          test_cochleagram.CASES),
+    Suite("AuditoryNerve", test_auditory_nerve, test_auditory_nerve.test_stored_array,
+          test_auditory_nerve.CASES),
+    Suite("ProgrammeLoudness", test_programme_loudness,
+          test_programme_loudness.test_stored_array, test_programme_loudness.CASES),
+    Suite("SRMR", test_srmr, test_srmr.test_stored_array, test_srmr.CASES),
+    *(Suite(model, module, module.test_stored_array, module.CASES) for model, module in (
+        ("ZwickerLoudness", test_zwicker), ("Sharpness", test_sharpness),
+        ("RoughnessDanielWeber", test_roughness))),
     Suite("ModulationSpectrum", test_modulation_spectrum,
           test_modulation_spectrum.test_stored_array, test_modulation_spectrum.CASES),
     Suite("RateScale", test_rate_scale, test_rate_scale.test_stored_array, test_rate_scale.CASES),
@@ -80,6 +112,8 @@ SUITES = (
 def _label(model: str, name: str, key: str, what: str) -> str:
     """Return the stage of an array; an array with a bound of its own has a row of its own."""
     stage = key.partition("@")[0]
+    if model == "SRMR" and (array := _SRMR.get(stage.partition("_")[0])) is not None:
+        return f"{array}, {'fast' if '_fast_' in stage else 'full'}"
     stage = _NAMES.get(stage) or _NAMES.get(stage.rpartition("_")[0], stage)
     apart = ""
     if model == "King2019" and what.endswith(" 2 Hz"):

@@ -127,7 +127,7 @@ class FrameModuleExtractor(Extractor):
                     f"model {self.model!r}, stream {info.name!r}: expected (frame, column) "
                     f"{shape} for {signal.shape[-1]} samples, got {tuple(frames.shape)}"
                 )
-            made[info.name] = self._array(frames)
+            made[info.name] = self._array(info.name, frames)
         return made
 
     def open_stream(self) -> ExtractStream:
@@ -143,7 +143,7 @@ class FrameModuleExtractor(Extractor):
         names = self._names()
         with self.backend.stream(), torch.no_grad(), one_torch_thread():
             found, state = self._module.stream(samples, state, last, names)
-        return {name: self._array(found[name]) for name in names}, state
+        return {name: self._array(name, found[name]) for name in names}, state
 
     def samples(self, clip: Frames) -> Tensor:
         """Return a finite signal (time,) or (ear, time) on the device of the module."""
@@ -164,9 +164,10 @@ class FrameModuleExtractor(Extractor):
         signal: Tensor = given.to(self.backend.device, getattr(torch, self.dtype.name))
         return signal
 
-    def _array(self, frames: Tensor) -> Frames:
+    def _array(self, name: str, frames: Tensor) -> Frames:
         array: Frames = frames.detach().cpu().contiguous().numpy().astype(self.dtype, copy=False)
-        return array
+        least = self._grids[name].least
+        return array if least is None else np.where(array > least, array, self.dtype.type(least))
 
 
 class _FrameModuleStream(ExtractStream):

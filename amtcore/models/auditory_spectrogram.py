@@ -36,7 +36,7 @@ HIGHEST = 0.46  # of fs: filters above are left out
 ORDER, BANDWIDTH = 4, 1.0185916357881302  # ERB of a gammatone of order 4 over its b
 FRAME_S, HAIR_CELL_S, INTEGRATION_S = 0.008, 0.0005, 0.008
 HAIR_CELLS, COMPRESSIONS = ("halfwave", "linear"), ("none", "cuberoot")
-BLOCK = 16  # frames
+BLOCK, CALL = 16, 4  # frames of a product, and products of a call of the kernel
 
 
 class AuditorySpectrogram(FrameModule):
@@ -178,9 +178,12 @@ class AuditorySpectrogram(FrameModule):
         if last and rest:
             frames += -(-rest // self.hop_length)
             x, blocks = pad(x, (0, size - rest)), blocks + 1
-        for block in x[:, : blocks * size].split(size, -1) if blocks else ():
-            each, ear, leak = self._block(block, ear, leak)
-            made.append(each)
+        # A call of the kernel costs as much as 6 frames, and its bits do not depend on the length.
+        for several in x[:, : blocks * size].split(CALL * size, -1) if blocks else ():
+            y, ear = run_ops(several.unsqueeze(1), self.ear(), ear)
+            for block in y.split(size, -1):
+                each, leak = self._block(block, leak)
+                made.append(each)
         values = torch.cat(made, 1)[:, :frames]
         wanted = (
             {}
@@ -189,14 +192,13 @@ class AuditorySpectrogram(FrameModule):
         )
         return wanted, (x[:, blocks * size :], ear, leak)
 
-    def _block(self, x: Tensor, ear: Tensor, leak: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return BLOCK frames of samples (batch, time), and the states after them."""
-        y, ear = run_ops(x.unsqueeze(1), self.ear(), ear)
+    def _block(self, y: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
+        """Return BLOCK frames of hair cells (batch, filter, time), and the integrator's state."""
         inhibited = (y[:, :-1] - y[:, 1:]).clamp_(min=0.0)
         sums = product(inhibited.unflatten(-1, (BLOCK, self.hop_length)), self.integrator)
         frames = product(torch.cat((leak, sums), -1), self.leak).transpose(1, 2)
         leak = frames[:, -1:].transpose(1, 2)
-        return (frames.pow(1.0 / 3.0) if self.compression == "cuberoot" else frames), ear, leak
+        return (frames.pow(1.0 / 3.0) if self.compression == "cuberoot" else frames), leak
 
 
 def _checked(x: Tensor) -> Tensor:

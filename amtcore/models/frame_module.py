@@ -28,14 +28,16 @@ class FrameGrid:
     Args:
         width: Columns of a frame.
         hop_length: Samples from one frame to the next; may be a fraction. None is one row a clip.
-        window_length: Samples that the first frame needs, perhaps a fraction; None is the hop, so
-            that n samples give floor(n / hop) frames.
+        window_length: Samples that the first frame needs, which may be a fraction; None is the hop,
+            so that n samples give floor(n / hop) frames.
         min_samples: Least samples of a clip with frames.
         fc_hz: Centre frequency of each channel, if there are any.
         columns: Name of each column, if columns are different quantities.
         unit: Unit of the values, if parameters decide it; "" takes the unit of the stream's kind.
         mfc_hz: Modulation centre frequency of each column, if there are any.
         channel_offsets: (channel + 1), cuts the columns into channels; empty is a column a channel.
+        least: Least value that a job stores: it replaces lower values, minus infinity and NaN,
+            which outputs of silence may be. None replaces nothing, and a job quarantines such rows.
 
     >>> FrameGrid(40, 160, window_length=400).n_frames(720)
     3
@@ -52,6 +54,7 @@ class FrameGrid:
     unit: str = ""
     mfc_hz: tuple[float, ...] = ()
     channel_offsets: tuple[int, ...] = ()
+    least: float | None = None
 
     def __post_init__(self) -> None:
         if self.width < 1 or (self.hop_length is not None and self.hop_length <= 0):

@@ -116,7 +116,7 @@ class RateScale(FrameModule):
         rates_hz = tuple(self.rates * len(DIRECTIONS))
         of_columns = tuple(rate for rate in rates_hz for _ in self.scales)
         names = tuple(
-            f"{way}_{rate:g}_{scale:g}"
+            f"{way}_{rate:g}_{scale:g}".replace(".", "p")  # columns of tables, 0p25 for 0.25
             for way in DIRECTIONS
             for rate in self.rates
             for scale in self.scales

@@ -38,8 +38,9 @@ from amtcore.units import Calibration
 #: RMS of the noise by input unit of the model; it is 60 dB SPL.
 RMS = {"pa": 0.02}
 RMS_OTHER = 0.01
-#: Seconds of signal in which frames are counted for their rate.
-RATE_S = 3600
+#: Seconds of signal in which frames are counted for their rate, and seconds before them. A frame
+#: may need several seconds, such as 3 s of short-term loudness.
+RATE_S, START_S = 3600, 10
 #: Most effect of earlier sound, relative to the largest value; loops leave this much in float32.
 FORGOTTEN = 1e-3
 #: Longest grid in seconds that is tested.
@@ -150,7 +151,7 @@ class ModelConformance:
 
     def test_frames_come_at_their_rate(self, extractor: Extractor) -> None:
         """An hour more of signal has an hour more of frames; more samples never have fewer."""
-        start, hour = round(extractor.fs_hz), round(extractor.fs_hz * RATE_S)
+        start, hour = (round(extractor.fs_hz * seconds) for seconds in (START_S, RATE_S))
         before, after = extractor.n_frames(start), extractor.n_frames(start + hour)
         for info in extractor.streams:
             more = after[info.name] - before[info.name]

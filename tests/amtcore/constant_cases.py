@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import amtcore
 from amtcore import stages
-from amtcore.models import ModulationSpectrum
+from amtcore.models import ModulationSpectrum, Sharpness
 from amtcore.models.frame_module import FrameModule
 from amtcore.stages.constants import HasConstants
 
@@ -170,7 +170,7 @@ def exported() -> set[str]:
         for n, kind in every.items()
         if isinstance(kind, type)
         and issubclass(kind, nn.Module)
-        and not issubclass(kind, FrameModule | ModulationSpectrum)
+        and not issubclass(kind, FrameModule | ModulationSpectrum | Sharpness)
     }
 
 

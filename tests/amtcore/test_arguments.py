@@ -18,6 +18,7 @@ import amtcore
 from amtcore.errors import AmtError, ParameterError
 from amtcore.features.registry import build_extractor
 from amtcore.features.spike_encoder import SpikeOptions
+from amtcore.models.frame_module import FrameModule
 from amtcore.plain_numbers import plain_number
 from tests.short import some
 
@@ -26,10 +27,11 @@ _FC = [500.0, 1000.0]
 _HZ = torch.tensor(_FC)
 _RANGE = {"flow": 500.0, "fhigh": 1000.0}
 
-#: What a class cannot be built without, and what makes it small.
+#: Arguments that a class cannot be built without, and arguments that make it small.
 NEEDS: dict[str, dict[str, Any]] = {
     "Calibration": {"rms1_db_spl": 100.0},
     "LIFExodus": {"shape": (4, 2)},
+    **{name: {"fs": FS} for name in ("ProgrammeLoudness", "SRMR")},
     "Resampler": {"fs": FS, "fs_out": 4000},
     "ModulationSpectrum": {"fs": FS},
     **{name: {"fs": FS} for name in (
@@ -66,6 +68,8 @@ REFUSED: dict[str, list[Any]] = {
     "positive": [*_NO_NUMBER, 0.0, -1.0],
     "not_negative": [*_NO_NUMBER, -1.0],
     "exponent": [*_NO_NUMBER, 0.0, -0.3, 30.0, [0.3, -1.0], [True], [math.nan]],
+    "share": [*_NO_NUMBER, -0.1, 1.0],
+    "zero_or_one": [*_NO_NUMBER, -1, 2, 0.5],
     "factor": [*_NO_NUMBER, 0.0, -1.0, 1e3],
     "quality": [*_NO_NUMBER, 0.5, 0.0, -2.0],
     "limit": [*_NO_NUMBER, -1.0, 0.5, 1.0],
@@ -91,7 +95,7 @@ REFUSED: dict[str, list[Any]] = {
 }  # fmt: skip
 _CATEGORIES = {
     "rate": "fs fs_out fhigh adt_hp_fc mflow mfhigh basef subfs cutoff max_mfc lp_cutoff f_min "
-    "f_max",
+    "f_max low_freq min_cf max_cf frame_rate_hz",
     "rate_or_0": "flow lowpass_cutoff",
     "rates": "fc fc_hz frequencies rates scales",
     "length_s": "win_s hop_s",
@@ -102,7 +106,9 @@ _CATEGORIES = {
     "level_below_100": "minspl",
     "amplitude": "min_level",
     "positive": "qfactor modbank_qfactor sigma p C ir_length_ratio dt learning_window q_erb",
-    "not_negative": "att_factor",
+    "not_negative": "att_factor lra_pad skip",
+    "share": "overlap",
+    "zero_or_one": "bin_offset",
     "exponent": "n compression_n",
     "factor": "betamul erb_scale bandwidth_scale erb_step",
     "quality": "Q",
@@ -116,11 +122,12 @@ _CATEGORIES = {
     "count_or_0": "tolerance",
     "counts": "n_ffts",
     "flag": "learnable return_stages compensate_delay normalize_gain lp_150hz use_outerear "
-    "relative",
+    "fast norm relative",
     "maybe_flag": "use_upper_limit",
     "only_false": "has_rec",
     "name": "method btype model subject phase_type compression_type phase_insens compensation_type "
-    "field_type filter_type leak_mode short hair_cell compression boundary",
+    "field_type filter_type leak_mode layout framing bandwidth field denominator weighting "
+    "short hair_cell compression boundary",
     "maybe_name": "preset backend",
     "type": "dtype",
     "neurons": "bias",
@@ -136,7 +143,12 @@ ELSEWHERE = {
     ("GammatoneFilterbank", "n"): "count",
     ("AdaptLoop", "preset"): "name",
 }
-CLASSES = [n for n in amtcore.__all__ if inspect.isclass(getattr(amtcore, n))]
+#: Models of frames have arguments of their own, which `ModelConformance` and their files test.
+CLASSES = [
+    n
+    for n in amtcore.__all__
+    if inspect.isclass(kind := getattr(amtcore, n)) and not issubclass(kind, FrameModule)
+]
 
 
 def _arguments(name: str) -> Iterator[tuple[str, inspect.Parameter]]:
@@ -187,6 +199,7 @@ _VALUES: dict[str, Any] = {
     "min_level": 0.001, "limit": 5, "Q": 1, "mflow": 3, "mfhigh": 90, "adt_hp_fc": 4,
     "attack_alpha": 0.03, "release_alpha": 0.02, "erb_lower": 2, "erb_upper": 30, "noise_std": 0,
     "upper_slope_per_db": 0, "lower_slope_per_db": -0.25, "max_spikes_per_dt": 3, "shape": 4,
+    "frame_rate_hz": 100, "overlap": 0.25, "bin_offset": 1, "skip": 0.1,
     "level_db_spl": None, "rms1_db_spl": 90.0, "fc_hz": None, "frequencies": None, "alpha": None,
     "beta": None, "dash_mem": None, "dash_syn": None, "n_ffts": None, "tau": None,
 }  # fmt: skip

@@ -42,6 +42,10 @@ JOBS: Mapping[str, list[dict[str, Any]]] = {
         {"model": "rate_scale", "streams": {"rate_scale_mean": {}}},
         {"model": "melspectrogram"},
         {"model": "mfcc", "params": {"hop_length": 200}},
+        {"model": "programme_loudness", "streams": {"momentary": {}, "true_peak": {}}},
+        {"model": "srmr", "params": {"fast": True}, "streams": {"score": {}}},
+        {"model": "roughness"},
+        {"model": "zwicker", "streams": {"n": {}, "sharpness": {}, "statistics": {}}},
         {
             "model": "torch_module",
             "params": {

@@ -1,0 +1,492 @@
+"""Auditory-nerve rates and spikes of a simplified ear with a limit of phase locking.
+
+    Gammatone filters -> rectifier -> low-pass, fs_out -> rates by level, three kinds of fibres.
+
+Source: Saddler and McDermott (2024), Nat. Commun. 15:10590, as in phaselocknet_torch (commit
+4c52ad8); gammatone filters of Slaney (1993), Apple TR 35. The low-pass keeps the program's errors,
+which trained networks expect. So the "phase-locking limit" is a name, not the -3 dB point. At 20
+kHz the points are 31, 182, 594 and 3786 Hz for limits of 50, 320, 1000 and 3000 Hz.
+`lowpass="onepole"` is the filter that the program means.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amtcore.arguments import RATE, Flag, Number, Numbers, Text, checked_arguments, whole
+from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.operations.fir import FIR
+from amtcore.kernels.operators import operator
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.scales import erb_space
+from amtcore.stages.butterworth import ButterworthFilter
+from amtcore.units import REFERENCE_PA
+
+FIBRES = ("high_sr", "medium_sr", "low_sr")
+FILTER_S = 0.05
+LOWPASS_ORDER = 7
+#: Share of the rates that the dynamic range covers.
+INTERVAL = 0.95
+#: Slaney's constants; the scale of centre frequencies has 9.2645.
+_EAR_Q, _MIN_BANDWIDTH_HZ, _BANDWIDTHS = 9.2644, 24.7, 1.019
+#: Pressure in Pa that counts as none (-506 dB SPL), and argument of the sigmoid below which it is 0
+#: (1e-35). Smaller numbers are denormal, and some threads round them to 0.
+FAINTEST_PA, LEAST_ARGUMENT = 1e-30, -80.0
+#: Share of a response that its last taps may have to be left out.
+NEGLIGIBLE = 1e-14
+_ZEROS = (math.sqrt(3 + 2**1.5), -math.sqrt(3 + 2**1.5), math.sqrt(3 - 2**1.5),
+          -math.sqrt(3 - 2**1.5))  # fmt: skip
+
+_fir = operator(FIR)
+
+
+def gammatone_taps(cf_hz: Any, fs: float) -> Any:
+    """Return truncated impulse responses (cf, tap) of four-section gammatone filters."""
+    from scipy.signal import sosfilt  # half a second, which few processes need
+
+    impulse = np.zeros(math.floor(FILTER_S * fs))
+    impulse[0] = 1.0
+    taps = []
+    for cf in cf_hz:
+        turn = 2 * math.pi * cf / fs
+        width_hz = _BANDWIDTHS * (cf / _EAR_Q + _MIN_BANDWIDTH_HZ)
+        radius, z = math.exp(-2 * math.pi * width_hz / fs), np.exp(1j * turn)
+        poles = [1.0, -2 * radius * math.cos(turn), radius**2]
+        zeros = [-radius * (math.cos(turn) + each * math.sin(turn)) for each in _ZEROS]
+        peak = np.prod([(1 + b / z) / np.polyval(poles[::-1], 1 / z) for b in zeros])
+        sections = [[1.0, b, 0.0, *poles] for b in zeros]
+        taps.append(sosfilt(sections, impulse) / abs(peak))
+    return np.stack(taps)
+
+
+def lowpass_taps(limit_hz: float, fs: float) -> Any:
+    """Return the program's low-pass for a phase-locking limit.
+
+    The program means seven bilinear one-pole filters. Its pole has a corner at twice the limit,
+    the zeros at fs/2 are missing, and a Hann window covers a response that starts at 0.
+    """
+    from scipy.signal import lfilter  # half a second, which few processes need
+
+    count = math.floor(FILTER_S * fs) // 2 * 2 + 1
+    w = math.pi * limit_hz
+    c1, c2 = (fs - 2 * w) / (fs + 2 * w), w / (fs + 2 * w)
+    taps = np.zeros(count)
+    taps[0] = c2
+    taps = lfilter([1.0], [1.0, -c1], taps)
+    for _ in range(LOWPASS_ORDER - 1):
+        taps[0] /= 2
+        taps = lfilter([2 * c2], [1.0, -c1], taps)
+    taps = taps * np.hanning(count)
+    return taps / taps.sum()
+
+
+@dataclass(frozen=True)
+class _State:
+    """Progress of a stream.
+
+    `waiting` are samples (row, time) of the next block, `heard` the samples before it, `poles` the
+    states of one-pole filters.
+    """
+
+    waiting: Tensor
+    heard: Tensor
+    poles: tuple[Any, ...]
+    blocks: int = 0
+
+
+class AuditoryNerve(FrameModule):
+    """Simplified auditory nerve: instantaneous rates and spike counts of three kinds of fibres.
+
+    The Hilbert envelope of `envelope_mode` needs the whole clip. Without it the model streams, in
+    blocks of a fixed number of samples. Gradients exist but for `spikes`. The options "onepole",
+    `compression`, `power_law` and spontaneous rates above 0 have no reference data.
+
+    Args:
+        fs: Sampling rate in Hz, a whole multiple of `fs_out`.
+        fs_out: Rate of the frames in Hz.
+        min_cf: Lowest centre frequency in Hz.
+        max_cf: Highest centre frequency in Hz, below fs/2.
+        num_cf: Number of centre frequencies, evenly spaced on the ERB scale.
+        phase_locking_limit: Nominal limit in Hz of the low-pass.
+        lowpass: "phaselocknet" as the program, or "onepole": seven one-pole filters at the limit.
+        envelope_mode: Whether the level is the level of the Hilbert envelope.
+        rate_spont: Spontaneous rate of each kind of fibre (high, medium, low) in spikes/s.
+        rate_max: Saturated rate of each kind in spikes/s.
+        threshold: Threshold of each kind in dB SPL.
+        dynamic_range: Dynamic range of each kind in dB.
+        compression: Exponent of subbands between the two levels, one or one per centre frequency;
+            None does not compress.
+        compression_db_min: Level in dB SPL below which subbands are linear; None is no such level.
+        compression_db_max: Level in dB SPL above which subbands are unchanged, with a jump; None is
+            no such level.
+        power_law: Exponent of the pressure before the level, one or one per centre frequency; None
+            is no power law.
+        power_law_default: Exponent that thresholds and dynamic ranges follow; None leaves them.
+        n_ears: Ears of the input, 1 or 2.
+        spikes: Draws of the stream `spikes`: "approx" (rounded normal) or "exact" (binomial).
+        fibres: Number of fibres of each kind per centre frequency.
+        seed: Seed of the spikes. Every clip draws the same random numbers.
+        dtype: torch.float32 or torch.float64.
+
+    Shape:
+        (.., time), or (.., 2, time) with two ears -> `subbands` (.., time, ear cf) in Pa; `ihc` and
+        `envelope` (.., frame, ear cf) in Pa; `rates` (.., frame, ear fibre cf) in spikes/s and
+        `spikes` in counts. Frame k is sample k fs / fs_out.
+
+    Invariants:
+        Rates lie between `rate_spont` and `rate_max` where the low-passed signal is not negative.
+        Without `envelope_mode` outputs of `stream` over any split equal `outputs`.
+
+    >>> model = AuditoryNerve(fs=20000)
+    >>> model.outputs(torch.zeros(2000), ("rates",))["rates"].shape
+    torch.Size([1000, 150])
+    """
+
+    fc: Tensor
+    gammatone_spectrum: Tensor
+    lowpass_taps: Tensor
+    spont: Tensor
+    driven: Tensor
+    gain: Tensor
+    bias: Tensor
+    fibres: Tensor
+    compression: Tensor | None
+    power_law: Tensor | None
+    whole_clips_reason = "the Hilbert envelope needs the whole clip; set envelope_mode to false"
+
+    @checked_arguments(
+        fs_out=RATE,
+        min_cf=RATE,
+        max_cf=RATE,
+        num_cf=whole(2),
+        phase_locking_limit=RATE,
+        lowpass=Text(("phaselocknet", "onepole")),
+        envelope_mode=Flag(),
+        rate_spont=Numbers(Number(" spikes/s", least=0.0), single=False),
+        rate_max=Numbers(Number(" spikes/s", above=0.0), single=False),
+        threshold=Numbers(Number(" dB SPL", least=-200.0, most=300.0), single=False),
+        dynamic_range=Numbers(Number(" dB", above=0.0, most=300.0), single=False),
+        compression=Numbers(Number(above=0.0, most=10.0), optional=True),
+        compression_db_min=Number(" dB SPL", least=-200.0, most=300.0, optional=True),
+        compression_db_max=Number(" dB SPL", least=-200.0, most=300.0, optional=True),
+        power_law=Numbers(Number(above=0.0, most=10.0), optional=True),
+        power_law_default=Number(above=0.0, most=10.0, optional=True),
+        n_ears=whole(1, 2),
+        spikes=Text(("approx", "exact")),
+        fibres=Numbers(whole(1), single=False),
+        seed=whole(0, 2**63 - 1),
+    )
+    def __init__(
+        self,
+        fs: float = 20000.0,
+        fs_out: float = 10000.0,
+        min_cf: float = 60.0,
+        max_cf: float = 8000.0,
+        num_cf: int = 50,
+        phase_locking_limit: float = 3000.0,
+        lowpass: str = "phaselocknet",
+        envelope_mode: bool = True,
+        rate_spont: tuple[float, float, float] = (0.0, 0.0, 0.0),
+        rate_max: tuple[float, float, float] = (250.0, 250.0, 250.0),
+        threshold: tuple[float, float, float] = (0.0, 12.0, 28.0),
+        dynamic_range: tuple[float, float, float] = (20.0, 40.0, 80.0),
+        compression: float | list[float] | None = None,
+        compression_db_min: float | None = None,
+        compression_db_max: float | None = None,
+        power_law: float | list[float] | None = None,
+        power_law_default: float | None = 0.3,
+        n_ears: int = 1,
+        spikes: str = "approx",
+        fibres: tuple[int, int, int] = (384, 160, 96),
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.fs, self.fs_out, self.dtype = float(fs), float(fs_out), dtype
+        if self.fs % self.fs_out:
+            raise ParameterError(
+                f"expected fs a whole multiple of fs_out, got {fs:g} and {fs_out:g} Hz; resample "
+                "the audio, to 20000 Hz for example"
+            )
+        if not min_cf < max_cf < self.fs / 2 or not phase_locking_limit < self.fs / 2:
+            raise ParameterError(
+                f"expected min_cf < max_cf, and max_cf and phase_locking_limit below fs/2 "
+                f"({self.fs / 2:g} Hz), got {min_cf:g}, {max_cf:g} and {phase_locking_limit:g} Hz"
+            )
+        self.step, self.num_cf, self.n_ears = int(self.fs // self.fs_out), num_cf, n_ears
+        self.phase_locking_limit, self.lowpass = phase_locking_limit, lowpass
+        self.envelope_mode, self.can_stream = envelope_mode, not envelope_mode
+        self.spikes, self.seed, self.input_channels = spikes, seed, (n_ears,)
+        fc_hz = erb_space(min_cf, max_cf, num_cf)
+        gammatone, slow = gammatone_taps(fc_hz, self.fs), lowpass_taps(phase_locking_limit, self.fs)
+        # The taps of a high limit end in rounding noise: 3000 Hz needs 16 taps of 1001.
+        heard = np.cumsum(np.abs(slow[::-1]))[::-1] > NEGLIGIBLE * np.abs(slow).sum()
+        slow = slow[: int(heard.sum())]
+        #: Samples before a block that change its frames.
+        self.past = gammatone.shape[1] + len(slow) - 2
+        #: Samples of a transform; its last samples are a block.
+        self.n_fft = 2 ** math.ceil(math.log2(4 * self.past))
+        self.block = (self.n_fft - self.past) // self.step * self.step
+        self.register_buffer("fc", torch.from_numpy(fc_hz).to(dtype))
+        self.register_buffer("lowpass_taps", torch.from_numpy(slow).to(dtype))
+        spectrum = torch.fft.rfft(torch.from_numpy(gammatone), self.n_fft)
+        self.register_buffer("gammatone_spectrum", spectrum.to(dtype.to_complex()))
+        self.one_poles = torch.nn.ModuleList(
+            ButterworthFilter(self.fs, phase_locking_limit, dtype=dtype)
+            for _ in range(LOWPASS_ORDER if lowpass == "onepole" else 0)
+        )
+        spont, most, threshold_db, range_db = (
+            torch.as_tensor(each, dtype=torch.float64)
+            for each in (rate_spont, rate_max, threshold, dynamic_range)
+        )
+        kinds = [len(each) for each in (spont, most, threshold_db, range_db, fibres)]
+        if kinds != [len(FIBRES)] * 5 or not bool((spont <= most).all()):
+            raise ParameterError(
+                f"expected rate_spont <= rate_max, and 3 values ({', '.join(FIBRES)}) of rates, "
+                f"threshold, dynamic_range and fibres, got {kinds} values, rates "
+                f"{spont.tolist()} and {most.tolist()}"
+            )
+        if not float(most.max()) <= self.fs_out:
+            raise ParameterError(
+                f"rate_max must be at most fs_out, {fs_out:g} Hz, got {most.tolist()}: a fibre "
+                "has at most one spike a frame"
+            )
+        if power_law is not None and power_law_default is not None:
+            shift_db = 20 * math.log10(REFERENCE_PA ** (power_law_default - 1))
+            threshold_db = threshold_db * power_law_default + shift_db
+            range_db = range_db * power_law_default
+        slope = 2 * math.log(2 / (1 - INTERVAL) - 1) / range_db
+        # The sigmoid's argument is gain ln(p) + bias.
+        gain = slope * 20 / math.log(10)
+        bias = -gain * math.log(REFERENCE_PA) - slope * (threshold_db + range_db / 2)
+        every = {"spont": spont, "driven": most - spont, "gain": gain, "bias": bias}
+        every["fibres"] = torch.as_tensor(fibres, dtype=torch.float64)
+        for name, values in every.items():
+            self.register_buffer(name, values.to(dtype).repeat_interleave(num_cf))
+        self.limits_pa = [
+            default if db is None else REFERENCE_PA * 10 ** (db / 20)
+            for db, default in ((compression_db_min, 0.0), (compression_db_max, math.inf))
+        ]
+        for name, exponent in (("compression", compression), ("power_law", power_law)):
+            values = torch.as_tensor(1.0 if exponent is None else exponent, dtype=torch.float64)
+            if values.ndim and len(values) != num_cf:
+                raise ParameterError(f"expected 1 or {num_cf} values of {name}, got {len(values)}")
+            self.register_buffer(name, None if exponent is None else values.to(dtype))
+        hz, kinds_hz = tuple(fc_hz.tolist()) * n_ears, tuple(fc_hz.tolist()) * (3 * n_ears)
+        columns = [f"ear{ear}_{kind}_{i}" for ear in range(n_ears) for kind in FIBRES
+                   for i in range(num_cf)]  # fmt: skip
+        slow = FrameGrid(len(hz), self.step, 1, fc_hz=hz)
+        of_fibres = FrameGrid(len(kinds_hz), self.step, 1, fc_hz=kinds_hz, columns=tuple(columns))
+        self.grids = {
+            "rates": of_fibres, "spikes": of_fibres, "envelope": slow, "ihc": slow,
+            "subbands": FrameGrid(len(hz), 1, 1, fc_hz=hz),
+        }  # fmt: skip
+
+    def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
+        """Return streams of whole signals, see `FrameModule.outputs`.
+
+        Raises:
+            ParameterError: `spikes` of a low-pass whose output is negative.
+        """
+        names = tuple(self.grids) if names is None else names
+        if not self.envelope_mode:
+            return self.stream(signal, None, True, names)[0]
+        self._check_spikes(names)
+        at_once = tuple(name for name in names if name == "subbands")
+        late = tuple(name for name in names if name != "subbands")
+        made, _ = self._blocks(signal, None, True, (*at_once, *(("ihc",) if late else ())))
+        if late:
+            made |= self._after_whole(made["ihc"], late)
+        return {name: self._arranged(made[name], signal) for name in names}
+
+    def _after_whole(self, x: Tensor, names: tuple[str, ...]) -> Outputs:
+        """Return values of whole low-passed signals; all are (row, frame, column)."""
+        y = self._quadrature(x.mT).mT
+        frames = self.block // self.step
+        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        for block, begin in enumerate(range(0, max(x.shape[1], 1), frames)):
+            part, power = x[:, begin : begin + frames], y[:, begin : begin + frames].square()
+            power = power + part.square()
+            # The root has no slope at 0.
+            p = torch.where(power > 0, power, 1.0).sqrt() * (power > 0)
+            for name, values in self._fibres_of(part, p, names, block).items():
+                if name in names:
+                    parts[name].append(values)
+        return {name: torch.cat(each, 1) for name, each in parts.items()}
+
+    def stream(
+        self,
+        chunk: Tensor,
+        state: Any = None,
+        last: bool = False,
+        names: tuple[str, ...] | None = None,
+    ) -> tuple[Outputs, Any]:
+        """Return the frames of the blocks that a chunk completes, see `FrameModule.stream`."""
+        if self.envelope_mode:
+            return super().stream(chunk, state, last, names)
+        names = tuple(self.grids) if names is None else names
+        made, state = self._blocks(chunk, state, last, names)
+        return {name: self._arranged(made[name], chunk) for name in names}, state
+
+    def _check_spikes(self, names: tuple[str, ...]) -> None:
+        most_hz = self.fs / (2 * math.pi)
+        if self.lowpass == "phaselocknet" and self.phase_locking_limit > most_hz:
+            if "spikes" in names:
+                raise ParameterError(
+                    f"expected a phase_locking_limit of at most fs / (2 pi), {most_hz:g} Hz, for "
+                    f"spikes, got {self.phase_locking_limit:g} Hz: above it the program's low-pass "
+                    "has negative rates; raise fs, or set lowpass to onepole"
+                )
+
+    def _blocks(
+        self, chunk: Tensor, state: _State | None, last: bool, names: tuple[str, ...]
+    ) -> tuple[Outputs, _State]:
+        """Return values (row, frame, column) of complete blocks, and the state after them."""
+        if self.n_ears > 1 and (chunk.ndim < 2 or chunk.shape[-2] != self.n_ears):
+            raise ShapeError(
+                f"expected a signal (.., {self.n_ears}, time), got {tuple(chunk.shape)}"
+            )
+        rows = chunk.to(self.dtype).reshape(math.prod(chunk.shape[:-1]), chunk.shape[-1])
+        if state is None:
+            heard = rows.new_zeros(len(rows), self.n_fft - self.block)
+            state = _State(rows[:, :0], heard, (None,) * len(self.one_poles))
+        waiting = torch.cat((state.waiting, rows), -1)
+        # Transforms refuse an empty batch.
+        without_rows = waiting.shape[-1] if last and not len(rows) else 0
+        parts = {name: [self._empty(name, rows, without_rows)] for name in names}
+        while len(rows) and waiting.shape[-1] >= (1 if last else self.block):
+            samples = min(waiting.shape[-1], self.block)
+            block = torch.nn.functional.pad(waiting[:, : self.block], (0, self.block - samples))
+            made, state = self._block(block, state, names)
+            for name in names:
+                parts[name].append(made[name][:, : self.grids[name].n_frames(samples)])
+            waiting = waiting[:, samples:]
+        joined = {name: torch.cat(each, 1) for name, each in parts.items()}
+        return joined, replace(state, waiting=waiting)
+
+    def _empty(self, name: str, rows: Tensor, samples: int) -> Tensor:
+        grid = self.grids[name]
+        return rows.new_empty(len(rows), grid.n_frames(samples), grid.width // self.n_ears)
+
+    def _block(
+        self, block: Tensor, state: _State, names: tuple[str, ...]
+    ) -> tuple[Outputs, _State]:
+        """Return values (row, frame, column) of one block (row, time), and the state after it."""
+        begin = self.n_fft - self.block
+        heard = torch.cat((state.heard, block), -1)
+        spectrum = torch.fft.rfft(heard)[:, None, :] * self.gammatone_spectrum
+        # The first samples are wrapped round: as many as a gammatone filter has taps, less one.
+        subbands = torch.fft.irfft(spectrum, self.n_fft)
+        made, poles = {"subbands": subbands[..., begin:].mT}, state.poles
+        if any(name != "subbands" for name in names):
+            slow, poles = self._lowpassed(self._transduced(subbands), begin, poles)
+            made["ihc"] = x = slow.mT.contiguous()
+            if not self.envelope_mode:
+                made |= self._fibres_of(x, x.clamp(min=0.0), names, state.blocks)
+        return made, _State(block[:, :0], heard[:, self.block :], poles, state.blocks + 1)
+
+    def _lowpassed(
+        self, driven: Tensor, begin: int, poles: tuple[Any, ...]
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        """Return the low-passed signal from sample `begin` on at fs_out, and filter states."""
+        if self.lowpass == "phaselocknet":
+            first = begin + 1 - len(self.lowpass_taps)
+            frames = self.block // self.step
+            return _fir(driven, self.lowpass_taps, self.step, first, frames), poles
+        slow, after = driven[..., begin:], []
+        for one_pole, state in zip(cast("Any", self.one_poles), poles, strict=True):
+            slow, next_state = one_pole.stream(slow, state)
+            after.append(next_state)
+        return slow[..., :: self.step], tuple(after)
+
+    def _transduced(self, subbands: Tensor) -> Tensor:
+        """Compress and rectify subbands (row, cf, time)."""
+        x = subbands.clamp(min=0.0)
+        if self.compression is None:
+            return x
+        c, (low, high) = self.compression.reshape(-1, 1), self.limits_pa
+        # A negative power of 0 has no slope, so the floor of the middle range is above 0.
+        middle = x.clamp(min=max(low, torch.finfo(x.dtype).tiny)) ** c
+        soft = torch.where(x < low, x * low ** (c - 1), middle) if low else middle * (x > 0)
+        return torch.where(x >= high, x, soft)
+
+    def _quadrature(self, x: Tensor) -> Tensor:
+        """Return the imaginary part of the analytic signal of whole signals (row, cf, frame)."""
+        if not x.numel():
+            return x
+        spectrum, frames = torch.fft.rfft(x), x.shape[-1]
+        weights = torch.full_like(spectrum[0, 0], -1j)
+        weights[0] = 0.0
+        if frames % 2 == 0:
+            weights[-1] = 0.0
+        return torch.fft.irfft(spectrum * weights, frames)
+
+    def _fibres_of(self, x: Tensor, p: Tensor, names: tuple[str, ...], block: int = 0) -> Outputs:
+        """Return `envelope`, `rates` and `spikes` (row, frame, column).
+
+        Args:
+            x: Low-passed signals (row, frame, cf).
+            p: Pressures of the levels.
+            names: Outputs that are wanted.
+            block: Number of the block, for random numbers.
+        """
+        made = {"ihc": x, "envelope": p}
+        if "rates" not in names and "spikes" not in names:
+            return made
+        heard = p > FAINTEST_PA
+        level = torch.where(heard, p, 1.0)
+        fine = x / level * heard if self.envelope_mode else heard.to(x.dtype)
+        log_p = level.log()
+        if self.power_law is not None:
+            log_p = log_p * self.power_law
+        log_p, fine = log_p.repeat(1, 1, len(FIBRES)), fine.repeat(1, 1, len(FIBRES))
+        argument = torch.addcmul(self.bias, log_p, self.gain)
+        share = torch.sigmoid(argument) * (argument > LEAST_ARGUMENT) * self.driven
+        made["rates"] = torch.addcmul(self.spont, share, fine)
+        if "spikes" in names:
+            made["spikes"] = self._spikes(made["rates"].detach(), block)
+        return made
+
+    def _spikes(self, rates: Tensor, block: int) -> Tensor:
+        """Return spike counts of rates (row, frame, column).
+
+        Random numbers depend on the seed and the block, not on other clips or chunks.
+        """
+        counts, first = torch.empty_like(rates), block * self.block // self.step
+        n = self.fibres.expand(rates.shape[1:])
+        seed = int(np.random.SeedSequence((self.seed, first)).generate_state(1, np.uint64)[0])
+        for begin in range(0, len(rates), self.n_ears):
+            generator = torch.Generator(rates.device).manual_seed(seed >> 1)
+            for row in range(begin, begin + self.n_ears):
+                # The rounding of transforms leaves rates a little below 0.
+                share = (rates[row] / self.fs_out).clamp(0.0, 1.0)
+                if self.spikes == "exact":
+                    counts[row] = torch.binomial(n, share, generator)
+                else:
+                    normal = torch.empty_like(share).normal_(generator=generator)
+                    spread = (n * share * (1.0 - share)).sqrt()
+                    counts[row] = (n * share + spread * normal).clamp(min=0.0).round()
+        return counts
+
+    def _arranged(self, values: Tensor, signal: Tensor) -> Tensor:
+        """Return values (row, frame, column) as (.., frame, ear column)."""
+        frames, columns = values.shape[1:]
+        if self.n_ears == 1:
+            return values.reshape(*signal.shape[:-1], frames, columns)
+        ears = values.reshape(*signal.shape[:-1], frames, columns).movedim(-3, -2)
+        return ears.flatten(-2)
+
+    def extra_repr(self) -> str:
+        """Return rates, centre frequencies, low-pass and mode."""
+        return (
+            f"fs={self.fs:g}, fs_out={self.fs_out:g}, min_cf={self.fc[0]:g}, "
+            f"max_cf={self.fc[-1]:g}, num_cf={self.num_cf}, "
+            f"phase_locking_limit={self.phase_locking_limit:g}, lowpass={self.lowpass!r}, "
+            f"envelope_mode={self.envelope_mode}, n_ears={self.n_ears}, spikes={self.spikes!r}"
+        )

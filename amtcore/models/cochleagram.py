@@ -1,0 +1,446 @@
+"""Cochleagram: envelopes of half-cosine filters on the ERB scale, compressed, at 200 Hz.
+
+    Signal -> transform of the whole clip -> filters -> envelopes -> 200 Hz -> compression.
+
+Source: McDermott and Simoncelli (2011), Neuron 71:926. The presets are two programs with the same
+filters: chcochleagram (commit c634ca8) and pycochleagram (commit 3854892). They differ in padding,
+scale of the envelope, resampling and compression. One difference on purpose: a clip of an odd
+number of samples has as many samples of envelope (chcochleagram: one too few).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amtcore.arguments import RATE, Flag, Number, Numbers, Text, checked_arguments, whole
+from amtcore.errors import ParameterError
+from amtcore.kernels.operations.fir import FIR
+from amtcore.kernels.operators import operator
+from amtcore.models.fine_envelope import can_interpolate, fine_envelope
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.scales import ERB_FLOOR_HZ, ERB_Q
+from amtcore.stages.constants import outside_inference
+from amtcore.stages.fir import Resampler
+
+#: Compression in dB ends this far below the largest value of a clip.
+FLOOR_DB = -60.0
+KAISER_BETA = 5.0
+#: Samples of all channels that are transformed together.
+_GROUP_SAMPLES = 2**18
+
+#: First bin and gains of each channel.
+Responses = tuple[tuple[int, Tensor], ...]
+
+_fir = operator(FIR)
+
+
+@dataclass(frozen=True)
+class _Preset:
+    """Defaults of one program; `n` None is about one filter an ERB."""
+
+    n: int | None
+    high_lim: float
+    sample_factor: int
+    envelope_scale: str
+    floor: float
+    offset: float
+    resampler: str
+
+
+PRESETS = {
+    "chcochleagram": _Preset(50, 10000.0, 4, "half", 1e-8, 1e-8, "sinc"),
+    "pycochleagram": _Preset(None, 20000.0, 2, "full", 0.0, 0.0, "polyphase"),
+}
+
+
+def _erb_number(f_hz: Any) -> Any:
+    return ERB_Q * np.log1p(np.asarray(f_hz, np.float64) / (ERB_FLOOR_HZ * ERB_Q))
+
+
+def _erb_frequency(number: Any) -> Any:
+    return ERB_FLOOR_HZ * ERB_Q * np.expm1(np.asarray(number, np.float64) / ERB_Q)
+
+
+@dataclass(frozen=True)
+class HalfCosineFilters:
+    """Zero-phase filters whose squares sum to 1 at every frequency.
+
+    Args:
+        fs: Sampling rate in Hz.
+        n: Filters between the limits, for a sample factor of 1.
+        low_lim: Lower limit in Hz.
+        high_lim: Upper limit in Hz.
+        sample_factor: Factor of overlapping filters, 1 or even.
+        no_lowpass: Whether the low-pass channels are dropped.
+        no_highpass: Whether the high-pass channels are dropped.
+    """
+
+    fs: float
+    n: int
+    low_lim: float
+    high_lim: float
+    sample_factor: int
+    no_lowpass: bool = False
+    no_highpass: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.low_lim < self.high_lim <= self.fs / 2:
+            raise ParameterError(
+                f"expected low_lim < high_lim <= fs/2 ({self.fs / 2:g} Hz), got {self.low_lim:g} "
+                f"and {self.high_lim:g} Hz"
+            )
+        if self.sample_factor != 1 and self.sample_factor % 2:
+            raise ParameterError(f"sample_factor must be 1 or even, got {self.sample_factor}")
+
+    @property
+    def step(self) -> float:
+        """Distance of centres in ERB numbers."""
+        low, high = _erb_number([self.low_lim, self.high_lim])
+        return float(high - low) / (self.sample_factor * (self.n + 1))
+
+    def centres(self) -> Any:
+        """Return the centres of the band-pass filters in ERB numbers; they ascend."""
+        bands = self.sample_factor * (self.n + 1) - 1
+        return _erb_number(self.low_lim) + self.step * np.arange(1, bands + 1)
+
+    def fc_hz(self) -> Any:
+        """Return the nominal frequency of each channel in Hz."""
+        centres, s = self.centres(), self.sample_factor
+        low, high = centres[:s] - s * self.step, centres[-s:] + s * self.step
+        parts = [
+            *([] if self.no_lowpass else [low]),
+            centres,
+            *([] if self.no_highpass else [high]),
+        ]
+        fc_hz = _erb_frequency(np.concatenate(parts))
+        return np.where(fc_hz < 0, 1.0, fc_hz)
+
+    def least_points(self) -> int:
+        """Return the length of the transform from which on every high-pass filter has a bin."""
+        if self.no_highpass:
+            return 1
+        top_hz = float(_erb_frequency(self.centres()[-1]))
+        # An even length has a bin at fs/2. The last bin of an odd length is half a step below.
+        return math.floor(self.fs / (self.fs - 2 * top_hz)) + 1
+
+    def responses(self, n_fft: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+        """Yield first bin and gains of each channel, float64; the other gains are 0."""
+        bins, s, centres = n_fft // 2 + 1, self.sample_factor, self.centres()
+        f_hz = torch.arange(bins, dtype=torch.float64, device=device) * (self.fs / n_fft)
+        numbers = ERB_Q * torch.log1p(f_hz / (ERB_FLOOR_HZ * ERB_Q))
+        half = s * self.step
+
+        def place(number: float) -> float:
+            return float(_erb_frequency(number)) * n_fft / self.fs
+
+        def band(centre: float, first: int, end: int) -> Tensor:
+            away = numbers[first:end] - centre
+            return torch.where(away.abs() < half, torch.cos(math.pi * away / (2 * half)), 0.0)
+
+        def rest(centre: float, first: int, end: int) -> Tensor:
+            return (1.0 - band(centre, first, end).square()).clamp(min=0.0).sqrt()
+
+        for centre in [] if self.no_lowpass else centres[:s]:
+            yield 0, rest(centre, 0, math.ceil(place(centre))) / math.sqrt(s)
+        for centre in centres:
+            first = min(max(math.floor(place(centre - half)), 0), bins - 1)
+            end = min(math.ceil(place(centre + half)) + 1, bins)
+            yield first, band(centre, first, end) / math.sqrt(s)
+        for centre in [] if self.no_highpass else centres[-s:]:
+            first = math.floor(place(centre)) + 1
+            yield first, rest(centre, first, bins) / math.sqrt(s)
+
+
+@lru_cache(maxsize=4)
+def _responses(
+    filters: HalfCosineFilters, n_fft: int, dtype: torch.dtype, device: torch.device
+) -> Responses:
+    """Return the gains of all channels; kept, because clips of a corpus are often as long."""
+    with outside_inference(), torch.no_grad():
+        found = filters.responses(n_fft, device)
+        return tuple((first, gains.to(dtype)) for first, gains in found)
+
+
+def sinc_kernel(q: int, window_size: int) -> Tensor:
+    """Return the low-pass of chcochleagram: a sinc in a Kaiser window, not normalised.
+
+    With an odd size the sinc is centred half a sample after the window, as in the program.
+    """
+    steps = np.arange(window_size) - window_size / 2
+    return torch.from_numpy(np.sinc(steps / q) / q * np.kaiser(window_size, KAISER_BETA))
+
+
+class Cochleagram(FrameModule):
+    """Cochleagram of half-cosine filters. None takes the value of the preset.
+
+    The filters lie on the frequency grid of the whole clip, so values depend on the clip's length,
+    and the model needs whole clips. Gradients exist, but not where an envelope is 0 and `offset`
+    is 0: the slope of the power is infinite there. These options have no reference data: "abs",
+    "db", `no_lowpass`, `no_highpass`, `downsample_then_compress=False`, padding with "hilbert" in
+    chcochleagram, other values of `scale`, `offset`, `power` and `envelope_scale`.
+
+    Args:
+        fs: Sampling rate in Hz.
+        preset: "chcochleagram" or "pycochleagram".
+        n: Filters between the limits, for a sample factor of 1. None is 50 in chcochleagram; in
+            pycochleagram it is the distance of the limits in ERB, rounded down, less 1.
+        low_lim: Lower limit in Hz.
+        high_lim: Upper limit in Hz, at most fs/2. None is 10000 in chcochleagram and 20000 in
+            pycochleagram, or fs/2 if that is lower.
+        sample_factor: Factor of overlapping filters, 1 or even: 4 or 2.
+        pad_factor: Zeros at the end make a clip longer by this factor, 1 or more.
+        padding_size: Further zeros at the end, in samples; below 2 there are none.
+        envelope: "hilbert", "rectify" (half-wave) or "abs".
+        envelope_scale: "full" for the Hilbert envelope, "half" for half of it in all channels but
+            at 0 Hz and fs/2, as in chcochleagram.
+        fs_out: Frames per second.
+        window_size: Taps of chcochleagram's low-pass.
+        pad: Zeros before and after the envelope in chcochleagram's low-pass.
+        compression: "power", "db" (re the largest value of a clip, at least -60 dB) or "none".
+        power: Exponent of the compression.
+        offset: Value that is added before the power, in Pa: 1e-8 or 0.
+        scale: Factor before the power.
+        downsample_then_compress: False compresses the envelope, then takes frames from it.
+        no_lowpass: Drop the low-pass channels.
+        no_highpass: Drop the high-pass channels.
+        dtype: torch.float32 or torch.float64.
+
+    Shape:
+        (.., time) -> subbands, envelope (.., time, channel); cochleagram (.., frame, channel), with
+        floor((time + sum(pad) - window_size) fs_out / fs) + 1 frames, or
+        ceil(time fs_out / fs) in pycochleagram.
+
+    Invariants:
+        Squares of the filters' gains sum to 1 at every frequency: subbands keep the energy.
+
+    >>> model = Cochleagram(fs=20000)
+    >>> model.outputs(torch.zeros(40000), ("cochleagram",))["cochleagram"].shape
+    torch.Size([390, 211])
+    """
+
+    fc: Tensor
+    taps: Tensor
+    can_stream = False
+    whole_clips_reason = "its filters lie on the frequency grid of the whole clip"
+
+    @checked_arguments(
+        preset=Text(PRESETS),
+        n=whole(1, optional=True),
+        low_lim=Number(" Hz", least=0.0),
+        high_lim=Number(" Hz", above=0.0, optional=True),
+        sample_factor=whole(1, 64, optional=True),
+        pad_factor=Number(least=1.0, most=100.0),
+        padding_size=whole(0),
+        envelope=Text(("hilbert", "rectify", "abs")),
+        envelope_scale=Text(("full", "half"), optional=True),
+        window_size=whole(2),
+        pad=Numbers(whole(0), single=False),
+        compression=Text(("power", "db", "none")),
+        power=Number(above=0.0, most=10.0),
+        offset=Number(" Pa", least=0.0, optional=True),
+        scale=Number(above=0.0),
+        downsample_then_compress=Flag(),
+        no_lowpass=Flag(),
+        no_highpass=Flag(),
+        fs_out=RATE,
+    )
+    def __init__(
+        self,
+        fs: float,
+        preset: str = "chcochleagram",
+        n: int | None = None,
+        low_lim: float = 50.0,
+        high_lim: float | None = None,
+        sample_factor: int | None = None,
+        pad_factor: float = 1.0,
+        padding_size: int = 0,
+        envelope: str = "hilbert",
+        envelope_scale: str | None = None,
+        fs_out: float = 200.0,
+        window_size: int = 1001,
+        pad: tuple[int, int] = (0, 0),
+        compression: str = "power",
+        power: float = 0.3,
+        offset: float | None = None,
+        scale: float = 1.0,
+        downsample_then_compress: bool = True,
+        no_lowpass: bool = False,
+        no_highpass: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        chosen = PRESETS[preset]
+        self.fs, self.dtype, self.preset, self.fs_out = float(fs), dtype, preset, float(fs_out)
+        self.pad_factor, self.padding_size = pad_factor, padding_size
+        self.envelope, self.floor = envelope, chosen.floor if envelope == "hilbert" else 0.0
+        self.envelope_scale = envelope_scale or chosen.envelope_scale
+        self.compression, self.power, self.scale = compression, power, scale
+        self.offset = chosen.offset if offset is None else offset
+        self.downsample_then_compress = downsample_then_compress
+        high_lim = min(chosen.high_lim, self.fs / 2) if high_lim is None else high_lim
+        if n is None:
+            low, high = _erb_number([low_lim, high_lim])
+            n = max(math.floor(high - low) - 1, 1) if chosen.n is None else chosen.n
+        self.filters = HalfCosineFilters(
+            self.fs, n, low_lim, high_lim, sample_factor or chosen.sample_factor, no_lowpass,
+            no_highpass,
+        )  # fmt: skip
+        fc_hz = self.filters.fc_hz()
+        self.register_buffer("fc", torch.from_numpy(fc_hz).to(dtype))
+        if len(pad) != 2:
+            raise ParameterError(f"pad must be two numbers, before and after, got {list(pad)}")
+        least = self.filters.least_points()
+        self.min_samples = next(n for n in count(1) if self.n_fft(n) >= least)
+        every = FrameGrid(len(fc_hz), 1, min_samples=self.min_samples, fc_hz=tuple(fc_hz.tolist()))
+        hop = Fraction(str(self.fs)) / Fraction(str(self.fs_out))
+        self.left, window = int(pad[0]), Fraction(window_size - sum(pad))
+        self.resampler: Resampler | None = None
+        if chosen.resampler == "polyphase":
+            self.resampler = Resampler(self.fs, self.fs_out, dtype)
+            window = Fraction(1, hop.denominator)
+        elif hop.denominator != 1:
+            raise ParameterError(
+                f"expected fs a whole multiple of fs_out for chcochleagram, got {self.fs:g} and "
+                f"{self.fs_out:g} Hz; resample the audio, or take preset pycochleagram"
+            )
+        kernel = sinc_kernel(int(hop), window_size) if self.resampler is None else torch.zeros(0)
+        self.register_buffer("taps", kernel.to(dtype))
+        exponent = {"power": f"Pa^{power:g}", "db": "dB", "none": "Pa"}[compression]
+        frames = FrameGrid(len(fc_hz), hop, window, self.min_samples, every.fc_hz, unit=exponent)
+        self.grids = {"cochleagram": frames, "envelope": every, "subbands": every}
+
+    def n_fft(self, n_samples: int) -> int:
+        """Return the length of the transform of a clip, with its zeros."""
+        added = self.padding_size if self.padding_size > 1 else 0
+        return n_samples + int(n_samples * (self.pad_factor - 1)) + added
+
+    def frame_times_s(self, n_samples: int) -> Tensor:
+        """Return the time of each frame of the cochleagram in s."""
+        frames = torch.arange(self.grids["cochleagram"].n_frames(n_samples), dtype=torch.float64)
+        if self.resampler is not None:
+            return frames / self.fs_out
+        return frames / self.fs_out + (len(self.taps) / 2 - self.left) / self.fs
+
+    def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
+        """Return subbands, envelopes and cochleagram, see `FrameModule.outputs`.
+
+        Raises:
+            ParameterError: The clip is so short that a high-pass filter has no frequency.
+        """
+        names = tuple(self.grids) if names is None else names
+        samples = signal.shape[-1]
+        if 0 < samples < self.min_samples:
+            raise ParameterError(
+                f"expected {self.min_samples} samples or more, so that the highest filter has a "
+                f"frequency of the clip's transform, got {samples}; lower high_lim or pad the clip"
+            )
+        rows = signal.to(self.dtype).reshape(math.prod(signal.shape[:-1]), samples)
+        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        for made in self._groups(rows, names) if rows.numel() else ():
+            for name in names:
+                parts[name].append(made[name])
+        found = {}
+        for name in names:
+            grid = self.grids[name]
+            frames = rows.new_empty(len(rows), grid.width, grid.n_frames(samples))
+            if frames.numel():
+                frames = torch.cat(parts[name], 1)
+            if name == "cochleagram" and self.compression == "db" and frames.numel():
+                frames = self._decibels(frames)
+            found[name] = frames.mT.reshape(*signal.shape[:-1], frames.shape[-1], grid.width)
+        return found
+
+    def _groups(self, rows: Tensor, names: tuple[str, ...]) -> Iterator[Outputs]:
+        """Yield outputs (row, channel, frame) of some channels, from the lowest channel on."""
+        samples, n_fft = rows.shape[-1], self.n_fft(rows.shape[-1])
+        responses = _responses(self.filters, n_fft, self.dtype, rows.device)
+        spectrum = torch.fft.rfft(rows, n_fft)
+        size = max(1, _GROUP_SAMPLES // (n_fft * max(len(rows), 1)))
+        for at in range(0, len(responses), size):
+            group, made = responses[at : at + size], {}
+            if "subbands" in names or self.envelope != "hilbert":
+                made["subbands"] = self._subbands(spectrum, group, n_fft)[..., :samples]
+            if "envelope" in names or "cochleagram" in names:
+                made["envelope"] = self._envelope(
+                    made.get("subbands"), spectrum, group, n_fft, samples
+                )
+            if "cochleagram" in names:
+                made["cochleagram"] = self._frames(made["envelope"])
+            yield made
+
+    def _subbands(self, spectrum: Tensor, group: Responses, n_fft: int) -> Tensor:
+        banded = spectrum.new_zeros(len(spectrum), len(group), spectrum.shape[-1])
+        for i, (first, gains) in enumerate(group):
+            end = first + len(gains)
+            banded[:, i, first:end] = spectrum[:, first:end] * gains
+        return torch.fft.irfft(banded, n_fft)
+
+    def _envelope(
+        self,
+        subbands: Tensor | None,
+        spectrum: Tensor,
+        group: Responses,
+        n_fft: int,
+        samples: int,
+    ) -> Tensor:
+        """Return envelopes (row, channel, time) of all samples."""
+        if subbands is not None and self.envelope != "hilbert":
+            return subbands.abs() if self.envelope == "abs" else subbands.clamp(min=0.0)
+        weights = torch.full_like(spectrum[0].real, 1 / n_fft)
+        if self.envelope_scale == "full":
+            weights[1 : (n_fft + 1) // 2] *= 2.0
+        weighted = spectrum * weights
+        if all(can_interpolate(spectrum, len(gains), n_fft) for _, gains in group):
+            bands = (weighted[:, at : at + len(gains)] * gains for at, gains in group)
+            fine = [fine_envelope(band, n_fft, samples, self.floor) for band in bands]
+            return torch.stack(fine, 1)
+        # A shift in frequency does not change the magnitude: every band begins at 0 Hz.
+        banded = spectrum.new_zeros(len(spectrum), len(group), n_fft)
+        for i, (first, gains) in enumerate(group):
+            banded[:, i, : len(gains)] = weighted[:, first : first + len(gains)] * gains
+        envelope = torch.fft.ifft(banded, norm="forward").abs()
+        return envelope[..., :samples].clamp(min=self.floor)
+
+    def _frames(self, envelope: Tensor) -> Tensor:
+        """Return the cochleagram (row, channel, frame) of envelopes."""
+        grid, samples = self.grids["cochleagram"], envelope.shape[-1]
+        frames, hop = grid.n_frames(samples), grid.hop_length or 1
+        if not self.downsample_then_compress:
+            envelope = self._compressed(envelope)
+        if self.resampler is None:
+            slow = _fir(envelope, self.taps.flip(0), int(hop), -self.left, frames)
+        else:
+            missing = max(math.ceil(frames * hop) - samples, 0)
+            slow = self.resampler(torch.nn.functional.pad(envelope, (0, missing)))
+            slow = slow[..., :frames].clamp(min=0.0)
+        return self._compressed(slow) if self.downsample_then_compress else slow
+
+    def _compressed(self, x: Tensor) -> Tensor:
+        """Compress values by the power law; "db" needs all channels, see `_decibels`."""
+        if self.compression != "power":
+            return x
+        return (self.scale * (x.clamp(min=0.0) + self.offset)) ** self.power
+
+    def _decibels(self, x: Tensor) -> Tensor:
+        """Return levels (row, channel, frame) in dB re the largest value of each row."""
+        level = torch.where(x > 0, x, torch.finfo(x.dtype).eps)
+        return (20.0 * torch.log10(level / level.amax((1, 2), keepdim=True))).clamp(min=FLOOR_DB)
+
+    def extra_repr(self) -> str:
+        """Return the preset, rates, filters and compression."""
+        f = self.filters
+        return (
+            f"fs={self.fs:g}, preset={self.preset!r}, n={f.n}, low_lim={f.low_lim:g}, "
+            f"high_lim={f.high_lim:g}, sample_factor={f.sample_factor}, channels={len(self.fc)}, "
+            f"envelope={self.envelope!r}, fs_out={self.fs_out:g}, compression={self.compression!r}"
+        )
