@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
@@ -51,6 +51,15 @@ class EqualRow(NamedTuple):
     sha256: str
 
 
+class Reference(NamedTuple):
+    """The file of a row's reference recording, with the facts that `Item` has of the row's file."""
+
+    uri: str
+    etag: str | None = None
+    size: int | None = None
+    mtime: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """A row of a corpus, before it is read.
@@ -72,6 +81,7 @@ class Item:
             shard. Known while planning only.
         part_of: For a part of a long row (`planning.spans`), start and end of the long row.
         equal_to: The row that this row copies, in a job that computes equal files once.
+        reference: Reference recording of the row (`source.reference_column`), or None.
     """
 
     row_id: str
@@ -88,6 +98,14 @@ class Item:
     block: int | None = field(default=None, compare=False)
     part_of: tuple[float, float | None] | None = None
     equal_to: EqualRow | None = field(default=None, compare=False)
+    reference: Reference | None = None
+
+
+def reference_item(item: Item) -> Item | None:
+    """Return the reference recording of a row as a row with the same span; None without one."""
+    if item.reference is None:
+        return None
+    return replace(item, **item.reference._asdict(), extra={}, reference=None)
 
 
 Fetched = tuple[Item, BinaryIO | errors.RowError]
@@ -109,7 +127,9 @@ class Source(Protocol):
         """Return the counts of files that `items` left out, by kind; complete when `items` ends."""
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        """Yield the items in order, each with a seekable stream or its RowError."""
+        """Yield the items in order, each with a seekable stream or its RowError. Items may be
+        reference recordings (`reference_item`), unless the source has an attribute `references`:
+        another source, which fetches them."""
 
     def describe(self) -> dict[str, Any]:
         """Return the origin of the rows for provenance, without credentials."""
