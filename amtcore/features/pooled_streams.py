@@ -21,6 +21,7 @@ from torch import Tensor
 from amtcore.kernels.backend import Backend, Samples
 from amtcore.kernels.chain import ChainPlan, ChainStep, check_sizes, tables_of_steps
 from amtcore.kernels.devices import get_backend
+from amtcore.kernels.pooling import POOLS
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 from amtcore.models.time_domain import WholeSignalBands
 from amtcore.stages.stage import Stage
@@ -173,9 +174,27 @@ class WholeClipFeatures:
             x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True).unsqueeze(1)
             rest = self._rest.expand(len(clips), *self._rest.shape)
             channels, _ = self._backend.run_chain(self._tables, x, self._coef, rest)
-            for band in self._bands.bands(channels, [len(signal) for signal in signals]):
-                samples = [self._backend.clip_of(of_clip[0]) for of_clip in band]
-                made = self._pooling.push(samples, self._pooling.fresh(len(samples)), 0)
+            lengths = [len(signal) for signal in signals]
+            means = [
+                self._means(signal[:, :length].contiguous())
+                for signal, length in zip(channels, lengths, strict=True)
+            ]
+            bands = self._bands.bands(channels, lengths, [*means[0]])
+            for number in range(self._bands.count):
+                if number in means[0]:
+                    made = [self._backend.clip_of(of_clip[number]) for of_clip in means]
+                else:
+                    samples = [self._backend.clip_of(of_clip[0]) for of_clip in next(bands)]
+                    made = self._pooling.push(samples, self._pooling.fresh(len(samples)), 0)
                 for of_clip, pooled in zip(frames, made, strict=True):
                     of_clip.append(pooled)
         return frames
+
+    def _means(self, channels: Tensor) -> dict[int, Tensor]:
+        """Return (frame, channel) of the bands whose means need no band at full rate."""
+        pool, means = self._compiled.tables.pool, self._bands.means
+        if means is None or pool not in (POOLS["mean"], POOLS["rms"]):
+            return {}
+        samples, frames = self._compiled.tables.samples_per_frame
+        number = torch.arange(self.n_frames(channels.shape[-1]) + 1, device=channels.device)
+        return means(channels, -(-number * samples // frames), pool == POOLS["rms"])

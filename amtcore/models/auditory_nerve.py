@@ -4,9 +4,9 @@
 
 Source: Saddler and McDermott (2024), Nat. Commun. 15:10590, as in phaselocknet_torch (commit
 4c52ad8); gammatone filters of Slaney (1993), Apple TR 35. The low-pass keeps the program's errors,
-which trained networks expect. So the "phase-locking limit" is a name, not the -3 dB point. At 20
-kHz the points are 31, 182, 594 and 3786 Hz for limits of 50, 320, 1000 and 3000 Hz.
-`lowpass="onepole"` is the filter that the program means.
+which trained networks expect. So the "phase-locking limit" is a name, not the -3 dB point: that is
+182 Hz for 320 Hz, and 3786 Hz for 3000 Hz, at 20 kHz. The filter that the program means is
+`lowpass="onepole"`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Envelope of a band at every sample, interpolated from a few complex samples of the band.
 
 A band is narrow, so its analytic signal needs few samples: twice its width a second. Between two of
-these samples the real and the imaginary part are polynomials, which differ from the signal by at
-most 1e-6 of its largest value.
+these samples the real and the imaginary part are polynomials. They differ from the signal by at
+most 1e-6 of its largest value. With u from 0 to 1:
 
     z(i + u) = sum over k and d of coefficients[k, d] (u - 1/2)^d z[i + k].
 """

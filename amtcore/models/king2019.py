@@ -7,7 +7,7 @@ output in the same unit after compression.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -180,10 +180,13 @@ class King2019(TimeDomainModel):
         if stream != "modulation" or (resampler is None and bank.can_stream):
             return None
         if resampler is None:
-            return WholeSignalBands(bank.bands, bank.num_filters, self.fs)
+            means = bank.envelope_means
+            return WholeSignalBands(bank.bands, bank.num_filters, self.fs, means=means)
 
-        def resampled(x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
-            for band in bank.bands(x, samples):
+        def resampled(
+            x: Tensor, samples: Sequence[int], without: Collection[int]
+        ) -> Iterator[list[Tensor]]:
+            for band in bank.bands(x, samples, without):
                 yield [resampler(of_signal) for of_signal in band]
 
         rates = (resampler.up, resampler.down)

@@ -8,7 +8,7 @@ by one; the fused kernel for features gets the operations from the filterbank on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -122,13 +122,16 @@ class WholeSignalBands:
     """Modulation bands that need the whole signal: `count` bands at the rate `fs_hz`.
 
     `bands` takes (batch, channel, time) and the length of each signal. For each band it returns a
-    list of (1, channel, time'), one for each signal. `rates` is (up, down) from the model's rate.
+    list of (1, channel, time'), one for each signal, but for none of the bands in its third
+    argument. `rates` is (up, down) from the model's rate. `means` are those of
+    `King2019ModulationFilterbank.envelope_means`, if there are any.
     """
 
-    bands: Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
+    bands: Callable[[Tensor, Sequence[int], Collection[int]], Iterator[list[Tensor]]]
     count: int
     fs_hz: float
     rates: tuple[int, int] = (1, 1)
+    means: Callable[[Tensor, Tensor, bool], dict[int, Tensor]] | None = None
 
 
 class TimeDomainModel(Model):

@@ -358,6 +358,18 @@ class ResampleRatioError(RowError, stage="resample", error_class="resample_ratio
     """The job's resampler cannot convert between these two rates."""
 
 
+class MissingReferenceError(RowError, stage="fetch", error_class="missing_reference"):
+    """The row names no reference recording, or its bytes cannot be read."""
+
+
+class BadReferenceError(RowError, error_class="bad_reference"):
+    """The reference recording of the row cannot be decoded or resampled."""
+
+
+class PairLengthError(RowError, stage="resample", error_class="pair_length"):
+    """The row and its reference recording differ too much in length."""
+
+
 class TooShortError(RowError, stage="extract", error_class="too_short"):
     """Not enough samples for one frame of every stream."""
 

@@ -36,7 +36,7 @@ from earmill.pipeline.formats.format import BINARY, stored_streams
 from earmill.pipeline.operations.retry import Chooser, open_again
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard, extra_json
-from earmill.pipeline.sources.base import Item, Source, listing
+from earmill.pipeline.sources.base import Item, Reference, Source, listing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.spec.models import BuiltModel
@@ -88,12 +88,21 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
 
 
 def other_audio(old: Item, new: Item) -> bool:
-    """Return True if the audio may have changed, by place, span, variant and tag. Without a tag,
-    size and time decide."""
+    """Return True if the audio or its reference recording may have changed, by place, span, variant
+    and tag. Without a tag, size and time decide."""
     if (old.uri, old.start_s, old.end_s) != (new.uri, new.start_s, new.end_s):
         return True
     if old.variant != new.variant:
         return True
+    if old.reference is None or new.reference is None:
+        other_reference = old.reference is not new.reference
+    else:
+        is_moved = old.reference.uri != new.reference.uri
+        other_reference = is_moved or _other_file(old.reference, new.reference)
+    return other_reference or _other_file(old, new)
+
+
+def _other_file(old: Item | Reference, new: Item | Reference) -> bool:
     if old.etag is not None and new.etag is not None:
         return old.etag != new.etag
     pairs = ((old.size, new.size), (old.mtime, new.mtime))

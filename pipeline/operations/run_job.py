@@ -51,7 +51,7 @@ from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.spec.models import built_models
+from earmill.pipeline.spec.models import built_models, check_references_used
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
@@ -247,6 +247,8 @@ class Run:
         self.source = planned_source(spec)
         self.stored = stored_dataset(spec, self.layout)
         self.models = built_models(spec)
+        if plan is None:  # Features that are added to pairs may be of a model of one recording.
+            check_references_used(spec, [model.description for model in self.models])
         check_stream_names(stream for model in self.models for stream in model.description.streams)
         # A driver alone makes its plan before it takes the lock: a mistake leaves no output.
         self.plan = plan if self.stored is None else None

@@ -35,6 +35,7 @@ from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item, Source
 from earmill.pipeline.sources.base import fetch, listing
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.source import reference_column
 from earmill.pipeline.spec.spans import recording_of
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
@@ -208,7 +209,10 @@ class Update:
         return {row_id: place for row_id, place in found.items() if place in good}
 
     def _moved(self, fresh: Sequence[Item]) -> dict[str, Place]:
-        """Return new rows with the bytes and span of a committed row; reads files of equal size."""
+        """Return new rows with the bytes and span of a committed row; reads files of equal size.
+        Rows of pairs are computed, because the reference recordings may differ."""
+        if reference_column(self.spec.source) is not None:
+            return {}
         sizes = {item.size for item in fresh if item.size is not None}
         parts = {}
         if self.spec.audio.spans is not None or self.spec.audio.variants is not None:

@@ -22,7 +22,7 @@ from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import item_seconds, parts_of
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.spec.models import describe_models
+from earmill.pipeline.spec.models import check_references_used, describe_models
 
 # A shard has a row table and a commit record. A dataset has dataset.json, plan, index, snapshot,
 # README, croissant, provenance and current.json.
@@ -121,7 +121,9 @@ def job_cost(spec: JobSpec, sampler: Callable[[Plan], Sampled] | None = None) ->
     """List the source and estimate the job; raises the errors that the job itself would raise.
     `sampler` samples the plan, see `operations.sample`; None for no sample. No model is imported,
     unless an entry of the job is new to this machine."""
-    streams = [stream for model in describe_models(spec) for stream in model.streams]
+    models = describe_models(spec)
+    check_references_used(spec, models)
+    streams = [stream for model in models for stream in model.streams]
     check_stream_names(streams)
     plan = make_plan(planned_source(spec), spec)
     return JobCost(

@@ -29,7 +29,7 @@ import pyarrow.parquet
 from earmill.pipeline.common.arrow_types import arrow_type, column, plain_json
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.untrusted import loads_json
-from earmill.pipeline.sources.base import EqualRow, Item, Variant
+from earmill.pipeline.sources.base import EqualRow, Item, Reference, Variant
 from earmill.pipeline.storage.documents import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import part_path
@@ -125,6 +125,8 @@ PART_START, PART_END = "part_of_start_s", "part_of_end_s"
 EQUAL = {name: f"equal_to_{name}" for name in EqualRow._fields}
 # Columns of plans with variants, see `Variant`.
 VARIANT = {name: f"variant_{name}" for name in Variant._fields}
+# Columns of plans of pairs, see `Reference`.
+REFERENCE = {name: f"reference_{name}" for name in Reference._fields}
 IN_JSON = ("string", "int64", "double", "bool")  # Types whose values do not change in JSON.
 
 # `json.dumps` with these options would build an encoder for every row.
@@ -187,6 +189,11 @@ def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.
         for name, column_name in VARIANT.items():
             texts = [getattr(item.variant, name, None) for item in items]
             table = table.append_column(column_name, pa.array(texts, pa.string()))
+    if any(item.reference for item in items):
+        for name, column_name in REFERENCE.items():
+            values = [getattr(item.reference, name, None) for item in items]
+            cells = pa.array(values, SCHEMA.field(name).type)
+            table = table.append_column(column_name, cells)
     for name, kind in typed.items():
         cells = column(name, [item.extra.get(name) for item in items], kind)
         table = table.append_column(TYPED_PREFIX + name, cells)
@@ -225,11 +232,13 @@ def _item(row: Mapping[str, Any]) -> Item:
     start_s = row.get(PART_START)
     equal = [row.get(column_name) for column_name in EQUAL.values()]
     variant: list[Any] = [row.get(column_name) for column_name in VARIANT.values()]
+    reference = Reference._make(row.get(column_name) for column_name in REFERENCE.values())
     return Item(
         **{name: row[name] for name in kept},
         equal_to=EqualRow(*map(str, equal)) if all(equal) else None,
         variant=Variant(*variant) if variant[0] else None,
         part_of=None if start_s is None else (start_s, row[PART_END]),
+        reference=reference if reference.uri else None,
         extra=loads_json(row["extra_json"], max_chars=None) | typed,
         position=row["source_position"],
         estimated=bool(row.get(ESTIMATED)),
@@ -249,8 +258,8 @@ class PlanId:
             changed = item.mtime if item.etag is None else item.etag
             span = (item.start_s, item.end_s, *([item.part_of] if item.part_of else []))
             where = (item.row_id, item.uri, *span, item.size, changed, item.position)
-            equal = [one for one in (item.equal_to, item.variant) if one]
-            line = _ROW_JSON.encode((shard.shard_id, *where, *equal, extra_json(item.extra)))
+            others = [one for one in (item.equal_to, item.variant, item.reference) if one]
+            line = _ROW_JSON.encode((shard.shard_id, *where, *others, extra_json(item.extra)))
             self._digest.update(f"{line}\n".encode())
 
     def __str__(self) -> str:

@@ -62,6 +62,15 @@ class Variant(NamedTuple):
     response_sha256: str | None = None
 
 
+class Reference(NamedTuple):
+    """The file of a row's reference recording, with the facts that `Item` has of the row's file."""
+
+    uri: str
+    etag: str | None = None
+    size: int | None = None
+    mtime: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """A row of a corpus, before it is read.
@@ -84,6 +93,7 @@ class Item:
         part_of: For a part of a long row (`planning.spans`), start and end of the long row.
         equal_to: The row that this row copies, in a job that computes equal files once.
         variant: The variant that this row is of another row with the same audio.
+        reference: Reference recording of the row (`source.reference_column`), or None.
     """
 
     row_id: str
@@ -101,11 +111,19 @@ class Item:
     part_of: tuple[float, float | None] | None = None
     equal_to: EqualRow | None = field(default=None, compare=False)
     variant: Variant | None = None
+    reference: Reference | None = None
 
     @property
     def clean_id(self) -> str:
         """The row id in the source."""
         return self.row_id if self.variant is None else self.variant.clean_id
+
+
+def reference_item(item: Item) -> Item | None:
+    """Return the reference recording of a row as a row with the same span; None without one."""
+    if item.reference is None:
+        return None
+    return replace(item, **item.reference._asdict(), extra={}, reference=None)
 
 
 Fetched = tuple[Item, BinaryIO | errors.RowError]
@@ -127,7 +145,9 @@ class Source(Protocol):
         """Return the counts of files that `items` left out, by kind; complete when `items` ends."""
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        """Yield the items in order, each with a seekable stream or its RowError."""
+        """Yield the items in order, each with a seekable stream or its RowError. Items may be
+        reference recordings (`reference_item`), unless the source has an attribute `references`:
+        another source, which fetches them."""
 
     def describe(self) -> dict[str, Any]:
         """Return the origin of the rows for provenance, without credentials."""

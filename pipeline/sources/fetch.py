@@ -309,7 +309,7 @@ class RangedStream(RangedFile):
         return min(2 * len(self._block), LONG_BLOCK_BYTES)
 
 
-def check_arrived(stream: BinaryIO, uri: str) -> None:
+def check_arrived(stream: object, uri: str) -> None:
     """Raise the error of a failed read below a decoder: SourceOutage, or the object's RowError."""
     failure = getattr(stream, "failure", None)
     if failure is None:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
@@ -27,7 +27,7 @@ from earmill.pipeline.common.redact import redact_uris
 from earmill.pipeline.common.text import nearest
 from earmill.pipeline.sources import audio_cells, base, hf_location
 from earmill.pipeline.sources.audio_cells import NOTHING, AudioCell
-from earmill.pipeline.sources.base import Fetched, Item
+from earmill.pipeline.sources.base import Fetched, Item, Reference
 from earmill.pipeline.sources.confinement import allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import load_blob
@@ -48,7 +48,8 @@ def features_of(spec: HfSpec, dataset: Any) -> Any:
     features = dataset.features
     if features is None:  # some streams know them only from their rows
         features = Dataset.from_list(list(dataset.take(FEATURE_ROWS))).features
-    named = [spec.audio_column, spec.id_column, spec.duration_column]
+    audio = (spec.audio_column, spec.reference_column)
+    named = [*audio, spec.id_column, spec.duration_column]
     for name in (name for name in named if name is not None):
         if name not in features:
             raise SourceError(
@@ -56,7 +57,7 @@ def features_of(spec: HfSpec, dataset: Any) -> Any:
                 f"(columns: {', '.join(features)})"
             )
         is_value = isinstance(features[name], datasets.Value | datasets.ClassLabel)
-        if not is_value and name != spec.audio_column:
+        if not is_value and name not in audio:
             raise SourceError(
                 f"source {spec.uri}: expected a column of single values, got {name!r} of "
                 f"{_name(features[name])}"
@@ -70,7 +71,7 @@ def carried(spec: HfSpec, features: Any) -> Columns:
     types, dropped = {}, {}
     labels: dict[str, tuple[str, ...]] = {}
     for name, feature in features.items():
-        if name in (spec.audio_column, spec.id_column):
+        if name in (spec.audio_column, spec.reference_column, spec.id_column):
             continue
         kind = kept_type(schema.field(name).type)
         if kind is None:
@@ -98,12 +99,18 @@ def _name(feature: Any) -> str:
 
 
 class HfSource:
-    """The rows of one split. `missing` counts the rows whose local file does not exist, and
-    `first_missing` names the first of these files."""
+    """The rows of one split.
+
+    Attributes:
+        missing: Number of local files that do not exist; `first_missing` names the first file.
+        references: Source of the reference recordings, or None. Its uris name its column.
+    """
 
     _dataset: Dataset | IterableDataset
 
-    def __init__(self, spec: HfSpec, array_rate_hz: int | None = None) -> None:
+    def __init__(
+        self, spec: HfSpec, array_rate_hz: int | None = None, *, is_reference: bool = False
+    ) -> None:
         self._spec, self._array_rate_hz = spec, array_rate_hz
         self.missing, self.first_missing = 0, ""
         with base.source_errors(spec.uri), hf_location.quiet():
@@ -113,7 +120,7 @@ class HfSource:
                 self._parquet = ParquetRows(dataset, spec.audio_column, array_rate_hz)
                 dataset = None
         features = features_of(spec, self._parquet if dataset is None else dataset)
-        self._carried = carried(spec, features)
+        self._carried = Columns() if is_reference else carried(spec, features)
         self._texts = {name for name, kind in self._carried.types.items() if has_text(kind)}
         self._ids = [spec.id_column] if spec.id_column is not None else []
         self._kept = [name for name in features if name in {*self._carried.types, *self._ids}]
@@ -129,21 +136,35 @@ class HfSource:
             self._cursor = _Cursor(self._dataset)
         self._uri = hf_location.public_dataset_uri(spec)
         named = {"config": spec.config, "revision": spec.revision, "split": spec.split}
+        named |= {"column": spec.audio_column} if is_reference else {}
         query = urlencode({key: value for key, value in named.items() if value is not None})
         self._query = f"?{query}" if query else ""
         self._folder, self._inside = (
             hf_location.dataset_folder(spec),
             hf_location.dataset_confinement(spec),
         )
+        self.references: HfSource | None = None
+        if spec.reference_column is not None:
+            only = {"audio_column": spec.reference_column, "reference_column": None}
+            of_references = spec.model_copy(update=only)
+            self.references = HfSource(of_references, array_rate_hz, is_reference=True)
 
     def items(self) -> Iterator[Item]:
         position = -1
         self.missing, self.first_missing = 0, ""
+        others = repeat(None) if self.references is None else self.references.items()
         with base.source_errors(self._spec.uri):
-            for position, row in enumerate(self._rows()):
-                yield self._item(position, row)
+            for (position, row), other in zip(enumerate(self._rows()), others, strict=False):
+                item = self._item(position, row)
+                if other is not None:
+                    reference = Reference(other.uri, other.etag, other.size, other.mtime)
+                    item = replace(item, reference=reference)
+                yield item
         if position < 0:
             raise SourceError(f"source {self._spec.uri}: the split has no rows")
+        if self.references is not None:
+            self.missing += self.references.missing
+            self.first_missing = self.first_missing or self.references.first_missing
 
     def _rows(self) -> Iterator[ListedRow]:
         if self._parquet is not None:

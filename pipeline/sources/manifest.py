@@ -24,7 +24,7 @@ from earmill.pipeline.common.errors import OutsideError, SourceError
 from earmill.pipeline.common.redact import MASK, has_secrets, redact, redact_uris
 from earmill.pipeline.common.text import nearest, one_line
 from earmill.pipeline.sources import base
-from earmill.pipeline.sources.base import Fetched, Item
+from earmill.pipeline.sources.base import Fetched, Item, Reference
 from earmill.pipeline.sources.confinement import Confinement, Place, allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import ahead, fetch_rows, open_ranged
@@ -54,6 +54,9 @@ class ManifestSource:
 
     def __init__(self, spec: ManifestSpec) -> None:
         self._spec = spec
+        self._path_columns = ["uri"]
+        if spec.reference_column is not None:
+            self._path_columns.append(spec.reference_column)
         with base.source_errors(spec.uri):
             self._fs, self._path = base.filesystem(spec.uri, spec.storage_options)
             self._fs.invalidate_cache()
@@ -72,21 +75,27 @@ class ManifestSource:
         if self._blank == len(columns["uri"]):
             raise SourceError(f"source {self._spec.uri}: the table has no rows")
         self.missing, self.first_missing = 0, ""
-        named = {*RESERVED, *(self._spec.columns or {})}
+        named = {*RESERVED, *(self._spec.columns or {}), self._spec.reference_column}
         extra = [name for name in columns if name not in named]
         plain = {name for name, kind in self._carried.types.items() if not has_text(kind)}
         for first, chunk, uris, _ in self._chunks(columns, list(columns)):
-            stats = self._stats(uris)
-            for at, uri in enumerate(uris):
+            references = self._references(first, chunk)
+            stats = self._stats([*uris, *(uri for uri in references if uri is not None)])
+            for at, (uri, reference) in enumerate(zip(uris, references, strict=True)):
                 cells = {name: column[at] for name, column in chunk.items()}
                 values = {
                     name: cells[name] if name in plain else public_value(cells[name])
                     for name in extra
                 }
-                if stats[uri] is ABSENT:
+                files = [uri] if reference is None else [uri, reference]
+                if absent := [each for each in files if stats[each] is ABSENT]:
                     self.missing += 1
-                    self.first_missing = self.first_missing or uri
-                yield self._item(first + at, cells, uri, stats[uri], values)
+                    self.first_missing = self.first_missing or absent[0]
+                item = self._item(first + at, cells, uri, stats[uri], values)
+                if reference is not None:
+                    of_pair = Reference(redact(reference), **stats[reference])
+                    item = replace(item, reference=of_pair)
+                yield item
 
     def _item(
         self, row: int, cells: Mapping[str, Any], uri: str, stat: Stat, extra: Mapping[str, Any]
@@ -141,14 +150,17 @@ class ManifestSource:
         """Read the table, with its columns renamed by `source.columns`."""
         source, roles = f"source {self._spec.uri}", self._spec.columns or {}
         # These cells stay text, because an id 1.50 is no number.
-        columns, self._carried = self._table({*RESERVED, *roles.values()})
+        untyped = {*RESERVED, *roles.values(), *self._path_columns}
+        columns, self._carried = self._table(untyped)
         names = {theirs: ours for ours, theirs in roles.items()}
-        for theirs, ours in names.items():
+        keys = [f"columns.{ours}" for ours in names.values()] + ["reference_column"]
+        for theirs, key in zip([*names, *self._path_columns[1:]], keys, strict=False):
             if theirs not in columns:
                 raise SourceError(
-                    f"{source}: source.columns.{ours}: the table has no column "
+                    f"{source}: source.{key}: the table has no column "
                     f"{theirs!r}{nearest(theirs, list(columns))} (found: {', '.join(columns)})"
                 )
+        for theirs, ours in names.items():
             if ours != theirs and ours in columns and ours not in names:
                 raise SourceError(
                     f"{source}: source.columns.{ours} is {theirs!r}, but the table "
@@ -226,9 +238,19 @@ class ManifestSource:
             yield position, cells, uris, len(blank)
             position += len(filled)
 
-    def _resolved(self, uri: Any, row: int) -> str:
+    def _references(self, first: int, cells: Mapping[str, Sequence[Any]]) -> list[str | None]:
+        """Return the resolved uris of the reference recordings of a chunk; None for a blank."""
+        name = self._spec.reference_column
+        if name is None:
+            return [None] * len(cells["uri"])
+        return [
+            None if _is_blank(uri) else self._resolved(uri, row, name)
+            for row, uri in enumerate(cells[name], first)
+        ]
+
+    def _resolved(self, uri: Any, row: int, column: str = "uri") -> str:
         if not isinstance(uri, str) or not uri.strip():
-            raise self._bad_row(row, f"expected a path or URI in 'uri', got {uri!r}")
+            raise self._bad_row(row, f"expected a path or URI in {column!r}, got {uri!r}")
         literal = base.resolved(uri, *self._folder)
         # A path that does not exist may be meant without blanks, or with / for \.
         readings = [uri.strip(), uri.replace("\\", "/"), uri.strip().replace("\\", "/")]
@@ -243,13 +265,17 @@ class ManifestSource:
         """Refuse places that the source may not read, before any is read; count blank rows."""
         refused: list[tuple[int, str, OutsideError]] = []
         blank_rows = 0
-        for first, cells, uris, blank in self._chunks(columns, ["uri"]):
+        for first, cells, uris, blank in self._chunks(columns, self._path_columns):
             blank_rows += blank
-            for row, (uri, cell) in enumerate(zip(uris, cells["uri"], strict=True), first):
-                try:
-                    self._inside.check(uri, relative=base.is_relative(cell))
-                except OutsideError as error:
-                    refused.append((row, uri, error))
+            resolved: list[Sequence[str | None]] = [uris, self._references(first, cells)]
+            for name, of_column in zip(self._path_columns, resolved, strict=False):
+                for row, (uri, cell) in enumerate(zip(of_column, cells[name], strict=True), first):
+                    if uri is None:
+                        continue
+                    try:
+                        self._inside.check(uri, relative=base.is_relative(cell))
+                    except OutsideError as error:
+                        refused.append((row, uri, error))
         if refused:
             row, _, problem = refused[0]
             more = f"; {len(refused)} rows do so" if len(refused) > 1 else ""
@@ -290,19 +316,19 @@ class ManifestSource:
         """Return the uri of the table, which may hold secrets that the item lacks."""
         if MASK not in item.uri:
             return item.uri
-        real = self._signed.get(item.position, item.uri)
         # If the table has changed, the masked uri stays, and its fetch raises the error.
-        return real if redact(real) == item.uri else item.uri
+        return self._signed.get((item.position, item.uri), item.uri)
 
     @cached_property
-    def _signed(self) -> dict[int, str]:
-        """The uris with secrets, by row."""
+    def _signed(self) -> dict[tuple[int, str], str]:
+        """The uris with secrets, by row and uri without secrets."""
         with base.source_errors(self._spec.uri):
             return {
-                row: uri
-                for first, _, uris, _ in self._chunks(self._columns(), [])
-                for row, uri in enumerate(uris, first)
-                if has_secrets(uri)
+                (row, redact(uri)): uri
+                for first, cells, uris, _ in self._chunks(self._columns(), self._path_columns)
+                for of_column in (uris, self._references(first, cells))
+                for row, uri in enumerate(of_column, first)
+                if uri is not None and has_secrets(uri)
             }
 
     def skipped(self) -> dict[str, int]:

@@ -34,7 +34,7 @@ from earmill.pipeline.common.untrusted import MAX_YAML_BYTES
 from earmill.pipeline.spec import Options, PlainUri, PositiveFloat, SpecModel
 from earmill.pipeline.spec.licenses import LicensesSpec
 from earmill.pipeline.spec.messages import explain
-from earmill.pipeline.spec.source import SourceSpec, stored_extensions
+from earmill.pipeline.spec.source import SourceSpec, reference_column, stored_extensions
 from earmill.pipeline.spec.spans import SpansSpec
 from earmill.pipeline.spec.variants import VariantsSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
@@ -399,6 +399,22 @@ class JobSpec(SpecModel):
     def _unique_streams(self) -> JobSpec:
         named = [(entry.model, name) for entry in self.extract for name in entry.streams or ()]
         check_unique_streams(named)
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_are_whole_rows(self) -> JobSpec:
+        if reference_column(self.source) is None:
+            return self
+        refused = {
+            "audio.spans": self.audio.spans is not None,
+            "audio.channels: binaural": self.audio.channels == "binaural",
+            "output.equal_files_once": bool(self.output.equal_files_once),
+        }
+        if named := [key for key, is_set in refused.items() if is_set]:
+            raise ValueError(
+                f"expected no {named[0]} in a job with source.reference_column, whose rows are "
+                "pairs of whole recordings; leave one of the two out"
+            )
         return self
 
     @classmethod

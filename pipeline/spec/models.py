@@ -22,6 +22,7 @@ from earmill.pipeline.common.machine import run_python
 from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.user_cache import keep, models_key, read_kept
 from earmill.pipeline.spec.job import JobSpec, check_unique_streams
+from earmill.pipeline.spec.source import reference_column
 from earmill.pipeline.spec.spans import warm_up_s
 
 if TYPE_CHECKING:
@@ -152,11 +153,28 @@ def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
             "audio.channels: expected a model of two ears in the extract list for binaural, got "
             f"{', '.join(entry.model for entry in spec.extract)}; use mean, or each"
         )
-    pairs_of = [entry.model for entry, made in pairs if 1 not in made.input_channels]
-    if pairs_of and spec.audio.channels != BINAURAL:
+    of_pairs = [entry.model for entry, made in pairs if takes_pairs(made)]
+    has_references = reference_column(spec.source) is not None
+    if of_pairs and not has_references and spec.audio.channels != BINAURAL:
         raise SpecError(
-            f"audio.channels: expected binaural for {', '.join(pairs_of)}, which compares two "
-            f"channels, got {spec.audio.channels}"
+            "source.reference_column: expected the column of the reference recordings for "
+            f"{', '.join(of_pairs)}, which compares two recordings, got none; for files with both "
+            "recordings as channels (reference first) set audio.channels to binaural"
+        )
+
+
+def takes_pairs(model: Extractor | Description) -> bool:
+    """Return True for a model that takes two signals only: a reference and what became of it."""
+    return min(model.input_channels) == EARS
+
+
+def check_references_used(spec: JobSpec, models: Sequence[Description]) -> None:
+    """Refuse reference recordings that no model of the job takes."""
+    if reference_column(spec.source) is not None and not any(map(takes_pairs, models)):
+        raise SpecError(
+            "source.reference_column: expected a model that compares two recordings in the extract "
+            f"list, got {', '.join(entry.model for entry in spec.extract)}; leave "
+            "reference_column out"
         )
 
 

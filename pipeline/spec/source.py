@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from earmill.pipeline.common.errors import ExtensionError
@@ -51,6 +51,11 @@ class SourceKind:
     section: type[SourceSection]
     open: Callable[..., Any]
     has_arrays: bool = False
+
+
+def reference_column(section: SourceSection) -> str | None:
+    """Return the column of the reference recordings; None for a job without them."""
+    return getattr(section, "reference_column", None)
 
 
 def source_kind(name: str) -> SourceKind:
@@ -164,6 +169,8 @@ class ManifestSpec(SourceSection):
         prefix: Folder in front of relative uris, itself relative to the table's folder or an
             absolute path or URI; for Common Voice clips, for ESC-50 ../audio. Cells of the table
             cannot leave it.
+        reference_column: Column with the reference recording of each row, for models that compare
+            two recordings: a path or URI, resolved as uri is. See docs/howto/pairs.md.
         allow: Prefixes of further uris that the table may name, besides uris below its folder, in
             its bucket or on its host: /data/corpus, s3://bucket, https://host/path, or https:// for
             every public host.
@@ -175,10 +182,21 @@ class ManifestSpec(SourceSection):
     uri: PlainUri
     columns: dict[ManifestRole, str] | None = None
     prefix: PlainUri | None = None
+    reference_column: str | None = None
     allow: tuple[str, ...] = ()
     storage_options: Options
 
     check_allow = field_validator("allow")(plain_uris)
+
+    @model_validator(mode="after")
+    def _reference_has_no_other_role(self) -> ManifestSpec:
+        column = self.reference_column
+        if column in {*get_args(ManifestRole), *(self.columns or {}).values()}:
+            raise ValueError(
+                "expected a reference_column with the reference recordings alone, got "
+                f"{column!r}, which has another role; name another column"
+            )
+        return self
 
     @field_validator("columns")
     @classmethod
@@ -204,6 +222,8 @@ class HfSpec(SourceSection):
         id_column: Column with unique row ids; the row number otherwise.
         duration_column: Column with seconds, so that the plan need not open every row's header or
             estimate durations by bytes.
+        reference_column: Column with the reference recording of each row, in the forms of
+            audio_column, for models that compare two recordings. See docs/howto/pairs.md.
         streaming: Read rows where they are instead of building the local Arrow cache. Parquet is
             planned from its footers and fetched by row groups; anything else is read once to plan.
         allow: Prefixes of paths that audio cells without bytes may name, besides paths of the
@@ -219,6 +239,7 @@ class HfSpec(SourceSection):
     audio_column: str = "audio"
     id_column: str | None = None
     duration_column: str | None = None
+    reference_column: str | None = None
     streaming: bool = False
     allow: tuple[str, ...] = ()
     storage_options: Options

@@ -33,8 +33,10 @@ from earmill.pipeline.common.errors import ChannelIndexError, TooLongError
 from earmill.pipeline.common.monitoring import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
+from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.spec.job import AudioSpec
 from earmill.pipeline.spec.spans import TAIL_S
+from earmill.pipeline.worker.pairs import PairStream, ReferenceAudio, aligned, reference_errors
 from earmill.pipeline.worker.variants import FACTS, VariantMaker
 
 # Provenance columns of a row that are fields of its item, and of its decoded audio.
@@ -130,7 +132,7 @@ class Target:
     fs_hz: float
     unit: str
     ears: int = 1
-    least_ears: int = 1  # Two for a model that compares two channels.
+    least_ears: int = 1  # Two for a model that compares two recordings.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,11 +195,14 @@ class Preparer:
         variants = audio.variants
         self._variants = None if variants is None else VariantMaker(variants, self._open)
 
-    def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
-        """Decode a row: return a clip for each channel, or a long clip, which owns the stream."""
+    def open(self, item: Item, stream: BinaryIO | PairStream) -> list[Clip] | LongClip:
+        """Decode a row: return a clip for each channel, or a long clip, which owns the stream of
+        the row itself."""
+        pair = stream if isinstance(stream, PairStream) else None
+        own: Any = stream if pair is None else pair.own
         with ExitStack() as closing:
             closing.callback(stream.close)
-            reader = closing.enter_context(self.read(item, stream))
+            reader = closing.enter_context(self.read(item, own))
             blocks, frames = [], 0
             remaining = iter(reader)
             for block in remaining:
@@ -210,9 +215,10 @@ class Preparer:
                             "needs the whole clip, got more; cut it into clips with a manifest"
                         )
                     closing.pop_all()
-                    self._check_ears(len(reader.channel_ids))
-                    return LongClip(self, item, stream, reader, blocks, remaining)
-        self._check_ears(len(reader.channel_ids))
+                    if pair is not None:
+                        pair.reference.close()
+                    return LongClip(self, item, own, reader, blocks, remaining)
+            reference = None if pair is None else self._decoded_reference(pair)
         waveform = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
         audio, clips = reader.facts, []
         make = self._for_device if self._on_device else self._resampled
@@ -225,14 +231,54 @@ class Preparer:
                 gains = self.gains(math.sqrt(squares / ears.size))
             signals = make(ears, audio.rate_hz, gains)
             facts = self.facts(item, audio, gains) | varied
+            if reference is None:
+                self._check_ears(len(ears))
+            else:
+                signals = self._paired(item, signals, reference, rows, gains)
+                facts |= reference.facts()
             seconds = ears.shape[1] / audio.rate_hz if varied else audio.seconds
             clips.append(Clip(item, channel, seconds, signals, facts))
         return clips
 
-    def _check_ears(self, n_channels: int) -> None:
+    def _check_ears(self, ears: int) -> None:
         least = max(target.least_ears for target in self.targets)
-        if n_channels < least:
-            raise ChannelIndexError(f"expected {least} channels, got {n_channels}")
+        if ears < least:
+            raise ChannelIndexError(f"expected {least} channels, got {ears}")
+
+    def _decoded_reference(self, pair: PairStream) -> ReferenceAudio:
+        """Decode the reference recording of a row, as the row is decoded."""
+        with reference_errors(pair.item):
+            try:
+                with self.read(pair.item, pair.reference) as reader:
+                    blocks, frames = [], 0
+                    for block in reader:
+                        blocks.append(block)
+                        frames += block.shape[1]
+                        if frames > self.long_s * reader.rate_hz:
+                            raise TooLongError(f"expected at most {self.long_s:g} s, got more")
+                    return ReferenceAudio(pair.item, np.concatenate(blocks, axis=1), reader.facts)
+            finally:
+                check_arrived(pair.reference, pair.item.uri)
+
+    def _paired(
+        self,
+        item: Item,
+        signals: Sequence[Any],
+        reference: ReferenceAudio,
+        rows: slice,
+        gains: Sequence[float],
+    ) -> tuple[Any, ...]:
+        """Return the signals of a row, with its reference recording for models of pairs. Both have
+        the row's gain, because such models compare levels."""
+        made: dict[Target, Signal] = {}
+        for target, own, gain in zip(self.targets, signals, gains, strict=True):
+            if target.least_ears == EARS and target not in made:
+                with reference_errors(reference.item):
+                    ears, rate_hz = reference.ears(rows), reference.audio.rate_hz
+                    other = self._at_rate(ears, rate_hz, target.fs_hz)[0] * np.float32(gain)
+                made[target] = aligned(item, own, reference.item, other, target.fs_hz)
+        pairs = zip(self.targets, signals, strict=True)
+        return tuple(made.get(target, own) for target, own in pairs)
 
     def frame_trim(self, item: Item, streams: Iterable[StreamInfo]) -> FrameTrim | None:
         """Return the trim of one channel of a planned span; None for any other row."""
@@ -283,17 +329,20 @@ class Preparer:
     def _resampled(
         self, ears: Signal, rate_hz: float, gains: Sequence[float]
     ) -> tuple[Signal, ...]:
-        by_rate = {}
-        for fs_hz in {target.fs_hz for target in self.targets}:
-            if fs_hz == rate_hz:
-                by_rate[fs_hz] = ears
-                continue
-            with doing(RESAMPLE):
-                length = resampled_length(ears.shape[1], rate_hz, fs_hz)
-                by_rate[fs_hz] = np.empty((len(ears), length), np.float32)
-                for ear, into in zip(ears, by_rate[fs_hz], strict=True):
-                    resample(ear, rate_hz, fs_hz, self.resampler, into)
+        rates = {target.fs_hz for target in self.targets}
+        by_rate = {fs_hz: self._at_rate(ears, rate_hz, fs_hz) for fs_hz in rates}
         return self.ready(by_rate, gains)
+
+    def _at_rate(self, ears: Signal, rate_hz: float, fs_hz: float) -> Signal:
+        """Return (ear, time) at another rate; the same array if the rates are equal."""
+        if fs_hz == rate_hz:
+            return ears
+        with doing(RESAMPLE):
+            length = resampled_length(ears.shape[1], rate_hz, fs_hz)
+            resampled = np.empty((len(ears), length), np.float32)
+            for ear, into in zip(ears, resampled, strict=True):
+                resample(ear, rate_hz, fs_hz, self.resampler, into)
+            return resampled
 
     def _for_device(
         self, ears: Signal, rate_hz: float, gains: Sequence[float]

@@ -36,10 +36,12 @@ from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.values import Caster, as_stored
 from earmill.pipeline.planning.shards import item_seconds
-from earmill.pipeline.sources.base import Fetched, Item, Source
+from earmill.pipeline.sources.base import Item, Source, reference_item
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.models import takes_pairs
+from earmill.pipeline.spec.source import reference_column
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.worker.device import Gpu
 from earmill.pipeline.worker.extraction import (
@@ -51,6 +53,7 @@ from earmill.pipeline.worker.extraction import (
     stored,
 )
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
+from earmill.pipeline.worker.pairs import FetchedRow, PairStream, joined
 from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import (
     LONG_S,
@@ -117,7 +120,13 @@ class RowProcessor:
             )
             for model in self._extractors
         )
-        on_device = gpu is not None and spec.audio.resampler == ON_DEVICES
+        column = reference_column(spec.source)
+        # The column of the reference recordings; None if no model takes pairs.
+        self._references = column if any(map(takes_pairs, self._extractors)) else None
+        self._reference_witnesses = SourceProbes()
+        # Both recordings of a pair are resampled here, because their lengths are compared.
+        is_plain = self._references is None
+        on_device = gpu is not None and spec.audio.resampler == ON_DEVICES and is_plain
         self._children = DecoderPool() if spec.run.decode_in_child else None
         names = [entry.model for entry in spec.extract]
         warm_s = warm_up_s(spec.audio.spans, self._extractors, names)
@@ -180,10 +189,13 @@ class RowProcessor:
             [row for row in finished if isinstance(row, QuarantineRow)],
         )
 
-    def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
+    def prepare(self, item: Item, stream: BinaryIO | PairStream) -> list[Clip] | LongClip:
         prepared = self._preparer.open(item, stream)
         if isinstance(prepared, LongClip):
-            whole = next((each for each in self._extractors if not each.can_stream), None)
+            of_whole = [
+                each for each in self._extractors if not each.can_stream or takes_pairs(each)
+            ]
+            whole = of_whole[0] if of_whole else None
             if whole is not None:
                 prepared.close()
                 advice = f", or {whole.streaming_advice}" if whole.streaming_advice else ""
@@ -219,7 +231,7 @@ class RowProcessor:
         memory_share: float,
         stages: StageTimes,
     ) -> Generator[Prepared, None, None]:
-        def prepare(entry: Fetched) -> Prepared:
+        def prepare(entry: FetchedRow) -> Prepared:
             item, stream = entry
             try:
                 if isinstance(stream, RowError):
@@ -232,7 +244,7 @@ class RowProcessor:
             except RowError as error:
                 return quarantined(item.row_id, item, error, attempts)
 
-        def prepare_all(task: list[Fetched]) -> list[Prepared]:
+        def prepare_all(task: list[FetchedRow]) -> list[Prepared]:
             done: list[Prepared] = []
             try:
                 while len(done) < len(task):
@@ -242,7 +254,7 @@ class RowProcessor:
                 raise
             return done
 
-        fetched = fetch_confirmed(self._source, items, self._witnesses, witnesses)
+        fetched = self._fetched(items, witnesses)
         tasks = in_tasks(fetched, lambda entry: item_seconds(entry[0]))
         made = prefetched(
             stages.during(FETCH, counted(FETCH, tasks, current())),
@@ -257,6 +269,21 @@ class RowProcessor:
         with closing(made):
             for task in made:
                 yield from task
+
+    def _fetched(self, items: Sequence[Item], witnesses: Sequence[Item]) -> Iterator[FetchedRow]:
+        """Yield the rows with their bytes, in a job of pairs with both recordings' bytes. Missing
+        reference recordings are confirmed as missing rows are."""
+        own = fetch_confirmed(self._source, items, self._witnesses, witnesses)
+        if self._references is None:
+            yield from own
+            return
+        source = getattr(self._source, "references", None) or self._source
+        wanted, known = (
+            [one for item in rows if (one := reference_item(item)) is not None]
+            for rows in (items, witnesses)
+        )
+        references = fetch_confirmed(source, wanted, self._reference_witnesses, known)
+        yield from joined(own, references, self._references)
 
     def _extracted(
         self, windows: Iterable[Window], ticket: Ticket, attempts: int, stages: StageTimes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -274,3 +275,32 @@ def test_arguments_reach_their_stages() -> None:
 def test_bad_arguments(build, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ParameterError, match=message):
         build()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pool", ["mean", "rms"])
+@pytest.mark.parametrize(
+    ("fs", "samples", "frame_rate_hz", "params"),
+    [
+        (44100, 60_001, 100.0, {}),
+        (16000, 23_999, 80.0, {"mfhigh": 400.0, "modbank_nmod": 8, "fhigh": 3000.0}),
+        (22050, 30_000, 60.0, {"mflow": 12.0, "lp_150hz": True, "basef": 2000.0}),
+        (8000, 2_000, 250.0, {"fhigh": 2000.0}),
+    ],
+)
+def test_features_are_means_of_the_envelopes_at_full_rate(
+    fs: int, samples: int, frame_rate_hz: float, params: dict[str, Any], pool: str, dtype: str
+) -> None:
+    """They come from one spectrum a channel; the error lies at the ends of the signal."""
+    rng = np.random.default_rng(samples)
+    clip = 0.05 * rng.standard_normal(samples) * np.sin(np.arange(samples) * 40 / fs) ** 2
+    streams = {"modulation": {"pool": pool, "frame_rate_hz": frame_rate_hz}}
+    extractor = build_extractor("king2019", fs_hz=fs, params=params, streams=streams, dtype=dtype)
+    got = extractor.extract([clip])[0]["modulation"]
+    with torch.no_grad():
+        full = King2019(fs, dtype=torch.float64, **params)(torch.from_numpy(clip)).flatten(1)
+    hop = fs / frame_rate_hz
+    edges = [math.ceil(frame * hop) for frame in range(len(got) + 1)]
+    frames = [full[a:b] for a, b in pairwise(edges)]
+    means = [each.mean(0) if pool == "mean" else each.square().mean(0).sqrt() for each in frames]
+    assert_close(got, torch.stack(means).numpy(), BAND)

@@ -23,6 +23,7 @@ from amtcore.models.zwicker import FS, loudness_level
 from amtcore.testing.models import ModelConformance
 
 from ..compare import Tolerance, assert_close
+from ..short import only
 from .golden_files import DTYPES, load
 
 STEADY = ("iso_b3_tone250_80", "iso_b3_tone1000_60", "iso_b3_tone4000_40")
@@ -241,7 +242,7 @@ def test_kernels_for_gpus_give_the_same_bits(dtype: torch.dtype) -> None:
             assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("method", ["time_varying", "stationary"])
+@pytest.mark.parametrize("method", only(["stationary"], ["time_varying", "stationary"]))
 def test_gradients_are_finite_differences(method: str) -> None:
     zwicker = ZwickerLoudness(method=method, skip=0.0, dtype=torch.float64)
     generator = torch.Generator().manual_seed(5)

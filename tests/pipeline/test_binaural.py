@@ -141,7 +141,7 @@ def test_a_pair_without_a_score_is_quarantined(tmp_path: Path) -> None:
 
 
 def test_a_model_of_pairs_needs_both_channels(corpus: Path) -> None:
-    with pytest.raises(SpecError, match="expected binaural for stoi, which compares two channels"):
+    with pytest.raises(SpecError, match=r"expected the column of the reference .* for stoi, which"):
         validate_models(make_spec(corpus, extract=[{"model": "stoi"}]))
 
 

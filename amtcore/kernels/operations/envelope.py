@@ -48,7 +48,7 @@ def _is_fast(n: int) -> bool:
     return n == 1
 
 
-def _fast_length(least: int) -> int:
+def fast_length(least: int) -> int:
     """Return the smallest length of at least `least`, an odd part times a power of two."""
     lengths = []
     for length in _ODD_PARTS:
@@ -66,7 +66,7 @@ class Quadrature:
 
     def __init__(self, n: int, like: Tensor) -> None:
         fast = is_exporting() or _is_fast(n)
-        self._n, self._length = n, n if fast else _fast_length(2 * n - 1)
+        self._n, self._length = n, n if fast else fast_length(2 * n - 1)
         # The spectrum is -i above 0 Hz and +i below it. No slice depends on n, so that the axis may
         # be dynamic in `torch.export`.
         twice = 2 * torch.arange(n, device=like.device)

@@ -1,8 +1,8 @@
 """Recurrences of Zwicker's loudness (ISO 532-1:2017): third-octave bands, decay, slopes.
 
-    bands    y[t] = x[t] - a1 y[t-1] - a2 y[t-2], three times; a square; three equal low-passes
-    decay    nonlinear decay of the core loudness in time, 24 steps a frame
-    slopes   upper slopes over the Bark scale: core loudness to specific loudness and loudness
+Bands are three sections y[t] = x[t] - a1 y[t-1] - a2 y[t-2], a square, and three low-passes. The
+decay lets core loudness fall nonlinearly in time, in 24 steps a frame. Slopes over the Bark scale
+turn core loudness into specific loudness and loudness.
 
 Bands and decay have a channel in each lane, and run on CPUs and GPUs. Frames need different numbers
 of slopes, so that kernel is for CPUs, and the plain form computes all frames at once.
