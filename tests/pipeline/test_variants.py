@@ -28,6 +28,7 @@ from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources.base import Item, fetch
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker.prepare import Preparer, Target
 from earmill.pipeline.worker.row_pipeline import RowProcessor
 from tests.chaos.jobs import assert_equal_datasets, assert_whole, committed_files
 from tests.pipeline.again_jobs import Killed, module_without_ray, run_here  # noqa: F401
@@ -341,6 +342,42 @@ def test_each_channel_has_its_variants(tmp_path: Path) -> None:
     # Both channels get one noise, each at its own level.
     assert np.corrcoef(*noises)[0, 1] > 0.999
     assert level_db(noises[0]) - level_db(noises[1]) == pytest.approx(20, abs=0.2)
+
+
+def test_variants_are_compared_with_the_clean_clip(made: Path, tmp_path: Path) -> None:
+    """Each clip is its own reference recording; the reference has no noise."""
+    lines = [f"{clip},{clip},{clip}" for clip in CLIPS]
+    (tmp_path / "pairs.csv").write_text("\n".join(["id,uri,clean", *lines]) + "\n")
+    shutil.copytree(made / "in", tmp_path, dirs_exist_ok=True)
+    pairs = {"kind": "manifest", "uri": str(tmp_path / "pairs.csv"), "reference_column": "clean"}
+    models = [{"model": "stoi", "fs_hz": FS}]
+    of = [OF[1], OF[4], OF[5]]
+    earmill.extract(job(tmp_path, of) | {"source": pairs, "extract": models})
+    ds = earmill.open_features(tmp_path / "out")
+    scores = {row.row_id: float(row.features["stoi"][0, 0]) for row in ds}
+    assert [*scores] == [f"{clip}{name}" for clip in CLIPS for name in ("", "@white", "@quiet")]
+    for clip in CLIPS:
+        assert scores[clip] == pytest.approx(1, abs=1e-5)
+        assert scores[f"{clip}@quiet"] == pytest.approx(1, abs=1e-5)
+        assert scores[f"{clip}@white"] < 0.95
+    # Another speed is another length.
+    assert all("pair_length" in why for why in bad_rows(tmp_path / "out").values())
+
+
+def test_two_ears_have_a_response_each(tmp_path: Path) -> None:
+    """A clip with one channel gets two ears from a response of two channels."""
+    write(tmp_path / "in" / "a.wav", np.eye(1, FS)[0])
+    response = np.zeros((100, 2))
+    response[10, 0], response[30, 1] = 1.0, 0.5
+    write(tmp_path / "rooms" / "ears.wav", response)
+    of = [{"name": "x", "impulse_response": "rooms/ears.wav"}]
+    spec = JobSpec.load(job(tmp_path, of, audio__channels="binaural"))
+    _, varied = planned_source(spec).items()
+    preparer = Preparer(spec.audio, (Target(FS, "digital", 2),))
+    (clip,) = preparer.open(varied, open(tmp_path / "in" / "a.wav", "rb"))  # type: ignore[misc]
+    wanted = np.zeros((2, FS))
+    wanted[0, 10], wanted[1, 30] = 1.0, 0.5
+    assert np.abs(np.asarray(clip.signals[0]) - wanted).max() < 1e-6
 
 
 # -- rows that fail, and files that change ------------------------------------------------------
