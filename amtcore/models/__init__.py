@@ -3,6 +3,7 @@
 They may import `stages` and lower layers, never `features`.
 """
 
+from amtcore.models.carfac import CARFAC as CARFAC
 from amtcore.models.dau1997 import Dau1997 as Dau1997
 from amtcore.models.glasberg2002 import Glasberg2002 as Glasberg2002
 from amtcore.models.king2019 import King2019 as King2019

@@ -187,6 +187,8 @@ def _load(lanes: int) -> Any:
 #: Load LANES numbers, or `narrow_lanes`, of a flat, contiguous array from an index on. Bounds are
 #: not checked.
 vload, vload_narrow = _load(LANES), _load(NARROW)
+#: Load 16 numbers, for channels whose number is seldom near a multiple of LANES; on a CPU only.
+vload_16 = _load(16)
 
 
 @intrinsic

@@ -1,0 +1,467 @@
+"""CARFAC v2: cascade of asymmetric resonators with fast-acting compression (Lyon 2017, 2024).
+
+A cascade of resonators, inner hair cells, and a gain control whose feedback sets the damping of the
+resonators. Equations: R. F. Lyon, Human and Machine Hearing (Cambridge 2017), chapters 15 to 19, in
+the second version of the program google/carfac. Differences from that program are in
+docs/science/carfac.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from amtcore.arguments import Flag, Number, Numbers, Rule, Text, checked_arguments, whole
+from amtcore.errors import ParameterError, ShapeError, StateError, check_known
+from amtcore.kernels.operations import carfac as kernel
+from amtcore.kernels.vector.threads import parallel_for
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.time_domain import Kwargs
+
+Array = NDArray[Any]
+
+_POSITIVE, _SHARE, _ANY = Number(above=0.0), Number(above=0.0, most=1.0), Number()
+_SECONDS = Number(" s", above=0.0, most=10.0, hint="times are in seconds")
+#: Default and rule of each argument of the resonators, hair cells and gain control.
+_CAR: dict[str, tuple[Any, Rule]] = {
+    "velocity_scale": (0.1, Number(least=0.0)),
+    "v_offset": (0.04, _ANY),
+    "min_zeta": (0.1, _SHARE),
+    "max_zeta": (0.35, _SHARE),
+    "first_pole_theta": (0.85 * math.pi, Number(" rad", above=0.0, below=math.pi)),
+    "zero_ratio": (math.sqrt(2.0), Number(above=1.0)),
+    "high_f_damping_compression": (0.5, Number(least=0.0, most=1.0)),
+    "erb_per_step": (0.5, _POSITIVE),
+    "min_pole_hz": (30.0, Number(" Hz", above=0.0)),
+    "erb_break_freq": (165.3, Number(" Hz", above=0.0)),
+    "erb_q": (1000.0 / (24.7 * 4.37), _POSITIVE),
+    "ac_corner_hz": (20.0, Number(" Hz", least=0.0)),
+}
+_TAU = {"tau_lpf": (80e-6, _SECONDS), "tau_in": (0.01, _SECONDS), "tau_out": (0.5e-3, _SECONDS)}
+_IHC: dict[str, Mapping[str, tuple[Any, Rule]]] = {
+    "two_cap": {
+        "tau_lpf": (80e-6, _SECONDS),
+        "tau1_out": (0.5e-3, _SECONDS),
+        "tau1_in": (0.2e-3, _SECONDS),
+        "tau2_out": (1e-3, _SECONDS),
+        "tau2_in": (10e-3, _SECONDS),
+    },
+    "one_cap": _TAU,
+    "just_hwr": {},
+}
+_AGC: dict[str, tuple[Any, Rule]] = {
+    "time_constants": ([0.002 * 4**s for s in range(4)], Numbers(_SECONDS, single=False)),
+    "decimation": ([8, 2, 2, 2], Numbers(whole(1), single=False)),
+    "agc1_scales": ([2 ** (s / 2) for s in range(4)], Numbers(_POSITIVE, single=False)),
+    "agc2_scales": ([1.65 * 2 ** (s / 2) for s in range(4)], Numbers(_POSITIVE, single=False)),
+    "stage_gain": (2.0, Number(least=0.0)),
+    "agc_mix_coeff": (0.5, Number(least=0.0)),
+}
+#: The numbers of iterations of a smoothing filter that are tried.
+_MOST_ITERATIONS = 16
+#: Fewest channels, so that a filter of five taps has an inside.
+_LEAST_CHANNELS = 4
+#: Outputs over frames, in the order of the kernel.
+_POOLED = ("nap", "bm", "agc")
+
+
+def _chosen(name: str, given: Kwargs, known: Mapping[str, tuple[Any, Rule]]) -> dict[str, Any]:
+    check_known(f"{name} has no argument", given or {}, known)
+    return {k: rule(k, (given or {}).get(k, value)) for k, (value, rule) in known.items()}
+
+
+def _health(name: str, value: Any) -> Array | None:
+    """Check the health of outer hair cells: a number, one a channel, or (ear, channel)."""
+    if value is None:
+        return None
+    try:
+        health = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        health = np.full(1, np.nan)
+    if health.ndim > 2 or not ((health >= 0.0) & (health <= 1.0)).all():
+        raise ParameterError(
+            f"{name} must be numbers between 0 and 1: one, one a channel, or (ear, channel); got "
+            f"{value!r}"
+        )
+    return health
+
+
+class CarfacState(NamedTuple):
+    """State between two chunks.
+
+    Args:
+        rows: (clip, ear, number), see `kernels.operations.carfac`.
+        samples: Samples before the next chunk.
+    """
+
+    rows: Array
+    samples: int
+
+
+class CARFAC(FrameModule):
+    """Cascade of asymmetric resonators with fast-acting compression, one ear or several.
+
+    Args:
+        fs: Sampling rate in Hz.
+        n_ears: Ears, whose gain controls are coupled.
+        ihc: Inner hair cell: "two_cap" (version 2), "one_cap", or "just_hwr" (rectifier).
+        linear: Switch off the instantaneous nonlinearity of the outer hair cells.
+        open_loop: Keep the gain control from acting on the resonators.
+        delay_per_stage: Delay each channel by one sample behind the channel before.
+        ohc_health: Health of the outer hair cells, 0 to 1: one number, one a channel, or a list of
+            these for each ear. None is 1.
+        health_start: "healthy" starts with full undamping, as the program does, and reaches
+            `ohc_health` after 16 samples. "ohc_health" starts there. None is "ohc_health" with
+            `open_loop`, where the feedback never sets the damping, else "healthy".
+        frame_rate_hz: Frames per second of the pooled outputs.
+        car_kwargs: Constants of the resonators, such as erb_per_step and min_pole_hz.
+        agc_kwargs: Constants of the gain control, such as time_constants and decimation.
+        ihc_kwargs: Time constants of the hair cell in s.
+        dtype: torch.float32 or torch.float64.
+
+    Shape:
+        (..., time) with one ear, (..., ear, time) with several; (time,) is the same sound in all
+        ears. Channels descend in frequency. `forward` returns every sample, see `stages`.
+        `outputs` and `stream` return frames (..., frame, ear * channel): `nap`, mean firing rate
+        (0 at rest, about 1 at saturation); `bm`, RMS of the membrane's motion in the input's unit;
+        `agc`, mean of the gain control's first memory, which lowers the undamping.
+
+    Raises:
+        ParameterError: An argument is out of range, or the rate is too low for 4 channels.
+        ShapeError: The signal has another number of ears.
+
+    Invariants:
+        Chunks of any length give the bits of the whole. Two equal ears are one ear.
+
+    The kernel runs on the CPU, without gradients. Signals on another device are copied there, and
+    the outputs back. Unverified by reference data: three or more ears, other health in each ear,
+    health_start="ohc_health", decimations and time constants other than the defaults. The level of
+    104 dB SPL for an RMS of 1 is read from a test of the program; its authors state no calibration.
+
+    >>> CARFAC(16000)(torch.zeros(2, 800))["nap"].shape
+    torch.Size([2, 65, 800])
+    """
+
+    input_unit = "rms1=104dB"
+    fc: Tensor
+    coef: Tensor
+    start: Tensor
+    numbers: Tensor
+    agc: Tensor
+    counts: Tensor
+
+    @checked_arguments(
+        n_ears=whole(1),
+        ihc=Text(tuple(_IHC)),
+        linear=Flag(),
+        open_loop=Flag(),
+        delay_per_stage=Flag(),
+        ohc_health=_health,
+        health_start=Text(("healthy", "ohc_health"), optional=True),
+        frame_rate_hz=Number(" Hz", above=0.0),
+    )
+    def __init__(
+        self,
+        fs: float = 22050.0,
+        n_ears: int = 1,
+        ihc: str = "two_cap",
+        linear: bool = False,
+        open_loop: bool = False,
+        delay_per_stage: bool = False,
+        ohc_health: float | list[float] | list[list[float]] | None = None,
+        health_start: str | None = None,
+        frame_rate_hz: float = 100.0,
+        car_kwargs: Kwargs = None,
+        agc_kwargs: Kwargs = None,
+        ihc_kwargs: Kwargs = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if frame_rate_hz > fs:
+            raise ParameterError(f"frame_rate_hz must be at most fs, {fs:g} Hz")
+        car, agc = _chosen("car_kwargs", car_kwargs, _CAR), _chosen("agc_kwargs", agc_kwargs, _AGC)
+        taus = _chosen("ihc_kwargs", ihc_kwargs, _IHC[ihc])
+        self.fs, self.dtype, self.n_ears, self.ihc, self.linear = fs, dtype, n_ears, ihc, linear
+        self.open_loop, self.delay_per_stage = open_loop, delay_per_stage
+        self.health_start = health_start or ("ohc_health" if open_loop else "healthy")
+        self.frame_rate_hz = frame_rate_hz
+        self.input_channels = (1,) if n_ears == 1 else (1, n_ears)
+        resonators = _design_resonators(fs, car)
+        self.n_channels = len(resonators["fc"])
+        health = np.ones((n_ears, self.n_channels))
+        if ohc_health is not None:
+            try:
+                health = health * ohc_health
+            except ValueError:
+                health = health[:0]
+        if len(health) != n_ears or health.shape[-1] != self.n_channels:
+            raise ParameterError(
+                f"ohc_health must fit ({n_ears}, {self.n_channels}), the ears and channels at fs "
+                f"{fs:g} Hz, got {np.shape(ohc_health)}"
+            )
+        self._register(resonators, health, car, _hair_cell(ihc, fs, taus), _stages(fs, agc))
+        hop = Fraction(str(fs)) / Fraction(str(frame_rate_hz))
+        fc_hz = tuple(float(f) for f in resonators["fc"]) * n_ears
+        self.grids = {name: FrameGrid(len(fc_hz), hop, fc_hz=fc_hz) for name in _POOLED}
+
+    def _register(
+        self, car: dict[str, Array], health: Array, numbers: dict[str, Any], cell: tuple[Any, Any],
+        agc: tuple[Array, Array, float],
+    ) -> None:  # fmt: skip
+        """Lay the constants out as the kernel reads them."""
+        stages, counts, gain = agc
+        padding = ((0, 0), (0, -self.n_channels % kernel.STEP))
+        rows = [car[name] for name in ("a", "c", "h", "r1", "zr", "ga", "gb", "gc")]
+        coef = np.pad(np.stack([*rows, *health]), padding)
+        start = np.zeros((self.n_ears, kernel.MEMORIES + 2 * len(counts), coef.shape[1]))
+        first = np.ones_like(health) if self.health_start == "healthy" else health
+        parabola = (car["ga"] * first + car["gb"]) * first + car["gc"]
+        channels = slice(self.n_channels)
+        start[:, kernel.G, channels] = car["g"] if self.health_start == "healthy" else parabola
+        start[:, kernel.ZB, channels] = car["zr"] * first
+        cell_numbers, rest = cell
+        start[:, kernel.CAP1 : kernel.LOWPASS + 1] = np.array(rest)[:, None]
+        # Rows of channels become groups of STEP channels, (.., group, row, channel).
+        coef, start = (
+            each.reshape(*each.shape[:-1], -1, kernel.STEP).swapaxes(-2, -3)
+            for each in (coef, start)
+        )
+        velocity = numbers["velocity_scale"], numbers["v_offset"]
+        listed = [0.0, 0.0] if self.linear else [*velocity]
+        listed += [2.0 * math.pi * numbers["ac_corner_hz"] / self.fs]
+        listed += [1.0 / sum(gain**s for s in range(len(counts))), gain, *cell_numbers]
+        listed += [0.0] * (kernel.NUMBERS - len(listed))
+        floats = {"coef": coef, "start": start, "numbers": listed, "agc": stages}
+        for name, values in floats.items():
+            self.register_buffer(name, torch.tensor(np.array(values), dtype=self.dtype))
+        self.register_buffer("counts", torch.tensor(counts))
+        self.register_buffer("fc", torch.tensor(car["fc"]))
+
+    def _run(
+        self, signal: Tensor, state: CarfacState | None, every: bool
+    ) -> tuple[Array, Array, Array, CarfacState]:
+        """Run clips (clip, ear, time); outputs are as in `kernel.run_clip`, a clip each."""
+        coef, start, numbers, agc = (
+            buffer.detach().to("cpu", self.dtype).numpy()
+            for buffer in (self.coef, self.start, self.numbers, self.agc)
+        )
+        counts = self.counts.cpu().numpy()
+        x = signal.detach().to("cpu", self.dtype).contiguous().numpy()
+        clips, ears, n = x.shape
+        shape, position = (clips, ears, start[0].size), 0 if state is None else state.samples
+        if state is None:
+            rows = np.broadcast_to(start.reshape(1, ears, -1), shape).copy()
+        else:
+            rows = state.rows.copy()
+        if rows.shape != shape or rows.dtype != x.dtype:
+            raise StateError(
+                f"expected the state of the chunk before, {shape} of {x.dtype}, got {rows.shape} "
+                f"of {rows.dtype}"
+            )
+        grid, row = self.grids["nap"], len(coef) * kernel.STEP
+        n_frames = grid.n_frames(position + n) - grid.n_frames(position)
+        updates = (position + n) // int(counts[0, 0]) - position // int(counts[0, 0])
+        frames = np.empty((clips, n_frames, ears, 3, row), x.dtype)
+        samples = np.empty((clips, n * every, ears, kernel.SAMPLE_ROWS, row), x.dtype)
+        memories = np.empty((clips, updates * every, ears, len(counts), row), x.dtype)
+        hop = np.array(Fraction(grid.hop_length or 1).as_integer_ratio())
+
+        def one(i: int) -> None:
+            kernel.run_clip(
+                x[i], position, rows[i], self.n_channels, coef.ravel(), numbers, agc.ravel(),
+                counts.ravel(), list(_IHC).index(self.ihc), self.delay_per_stage,
+                not self.open_loop, every, hop, frames[i].ravel(), samples[i].ravel(),
+                memories[i].ravel(),
+            )  # fmt: skip
+
+        parallel_for(one, clips)
+        return frames, samples, memories, CarfacState(rows, position + n)
+
+    def _as_clips(self, signal: Tensor) -> tuple[Tensor, torch.Size]:
+        """Return the signal as (clip, ear, time), and the axes before ears and time."""
+        if self.n_ears > 1 and signal.ndim == 1:
+            signal = signal.expand(self.n_ears, -1)
+        ears = signal.shape[-2] if self.n_ears > 1 else 1
+        if signal.ndim < 1 or not signal.is_floating_point() or ears != self.n_ears:
+            wanted = "(..., time)" if self.n_ears == 1 else f"(time,) or (..., {self.n_ears}, time)"
+            raise ShapeError(
+                f"expected a floating-point signal {wanted}, got {signal.dtype} of shape "
+                f"{tuple(signal.shape)}"
+            )
+        lead = signal.shape[: -1 if self.n_ears == 1 else -2]
+        return signal.reshape(lead.numel(), ears, signal.shape[-1]), lead
+
+    def stages(
+        self, signal: Tensor, state: CarfacState | None = None
+    ) -> tuple[Outputs, CarfacState]:
+        """Return every sample of the stages, and the state for the next samples.
+
+        Args:
+            signal: As in the class.
+            state: State of the chunk before, also of a model with another `open_loop`; None starts.
+        Returns:
+            `bm`, `nap`, `agc_zb` (ramped undamping times its range of radius) and `ohc_za` (second
+            state of the resonators), each (..., [ear,] channel, time); `agc_memory`
+            (..., [ear,] stage, channel, update), after each update of the first stage. The axis of
+            ears is there if `n_ears` is above 1.
+        """
+        clips, lead = self._as_clips(signal)
+        _, samples, memories, state = self._run(clips, state, True)
+        channels, ears = slice(self.n_channels), () if self.n_ears == 1 else (self.n_ears,)
+
+        def arranged(values: Array) -> Tensor:
+            # values: (clip, time, ear, .., channel), to time last.
+            moved = torch.from_numpy(values[..., channels]).movedim(1, -1).to(signal.device)
+            return moved.reshape(*lead, *ears, *moved.shape[2:]).contiguous()
+
+        rows = {"bm": kernel.BM_OUT, "nap": kernel.NAP_OUT}
+        rows |= {"agc_zb": kernel.ZB_OUT, "ohc_za": kernel.ZA_OUT}
+        made = {name: arranged(samples[..., row, :]) for name, row in rows.items()}
+        return {**made, "agc_memory": arranged(memories)}, state
+
+    def forward(self, signal: Tensor) -> Outputs:
+        """Return every sample of the stages, see `stages`."""
+        return self.stages(signal)[0]
+
+    def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
+        """Return frames of whole signals, see the class."""
+        return self.stream(signal, None, True, names)[0]
+
+    def stream(
+        self,
+        chunk: Tensor,
+        state: CarfacState | None = None,
+        last: bool = False,
+        names: tuple[str, ...] | None = None,
+    ) -> tuple[Outputs, CarfacState]:
+        """Return the frames that the next samples complete, and the state for the next call."""
+        names = tuple(_POOLED) if names is None else names
+        check_known("CARFAC has no output", names, _POOLED)
+        clips, lead = self._as_clips(chunk)
+        frames, _, _, state = self._run(clips, state, False)
+        made = torch.from_numpy(frames[..., : self.n_channels]).to(chunk.device)
+        columns = (*lead, made.shape[1], self.grids["nap"].width)
+        which = {name: made[..., i, :].reshape(columns) for i, name in enumerate(_POOLED)}
+        return {name: which[name] for name in names}, state
+
+    def extra_repr(self) -> str:
+        """Return the arguments that differ between models."""
+        return (
+            f"fs={self.fs:g}, n_ears={self.n_ears}, n_channels={self.n_channels}, ihc={self.ihc}, "
+            f"linear={self.linear}, open_loop={self.open_loop}, health_start={self.health_start}, "
+            f"frame_rate_hz={self.frame_rate_hz:g}"
+        )
+
+
+def _design_resonators(fs: float, car: dict[str, Any]) -> dict[str, Array]:
+    """Design the channels, base to apex (Human and Machine Hearing, chapter 16)."""
+
+    def erb(f: Any) -> Any:
+        return (f + car["erb_break_freq"]) / car["erb_q"]
+
+    poles, f = list[float](), car["first_pole_theta"] * fs / (2.0 * math.pi)
+    while f > car["min_pole_hz"]:
+        poles.append(f)
+        f -= car["erb_per_step"] * erb(f)
+    if len(poles) < _LEAST_CHANNELS:
+        raise ParameterError(
+            f"expected {_LEAST_CHANNELS} channels or more, got {len(poles)} at fs {fs:g} Hz; raise "
+            "fs, or lower min_pole_hz or erb_per_step"
+        )
+    fc = np.array(poles)
+    theta = 2.0 * np.pi * fc / fs
+    a, c, y = np.cos(theta), np.sin(theta), theta / np.pi
+    h = c * (car["zero_ratio"] ** 2 - 1.0)
+    q = np.pi * (y - car["high_f_damping_compression"] * y**3)
+    r1 = 1.0 - q * car["max_zeta"]
+    least = car["min_zeta"] + 0.25 * (erb(fc) / fc - car["min_zeta"])
+    zr = q * (car["max_zeta"] - least)
+
+    def gain(u: float) -> Array:
+        """Return the gain that makes a stage's gain at 0 Hz one."""
+        r = r1 + zr * u
+        whole_turn = 1.0 - 2.0 * r * a + r * r
+        return np.asarray(whole_turn / (whole_turn + h * r * c))
+
+    g0, g_half, g1 = gain(0.0), gain(0.5), gain(1.0)
+    ga, gb = 2.0 * (g0 + g1 - 2.0 * g_half), 4.0 * g_half - 3.0 * g0 - g1
+    found = {"fc": fc, "a": a, "c": c, "h": h, "r1": r1, "zr": zr}
+    return {**found, "g": g1, "ga": ga, "gb": gb, "gc": g0}
+
+
+def _conductance(x: float) -> float:
+    z = max(0.0, x + kernel.DETECT_OFFSET)
+    return z**3 / (z**3 + z**2 + kernel.DETECT_CONSTANT)
+
+
+def _hair_cell(kind: str, fs: float, tau: dict[str, float]) -> tuple[list[float], list[float]]:
+    """Return the numbers of a hair cell, and both capacitors and the low-pass at rest."""
+    if kind == "just_hwr":
+        return [], [0.0, 0.0, 0.0]
+    most, rest = _conductance(10.0), _conductance(0.0)
+    lowpass = 1.0 - math.exp(-1.0 / (tau["tau_lpf"] * fs))
+    if kind == "one_cap":
+        ratio = tau["tau_in"] / (tau["tau_out"] * most)
+        saturated, current = 1.0 / (2.0 / most + ratio), 1.0 / (ratio + 1.0 / rest)
+        gain = 1.0 / (saturated - current)
+        rates = [1.0 / (most * tau["tau_out"] * fs), 1.0 / (tau["tau_in"] * fs)]
+        resting = [1.0 - current * ratio, current * gain, current * gain]
+        return [lowpass, gain, current * gain, *rates], resting
+    ratio1 = tau["tau1_in"] / (tau["tau1_out"] * most)
+    voltage = ratio1 / (ratio1 + 1.0 / rest)
+    saturated_voltage = ratio1 / (1.0 / most + ratio1)
+    ratio2 = tau["tau2_in"] / (tau["tau2_out"] * saturated_voltage)
+    saturated = 1.0 / (2.0 / saturated_voltage + ratio2)
+    current = 1.0 / (ratio2 + 1.0 / voltage)
+    gain = 1.0 / (saturated - current)
+    rates = [1.0 / (most * tau["tau1_out"] * fs), 1.0 / (tau["tau1_in"] * fs)]
+    rates += [1.0 / (saturated_voltage * tau["tau2_out"] * fs), 1.0 / (tau["tau2_in"] * fs)]
+    resting = [1.0 - voltage, 1.0 - current * ratio2, current * gain]
+    return [lowpass, gain, current * gain, *rates], resting
+
+
+def _stages(fs: float, agc: dict[str, Any]) -> tuple[Array, Array, float]:
+    """Return numbers and counts of each stage of the gain control, and the stages' gain."""
+    lists = [agc[k] for k in ("decimation", "time_constants", "agc1_scales", "agc2_scales")]
+    if len({len(each) for each in lists}) != 1:
+        raise ParameterError(
+            "expected decimation, time_constants, agc1_scales and agc2_scales of one length, got "
+            f"{[len(each) for each in lists]}"
+        )
+    numbers, counts, period = [], [], 1
+    for decimation, tau, scale1, scale2 in zip(*map(list, lists), strict=True):
+        period *= decimation
+        steps = float(tau) * fs / period
+        taps, iterations = _smoothing(float(scale1), float(scale2), steps)
+        mix = agc["agc_mix_coeff"] / steps if numbers else 0.0
+        numbers.append([1.0 - math.exp(-1.0 / steps), *taps, mix])
+        counts.append([decimation, period, iterations])
+    return np.array(numbers), np.array(counts), agc["stage_gain"]
+
+
+def _smoothing(scale1: float, scale2: float, steps: float) -> tuple[list[float], int]:
+    """Return the five taps of the smoothing over channels, and how often to apply them.
+
+    Mean and variance of the taps are those of both scales, in `steps` updates.
+    """
+    mean, variance = (scale2 - scale1) / steps, (scale1**2 + scale2**2) / steps
+    for taps, iterations in ((3, 1), *((5, n) for n in range(1, _MOST_ITERATIONS + 1))):
+        m, square = mean / iterations, variance / iterations + (mean / iterations) ** 2
+        spread, shift = (square, m) if taps == 3 else (0.4 * square, 2.0 * m / 3.0)
+        low, high = (spread - shift) / 2.0, (spread + shift) / 2.0
+        middle = 1.0 - low - high
+        if taps == 3 and middle >= 0.25:
+            return [0.0, low, middle, high, 0.0], 1
+        if taps == 5 and middle >= 0.15:
+            return [low / 2.0, low / 2.0, middle, high / 2.0, high / 2.0], iterations
+    raise ParameterError(
+        f"the gain control's smoothing over channels needs more than {_MOST_ITERATIONS} passes; "
+        "raise fs or time_constants, or lower agc1_scales and agc2_scales"
+    )
