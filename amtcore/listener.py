@@ -3,8 +3,8 @@
 Between the frequencies of an audiogram the loss is linear in dB over the logarithm of frequency;
 beyond them it is constant. In dB, the loss is the sum of a loss of cochlear gain, by outer hair
 cells, and a loss by inner hair cells (Lopez-Poveda and Johannesen 2012). The share of outer hair
-cells was 60 to 70 % on average over 68 listeners, at all frequencies from 0.5 to 6 kHz (Johannesen,
-Perez-Gonzalez and Lopez-Poveda 2014). Single listeners differ widely from this average.
+cells was 60 to 70 % on average over 68 listeners, from 0.5 to 6 kHz (Johannesen et al. 2014, Front.
+Neurosci. 8). Single listeners differ widely from this average.
 """
 
 from __future__ import annotations

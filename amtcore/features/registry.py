@@ -208,19 +208,19 @@ def build_extractor(
     options = {name: given or {} for name, given in asked.items()}
     fs_hz = found.default_fs_hz if fs_hz is None else fs_hz
     loss = {key: value for key, value in (listener or {}).items() if value is not None}
-    name = loss.pop("name", None)
     if listener is not None:
         _check_listener(found, loss, params or {})
+    suffix = f"_{loss.pop('name')}" if "name" in loss else ""
     extractor = found.build(fs_hz, {**(params or {}), **loss}, options, dtype)
-    if name is not None:
-        extractor = RenamedStreams(extractor, f"_{name}")
+    if suffix:
+        extractor = RenamedStreams(extractor, suffix)
     extractor.distribution = registration.distribution
     extractor.place(computing)
     return extractor
 
 
 def _check_listener(
-    model: FeatureModel, loss: Mapping[str, Any], params: Mapping[str, Any]
+    model: FeatureModel, listener: Mapping[str, Any], params: Mapping[str, Any]
 ) -> None:
     """Raise if a model takes no listener, or has parameters that the listener sets."""
     if "audiogram" not in model.parameters:
@@ -228,11 +228,17 @@ def _check_listener(
         raise ParameterError(
             f"model {model.name!r} takes no listener: expected one of {able}; leave listener out"
         )
-    check_known("a listener has no key", loss, ("audiogram", "ohc_share"))
-    if "audiogram" not in loss or loss.keys() & params.keys():
+    keys = ("audiogram", "ohc_share")
+    check_known("a listener has no key", listener, ("name", *keys))
+    if not f"_{listener.get('name', '')}".isidentifier():
+        raise ParameterError(
+            "expected a listener's name of letters, digits and _, because it ends the names of "
+            f"streams; got {listener['name']!r}"
+        )
+    if "audiogram" not in listener or any(key in params for key in keys):
         raise ParameterError(
             "expected audiogram in the listener, and neither audiogram nor ohc_share in params; "
-            f"got the listener {dict(loss)} and params {dict(params)}"
+            f"got the listener {dict(listener)} and params {dict(params)}"
         )
 
 

@@ -240,9 +240,12 @@ class DRNLFilterbank(FilterbankStage):
     ) -> dict[str, Tensor]:
         """Return the constants that a hearing loss changes.
 
-        At fc the linear path passes L and the nonlinear path N, for quiet sound. The outer hair
-        cells' factor s on N solves |L + s N| = |L + N| 10^(-ohc_db / 20), a quadratic in s, whose
-        larger root falls from 1 to 0. Where it has none above 0, s is 0.
+        At fc the linear path passes L and the nonlinear path N, for quiet sound. Outer hair cells
+        multiply N by a factor s:
+
+            |L + s N| = |L + N| 10^(-ohc_db / 20).
+
+        This quadratic in s has a larger root that falls from 1 to 0. If no root is above 0, s is 0.
         """
         turn = torch.polar(torch.ones_like(fc_hz), -2 * math.pi * fc_hz / self.fs)
 

@@ -288,9 +288,7 @@ class ListenerSpec(SpecModel):
 
     name: str | None = Field(default=None, pattern=r"^[a-z0-9_]+$")
     audiogram: Annotated[
-        dict[str, Loss],
-        BeforeValidator(partial(checked_audiogram, "the audiogram")),
-        Field(min_length=1),
+        dict[str, Loss], BeforeValidator(partial(checked_audiogram, "the audiogram"))
     ]
     ohc_share: float | None = Field(default=None, ge=0, le=1)
 
