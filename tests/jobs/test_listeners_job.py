@@ -21,7 +21,7 @@ ENTRY: dict[str, Any] = {
     "model": "paulick2024",
     "fs_hz": 22050,
     "params": {"n_channels": 5},
-    "streams": {"envelope": {"pool": "rms"}},
+    "streams": {"envelope": {}},
 }
 
 
