@@ -38,11 +38,13 @@ _MODELS = (
     "Moore2016",
     "Osses2021",
     "Paulick2024",
+    "SAI",
 )
 _ROOMS = ("errors", "features", "filter_design", "kernels", "models", "scales", "stages", "units")
 
 __all__ = [
     "CARFAC",
+    "SAI",
     "AdaptLoop",
     "BrokenStickCompression",
     "ButterworthFilter",

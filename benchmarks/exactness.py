@@ -17,12 +17,14 @@ import numpy as np
 
 from benchmarks.report import table, write_section
 from tests.amtcore import (
+    test_carfac,
     test_glasberg2002,
     test_golden_dau1997,
     test_king2019,
     test_moore2016,
     test_osses2021,
     test_paulick2024,
+    test_sai,
 )
 from tests.compare import relative_error
 
@@ -31,6 +33,8 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "mod_dau": "modulation, dau", "mod_jepsen": "modulation, jepsen", "mod": "modulation",
           "mod150": "modulation, to 150 Hz", "mod1000": "modulation, to 1000 Hz",
           "outerear": "ears", "headphone": "headphone", "middleear": "middle ear",
+          "bm": "membrane", "nap": "hair cell", "ohc_za": "resonator state",
+          "agc_zb": "undamping", "agc": "gain control",
           "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
 #: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
@@ -67,6 +71,8 @@ SUITES = (
           list(product(_MOORE.FILES, _MOORE.CONDITIONS))),
     Suite("Glasberg2002", _GLASBERG, _GLASBERG.test_whole_traces_but_for_the_gain,
           list(product(_GLASBERG.FILES, ("inst", "stl", "ltl")))),
+    Suite("SAI", test_sai, test_sai.test_stored_array, test_sai.CASES),
+    Suite("CARFAC", test_carfac, test_carfac.test_stored_array, test_carfac.CASES),
 )  # fmt: skip
 
 

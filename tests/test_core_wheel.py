@@ -23,7 +23,7 @@ import numpy as np
 from amtcore.features.registry import build_extractor, list_models
 
 assert importlib.util.find_spec("earmill") is None
-assert [model.error for model in list_models()] == [None] * 9
+assert [model.error for model in list_models()] == [None] * 11
 (made,) = build_extractor("dau1997", fs_hz=16000).extract([np.zeros(1600, np.float32)])
 assert made["modulation"].shape == (10, 248)
 (info,) = build_extractor("melspectrogram").streams

@@ -19,3 +19,10 @@ CARFAC = FrameModuleModel(
         "agc": StreamKind("1", _CHANNELS, "mean of the gain control's memory in a frame"),
     },
 )
+SAI = FrameModuleModel(
+    "sai",
+    models.SAI,
+    "Lyon (2017): stabilised auditory image of the firing rates of CARFAC",
+    22050.0,
+    {"sai": StreamKind("1", ("time", "channel_lag"), "stabilised auditory image: lags by channel")},
+)

@@ -10,3 +10,4 @@ from amtcore.models.king2019 import King2019 as King2019
 from amtcore.models.moore2016 import Moore2016 as Moore2016
 from amtcore.models.osses2021 import Osses2021 as Osses2021
 from amtcore.models.paulick2024 import Paulick2024 as Paulick2024
+from amtcore.models.sai import SAI as SAI

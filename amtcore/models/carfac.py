@@ -45,18 +45,14 @@ _CAR: dict[str, tuple[Any, Rule]] = {
     "erb_q": (1000.0 / (24.7 * 4.37), _POSITIVE),
     "ac_corner_hz": (20.0, Number(" Hz", least=0.0)),
 }
-_TAU = {"tau_lpf": (80e-6, _SECONDS), "tau_in": (0.01, _SECONDS), "tau_out": (0.5e-3, _SECONDS)}
-_IHC: dict[str, Mapping[str, tuple[Any, Rule]]] = {
+#: Default time constants in s of each hair cell, in the order of the kernel's numbers.
+_IHC: dict[str, dict[str, float]] = {
     "two_cap": {
-        "tau_lpf": (80e-6, _SECONDS),
-        "tau1_out": (0.5e-3, _SECONDS),
-        "tau1_in": (0.2e-3, _SECONDS),
-        "tau2_out": (1e-3, _SECONDS),
-        "tau2_in": (10e-3, _SECONDS),
+        "tau_lpf": 80e-6, "tau1_out": 5e-4, "tau1_in": 2e-4, "tau2_out": 1e-3, "tau2_in": 1e-2
     },
-    "one_cap": _TAU,
+    "one_cap": {"tau_lpf": 80e-6, "tau_out": 5e-4, "tau_in": 1e-2},
     "just_hwr": {},
-}
+}  # fmt: skip
 _AGC: dict[str, tuple[Any, Rule]] = {
     "time_constants": ([0.002 * 4**s for s in range(4)], Numbers(_SECONDS, single=False)),
     "decimation": ([8, 2, 2, 2], Numbers(whole(1), single=False)),
@@ -197,7 +193,8 @@ class CARFAC(FrameModule):
         if frame_rate_hz > fs:
             raise ParameterError(f"frame_rate_hz must be at most fs, {fs:g} Hz")
         car, agc = _chosen("car_kwargs", car_kwargs, _CAR), _chosen("agc_kwargs", agc_kwargs, _AGC)
-        taus = _chosen("ihc_kwargs", ihc_kwargs, _IHC[ihc])
+        known = {name: (tau, _SECONDS) for name, tau in _IHC[ihc].items()}
+        taus = _chosen("ihc_kwargs", ihc_kwargs, known)
         self.fs, self.dtype, self.n_ears, self.ihc, self.linear = fs, dtype, n_ears, ihc, linear
         self.open_loop, self.delay_per_stage = open_loop, delay_per_stage
         self.health_start = health_start or ("ohc_health" if open_loop else "healthy")
@@ -214,7 +211,7 @@ class CARFAC(FrameModule):
         if len(health) != n_ears or health.shape[-1] != self.n_channels:
             raise ParameterError(
                 f"ohc_health must fit ({n_ears}, {self.n_channels}), the ears and channels at fs "
-                f"{fs:g} Hz, got {np.shape(ohc_health)}"
+                f"{fs:g} Hz, got {ohc_health!r}"
             )
         cell_gain = np.ones(self.n_channels)
         if audiogram is not None:
@@ -324,13 +321,17 @@ class CARFAC(FrameModule):
         return signal.reshape(lead.numel(), ears, signal.shape[-1]), lead
 
     def stages(
-        self, signal: Tensor, state: CarfacState | None = None
+        self,
+        signal: Tensor,
+        state: CarfacState | None = None,
+        names: tuple[str, ...] | None = None,
     ) -> tuple[Outputs, CarfacState]:
         """Return every sample of the stages, and the state for the next samples.
 
         Args:
             signal: As in the class.
             state: State of the chunk before, also of a model with another `open_loop`; None starts.
+            names: Stages that are wanted; None is all.
         Returns:
             `bm`, `nap`, `agc_zb` (ramped undamping times its range of radius) and `ohc_za` (second
             state of the resonators), each (..., [ear,] channel, time); `agc_memory`
@@ -348,8 +349,10 @@ class CARFAC(FrameModule):
 
         rows = {"bm": kernel.BM_OUT, "nap": kernel.NAP_OUT}
         rows |= {"agc_zb": kernel.ZB_OUT, "ohc_za": kernel.ZA_OUT}
-        made = {name: arranged(samples[..., row, :]) for name, row in rows.items()}
-        return {**made, "agc_memory": arranged(memories)}, state
+        arrays = {name: samples[..., row, :] for name, row in rows.items()}
+        arrays["agc_memory"] = memories
+        check_known("CARFAC has no stage", names or (), arrays)
+        return {name: arranged(arrays[name]) for name in names or arrays}, state
 
     def forward(self, signal: Tensor) -> Outputs:
         """Return every sample of the stages, see `stages`."""
@@ -465,26 +468,21 @@ def _hair_cell(kind: str, fs: float, tau: dict[str, float]) -> tuple[list[float]
     """Return the numbers of a hair cell, and both capacitors and the low-pass at rest."""
     if kind == "just_hwr":
         return [], [0.0, 0.0, 0.0]
-    most, rest = _conductance(10.0), _conductance(0.0)
-    lowpass = 1.0 - math.exp(-1.0 / (tau["tau_lpf"] * fs))
-    if kind == "one_cap":
-        ratio = tau["tau_in"] / (tau["tau_out"] * most)
-        saturated, current = 1.0 / (2.0 / most + ratio), 1.0 / (ratio + 1.0 / rest)
-        gain = 1.0 / (saturated - current)
-        rates = [1.0 / (most * tau["tau_out"] * fs), 1.0 / (tau["tau_in"] * fs)]
-        resting = [1.0 - current * ratio, current * gain, current * gain]
-        return [lowpass, gain, current * gain, *rates], resting
-    ratio1 = tau["tau1_in"] / (tau["tau1_out"] * most)
-    voltage = ratio1 / (ratio1 + 1.0 / rest)
-    saturated_voltage = ratio1 / (1.0 / most + ratio1)
-    ratio2 = tau["tau2_in"] / (tau["tau2_out"] * saturated_voltage)
-    saturated = 1.0 / (2.0 / saturated_voltage + ratio2)
-    current = 1.0 / (ratio2 + 1.0 / voltage)
+    full, rest = _conductance(10.0), _conductance(0.0)
+    rates, resting, stage = list[float](), list[float](), "1" if kind == "two_cap" else ""
+    if stage:
+        # The first capacitor's voltage drives the second as the conductance drives the first.
+        ratio = tau["tau1_in"] / (tau["tau1_out"] * full)
+        rates += [1.0 / (full * tau["tau1_out"] * fs), 1.0 / (tau["tau1_in"] * fs)]
+        full, rest = ratio / (1.0 / full + ratio), ratio / (ratio + 1.0 / rest)
+        resting, stage = [1.0 - rest], "2"
+    out, into = tau[f"tau{stage}_out"], tau[f"tau{stage}_in"]
+    ratio = into / (out * full)
+    saturated, current = 1.0 / (2.0 / full + ratio), 1.0 / (ratio + 1.0 / rest)
     gain = 1.0 / (saturated - current)
-    rates = [1.0 / (most * tau["tau1_out"] * fs), 1.0 / (tau["tau1_in"] * fs)]
-    rates += [1.0 / (saturated_voltage * tau["tau2_out"] * fs), 1.0 / (tau["tau2_in"] * fs)]
-    resting = [1.0 - voltage, 1.0 - current * ratio2, current * gain]
-    return [lowpass, gain, current * gain, *rates], resting
+    rates += [1.0 / (full * out * fs), 1.0 / (into * fs)]
+    resting += [1.0 - current * ratio, *[current * gain] * (3 - len(resting) - 1)]
+    return [1.0 - math.exp(-1.0 / (tau["tau_lpf"] * fs)), gain, current * gain, *rates], resting
 
 
 def _stages(fs: float, agc: dict[str, Any]) -> tuple[Array, Array, float]:
@@ -495,7 +493,7 @@ def _stages(fs: float, agc: dict[str, Any]) -> tuple[Array, Array, float]:
             "expected decimation, time_constants, agc1_scales and agc2_scales of one length, got "
             f"{[len(each) for each in lists]}"
         )
-    numbers, counts, period = [], [], 1
+    numbers, counts, period = list[list[float]](), list[list[int]](), 1
     for decimation, tau, scale1, scale2 in zip(*map(list, lists), strict=True):
         period *= decimation
         steps = float(tau) * fs / period
@@ -509,7 +507,7 @@ def _stages(fs: float, agc: dict[str, Any]) -> tuple[Array, Array, float]:
 def _smoothing(scale1: float, scale2: float, steps: float) -> tuple[list[float], int]:
     """Return the five taps of the smoothing over channels, and how often to apply them.
 
-    Mean and variance of the taps are those of both scales, in `steps` updates.
+    In `steps` updates, the smoothing has the mean and the variance of both scales.
     """
     mean, variance = (scale2 - scale1) / steps, (scale1**2 + scale2**2) / steps
     for taps, iterations in ((3, 1), *((5, n) for n in range(1, _MOST_ITERATIONS + 1))):

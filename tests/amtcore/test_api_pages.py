@@ -54,6 +54,8 @@ _BUILD: dict[str, Callable[..., Any]] = {
     "ExcitationPattern": lambda **k: amtcore.ExcitationPattern(_HZ, _FC, **k),
     "Moore2016SpecificLoudness": lambda **k: amtcore.Moore2016SpecificLoudness(_FC, **k),
     "SpecificLoudness": lambda **k: amtcore.SpecificLoudness(_FC, **k),
+    "CARFAC": lambda **_: amtcore.CARFAC(8000),
+    "SAI": lambda **_: amtcore.SAI(8000),
     "LIFExodus": lambda **k: amtcore.LIFExodus((4, 2), **k),
     "SpikeEncoder": lambda: spikes.SpikeEncoder(spikes.SpikeOptions(), 2),
     "SpikeStream": lambda: _build("SpikeEncoder").open_stream(),

@@ -323,6 +323,9 @@ def test_refused_signals_and_states() -> None:
         model.stages(torch.zeros(4, 2, 100), state)
     with pytest.raises(StateError):
         CARFAC(16000, n_ears=2, dtype=torch.float64).stages(torch.zeros(2, 100), state)
+    assert list(model.stages(torch.zeros(2, 100), None, ("nap",))[0]) == ["nap"]
+    with pytest.raises(ParameterError, match="no stage"):
+        model.stages(torch.zeros(2, 100), None, ("spikes",))
     with pytest.raises(ParameterError, match="no output"):
         model.outputs(torch.zeros(2, 100), ("spikes",))
 

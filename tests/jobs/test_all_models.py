@@ -60,6 +60,18 @@ JOBS: Mapping[str, list[dict[str, Any]]] = {
         {"model": "dau1997", "fs_hz": 16000},
         {"model": "glasberg2002", "streams": {"short_term_loudness": {"frame_rate_hz": 100}}},
     ],
+    "cochlea": [
+        {"model": "carfac", "fs_hz": 16000, "streams": {"nap": {}, "bm": {}, "agc": {}}},
+        {
+            "model": "sai",
+            "fs_hz": 16000,
+            "params": {
+                "sai_width": 50,
+                "future_lags": 20,
+                "carfac_kwargs": {"car_kwargs": {"erb_per_step": 4}},
+            },
+        },
+    ],
 }
 
 

@@ -175,7 +175,7 @@ def test_a_long_clip_is_stored_as_if_it_were_whole(cuts: list[int], tmp_path: Pa
 
 
 def test_frames_of_whole_clips_stay_in_float32() -> None:
-    assert [info.layout for info in STREAMS] == ["int8", "frames"]
+    assert [info.layout for info in STREAMS] == ["int8", "clip"]
     assert int8_row(2, 1.0).streams["loudness"].dtype == np.float32
 
 
@@ -264,7 +264,7 @@ def test_a_release_that_knows_no_int8_says_so(place: Path, monkeypatch: pytest.M
 
     monkeypatch.delitem(stream_layout.LAYOUTS, "int8")
     with pytest.raises(
-        OutputError, match=r"expected a layout out of \['frames', 'scaled', 'events'\]"
+        OutputError, match=r"expected a layout out of \['frames', 'clip', 'scaled', 'events'\]"
     ):
         open_features(place)
 

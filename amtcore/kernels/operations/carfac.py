@@ -45,7 +45,7 @@ A, C, H, R1, ZR, GA, GB, GC, CELL_GAIN, HEALTH = range(10)
 (Z1, Z2, ZA, ZB, G, DZB, DG, INPUT, RIPPLE, DELAYED, AC, CAP1, CAP2, LOWPASS, SUM_NAP, SUM_BM,
  SUM_AGC, MEMORIES) = range(18)  # fmt: skip
 #: Numbers of a model: scale and offset of the velocity, both 0 for linear filters; AC coefficient;
-#: scale of the gain control's input, gain of its stages; those of the hair cell, 0 if it has none.
+#: scale of the gain control's input, gain of its stages; numbers of the hair cell, else 0.
 (VELOCITY, OFFSET, AC_RATE, DETECT, STAGE_GAIN, LOWPASS_RATE, GAIN, REST, OUT1, IN1, OUT2, IN2,
  NUMBERS) = range(13)  # fmt: skip
 #: Numbers of a stage of gain control: rate, taps of channels k - 2 to k + 2, mixing of the ears.
