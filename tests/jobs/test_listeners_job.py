@@ -56,7 +56,7 @@ def test_two_listeners_beside_normal_hearing(tmp_path: Path) -> None:
     assert np.array_equal(features["envelope_none"], normal)
     level_db = [20 * np.log10(each[20:].mean(0)) for each in (normal, features["envelope_mild"])]
     assert (level_db[0] - level_db[1] > [5, 5, 8, 15, 20]).all()
-    assert earmill.verify(tmp_path / "out", deep=True).ok
+    assert earmill.verify_deep(tmp_path / "out", 1).equal == 1
     provenance = json.loads((tmp_path / "out" / "dataset.json").read_text())["provenance"]
     params = [record["params"] for record in provenance["models"]]
     stored = {str(hz): loss for hz, loss in MILD.items()}
