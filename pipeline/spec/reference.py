@@ -21,6 +21,7 @@ from earmill.pipeline.spec.job import (
     CalibrationSpec,
     ExtractSpec,
     JobSpec,
+    ListenerSpec,
     OutputSpec,
     RunSpec,
 )
@@ -33,6 +34,7 @@ AFTER_SOURCE: tuple[tuple[str, type[BaseModel]], ...] = (
     ("audio.calibration", CalibrationSpec),
     ("audio.spans", SpansSpec),
     ("extract, each entry", ExtractSpec),
+    ("extract, listener of an entry", ListenerSpec),
     ("output", OutputSpec),
     ("licenses", LicensesSpec),
     ("licenses.source, licenses.features", License),
