@@ -93,7 +93,7 @@ REFUSED: dict[str, list[Any]] = {
     "spikes": [math.nan, 0, -1, 1.5, True, "3", None],
     "audiogram": [*_NO_NUMBER, 3.0, [10], {0: 10}, {-250: 10}, {"low": 10}, {250: 131}, {250: -21},
                   {250: math.nan}, {250: True}, {math.inf: 10}, {250: 10, "250.0": 10}],
-    "share": [*_NO_NUMBER, -0.1, 1.1, [0.5]],
+    "part": [*_NO_NUMBER, -0.1, 1.1, [0.5]],
     "db_spl": [math.nan, math.inf, True, "100", -200.0, 400.0],
 }  # fmt: skip
 _CATEGORIES = {
@@ -138,7 +138,7 @@ _CATEGORIES = {
     "shape": "shape",
     "spikes": "max_spikes_per_dt",
     "audiogram": "audiogram",
-    "share": "ohc_share",
+    "part": "ohc_share",
     "db_spl": "rms1_db_spl level_db_spl",
 }
 CATEGORY = {name: kind for kind, names in _CATEGORIES.items() for name in names.split()}
