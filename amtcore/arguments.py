@@ -22,6 +22,7 @@ from torch import Tensor
 
 from amtcore.errors import BackendError, ParameterError
 from amtcore.kernels.torch_state import BACKENDS
+from amtcore.listener import checked_audiogram
 from amtcore.plain_numbers import plain_number
 
 Rule = Callable[[str, Any], Any]
@@ -234,6 +235,8 @@ RULES: dict[str, Rule] = {
     "backend": kernel_choice,
     "dtype": working_type,
     "noise_std": Number(least=0.0),
+    "audiogram": checked_audiogram,
+    "ohc_share": Number(least=0.0, most=1.0),
 }
 #: Constants of neurons, one or many of them, which `stages.lif` checks.
 UNCHECKED = frozenset(

@@ -167,6 +167,14 @@ def _plain(wanted: Any) -> Any:
     return types.NoneType if origin is None else origin
 
 
+def _fits(wanted: Any, value: Any) -> bool:
+    try:
+        _fitted(wanted, value)
+    except _Misfit:
+        return False
+    return True
+
+
 def _fitted(wanted: Any, value: Any) -> Any:
     """Return a value in a type; raise `_Misfit` for a value of another type."""
     origin, parts = get_origin(wanted), get_args(wanted)
@@ -191,7 +199,8 @@ def _fitted(wanted: Any, value: Any) -> Any:
     if origin is Literal:
         fits = any(value == part and type(value) is type(part) for part in parts)
     elif plain is Mapping:
-        fits = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+        keys = parts[0] if parts else str
+        fits = isinstance(value, Mapping) and all(_fits(keys, key) for key in value)
     else:
         misfit = origin in (list, tuple, Sequence) or plain in (
             int,

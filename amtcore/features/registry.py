@@ -19,9 +19,17 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from amtcore.errors import ModelLoadError, ParameterError, UnknownModelError, nearest_hint, one_line
+from amtcore.errors import (
+    ModelLoadError,
+    ParameterError,
+    UnknownModelError,
+    check_known,
+    nearest_hint,
+    one_line,
+)
 from amtcore.features.feature_model import DTYPES, Extractor, FeatureModel
 from amtcore.features.parameters import Parameter
+from amtcore.features.renamed_streams import RenamedStreams
 from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import set_num_threads
 
@@ -155,6 +163,7 @@ def build_extractor(
     threads: int | None = None,
     dtype: str = "float32",
     backend: str | None = None,
+    listener: Mapping[str, Any] | None = None,
 ) -> Extractor:
     """Build a model with its streams; raise every error of the request.
 
@@ -182,6 +191,8 @@ def build_extractor(
         backend: "cpu" (None), "cuda", or "interpreted", which is cuda with an interpreter in the
             place of the driver. A model that can only use the CPU stays there; see
             `Extractor.backend`.
+        listener: Hearing loss, for models with a parameter `audiogram`: that parameter, if wanted
+            `ohc_share`, and `name`, which makes every stream's name `<stream>_<name>`.
     Raises:
         ParameterError: A model, parameter, stream or option that does not exist or does not fit.
         BackendError: No such backend, or no GPU for it.
@@ -196,10 +207,39 @@ def build_extractor(
     asked = streams or dict.fromkeys(found.default_streams)
     options = {name: given or {} for name, given in asked.items()}
     fs_hz = found.default_fs_hz if fs_hz is None else fs_hz
-    extractor = found.build(fs_hz, params or {}, options, dtype)
+    loss = {key: value for key, value in (listener or {}).items() if value is not None}
+    if listener is not None:
+        _check_listener(found, loss, params or {})
+    suffix = f"_{loss.pop('name')}" if "name" in loss else ""
+    extractor = found.build(fs_hz, {**(params or {}), **loss}, options, dtype)
+    if suffix:
+        extractor = RenamedStreams(extractor, suffix)
     extractor.distribution = registration.distribution
     extractor.place(computing)
     return extractor
+
+
+def _check_listener(
+    model: FeatureModel, listener: Mapping[str, Any], params: Mapping[str, Any]
+) -> None:
+    """Raise if a model takes no listener, or has parameters that the listener sets."""
+    if "audiogram" not in model.parameters:
+        able = ", ".join(each.name for each in list_models() if "audiogram" in each.params)
+        raise ParameterError(
+            f"model {model.name!r} takes no listener: expected one of {able}; leave listener out"
+        )
+    keys = ("audiogram", "ohc_share")
+    check_known("a listener has no key", listener, ("name", *keys))
+    if not f"_{listener.get('name', '')}".isidentifier():
+        raise ParameterError(
+            "expected a listener's name of letters, digits and _, because it ends the names of "
+            f"streams; got {listener['name']!r}"
+        )
+    if "audiogram" not in listener or any(key in params for key in keys):
+        raise ParameterError(
+            "expected audiogram in the listener, and neither audiogram nor ohc_share in params; "
+            f"got the listener {dict(listener)} and params {dict(params)}"
+        )
 
 
 def list_models() -> list[ModelInfo]:

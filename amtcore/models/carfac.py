@@ -22,6 +22,7 @@ from amtcore.arguments import Flag, Number, Numbers, Rule, Text, checked_argumen
 from amtcore.errors import ParameterError, ShapeError, StateError, check_known
 from amtcore.kernels.operations import carfac as kernel
 from amtcore.kernels.vector.threads import parallel_for
+from amtcore.listener import OHC_SHARE, Audiogram, losses_db
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
 from amtcore.models.time_domain import Kwargs
 
@@ -64,6 +65,8 @@ _AGC: dict[str, tuple[Any, Rule]] = {
 _MOST_ITERATIONS = 16
 #: Fewest channels, so that a filter of five taps has an inside.
 _LEAST_CHANNELS = 4
+#: Values of health whose gain is computed, and corrections of the health that follows from them.
+_HEALTH_STEPS, _HEALTH_PASSES = 65, 5
 #: Outputs over frames, in the order of the kernel.
 _POOLED = ("nap", "bm", "agc")
 
@@ -121,6 +124,11 @@ class CARFAC(FrameModule):
         agc_kwargs: Constants of the gain control, such as time_constants and decimation.
         ihc_kwargs: Time constants of the hair cell in s.
         dtype: torch.float32 or torch.float64.
+        audiogram: Hearing loss of the listener in dB HL by frequency in Hz, for all ears; None is
+            normal hearing. It sets `ohc_health`: for quiet sound, each channel's gain at its own
+            frequency falls by the share of outer hair cells, as far as a health of 0 lowers it. The
+            rest of the loss attenuates the motion before the inner hair cells.
+        ohc_share: Share of outer hair cells in the loss in dB, 0 to 1.
 
     Shape:
         (..., time) with one ear, (..., ear, time) with several; (time,) is the same sound in all
@@ -178,6 +186,8 @@ class CARFAC(FrameModule):
         agc_kwargs: Kwargs = None,
         ihc_kwargs: Kwargs = None,
         dtype: torch.dtype = torch.float32,
+        audiogram: Audiogram | None = None,
+        ohc_share: float = OHC_SHARE,
     ) -> None:
         super().__init__()
         if frame_rate_hz > fs:
@@ -203,6 +213,20 @@ class CARFAC(FrameModule):
                 f"ohc_health must fit ({n_ears}, {self.n_channels}), the ears and channels at fs "
                 f"{fs:g} Hz, got {ohc_health!r}"
             )
+        cell_gain = np.ones(self.n_channels)
+        if audiogram is not None:
+            if ohc_health is not None or (open_loop and self.health_start == "healthy"):
+                raise ParameterError(
+                    "expected no ohc_health, and no health_start 'healthy' with open_loop, beside "
+                    "an audiogram, which sets the health; leave them out"
+                )
+            offset = 0.0 if linear else car["v_offset"]
+            loss_db = losses_db(audiogram, resonators["fc"])
+            found, cell_gain = _impaired(
+                fs, resonators, 1.0 / (1.0 + offset**2), loss_db, ohc_share
+            )
+            health = health * found
+        resonators["cell_gain"] = cell_gain
         self._register(resonators, health, car, _hair_cell(ihc, fs, taus), _stages(fs, agc))
         hop = Fraction(str(fs)) / Fraction(str(frame_rate_hz))
         fc_hz = tuple(float(f) for f in resonators["fc"]) * n_ears
@@ -215,7 +239,8 @@ class CARFAC(FrameModule):
         """Lay the constants out as the kernel reads them."""
         stages, counts, gain = agc
         padding = ((0, 0), (0, -self.n_channels % kernel.STEP))
-        rows = [car[name] for name in ("a", "c", "h", "r1", "zr", "ga", "gb", "gc")]
+        names = ("a", "c", "h", "r1", "zr", "ga", "gb", "gc", "cell_gain")
+        rows = [car[name] for name in names]
         coef = np.pad(np.stack([*rows, *health]), padding)
         start = np.zeros((self.n_ears, kernel.MEMORIES + 2 * len(counts), coef.shape[1]))
         first = np.ones_like(health) if self.health_start == "healthy" else health
@@ -397,6 +422,41 @@ def _design_resonators(fs: float, car: dict[str, Any]) -> dict[str, Array]:
     ga, gb = 2.0 * (g0 + g1 - 2.0 * g_half), 4.0 * g_half - 3.0 * g0 - g1
     found = {"fc": fc, "a": a, "c": c, "h": h, "r1": r1, "zr": zr}
     return {**found, "g": g1, "ga": ga, "gb": gb, "gc": g0}
+
+
+def _impaired(
+    fs: float, car: dict[str, Array], undamping: float, loss_db: Array, ohc_share: float
+) -> tuple[Array, Array]:
+    """Return the health, and the gain before the hair cells, of each channel for a loss in dB.
+
+    For quiet sound a channel's gain is the product of the gains of its own stage and of the stages
+    before. A uniform health lowers the gain by a known loss, so each channel first takes the health
+    that would lower its gain enough if all had it. Corrections follow, because they have not.
+    """
+    n = len(car["fc"])
+    z = np.exp(2j * np.pi * car["fc"] / fs)[:, None]
+
+    def gain_db(health: Array) -> Array:
+        """Return each channel's gain in dB at its own frequency; health (.., channel)."""
+        u = health[..., None, :]  # (.., channel, stage)
+        r = car["r1"] + car["zr"] * u * undamping
+        g = (car["ga"] * u + car["gb"]) * u + car["gc"]
+        rc = r * car["c"]
+        stages = g * (1.0 + car["h"] * rc * z / ((z - r * car["a"]) ** 2 + rc**2))
+        total: Array = (20.0 * np.log10(np.abs(stages)) * np.tri(n)).sum(-1)
+        return total
+
+    grid, healthy = np.linspace(0.0, 1.0, _HEALTH_STEPS), gain_db(np.ones(n))
+    table = healthy - gain_db(np.tile(grid[:, None], n))
+    table = np.minimum.accumulate(np.maximum(table, 0.0))  # the first two channels rise and fall
+    wanted = np.clip(loss_db * ohc_share, 0.0, table[0])
+    health, lost, aim = np.ones(n), np.zeros(n), wanted
+    for _ in range(_HEALTH_PASSES):
+        health = np.array([np.interp(-aim[k], -table[:, k], grid) for k in range(n)])
+        lost = healthy - gain_db(health)
+        aim = np.clip(aim + wanted - lost, 0.0, table[0])
+    rest_db = np.maximum(loss_db - lost, np.minimum(loss_db, 0.0))  # a loss never amplifies
+    return health, 10.0 ** (-rest_db / 20.0)
 
 
 def _conductance(x: float) -> float:

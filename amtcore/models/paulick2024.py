@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import Text, checked_arguments
+from amtcore.listener import OHC_SHARE, Audiogram
 from amtcore.models.composition import stage_arguments
 from amtcore.models.decisions import DecisionMethods
 from amtcore.models.time_domain import (
@@ -79,6 +80,9 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
         adaptation_kwargs: Passed to `AdaptLoop`.
         modulation_kwargs: Passed to `ModulationFilterbank`.
         model: "paulick2024" or "jepsen2008".
+        audiogram: Hearing loss of the listener in dB HL by frequency in Hz, see `DRNLFilterbank`;
+            None is normal hearing.
+        ohc_share: Share of outer hair cells in the loss in dB, 0 to 1.
 
     Shape:
         (batch, time) -> list over channels of (batch, M_i, floor(time / 4)); (time,) -> list of
@@ -125,6 +129,8 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
         adaptation_kwargs: Kwargs = None,
         modulation_kwargs: Kwargs = None,
         model: str = "paulick2024",
+        audiogram: Audiogram | None = None,
+        ohc_share: float = OHC_SHARE,
     ) -> None:
         super().__init__(fs, learnable, return_stages)
         check_range(fs, flow, fhigh)
@@ -136,7 +142,8 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
         self.outer_middle_ear = None
         if use_outerear:
             self.outer_middle_ear = _ear(own("outerear_kwargs", outerear_kwargs))
-        self.drnl = DRNLFilterbank(fc_hz, **own("drnl_kwargs", drnl_kwargs, model=model))
+        loss: dict[str, Any] = {"audiogram": audiogram, "ohc_share": ohc_share}
+        self.drnl = DRNLFilterbank(fc_hz, **own("drnl_kwargs", drnl_kwargs, model=model, **loss))
         self.expansion: SquaringExpansion | None = None
         if model == "jepsen2008":
             envelope = own("ihc_kwargs", ihc_kwargs, method="relanoiborra2019")

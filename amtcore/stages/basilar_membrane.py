@@ -8,7 +8,8 @@ The `DRNLFilterbank` maps stapes velocity in m/s to basilar-membrane velocity (L
 Meddis 2001). Parameters are from Paulick et al. (2024) or from Jepsen, Ewert and Dau (2008), whose
 gammatones are longer. Each channel sums a linear path (gain, gammatone, low-pass) and a compressive
 path (gammatone, broken stick, gammatone, low-pass). `HIx` is a cochlea whose compressive path has
-no gain.
+no gain. An audiogram lowers the gain of the compressive path, and then both paths, see
+`DRNLFilterbank`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from torch import Tensor
 
 from amtcore import filter_design as design
 from amtcore.arguments import Text, checked_arguments, whole
+from amtcore.errors import ParameterError
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operation import ChainOperation
 from amtcore.kernels.operations.compression import BROKEN_STICK
 from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
 from amtcore.kernels.operations.parallel_paths import ADD, SAVE, SWAP
 from amtcore.kernels.operations.sections import STATE_VARIABLE
+from amtcore.listener import OHC_SHARE, Audiogram, losses_db
 from amtcore.scales import ERB_FLOOR_HZ, ERB_Q
 from amtcore.stages.constants import Range, bandwidths, frequencies
 from amtcore.stages.stage import (
@@ -153,6 +156,11 @@ class DRNLFilterbank(FilterbankStage):
             `lin_bw`, `lin_cutoff`, `nlin_fc`, `nlin_bw`, `a`, `b`, `c`.
         dtype: torch.float32 or torch.float64.
         backend: Kernel choice; None picks.
+        audiogram: Hearing loss in dB HL by frequency in Hz; None is normal hearing. The gain for
+            quiet sound at fc falls by the loss at fc. The share of outer hair cells lowers `a`. The
+            share of inner hair cells, and the part of the loss that an `a` of 0 leaves, attenuates
+            the output: it lowers `lin_gain`, `a` and `b` by one factor.
+        ohc_share: Share of outer hair cells in the loss in dB, 0 to 1.
 
     Shape:
         (batch, time) in m/s -> (batch, channel, time) in m/s; (time,) -> (channel, time).
@@ -178,6 +186,8 @@ class DRNLFilterbank(FilterbankStage):
         learnable: bool = False,
         dtype: torch.dtype = torch.float32,
         backend: str | None = None,
+        audiogram: Audiogram | None = None,
+        ohc_share: float = OHC_SHARE,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
         fc_hz = torch.as_tensor(fc, dtype=torch.float64)
@@ -187,9 +197,18 @@ class DRNLFilterbank(FilterbankStage):
         check_below_nyquist("the highest filter's frequency", highest, self.fs)
         self.model, self.subject = model, subject
         self.order, self.low_passes = MODELS[model]
+        if audiogram is not None:
+            if subject != "NH":
+                raise ParameterError(
+                    f"expected subject NH with an audiogram, got {subject}, whose gain is lost "
+                    "already; leave one of them out"
+                )
+            loss_db = torch.from_numpy(losses_db(audiogram, fc_hz.numpy()))
+            constants |= self._impaired(fc_hz, constants, loss_db, ohc_share)
         self.register_buffer("fc", fc_hz.to(dtype))
         hz, width_hz = frequencies(self.fs), bandwidths(self.fs)
-        limits = {"lin_gain": Range(1e-3, 1e7), "lin_bw": width_hz, "nlin_bw": width_hz,
+        least = min(1e-3, float(constants["lin_gain"].min()))  # 1e-3 with normal hearing
+        limits = {"lin_gain": Range(least, 1e7), "lin_bw": width_hz, "nlin_bw": width_hz,
                   "a": Range(0.0, 1e7), "b": Range(1e-9, 1e3), "c": Range(1e-3, 0.999)}  # fmt: skip
         for name, value in constants.items():
             self.constant(name, value, limits.get(name, hz))  # an `a` of 0 stays 0
@@ -215,6 +234,44 @@ class DRNLFilterbank(FilterbankStage):
         a0 = (1 + 2 * zero * turn + (decay * turn) ** 2).abs() / (1 + zero * turn).abs()
         rows = (-zero, -decay * torch.sin(theta), a0 * gain.double() ** (1.0 / self.order))
         return torch.stack(rows, -1)
+
+    def _impaired(
+        self, fc_hz: Tensor, constants: dict[str, Tensor], loss_db: Tensor, ohc_share: float
+    ) -> dict[str, Tensor]:
+        """Return the constants that a hearing loss changes.
+
+        At fc the linear path passes L and the nonlinear path N, for quiet sound. Outer hair cells
+        multiply N by a factor s:
+
+            |L + s N| = |L + N| 10^(-ohc_db / 20).
+
+        This quadratic in s has a larger root that falls from 1 to 0. If no root is above 0, s is 0.
+        """
+        turn = torch.polar(torch.ones_like(fc_hz), -2 * math.pi * fc_hz / self.fs)
+
+        def response(path: str, gain: Tensor, times: int, cutoff: str, low_passes: int) -> Tensor:
+            rows = self._gammatone(constants[f"{path}_fc"], constants[f"{path}_bw"], gain)
+            pole = torch.complex(rows[:, 0], rows[:, 1])
+            poles = (1 - pole * turn) * (1 - pole.conj() * turn)
+            section = rows[:, 2] * (1 - rows[:, 0] * turn) / poles
+            g, s = torch.tan(math.pi * constants[cutoff] / self.fs), (1 - turn) / (1 + turn)
+            low_pass = g**2 / (s**2 + math.sqrt(2.0) * g * s + g**2)
+            return section ** (times * self.order) * low_pass**low_passes
+
+        linear = response("lin", constants["lin_gain"], 1, "lin_cutoff", _LINEAR_LOW_PASSES)
+        one = torch.ones_like(fc_hz)
+        nonlinear = constants["a"] * response("nlin", one, 2, "nlin_fc", self.low_passes)
+        normal, ohc_db = (linear + nonlinear).abs(), loss_db * ohc_share
+        # Power gain that outer hair cells leave, above the power gain of the linear path alone.
+        above = (normal * 10.0 ** (-ohc_db / 20.0)) ** 2 - linear.abs() ** 2
+        half = (linear.conj() * nonlinear).real
+        root = torch.sqrt((half**2 + nonlinear.abs() ** 2 * above).clamp(min=0.0))
+        factor = torch.where(above > 0.0, (root - half) / nonlinear.abs() ** 2, 0.0)
+        factor = torch.where(ohc_db == 0.0, 1.0, factor)  # the bits of normal hearing
+        lost_db = 20.0 * torch.log10(normal / (linear + factor * nonlinear).abs())
+        output = 10.0 ** (-(loss_db - lost_db) / 20.0)
+        changed = {name: constants[name] * output for name in ("lin_gain", "b")}
+        return {**changed, "a": constants["a"] * factor * output}
 
     def block_ops(self, channels: int) -> list[ChainStep]:
         check_channels(self.num_channels, channels)

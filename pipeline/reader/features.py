@@ -8,7 +8,6 @@ row ids: an index of other files causes an error and never the features of anoth
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import threading
@@ -257,10 +256,16 @@ class Features(FeatureSet):
         Example:
             loud = ds.filter(pyarrow.compute.field("loudness_summary_n5") > 4)
         """
-        made = copy.copy(self)
-        made._catalog = self._catalog.where(where)
-        made._places = RowLocations(made._catalog, self._names, self._fmt)
-        return made
+        return Features(
+            self._uri,
+            self._catalog.where(where),
+            format=self.format,
+            streams=self._names,
+            dtypes=self._dtypes,
+            storage_options=self._storage_options,
+            cache_bytes=self._cache_bytes,
+            local_cache=self._local_cache,
+        )
 
     @property
     def quarantine(self) -> pa.Table:

@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -26,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from amtcore.listener import LEAST_DB, MOST_DB, checked_audiogram
 from earmill.pipeline.audio.resample import DEFAULT_QUALITY, RESAMPLERS
 from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.common.extension_points import FORMATS
@@ -290,6 +292,27 @@ StreamOptions = Annotated[
 ]
 
 
+Loss = Annotated[float, Field(ge=LEAST_DB, le=MOST_DB)]
+
+
+class ListenerSpec(SpecModel):
+    """The listener of a model, with a hearing loss.
+
+    Args:
+        name: Name of the listener; streams of the entry are called `<stream>_<name>`. Streams keep
+            their names when null. Several listeners of a model are several entries with names.
+        audiogram: Hearing loss in dB HL by frequency in Hz, between -20 and 130 dB: linear in dB
+            over log frequency, constant beyond the ends.
+        ohc_share: Share of outer hair cells in the loss in dB; two thirds when null.
+    """
+
+    name: str | None = Field(default=None, pattern=r"^[a-z0-9_]+$")
+    audiogram: Annotated[
+        dict[str, Loss], BeforeValidator(partial(checked_audiogram, "the audiogram"))
+    ]
+    ohc_share: float | None = Field(default=None, ge=0, le=1)
+
+
 class ExtractSpec(SpecModel):
     """One model to run.
 
@@ -299,12 +322,20 @@ class ExtractSpec(SpecModel):
         params: Parameters of the model; `earmill models NAME` lists them with types and defaults.
         streams: Feature streams and their options, each a mapping or null for its defaults; the
             model's first stream with its defaults when null. Names must be unique over all entries.
+        listener: Hearing loss of the listener, for paulick2024 and carfac; normal hearing when
+            null.
     """
 
     model: str
     fs_hz: PositiveFloat | None = None
     params: dict[str, Any] = Field(default_factory=dict)
     streams: dict[str, StreamOptions] | None = None
+    listener: ListenerSpec | None = None
+
+    def stream_name(self, stream: str) -> str:
+        """Return the name under which the job stores a stream of the model."""
+        name = None if self.listener is None else self.listener.name
+        return stream if name is None else f"{stream}_{name}"
 
     @field_validator("streams")
     @classmethod
@@ -397,8 +428,9 @@ class JobSpec(SpecModel):
 
     @model_validator(mode="after")
     def _unique_streams(self) -> JobSpec:
-        named = [(entry.model, name) for entry in self.extract for name in entry.streams or ()]
-        check_unique_streams(named)
+        check_unique_streams(
+            [(each.model, each.stream_name(s)) for each in self.extract for s in each.streams or ()]
+        )
         return self
 
     @model_validator(mode="after")

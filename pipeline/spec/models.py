@@ -64,7 +64,11 @@ class BuiltModel:
 
 
 def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
-    return [dict(entry) for entry in spec.extract]
+    """Return `build_extractor`'s arguments for every model of the job."""
+    return [
+        dict(entry) | {"listener": None if entry.listener is None else dict(entry.listener)}
+        for entry in spec.extract
+    ]
 
 
 def validate_models(spec: JobSpec) -> list[Extractor]:

@@ -21,6 +21,7 @@ from earmill.pipeline.spec.job import (
     CalibrationSpec,
     ExtractSpec,
     JobSpec,
+    ListenerSpec,
     OutputSpec,
     RunSpec,
 )
@@ -37,6 +38,7 @@ AFTER_SOURCE: tuple[tuple[str, type[BaseModel]], ...] = (
     ("audio.variants.of, each entry", VariantSpec),
     ("audio.variants.of.N.noise", NoiseSpec),
     ("extract, each entry", ExtractSpec),
+    ("extract, listener of an entry", ListenerSpec),
     ("output", OutputSpec),
     ("licenses", LicensesSpec),
     ("licenses.source, licenses.features", License),

@@ -42,8 +42,8 @@ def conductance(x: Array) -> Array:
 def run(model: CARFAC, x: Array) -> dict[str, Array]:
     """Run signals (ear, time) through a float64 module of the hair cell with two capacitors."""
     n, (ears, length) = model.n_channels, x.shape
-    a, c, h, r1, zr, ga, gb, gc = rows_of(model.coef, n)[:8]
-    health = rows_of(model.coef, n)[8:]
+    a, c, h, r1, zr, ga, gb, gc, cell_gain = rows_of(model.coef, n)[:9]
+    health = rows_of(model.coef, n)[9:]
     start = rows_of(model.start, n)
     numbers = model.numbers.tolist()
     vel, off, k_ac, detect, stage_gain, k_lp, gain, rest, out1, in1, out2, in2 = numbers
@@ -90,7 +90,7 @@ def run(model: CARFAC, x: Array) -> dict[str, Array]:
                 w = zy[ear, k] if model.delay_per_stage else y[ear, k]
         zy, bm = y, y - ac
         ac = ac + k_ac * bm
-        q = conductance(bm) * c1
+        q = conductance(cell_gain * bm) * c1
         c1 = c1 - q * out1 + (1.0 - c1) * in1
         q2 = (1.0 - c1) * c2
         c2 = c2 - q2 * out2 + (1.0 - c2) * in2

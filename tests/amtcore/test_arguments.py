@@ -91,6 +91,9 @@ REFUSED: dict[str, list[Any]] = {
     "neurons_above_0": [math.nan, math.inf, True, "1", 1j, 0.0, -0.1, [0.1, -0.1], {}],
     "shape": [0, -1, (4, 0), (4.0, 2), (True, 1), "42", (5, 2), None, math.nan],
     "spikes": [math.nan, 0, -1, 1.5, True, "3", None],
+    "audiogram": [*_NO_NUMBER, 3.0, [10], {0: 10}, {-250: 10}, {"low": 10}, {250: 131}, {250: -21},
+                  {250: math.nan}, {250: True}, {math.inf: 10}, {250: 10, "250.0": 10}],
+    "part": [*_NO_NUMBER, -0.1, 1.1, [0.5]],
     "db_spl": [math.nan, math.inf, True, "100", -200.0, 400.0],
 }  # fmt: skip
 _CATEGORIES = {
@@ -134,6 +137,8 @@ _CATEGORIES = {
     "neurons_above_0": "tau_mem tau_syn threshold alpha beta dash_mem dash_syn",
     "shape": "shape",
     "spikes": "max_spikes_per_dt",
+    "audiogram": "audiogram",
+    "part": "ohc_share",
     "db_spl": "rms1_db_spl level_db_spl",
 }
 CATEGORY = {name: kind for kind, names in _CATEGORIES.items() for name in names.split()}

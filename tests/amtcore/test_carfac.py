@@ -139,6 +139,7 @@ def test_stored_design(fs: int) -> None:
         (LOW_HZ, 1, {"ohc_health": 0.3}),
         (LOW_HZ, 2, {"ohc_health": 0.3, "health_start": "ohc_health"}),
         (LOW_HZ, 2, {"ohc_health": [[0.2], [0.9]]}),
+        (LOW_HZ, 2, {"audiogram": {250: 10, 1000: 60}}),
         (LOW_HZ, 2, {"agc_kwargs": {"decimation": [5, 3], "time_constants": [0.003, 0.02],
                                     "agc1_scales": [1.0, 1.2], "agc2_scales": [1.5, 2.0],
                                     "stage_gain": 1.5}}),

@@ -38,8 +38,9 @@ from amtcore.numba_internals import array_data
 
 #: Channels of a vector; channels are padded to whole vectors.
 STEP = 16
-#: Coefficients: of the resonators, and of the feedback. The health of each ear follows.
-A, C, H, R1, ZR, GA, GB, GC, HEALTH = range(9)
+#: Coefficients: of the resonators, of the feedback, and gain before the hair cells. The health of
+#: each ear follows.
+A, C, H, R1, ZR, GA, GB, GC, CELL_GAIN, HEALTH = range(10)
 #: State of an ear. Memory and accumulator of each stage of gain control follow.
 (Z1, Z2, ZA, ZB, G, DZB, DG, INPUT, RIPPLE, DELAYED, AC, CAP1, CAP2, LOWPASS, SUM_NAP, SUM_BM,
  SUM_AGC, MEMORIES) = range(18)  # fmt: skip
@@ -166,7 +167,7 @@ def _hair_cell(
 
 
 @part(forceinline=True)
-def _end_sample(s: Any, base: int, kind: int, numbers: Any) -> Any:
+def _end_sample(s: Any, base: int, coef: Any, at: int, kind: int, numbers: Any) -> Any:
     """Add the inputs of 16 channels to their resonators, and run their hair cells.
 
     Returns the motion of the membrane and the firing rate. There is no branch, see `_hair_cell`.
@@ -177,8 +178,9 @@ def _end_sample(s: Any, base: int, kind: int, numbers: Any) -> Any:
     ac = _load(s, base, AC)
     bm = y - ac
     _store(s, base, AC, fma(bm, vsplat(bm, numbers[AC_RATE]), ac))
+    heard = bm * _load(coef, at, CELL_GAIN)
     charge, other, smoothed = _hair_cell(
-        kind, bm, _load(s, base, CAP1), _load(s, base, CAP2), _load(s, base, LOWPASS),
+        kind, heard, _load(s, base, CAP1), _load(s, base, CAP2), _load(s, base, LOWPASS),
         numbers[LOWPASS_RATE], numbers[GAIN], numbers[OUT1], numbers[IN1], numbers[OUT2],
         numbers[IN2],
     )  # fmt: skip
@@ -207,7 +209,7 @@ def _run_samples(
         for group in range(groups):
             base, here = group * size, to + i * pitch + group * STEP
             if i > 0:
-                bm, nap = _end_sample(s, base, kind, numbers)
+                bm, nap = _end_sample(s, base, coef, group * width, kind, numbers)
                 if every:
                     vstore(out, here - pitch + BM_OUT * row, bm)
                     vstore(out, here - pitch + NAP_OUT * row, nap)
