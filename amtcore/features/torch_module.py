@@ -49,8 +49,9 @@ from amtcore.features.torch_compile import Compiled
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-#: Shortest bucket; each further bucket is twice as long.
-BUCKET_S = 1.0
+#: Shortest bucket; each further bucket is twice as long, or, without a compiler that needs few
+#: shapes, one of so many up to twice the length.
+BUCKET_S, BUCKETS_UNCOMPILED = 1.0, 4
 #: Most clips, and most seconds of padded audio, of a batch: 8 clips up to 4 s, 2 clips of 16 s.
 #: Activations of 512 channels every 5 samples then take 0.2 GB.
 BATCH_CLIPS, BATCH_S = 8, 32.0
@@ -267,11 +268,13 @@ class ModuleRunner:
             )
 
     def _batch_shape(self, n_samples: int) -> tuple[int, int]:
-        """Return clips and samples of a signal's batch: the first bucket times a power of two."""
+        """Return clips and samples of a signal's batch, which has the length of its bucket."""
         if not self._params.buckets:
             return 1, n_samples
         shortest = round(BUCKET_S * self._fs_hz)
-        bucket = int(shortest * 2 ** max(0, math.ceil(math.log2(n_samples / shortest))))
+        steps = 1 if self._params.compile else BUCKETS_UNCOMPILED
+        number = max(0, math.ceil(steps * math.log2(n_samples / shortest)))
+        bucket = math.ceil(shortest * 2 ** (number / steps))
         most = max(1, int(BATCH_S * self._fs_hz) // bucket)
         return min(most, self._params.batch or BATCH_CLIPS), bucket
 
