@@ -114,13 +114,13 @@ def main() -> None:
                 for _ in range(TURNS)
             ]
             loop, job = (CLIPS * CLIP_S / min(each[side] for each in turns) for side in (0, 1))
-            rows.append((name, f"{loop:.0f}", f"{job:.0f}", f"{job / loop:.2f}", "1"))
+            rows.append((name, f"{loop:.0f}", f"{job:.0f}", f"{job / loop:.2f}"))
     note = (
         f"{CLIPS} FLAC files of {CLIP_S:g} s at {FS_HZ} Hz; seconds of audio per second, the best "
         f"of {TURNS} turns. Loop: {PROCESSES} processes of one thread, soundfile, torchaudio "
         f"({N_MELS} bands) or the encoder on {BATCH} clips, float16, numpy.save."
     )
-    head = ("features", "plain loop", "job", "job / loop", "wanted")
+    head = ("features", "plain loop", "job", "job / loop")
     write_section(
         "Beside a plain loop", "python -m benchmarks.plain_loop", f"{note}\n\n{table(head, rows)}"
     )
