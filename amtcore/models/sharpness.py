@@ -48,7 +48,7 @@ def weights(weighting: str) -> Tensor:
 
 def divided(total: Tensor, n: Tensor, weighting: str) -> Tensor:
     """Return the sharpness of weighted sums and loudness in sone, of one shape."""
-    heard = n >= LEAST_SONE
+    heard = ~(n < LEAST_SONE)  # NaN stays NaN
     safe = torch.where(heard, n, 1.0)
     return torch.where(
         heard, total / (torch.log1p(0.05 * safe) if weighting == "aures" else safe), 0.0

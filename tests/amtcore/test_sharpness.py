@@ -11,7 +11,7 @@ import torch
 
 from amtcore import Sharpness, ZwickerLoudness
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.models.sharpness import WEIGHTINGS
+from amtcore.models.sharpness import WEIGHTINGS, divided
 
 from ..compare import Tolerance, assert_close
 from .golden_files import DTYPES, load
@@ -104,3 +104,9 @@ def test_refusals() -> None:
         Sharpness(skip=-0.1)
     with pytest.raises(ShapeError, match="expected specific loudness"):
         Sharpness()(torch.ones(3, 240), torch.ones(2))
+
+
+def test_loudness_that_is_no_number_has_no_sharpness() -> None:
+    """Pressure beyond all sound overflows; 0 acum would be an answer."""
+    found = divided(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([math.nan, 0.0, 4.0]), "din")
+    assert math.isnan(found[0]) and found[1:].tolist() == [0.0, 0.25]
