@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amtcore.errors import ParameterError, ShapeError
+from amtcore.errors import ParameterError, ShapeError, check_known
 from amtcore.features.feature_model import (
     ClipFeatures,
     Extractor,
@@ -42,6 +42,7 @@ class FrameModuleModel(ModuleModel[FrameModule]):
         for stream, options in streams.items():
             check_options(stream, options, ())
         module = self.module(fs_hz, params, dtype)
+        check_known(f"model {self.name!r} has with these parameters no stream", kinds, module.grids)
         infos = [
             stream_info(module.grids[name], name, self.name, kind, fs_hz)
             for name, kind in kinds.items()

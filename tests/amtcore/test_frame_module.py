@@ -131,3 +131,13 @@ def test_outputs_of_a_wrong_shape_are_refused() -> None:
 
     with pytest.raises(ShapeError, match=r"expected .* \(2, 1\) .* got \(3, 2\)"):
         model(Wrong).build(16000.0, {}, {"peaks": {}}).extract([np.zeros(2 * HOP)])
+
+
+def test_streams_that_the_parameters_leave_out_are_refused() -> None:
+    class Fewer(Peaks):
+        def __init__(self, fs: float, dtype: torch.dtype = torch.float32) -> None:
+            super().__init__(fs, dtype=dtype)
+            del self.grids["peak"]
+
+    with pytest.raises(ParameterError, match="with these parameters no stream 'peak'"):
+        model(Fewer).build(16000.0, {}, {"peak": {}})
