@@ -27,7 +27,7 @@ from amtcore.features.feature_model import (
 from amtcore.features.frame_model import stream_info
 from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.backend import Backend
-from amtcore.kernels.vector.threads import one_torch_thread, parallel_for
+from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.frame_module import FrameModule, Outputs
 
 
@@ -117,7 +117,7 @@ class FrameModuleExtractor(Extractor):
         names = tuple(name for name, frames in wanted.items() if frames)
         found: Outputs = {}
         if names:
-            with self.backend.stream(), torch.no_grad(), one_torch_thread():
+            with self.backend.stream(), torch.no_grad():
                 found = self._module.outputs(signal, names)
         made = ClipFeatures()
         for info in self.streams:
@@ -141,10 +141,18 @@ class FrameModuleExtractor(Extractor):
 
     def stream_frames(self, samples: Tensor, state: Any, last: bool) -> tuple[ClipFeatures, Any]:
         """Return the frames that the next samples complete, and the state after them."""
-        names = self._names()
-        with self.backend.stream(), torch.no_grad(), one_torch_thread():
-            found, state = self._module.stream(samples, state, last, names)
-        return {name: self._array(name, found[name]) for name in names}, state
+        names, made = self._names(), list[tuple[Outputs, Any]]()
+
+        def run(_: int) -> None:
+            with self.backend.stream(), torch.no_grad():
+                made.append(self._module.stream(samples, state, last, names))
+
+        if self.backend.name == "cpu":
+            parallel_for(run, 1)  # a thread of the pool has one thread of torch
+        else:
+            run(0)
+        ((found, after),) = made
+        return {name: self._array(name, found[name]) for name in names}, after
 
     def samples(self, clip: Frames) -> Tensor:
         """Return a finite signal (time,) or (ear, time) on the device of the module."""

@@ -175,10 +175,9 @@ class WholeClipFeatures:
             rest = self._rest.expand(len(clips), *self._rest.shape)
             channels, _ = self._backend.run_chain(self._tables, x, self._coef, rest)
             lengths = [len(signal) for signal in signals]
-            means = [
-                self._means(signal[:, :length].contiguous())
-                for signal, length in zip(channels, lengths, strict=True)
-            ]
+            means = self._means(
+                [x[:, :n].contiguous() for x, n in zip(channels, lengths, strict=True)]
+            )
             bands = self._bands.bands(channels, lengths, [*means[0]])
             for number in range(self._bands.count):
                 if number in means[0]:
@@ -190,11 +189,21 @@ class WholeClipFeatures:
                     of_clip.append(pooled)
         return frames
 
-    def _means(self, channels: Tensor) -> dict[int, Tensor]:
-        """Return (frame, channel) of the bands whose means need no band at full rate."""
+    def _means(self, signals: Sequence[Tensor]) -> list[dict[int, Any]]:
+        """Return (frame, channel) of the bands whose means need no band at full rate, by signal."""
         pool, means = self._compiled.tables.pool, self._bands.means
         if means is None or pool not in (POOLS["mean"], POOLS["rms"]):
-            return {}
+            return [{} for _ in signals]
         samples, frames = self._compiled.tables.samples_per_frame
-        number = torch.arange(self.n_frames(channels.shape[-1]) + 1, device=channels.device)
-        return means(channels, -(-number * samples // frames), pool == POOLS["rms"])
+        numbers = [torch.arange(self.n_frames(x.shape[-1]) + 1, device=x.device) for x in signals]
+        edges = [-(-number * samples // frames) for number in numbers]
+        if self._backend.name != "cpu":
+            return means(signals, edges, pool == POOLS["rms"])
+        made: dict[int, dict[int, Any]] = {}
+
+        def run(i: int) -> None:  # a thread of the pool has one thread of torch, which fixes sums
+            with torch.no_grad():
+                (made[i],) = means(signals[i : i + 1], edges[i : i + 1], pool == POOLS["rms"])
+
+        parallel_for(run, len(signals))
+        return [made[i] for i in range(len(signals))]

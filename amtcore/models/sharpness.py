@@ -74,7 +74,7 @@ class Sharpness(nn.Module):
 
     >>> sharp = Sharpness()(torch.ones(1, 240), torch.tensor([24.0]))
     >>> round(float(sharp), 2)
-    1.94
+    2.32
     """
 
     weight: Tensor

@@ -131,7 +131,9 @@ class WholeSignalBands:
     count: int
     fs_hz: float
     rates: tuple[int, int] = (1, 1)
-    means: Callable[[Tensor, Tensor, bool], dict[int, Tensor]] | None = None
+    means: Callable[[Sequence[Tensor], Sequence[Tensor], bool], list[dict[int, Tensor]]] | None = (
+        None
+    )
 
 
 class TimeDomainModel(Model):

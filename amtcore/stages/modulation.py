@@ -422,24 +422,30 @@ class King2019ModulationFilterbank(BlockStage):
         offsets = tuple(range(0, count * channels + 1, count))
         return FilterBank((BANK_TWO_SECTIONS,) * count, coef, offsets)
 
-    def envelope_means(self, x: Tensor, edges: Tensor, square: bool) -> dict[int, Tensor]:
+    def envelope_means(
+        self, signals: Sequence[Tensor], edges: Sequence[Tensor], square: bool
+    ) -> list[dict[int, Tensor]]:
         """Return the means over frames of each Hilbert envelope, by filter; see `envelope_means`.
 
         Args:
-            x: (channel, time).
-            edges: First samples of the frames, and the sample after the last.
+            signals: (channel, time) each.
+            edges: For each signal the first samples of its frames, and the sample after the last.
             square: Take root mean squares.
         Returns:
-            (frame, channel) by number of the filter.
+            For each signal (frame, channel) by number of the filter.
         """
         chosen = [m for m, is_envelope in enumerate(self.insensitive) if is_envelope]
         rows = self.coefficients()[chosen]
         # Earlier samples leave nothing in the states at the end.
         heard = math.ceil(_FORGOTTEN * self.fs * float(self._memories_s()[chosen].max()))
-        _, states = self._filter(x[None, :, -heard:].contiguous(), rows, None)
-        states = states.unflatten(1, (len(x), len(chosen)))[0]
-        found = envelope_means(x, rows, states, edges, self.fs, square)
-        return dict(zip(chosen, found, strict=True))
+        ends = [torch.nn.functional.pad(x[:, -heard:], (max(heard - x.shape[1], 0), 0))
+                for x in signals]  # fmt: skip
+        _, states = self._filter(torch.stack(ends), rows, None)
+        states = states.unflatten(1, (-1, len(chosen)))
+        return [
+            dict(zip(chosen, envelope_means(x, rows, s, at, self.fs, square), strict=True))
+            for x, s, at in zip(signals, states, edges, strict=True)
+        ]
 
     def bands(
         self, x: Tensor, samples: Sequence[int], without: Collection[int] = ()

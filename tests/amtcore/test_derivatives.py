@@ -106,6 +106,7 @@ def test_every_operator_is_here() -> None:
     # Several operations in one chain and the kernels of loudness have no gradient: they are left
     # out where one may be asked for.
     loudness = {
+        "zwicker_bands", "zwicker_decay", "zwicker_slopes",
         "loudness_nodes", "specific_loudness", "erb_levels", "excitation_pattern", "inhibition",
         "running_powers",
     }  # fmt: skip

@@ -69,6 +69,8 @@ JOBS: Mapping[str, list[dict[str, Any]]] = {
     ],
     "cochlea": [
         {"model": "carfac", "fs_hz": 16000, "streams": {"nap": {}, "bm": {}, "agc": {}}},
+        {"model": "auditory_nerve", "streams": {"rates": {}}},
+        {"model": "cochleagram"},
         {
             "model": "sai",
             "fs_hz": 16000,
