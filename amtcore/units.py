@@ -1,9 +1,10 @@
 """Sound pressure, decibels and the calibration of digital audio.
 
 Models state the unit of their input. It is "pa" (sound pressure in Pa, reference 20 uPa),
-"rms1=100dB" (an RMS of 1.0 is 100 dB SPL, so one unit is 2 Pa), "rms1=104dB", or "digital": samples
-as the file has them, full scale 1. Digital audio has no sound pressure of its own: a `Calibration`
-gives it one, stated in the job and recorded with every row; "digital" models ignore it.
+"rms1=100dB" (an RMS of 1.0 is 100 dB SPL, so one unit is 2 Pa) or "rms1=104dB". The unit "digital"
+is of samples as the file has them, full scale 1. Digital audio has no sound pressure of its own: a
+`Calibration` gives it one, stated in the job and recorded with every row; "digital" models ignore
+it.
 """
 
 from __future__ import annotations

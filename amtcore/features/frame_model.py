@@ -48,7 +48,7 @@ from amtcore.features.feature_model import (
 )
 from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
 from amtcore.features.stream_info import PER_CLIP, PER_CLIP_RATE_HZ, StreamInfo, StreamKind
-from amtcore.kernels.vector.threads import parallel_for
+from amtcore.kernels.vector.threads import parallel_map
 from amtcore.models.frame_module import FrameGrid as FrameGrid
 
 #: `StreamInfo.pool` of frames that a model makes itself.
@@ -188,13 +188,7 @@ class FrameExtractor(Extractor):
             return self._design.compute_batch(signals)
         if not self._design.on_threads:
             return map(self._design.compute, signals)
-        found: dict[int, Mapping[str, Frames]] = {}
-
-        def compute(i: int) -> None:
-            found[i] = self._design.compute(signals[i])
-
-        parallel_for(compute, len(signals))
-        return [found[i] for i in range(len(signals))]
+        return parallel_map(lambda i: self._design.compute(signals[i]), len(signals))
 
     def _checked(self, n_samples: int, found: Mapping[str, Frames]) -> ClipFeatures:
         wanted, made = self.n_frames(n_samples), ClipFeatures()

@@ -52,7 +52,7 @@ ZWICKER = FrameModuleModel(
             "acum", ("time", "weighting"), "sharpness, DIN 45692 and three other weightings"
         ),
         "statistics": StreamKind(
-            "sone", ("clip", "statistic"), "one row a clip: maximum and percentiles of loudness"
+            "sone", _CLIP, "one row a clip: maximum and percentiles of loudness"
         ),
     },
 )

@@ -27,7 +27,7 @@ from amtcore.features.feature_model import (
 from amtcore.features.frame_model import stream_info
 from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.backend import Backend
-from amtcore.kernels.vector.threads import parallel_for
+from amtcore.kernels.vector.threads import parallel_map
 from amtcore.models.frame_module import FrameModule, Outputs
 
 
@@ -65,8 +65,8 @@ class FrameModuleExtractor(Extractor):
         params: Params,
         settings: str,
     ) -> None:
-        grids = [module.grids[info.name] for info in infos]
-        of_whole_clips = any(grid.hop_length is None for grid in grids)
+        self._grids = {info.name: module.grids[info.name] for info in infos}
+        hops = [grid.hop_length for grid in self._grids.values()]
         super().__init__(
             name,
             fs_hz=module.fs,
@@ -76,14 +76,10 @@ class FrameModuleExtractor(Extractor):
             dtype=np.dtype(str(module.dtype).removeprefix("torch.")),
             can_stream=module.can_stream,
             input_channels=module.input_channels,
-            memory_s=None if of_whole_clips else module.memory_s,
-            hops=[Fraction(grid.hop_length) for grid in grids if grid.hop_length is not None],
+            memory_s=None if None in hops else module.memory_s,
+            hops=[Fraction(hop) for hop in hops if hop is not None],
         )
         self._module, self._settings = module.eval(), settings
-        self._grids = dict(zip(self._names(), grids, strict=True))
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple(info.name for info in self.streams)
 
     def place(self, backend: Backend) -> None:
         """Compute with this backend from now on."""
@@ -104,13 +100,8 @@ class FrameModuleExtractor(Extractor):
         signals = [self.samples(clip) for clip in clips]
         if self.backend.name != "cpu":
             return [self._extract(signal) for signal in signals]
-        made: dict[int, ClipFeatures] = {}
-
-        def extract(i: int) -> None:
-            made[i] = self._extract(signals[i])
-
-        parallel_for(extract, len(signals))
-        return [made[i] for i in range(len(signals))]
+        # A thread of the pool has one thread of torch, which fixes the order of sums.
+        return parallel_map(lambda i: self._extract(signals[i]), len(signals))
 
     def _extract(self, signal: Tensor) -> ClipFeatures:
         wanted = self.n_frames(signal.shape[-1])
@@ -141,17 +132,14 @@ class FrameModuleExtractor(Extractor):
 
     def stream_frames(self, samples: Tensor, state: Any, last: bool) -> tuple[ClipFeatures, Any]:
         """Return the frames that the next samples complete, and the state after them."""
-        names, made = self._names(), list[tuple[Outputs, Any]]()
+        names = tuple(self._grids)
 
-        def run(_: int) -> None:
+        def run(_: int = 0) -> tuple[Outputs, Any]:
             with self.backend.stream(), torch.no_grad():
-                made.append(self._module.stream(samples, state, last, names))
+                return self._module.stream(samples, state, last, names)
 
-        if self.backend.name == "cpu":
-            parallel_for(run, 1)  # a thread of the pool has one thread of torch
-        else:
-            run(0)
-        ((found, after),) = made
+        # On a thread of the pool, as in `extract`.
+        found, after = parallel_map(run, 1)[0] if self.backend.name == "cpu" else run()
         return {name: self._array(name, found[name]) for name in names}, after
 
     def samples(self, clip: Frames) -> Tensor:

@@ -22,7 +22,7 @@ from amtcore.kernels.backend import Backend, Samples
 from amtcore.kernels.chain import ChainPlan, ChainStep, check_sizes, tables_of_steps
 from amtcore.kernels.devices import get_backend
 from amtcore.kernels.pooling import POOLS
-from amtcore.kernels.vector.threads import get_num_threads, parallel_for
+from amtcore.kernels.vector.threads import get_num_threads, parallel_for, parallel_map
 from amtcore.models.time_domain import WholeSignalBands
 from amtcore.stages.stage import Stage
 
@@ -199,11 +199,10 @@ class WholeClipFeatures:
         edges = [-(-number * samples // frames) for number in numbers]
         if self._backend.name != "cpu":
             return means(signals, edges, pool == POOLS["rms"])
-        made: dict[int, dict[int, Any]] = {}
 
-        def run(i: int) -> None:  # a thread of the pool has one thread of torch, which fixes sums
+        def of_signal(i: int) -> dict[int, Any]:
             with torch.no_grad():
-                (made[i],) = means(signals[i : i + 1], edges[i : i + 1], pool == POOLS["rms"])
+                return means(signals[i : i + 1], edges[i : i + 1], pool == POOLS["rms"])[0]
 
-        parallel_for(run, len(signals))
-        return [made[i] for i in range(len(signals))]
+        # A thread of the pool has one thread of torch, which fixes the order of sums.
+        return parallel_map(of_signal, len(signals))

@@ -49,8 +49,8 @@ from amtcore.features.torch_compile import Compiled
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-#: Shortest bucket; each further bucket is twice as long, or, without a compiler that needs few
-#: shapes, one of so many up to twice the length.
+#: Length of the shortest bucket. The next bucket of a compiled module is twice as long. An
+#: uncompiled module has several buckets up to twice the length, since shapes cost it nothing.
 BUCKET_S, BUCKETS_UNCOMPILED = 1.0, 4
 #: Most clips, and most seconds of padded audio, of a batch: 8 clips up to 4 s, 2 clips of 16 s.
 #: Activations of 512 channels every 5 samples then take 0.2 GB.

@@ -294,9 +294,9 @@ class AuditoryNerve(FrameModule):
         Raises:
             ParameterError: `spikes` of a low-pass whose output is negative.
         """
-        names = tuple(self.grids) if names is None else names
         if not self.envelope_mode:
-            return self.stream(signal, None, True, names)[0]
+            return super().outputs(signal, names)
+        names = self.wanted(names)
         self._check_spikes(names)
         at_once = tuple(name for name in names if name == "subbands")
         late = tuple(name for name in names if name != "subbands")
@@ -330,7 +330,7 @@ class AuditoryNerve(FrameModule):
         """Return the frames of the blocks that a chunk completes, see `FrameModule.stream`."""
         if self.envelope_mode:
             return super().stream(chunk, state, last, names)
-        names = tuple(self.grids) if names is None else names
+        names = self.wanted(names)
         made, state = self._blocks(chunk, state, last, names)
         return {name: self._arranged(made[name], chunk) for name in names}, state
 

@@ -155,9 +155,6 @@ class AuditorySpectrogram(FrameModule):
         x, steps = _checked(signal).to(self.dtype), self.ear()[:count]
         return run_ops(x[None, None], steps, rest_state(steps, 1))[0][0]
 
-    def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
-        return self.stream(signal, None, True, names)[0]
-
     def stream(
         self,
         chunk: Tensor,
@@ -185,11 +182,7 @@ class AuditorySpectrogram(FrameModule):
                 each, leak = self._block(block, leak)
                 made.append(each)
         values = torch.cat(made, 1)[:, :frames]
-        wanted = (
-            {}
-            if names is not None and "spectrogram" not in names
-            else {"spectrogram": values.reshape(*batch, *values.shape[1:])}
-        )
+        wanted = {name: values.reshape(*batch, *values.shape[1:]) for name in self.wanted(names)}
         return wanted, (x[:, blocks * size :], ear, leak)
 
     def _block(self, y: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:

@@ -358,10 +358,6 @@ class CARFAC(FrameModule):
         """Return every sample of the stages, see `stages`."""
         return self.stages(signal)[0]
 
-    def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
-        """Return frames of whole signals, see the class."""
-        return self.stream(signal, None, True, names)[0]
-
     def stream(
         self,
         chunk: Tensor,
@@ -370,8 +366,7 @@ class CARFAC(FrameModule):
         names: tuple[str, ...] | None = None,
     ) -> tuple[Outputs, CarfacState]:
         """Return the frames that the next samples complete, and the state for the next call."""
-        names = tuple(_POOLED) if names is None else names
-        check_known("CARFAC has no output", names, _POOLED)
+        names = self.wanted(names)
         clips, lead = self._as_clips(chunk)
         frames, _, _, state = self._run(clips, state, False)
         made = torch.from_numpy(frames[..., : self.n_channels]).to(chunk.device)

@@ -337,8 +337,7 @@ class Cochleagram(FrameModule):
         Raises:
             ParameterError: The clip is so short that a high-pass filter has no frequency.
         """
-        names = tuple(self.grids) if names is None else names
-        samples = signal.shape[-1]
+        names, samples = self.wanted(names), signal.shape[-1]
         if 0 < samples < self.min_samples:
             raise ParameterError(
                 f"expected {self.min_samples} samples or more, so that the highest filter has a "

@@ -6,7 +6,6 @@ job runs any of them through `features.frame_module_model`.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amtcore.errors import ParameterError
+from amtcore.errors import ParameterError, check_known
 
 #: Outputs by name: (..., frame, column).
 Outputs = dict[str, Tensor]
@@ -83,7 +82,8 @@ class FrameModule(nn.Module):
         input_channels: Numbers of signals, such as ears, that a clip may have; 1 is (time,), more
             are an axis before time.
         grids: Grid of each output by name. An output of one row a clip has one frame.
-        can_stream: Whether `stream` works; else `whole_clips_reason` says why not.
+        can_stream: True if `stream` works.
+        whole_clips_reason: The reason if `stream` does not work.
         memory_s: See `features.Extractor`; None if a long recording must go in order.
     """
 
@@ -96,9 +96,15 @@ class FrameModule(nn.Module):
     dtype: torch.dtype
     grids: Mapping[str, FrameGrid]
 
-    @abstractmethod
+    def wanted(self, names: tuple[str, ...] | None) -> tuple[str, ...]:
+        """Return the outputs that a call names, or all for None; raise for an unknown name."""
+        if names is None:
+            return tuple(self.grids)
+        check_known(f"{type(self).__name__} has no output", names, self.grids)
+        return names
+
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
-        """Return outputs of whole signals.
+        """Return outputs of whole signals; a module that can stream takes them as one chunk.
 
         Args:
             signal: (..., time) in `input_unit`, or (..., ear, time) with several ears.
@@ -106,6 +112,7 @@ class FrameModule(nn.Module):
         Returns:
             By name, (..., frame, column), with `grids[name].n_frames(time)` frames.
         """
+        return self.stream(signal, None, True, names)[0]
 
     def stream(
         self,
@@ -116,7 +123,7 @@ class FrameModule(nn.Module):
     ) -> tuple[Outputs, Any]:
         """Return the frames that the next samples complete, and the state for the next call.
 
-        Frames of all chunks, concatenated, equal those of the whole signal bit by bit.
+        Frames of all chunks, concatenated, equal the frames of the whole signal bit by bit.
 
         Args:
             chunk: Next samples (..., time), or (..., ear, time).

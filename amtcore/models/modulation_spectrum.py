@@ -259,9 +259,6 @@ class AuditoryModulationSpectrum(FrameModule):
             "mean": FrameGrid(len(fc_hz), **on_grid, unit=unit),
         }
 
-    def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
-        return self.stream(signal, None, True, names)[0]
-
     def stream(
         self,
         chunk: Tensor,
@@ -288,7 +285,7 @@ class AuditoryModulationSpectrum(FrameModule):
             made["mean"] = torch.stack(means, -2)
         passed = min(first, frames.shape[-2])
         after = ear, frames[..., passed:, :], first - passed
-        return {name: made[name] for name in names or made}, after
+        return {name: made[name] for name in self.wanted(names)}, after
 
 
 @lru_cache(maxsize=16)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import Number, Numbers, Text, checked_arguments
-from amtcore.errors import NonFiniteError, ParameterError, ShapeError, check_known
+from amtcore.errors import NonFiniteError, ParameterError, ShapeError
 from amtcore.filter_design import state_variable_rows
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.fir import FIR
@@ -360,8 +360,7 @@ class ProgrammeLoudness(FrameModule):
 
         The state of integrated loudness and loudness range grows by 80 bytes a second and channel.
         """
-        names = tuple(self.grids) if names is None else names
-        check_known("a loudness meter has no output", names, self.grids)
+        names = self.wanted(names)
         rows, axes = self._rows(chunk)
         state = state or self._rest(rows)
         state = state._replace(received=state.received + rows.shape[-1])

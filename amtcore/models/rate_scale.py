@@ -146,7 +146,7 @@ class RateScale(FrameModule):
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         spectrogram = self.spectrogram.outputs(signal)["spectrogram"]
-        return self.features(spectrogram, tuple(self.grids) if names is None else names)
+        return self.features(spectrogram, self.wanted(names))
 
     def features(self, spectrogram: Tensor, names: tuple[str, ...] = ("rate_scale",)) -> Outputs:
         """Return outputs, by default `rate_scale`, of a spectrogram (.., frame, channel)."""

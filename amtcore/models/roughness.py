@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import Number, checked_arguments, whole
-from amtcore.errors import NonFiniteError, ShapeError, check_known
+from amtcore.errors import NonFiniteError, ShapeError
 from amtcore.filter_design import interpolate
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
 from amtcore.tables import load_table
@@ -224,9 +224,6 @@ class RoughnessDanielWeber(FrameModule):
         specific = self.g * (depth * common).square()
         return {"r": 0.25 * specific.sum(-1, keepdim=True), "r_spec": specific}
 
-    def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
-        return self.stream(signal, None, True, names)[0]
-
     def stream(
         self,
         chunk: Tensor,
@@ -234,8 +231,7 @@ class RoughnessDanielWeber(FrameModule):
         last: bool = False,
         names: tuple[str, ...] | None = None,
     ) -> tuple[Outputs, Any]:
-        names = tuple(self.grids) if names is None else names
-        check_known("RoughnessDanielWeber has no output", names, self.grids)
+        names = self.wanted(names)
         if not chunk.is_floating_point() or chunk.ndim < 1:
             raise ShapeError(
                 f"expected a floating-point signal (.., time) in Pa, got {chunk.dtype} of shape "

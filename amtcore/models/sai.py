@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments, whole
-from amtcore.errors import ParameterError, ShapeError, StateError, check_known
+from amtcore.errors import ParameterError, ShapeError, StateError
 from amtcore.models.carfac import CARFAC, CarfacState
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
 from amtcore.models.time_domain import Kwargs
@@ -192,10 +192,6 @@ class SAI(FrameModule):
         """Return `sai` (..., frame, channel, lag) of a pattern (..., channel, time)."""
         return {"sai": self.images(signal)[0]}
 
-    def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
-        """Return `sai` (..., frame, channel * lag) of a sound (..., time)."""
-        return self.stream(signal, None, True, names)[0]
-
     def stream(
         self,
         chunk: Tensor,
@@ -203,15 +199,15 @@ class SAI(FrameModule):
         last: bool = False,
         names: tuple[str, ...] | None = None,
     ) -> tuple[Outputs, Any]:
-        """Return the frames of a sound that the next samples complete, and the state."""
-        check_known("SAI has no output", names or (), self.grids)
+        """Return `sai` (..., frame, channel * lag) that the next samples of a sound complete."""
+        names = self.wanted(names)
         ear, image = (None, None) if state is None else state
         made = list[Tensor]()
         for part in chunk.split(BLOCK_FRAMES * self.input_segment_width, -1):
             stages, ear = self.carfac.stages(part, ear, ("nap",))
             frames, image = self.images(stages["nap"], image)
             made.append(frames.flatten(-2))
-        return {"sai": torch.cat(made, -2)}, (ear, image)
+        return {name: torch.cat(made, -2) for name in names}, (ear, image)
 
     def extra_repr(self) -> str:
         """Return the widths in samples."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from amtcore import filter_design as design
 from amtcore.arguments import RATE, Flag, Number, Text, checked_arguments, whole
-from amtcore.errors import NonFiniteError, ParameterError, ShapeError, check_known
+from amtcore.errors import NonFiniteError, ParameterError, ShapeError
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.envelope import Quadrature
 from amtcore.kernels.operations.modulation_filters import BANK_STATE_VARIABLE
@@ -452,8 +452,7 @@ class SRMR(FrameModule):
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return outputs of whole signals, see the class."""
-        names = tuple(self.grids) if names is None else names
-        check_known("SRMR has no output", names, self.grids)
+        names = self.wanted(names)
         if not isinstance(signal, Tensor) or not signal.is_floating_point() or signal.ndim == 0:
             raise ShapeError("expected a floating-point tensor (.., time), got another value")
         x = signal.to(self.dtype)

@@ -126,13 +126,13 @@ class STOI(FrameModule):
         return made if clean.ndim == 2 else {name: each[0] for name, each in made.items()}
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
-        made = self._compare(signal, tuple(self.grids) if names is None else names)
-        wanted = {}
-        for name in self.grids if names is None else names:
+        names = self.wanted(names)
+        made, frames_by_name = self._compare(signal, names), {}
+        for name in names:
             each, frames = made[name], self.grids[name].n_frames(signal.shape[-1])
             axes = (*signal.shape[:-2], each.shape[1] if each.ndim > 1 else 1, 1)
-            wanted[name] = each.to(self.dtype).reshape(axes)[..., :frames, :]
-        return wanted
+            frames_by_name[name] = each.to(self.dtype).reshape(axes)[..., :frames, :]
+        return frames_by_name
 
     def _compare(self, pairs: Tensor, names: tuple[str, ...]) -> Outputs:
         """Return scores, segments and kept frames of (.., 2, time), with one batch axis."""

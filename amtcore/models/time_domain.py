@@ -121,9 +121,9 @@ class StageSequence(nn.Sequential):
 class WholeSignalBands:
     """Modulation bands that need the whole signal: `count` bands at the rate `fs_hz`.
 
-    `bands` takes (batch, channel, time) and the length of each signal. For each band it returns a
-    list of (1, channel, time'), one for each signal, but for none of the bands in its third
-    argument. `rates` is (up, down) from the model's rate. `means` are those of
+    `bands` takes (batch, channel, time), the length of each signal, and the bands to leave out. For
+    each other band it returns a list of (1, channel, time'), one for each signal. `rates` is (up,
+    down) from the model's rate. `means` are those of
     `King2019ModulationFilterbank.envelope_means`, if there are any.
     """
 

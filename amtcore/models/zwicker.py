@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from amtcore.arguments import Number, Text, checked_arguments
-from amtcore.errors import NonFiniteError, ShapeError, check_known
+from amtcore.errors import NonFiniteError, ShapeError
 from amtcore.filter_design import section_rows
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.compression import SQUARE
@@ -388,8 +388,8 @@ class ZwickerLoudness(FrameModule):
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         if self.can_stream:
-            return self.stream(signal, None, True, names)[0]
-        names, x = self._names(names), self._as_rows(signal)
+            return super().outputs(signal, names)
+        names, x = self.wanted(names), self._as_rows(signal)
         found = self._stationary(x if self.resampler is None else self.resampler(x), names)
         return {k: _like(found[k], signal) for k in names}
 
@@ -402,19 +402,13 @@ class ZwickerLoudness(FrameModule):
     ) -> tuple[Outputs, ZwickerState]:
         if not self.can_stream:
             super().stream(chunk, state, last, names)
-        names, x = self._names(names), self._as_rows(chunk)
+        names, x = self.wanted(names), self._as_rows(chunk)
         state = ZwickerState(None, x[:, :0]) if state is None else state
         if self.resampler is not None:
             x, resampled = self.resampler.stream(x, state.resampled, last)
             state = replace(state, resampled=resampled)
         found, state = self._over_time(x, state, last, names)
         return {k: _like(found[k], chunk) for k in names}, state
-
-    def _names(self, names: tuple[str, ...] | None) -> tuple[str, ...]:
-        """Return the outputs that are wanted; None is all."""
-        names = tuple(self.grids) if names is None else names
-        check_known("ZwickerLoudness has no output", names, self.grids)
-        return names
 
     def _as_rows(self, x: Tensor) -> Tensor:
         """Return a signal (.., time) as (signal, time) in float64."""

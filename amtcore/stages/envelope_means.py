@@ -28,8 +28,8 @@ BAND_HZ, BAND_RATIO = 3000.0, 20.0
 def responses(rows: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
     """Return the responses of filters of two sections to the input, and to their states.
 
-    With the matrices of a section, s' = A s + B x and y = C s + D x, they are
-    D + C (z - A)^-1 B and C (1 - A / z)^-1 at z = exp(i omega).
+    A section with its states s is s' = A s + B x, y = C s + D x. At z = exp(i omega) the responses
+    are D + C (z - A)^-1 B and C (1 - A / z)^-1.
 
     Args:
         rows: (filter, 12), as of `bandpass2_rows`.

@@ -107,19 +107,23 @@ def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
 
 def shown_columns(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
     extras = sorted(filter(is_extra, table.column_names))
-    of_streams = [column for info in streams.values() for column in columns_of(info)]
     variants = [name for name in VARIANT_COLUMNS if name in table.column_names]
-    return table.select([*SHOWN, *variants, *of_streams, *extras])
+    return table.select([*SHOWN, *variants, *_columns(streams), *extras])
 
 
 def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
     """Return the names of the provenance columns of a table of rows."""
-    places = {column for info in streams.values() for column in columns_of(info)}
+    places = set(_columns(streams))
     return [
         name
         for name in table.column_names
         if name in FACT_TYPES or not (name in BASE_TYPES or name in places or is_extra(name))
     ]
+
+
+def _columns(streams: Mapping[str, StreamInfo]) -> list[str]:
+    """Return the columns that belong to streams."""
+    return [column for info in streams.values() for column in columns_of(info)]
 
 
 def is_extra(name: str) -> bool:
@@ -161,9 +165,10 @@ class Catalog:
     def where(self, expression: pc.Expression) -> Catalog:
         """Return the catalog of the rows that an expression over `table` selects."""
         table = filtered(self.table, expression)
-        every = self.table if self.all_rows is None else self.all_rows
         by = f"{self.chosen_by}{expression};"
-        return replace(self, table=table.combine_chunks(), moments={}, all_rows=every, chosen_by=by)
+        return replace(
+            self, table=table.combine_chunks(), moments={}, all_rows=self._every_row, chosen_by=by
+        )
 
     def record(self, layout: Layout, shard: str) -> CommitRecord:
         """Return the commit record of a shard; refuse one of another dataset or index."""
@@ -196,13 +201,17 @@ class Catalog:
             )
         promise = promise_of(record, self.streams, self.dtype, fmt)
         if self.refs:
-            every = self.table if self.all_rows is None else self.all_rows
-            promise = replace(promise, said=CommittedRows(every, *self._rows_at[shard]))
+            rows = self._rows_at[shard]
+            promise = replace(promise, said=CommittedRows(self._every_row, *rows))
         return paths.data_path(shard, record.attempt, fmt.suffix), promise
+
+    @property
+    def _every_row(self) -> pa.Table:
+        return self.table if self.all_rows is None else self.all_rows
 
     @cached_property
     def _rows_at(self) -> dict[str, tuple[int, int]]:
-        names, counts = _counted(self.table if self.all_rows is None else self.all_rows)
+        names, counts = _counted(self._every_row)
         firsts = np.cumsum(counts) - counts
         return dict(zip(names, zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
 

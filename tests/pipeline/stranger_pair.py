@@ -30,10 +30,6 @@ class Peaks(FrameModule):
         self.fs, self.dtype = fs, dtype
         self.grids = {"peaks": FrameGrid(2, HOP, columns=("reference", "own"))}
 
-    def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
-        """Return the peaks of (2, time)."""
-        return self.stream(signal, None, True, names)[0]
-
     def stream(
         self,
         chunk: Tensor,

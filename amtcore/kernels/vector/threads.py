@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from amtcore.errors import ParameterError
 
+T = TypeVar("T")
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _threads = 0
@@ -108,3 +110,14 @@ def parallel_for(function: Callable[[int], None], count: int) -> None:
     torch.set_num_threads(own)
     if failures:
         raise failures[min(failures)]
+
+
+def parallel_map(function: Callable[[int], T], count: int) -> list[T]:
+    """Return `function(i)` for i in 0..count-1, computed as `parallel_for` does."""
+    made: dict[int, T] = {}
+
+    def run(i: int) -> None:
+        made[i] = function(i)
+
+    parallel_for(run, count)
+    return [made[i] for i in range(count)]
