@@ -231,13 +231,14 @@ class Extraction:
         try:
             for piece in pieces:
                 for channel, signals in enumerate(piece):
-                    for stream, signal in zip(streams[channel], signals, strict=True):
-                        with doing(MODEL, libraries=FOR_MODELS):
+                    pushes = zip(self._extractors, streams[channel], signals, strict=True)
+                    for model, stream, signal in pushes:
+                        with doing(MODEL, libraries=FOR_MODELS, model=model.model):
                             made = stream.push(signal)
                         self._spill(wholes[channel], made, owns[channel])
             for whole, of_models, own in zip(wholes, streams, owns, strict=True):
-                for stream in of_models:
-                    with doing(MODEL, libraries=FOR_MODELS):
+                for model, stream in zip(self._extractors, of_models, strict=True):
+                    with doing(MODEL, libraries=FOR_MODELS, model=model.model):
                         made = stream.finish()
                     self._spill(whole, made, own, last=True)
                 if own is not None:
@@ -251,9 +252,9 @@ class Extraction:
     def _extract(self, by_model: Sequence[Sequence[Any]]) -> list[ModelOutput]:
         features: list[dict[str, Any]] = [{} for _ in by_model[0]]
         for index, signals in enumerate(by_model):
-            lock = self._one_caller.get(index, nullcontext())
-            with lock, doing(MODEL, libraries=FOR_MODELS):
-                made = extracted(self._extractors[index], signals)
+            lock, model = self._one_caller.get(index, nullcontext()), self._extractors[index]
+            with lock, doing(MODEL, libraries=FOR_MODELS, model=model.model):
+                made = extracted(model, signals)
             for row, streams in zip(features, made, strict=True):
                 row |= streams
         return [*features]
