@@ -68,8 +68,8 @@ def main() -> None:
         f"{CLIPS} clips of {CLIP_S:g} s of generated speech, FLAC at {RATE_HZ} Hz, one pass of "
         f"{len(MODELS)} models to float16 Zarr, {stored / audio_s / 1000:.0f} kB per second of "
         "audio. CPU time of the workers after their warm-up, and of the driver, by the "
-        "summary of the job; by model, by its commit records. Threads of a library count for the "
-        "model during whose call they worked."
+        "summary of the job; by model, by its commit records. Threads of kernels count for the "
+        "model that calls the kernel."
     )
     head = ("part", "CPU ms per second of audio", "share")
     command = "python -m benchmarks.eight_models"
