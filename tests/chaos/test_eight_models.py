@@ -64,6 +64,8 @@ def test_killed_and_resumed_they_give_the_same_bytes(tmp_path: Path) -> None:
     assert {"integrated_integrated", "score_score"} <= set(table.column_names)
 
 
+# The interpreter is slow: 14 minutes on two cores with a load of 10.
+@pytest.mark.timeout(1800)
 def test_on_a_gpu_they_run_or_stay_on_the_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

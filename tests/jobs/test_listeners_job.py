@@ -128,7 +128,7 @@ BAD = {
     "loud": ('{"1000": 500}', "losses between -20 and 130 dB"),
     "text": ("mild", "column 'audiogram': Expecting value"),
     "list": ("[20, 40]", "dB HL by frequency in Hz"),
-    "deep": ("[" * 100_000, "expected JSON of at most"),
+    "deep": ("[" * 100_000, "nested too deeply"),
 }
 COLUMN = ENTRY | {"listener": {"name": "own", "column": "audiogram"}}
 

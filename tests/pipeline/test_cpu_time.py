@@ -1,4 +1,4 @@
-"""CPU time by part: parts that add up, in one thread, in several, and in those of libraries."""
+"""CPU time by part: parts that add up, in one thread, in several, and in threads of libraries."""
 
 from __future__ import annotations
 
