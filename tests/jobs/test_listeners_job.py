@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import earmill
-from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.common.errors import SourceError, SpecError
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import describe_models
@@ -260,3 +260,10 @@ def test_a_column_is_no_audiogram_and_has_no_equal_files(tmp_path: Path) -> None
         JobSpec.load(job(tmp_path, both))
     with pytest.raises(SpecError, match=r"expected no output\.equal_files_once"):
         JobSpec.load(job(tmp_path, COLUMN), overrides=["output.equal_files_once=true"])
+
+
+def test_a_column_that_no_row_has_ends_the_job_before_work(tmp_path: Path) -> None:
+    entry = ENTRY | {"listener": {"column": "audiograms"}}
+    with pytest.raises(SourceError, match="no row of the source has a column 'audiograms'"):
+        earmill.extract(job(tmp_path, entry))
+    assert not list((tmp_path / "out").glob("data/*"))
