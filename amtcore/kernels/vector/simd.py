@@ -167,7 +167,7 @@ def _align_frame(context: Any, builder: Any) -> None:
 
 @intrinsic
 def align_frame(typing: Any) -> Any:
-    """Align the frame of the caller, which has no vectors but those of the parts inlined there."""
+    """Align the frame of a caller that has only the vectors of inlined parts."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         _align_frame(context, builder)
