@@ -2,9 +2,9 @@
 
 The device sleeps for the time that its rate implies, so this shows whether a job feeds its device.
 The model (`benchmarks.stand_in_model`) goes the way of a GPU's models. It returns noise with the
-frames of Dau1997. The host's rate is that of a job on the cores whose model answers at once. PYTHON
-is the interpreter of release ca8dd45; releases take turns. Rates count from the first warm worker
-to the written index.
+frames of Dau1997. The host's rate is the rate of a job on the cores, with a model that answers at
+once. PYTHON is the interpreter of release ca8dd45; releases take turns. Rates count from the first
+warm worker to the written index.
 """
 
 from __future__ import annotations

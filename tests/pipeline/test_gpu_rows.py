@@ -7,7 +7,6 @@ told; what the interpreted kernels make of a whole job is in test_ray_gpu_job.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +26,9 @@ from earmill.pipeline.worker.launches import DeviceFull
 from earmill.pipeline.worker.prepare import Clip, LongClip
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows
 from tests.pipeline import audio_factory
+from tests.pipeline.busy_device import busy
 from tests.pipeline.test_row_pipeline import Job, assert_same_rows, make_spec
+from tests.waiting import wait_until
 
 LONG_S = 2.0
 
@@ -72,15 +73,19 @@ class GpuJob(Job):
         )
         assert isinstance(self.rows.extraction, GpuExtraction)
         self.batcher = self.rows.extraction._launches
-        # What is launched here follows from who waits, however slow the machine is.
-        self.batcher._linger_s = 600.0
 
     def shards(self, *shards: Sequence[Item]) -> list[Future[ShardRows]]:
         """All of them in flight; none is launched before all wait or have ended."""
-        with ThreadPoolExecutor(len(shards)) as threads, self.rows.extraction.shard():
+        submit, begun = self.batcher.submit, []
+
+        def counted(clips: Sequence[Clip]) -> Any:
+            begun.append(submit(clips))
+            return begun[-1]
+
+        with ThreadPoolExecutor(len(shards)) as threads, busy(self.batcher):
+            self.batcher.submit = counted  # type: ignore[method-assign]
             ended = [threads.submit(self.rows.process, items) for items in shards]
-            while self.batcher._waiting + sum(each.done() for each in ended) < len(shards):
-                time.sleep(0.005)
+            wait_until(lambda: len(begun) + sum(each.done() for each in ended) >= len(shards))
         return ended
 
 
