@@ -296,6 +296,7 @@ class GpuExtraction(Extraction):
             if extractor.backend.name == "cpu"
         }
         self._launches = LaunchBatcher(self._run_launch, most_bytes=gpu.launch_bytes())
+        counts.watch(self._launches)
 
     @contextmanager
     def shard(self) -> Iterator[Ticket]:
