@@ -85,6 +85,8 @@ PREFETCH_BYTES = 64 * 2**20
 WINDOW_BYTES = 32 * 2**20
 # Decoded samples that may wait for the model, of all shards in flight.
 ALL_PREFETCH_BYTES = 2**30
+# Decoded samples that may wait in a shard for a GPU, where DECODED_SHARDS are decoded at a time.
+GPU_PREFETCH_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +139,16 @@ class RowProcessor:
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         # Lasting threads, one a shard, because a streamed source keeps its place per thread.
         self._feeders = ThreadPoolExecutor(shards, thread_name_prefix="feed")
-        self._ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
+        # Of one shard; long clips of many shards may be under way at once, also on a GPU.
+        ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
+        self._ahead_bytes = ahead_bytes if gpu is None else GPU_PREFETCH_BYTES
         self._listeners = column_listeners(spec, self._extractors)
         options: dict[str, Any] = {
             "cast": self._cast,
             "listeners": self._listeners,
             "pool": self._pool,
             "spill_folder": spill_folder,
-            "ahead_bytes": self._ahead_bytes,
+            "ahead_bytes": ahead_bytes,
         }
         self.extraction = (
             Extraction(self._extractors, **options)
