@@ -1,11 +1,11 @@
 """Run one job while nodes join its Ray cluster and die; a script, because it owns its Ray.
 
-    python -m tests.chaos.elastic_cluster JOB.yaml FOLDER
+    python -m tests.chaos.elastic_cluster JOB.yaml FOLDER WORKERS
 
 The head is there from the start and holds on to its first shards. A second node joins, commits a
 shard and is killed with more in flight. A third node does the same. Then the head does the rest.
-Prints the events as `earmill extract
---json` does, and the node ids as `node`; ends with the job's exit code.
+Each node has WORKERS workers; a job on GPUs finds one GPU on each node. Prints the events as
+`earmill extract --json` does, and the node ids as `node`; ends with the job's exit code.
 """
 
 from __future__ import annotations
@@ -67,33 +67,41 @@ class Story:
     cluster: Any
     folder: Path
     head: str
+    workers: int
+    node: dict[str, Any]
     nodes: list[Any] = field(default_factory=list)
+    given_up: int = 0
 
     def __call__(self, event: Event) -> None:
         tell(event)
         if isinstance(event, WorkersReady):
             self._join()
-        elif isinstance(event, ShardDone) and event.worker == len(self.nodes):
+        elif isinstance(event, ShardDone) and event.worker // self.workers == len(self.nodes):
             self.cluster.remove_node(self.nodes[-1], allow_graceful=False)
         elif isinstance(event, Note) and "is gone: given up" in event.text:
+            self.given_up += 1
+            if self.given_up % self.workers:
+                return
             if len(self.nodes) < NODES:
                 self._join()
             else:
                 (self.folder / f"go-{self.head}").touch()
 
     def _join(self) -> None:
-        self.nodes.append(self.cluster.add_node(**NODE))
+        self.nodes.append(self.cluster.add_node(**self.node))
         print(json.dumps({"event": "node", "id": self.nodes[-1].node_id}), flush=True)
 
 
-def main(job: str, folder: Path) -> int:
-    cluster = start_head()
+def main(job: str, folder: Path, workers: int) -> int:
+    run = JobSpec.load(job).run
+    node = NODE | {"num_gpus": 1 if run.device == "cuda" else 0}
+    cluster = start_head(node)
     try:
         head = cluster.head_node.node_id[:ID_DIGITS]
         (folder / f"first-{head}").touch()
         end = run_job(
             JobSpec.load(job, [f"run.ray_address={cluster.address}"]),
-            sink=Story(cluster, folder, head),
+            sink=Story(cluster, folder, head, workers, node),
             make_runner=lambda work: MakeGated(work, folder),
         )
         return end.exit_code
@@ -102,4 +110,4 @@ def main(job: str, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))

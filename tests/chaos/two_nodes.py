@@ -12,8 +12,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -66,13 +68,13 @@ def tell(event: Event) -> None:
     print(json.dumps(event.to_dict()), flush=True)
 
 
-def start_head() -> Cluster:
+def start_head(node: Mapping[str, Any]) -> Cluster:
     """A cluster of one node, the head."""
-    return Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    return Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
 
 
 def main(job: str, meeting: Path) -> int:
-    cluster = start_head()
+    cluster = start_head(NODE)
     try:
         cluster.add_node(**NODE)
         cluster.wait_for_nodes()
