@@ -24,6 +24,7 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.operations.fir import FIR
 from amtcore.kernels.operators import operator
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.nerve_rates import fibre_rates, pressure
 from amtcore.scales import erb_space
 from amtcore.stages.butterworth import ButterworthFilter
 from amtcore.units import REFERENCE_PA
@@ -35,9 +36,9 @@ LOWPASS_ORDER = 7
 INTERVAL = 0.95
 #: Slaney's constants; the scale of centre frequencies has 9.2645.
 _EAR_Q, _MIN_BANDWIDTH_HZ, _BANDWIDTHS = 9.2644, 24.7, 1.019
-#: Pressure in Pa that counts as none (-506 dB SPL), and argument of the sigmoid below which it is 0
-#: (1e-35). Smaller numbers are denormal, and some threads round them to 0.
-FAINTEST_PA, LEAST_ARGUMENT = 1e-30, -80.0
+_QUADRATURE_CHANNELS = 8
+#: Most taps of a low-pass that takes less time at every sample than at every output.
+_FEW_TAPS = 128
 #: Share of a response that its last taps may have to be left out.
 NEGLIGIBLE = 1e-14
 _ZEROS = (math.sqrt(3 + 2**1.5), -math.sqrt(3 + 2**1.5), math.sqrt(3 - 2**1.5),
@@ -151,13 +152,10 @@ class AuditoryNerve(FrameModule):
     fc: Tensor
     gammatone_spectrum: Tensor
     lowpass_taps: Tensor
-    spont: Tensor
-    driven: Tensor
-    gain: Tensor
-    bias: Tensor
+    law: Tensor
     fibres: Tensor
-    compression: Tensor | None
-    power_law: Tensor | None
+    compression: Tensor
+    power_law: Tensor
     whole_clips_reason = "the Hilbert envelope needs the whole clip; set envelope_mode to false"
 
     @checked_arguments(
@@ -231,7 +229,7 @@ class AuditoryNerve(FrameModule):
         #: Samples before a block that change its frames.
         self.past = gammatone.shape[1] + len(slow) - 2
         #: Samples of a transform; its last samples are a block.
-        self.n_fft = 2 ** math.ceil(math.log2(4 * self.past))
+        self.n_fft = 2 ** math.ceil(math.log2(8 * self.past))
         self.block = (self.n_fft - self.past) // self.step * self.step
         self.register_buffer("fc", torch.from_numpy(fc_hz).to(dtype))
         self.register_buffer("lowpass_taps", torch.from_numpy(slow).to(dtype))
@@ -265,19 +263,18 @@ class AuditoryNerve(FrameModule):
         # The sigmoid's argument is gain ln(p) + bias.
         gain = slope * 20 / math.log(10)
         bias = -gain * math.log(REFERENCE_PA) - slope * (threshold_db + range_db / 2)
-        every = {"spont": spont, "driven": most - spont, "gain": gain, "bias": bias}
-        every["fibres"] = torch.as_tensor(fibres, dtype=torch.float64)
-        for name, values in every.items():
-            self.register_buffer(name, values.to(dtype).repeat_interleave(num_cf))
+        self.register_buffer("law", torch.stack((spont, most - spont, gain, bias)).to(dtype))
+        self.register_buffer("fibres", torch.tensor(fibres, dtype=dtype).repeat_interleave(num_cf))
         self.limits_pa = [
             default if db is None else REFERENCE_PA * 10 ** (db / 20)
             for db, default in ((compression_db_min, 0.0), (compression_db_max, math.inf))
         ]
         for name, exponent in (("compression", compression), ("power_law", power_law)):
-            values = torch.as_tensor(1.0 if exponent is None else exponent, dtype=torch.float64)
+            values = torch.as_tensor(1.0 if exponent is None else exponent, dtype=dtype)
             if values.ndim and len(values) != num_cf:
                 raise ParameterError(f"expected 1 or {num_cf} values of {name}, got {len(values)}")
-            self.register_buffer(name, None if exponent is None else values.to(dtype))
+            self.register_buffer(name, values.expand(num_cf).contiguous())
+        self.compresses = compression is not None
         hz, kinds_hz = tuple(fc_hz.tolist()) * n_ears, tuple(fc_hz.tolist()) * (3 * n_ears)
         columns = [f"ear{ear}_{kind}_{i}" for ear in range(n_ears) for kind in FIBRES
                    for i in range(num_cf)]  # fmt: skip
@@ -294,31 +291,15 @@ class AuditoryNerve(FrameModule):
         Raises:
             ParameterError: `spikes` of a low-pass whose output is negative.
         """
-        if not self.envelope_mode:
-            return super().outputs(signal, names)
-        names = self.wanted(names)
-        self._check_spikes(names)
-        at_once = tuple(name for name in names if name == "subbands")
-        late = tuple(name for name in names if name != "subbands")
-        made, _ = self._blocks(signal, None, True, (*at_once, *(("ihc",) if late else ())))
-        if late:
-            made |= self._after_whole(made["ihc"], late)
-        return {name: self._arranged(made[name], signal) for name in names}
-
-    def _after_whole(self, x: Tensor, names: tuple[str, ...]) -> Outputs:
-        """Return values of whole low-passed signals; all are (row, frame, column)."""
-        y = self._quadrature(x.mT).mT
-        frames = self.block // self.step
-        parts: dict[str, list[Tensor]] = {name: [] for name in names}
-        for block, begin in enumerate(range(0, max(x.shape[1], 1), frames)):
-            part, power = x[:, begin : begin + frames], y[:, begin : begin + frames].square()
-            power = power + part.square()
-            # The root has no slope at 0.
-            p = torch.where(power > 0, power, 1.0).sqrt() * (power > 0)
-            for name, values in self._fibres_of(part, p, names, block).items():
-                if name in names:
-                    parts[name].append(values)
-        return {name: torch.cat(each, 1) for name, each in parts.items()}
+        names, most_hz = self.wanted(names), self.fs / (2 * math.pi)
+        negative = self.lowpass == "phaselocknet" and self.phase_locking_limit > most_hz
+        if self.envelope_mode and negative and "spikes" in names:
+            raise ParameterError(
+                f"expected a phase_locking_limit of at most fs / (2 pi), {most_hz:g} Hz, for "
+                f"spikes, got {self.phase_locking_limit:g} Hz: above it the program's low-pass "
+                "has negative rates; raise fs, or set lowpass to onepole"
+            )
+        return self._streams(signal, None, True, names)[0]
 
     def stream(
         self,
@@ -330,24 +311,12 @@ class AuditoryNerve(FrameModule):
         """Return the frames of the blocks that a chunk completes, see `FrameModule.stream`."""
         if self.envelope_mode:
             return super().stream(chunk, state, last, names)
-        names = self.wanted(names)
-        made, state = self._blocks(chunk, state, last, names)
-        return {name: self._arranged(made[name], chunk) for name in names}, state
+        return self._streams(chunk, state, last, self.wanted(names))
 
-    def _check_spikes(self, names: tuple[str, ...]) -> None:
-        most_hz = self.fs / (2 * math.pi)
-        if self.lowpass == "phaselocknet" and self.phase_locking_limit > most_hz:
-            if "spikes" in names:
-                raise ParameterError(
-                    f"expected a phase_locking_limit of at most fs / (2 pi), {most_hz:g} Hz, for "
-                    f"spikes, got {self.phase_locking_limit:g} Hz: above it the program's low-pass "
-                    "has negative rates; raise fs, or set lowpass to onepole"
-                )
-
-    def _blocks(
+    def _streams(
         self, chunk: Tensor, state: _State | None, last: bool, names: tuple[str, ...]
     ) -> tuple[Outputs, _State]:
-        """Return values (row, frame, column) of complete blocks, and the state after them."""
+        """Return the streams of complete blocks (.., frame, ear column), and the state."""
         if self.n_ears > 1 and (chunk.ndim < 2 or chunk.shape[-2] != self.n_ears):
             raise ShapeError(
                 f"expected a signal (.., {self.n_ears}, time), got {tuple(chunk.shape)}"
@@ -356,39 +325,37 @@ class AuditoryNerve(FrameModule):
         if state is None:
             heard = rows.new_zeros(len(rows), self.n_fft - self.block)
             state = _State(rows[:, :0], heard, (None,) * len(self.one_poles))
-        waiting = torch.cat((state.waiting, rows), -1)
+        waiting, first = torch.cat((state.waiting, rows), -1), state.blocks
+        needed = {"subbands"} & {*names} | ({"ihc"} if {*names} - {"subbands"} else set())
         # Transforms refuse an empty batch.
-        without_rows = waiting.shape[-1] if last and not len(rows) else 0
-        parts = {name: [self._empty(name, rows, without_rows)] for name in names}
+        samples = waiting.shape[-1] if last and not len(rows) else 0
+        parts = {
+            name: [rows.new_empty(len(rows), self.num_cf, self.grids[name].n_frames(samples))]
+            for name in needed
+        }
         while len(rows) and waiting.shape[-1] >= (1 if last else self.block):
             samples = min(waiting.shape[-1], self.block)
             block = torch.nn.functional.pad(waiting[:, : self.block], (0, self.block - samples))
-            made, state = self._block(block, state, names)
-            for name in names:
-                parts[name].append(made[name][:, : self.grids[name].n_frames(samples)])
+            made, state = self._block(block, state, "ihc" in needed)
+            for name in needed:
+                parts[name].append(made[name][..., : self.grids[name].n_frames(samples)])
             waiting = waiting[:, samples:]
-        joined = {name: torch.cat(each, 1) for name, each in parts.items()}
-        return joined, replace(state, waiting=waiting)
+        found = {name: torch.cat(each, -1).mT for name, each in parts.items()}
+        if {*names} - {"subbands", "ihc"}:
+            found |= self._fibres_of(found["ihc"].mT, names, first)
+        arranged = {name: self._arranged(found[name], chunk) for name in names}
+        return arranged, replace(state, waiting=waiting)
 
-    def _empty(self, name: str, rows: Tensor, samples: int) -> Tensor:
-        grid = self.grids[name]
-        return rows.new_empty(len(rows), grid.n_frames(samples), grid.width // self.n_ears)
-
-    def _block(
-        self, block: Tensor, state: _State, names: tuple[str, ...]
-    ) -> tuple[Outputs, _State]:
-        """Return values (row, frame, column) of one block (row, time), and the state after it."""
+    def _block(self, block: Tensor, state: _State, slow: bool) -> tuple[Outputs, _State]:
+        """Return `subbands` and, if `slow`, `ihc` (row, cf, frame) of a block, and the state."""
         begin = self.n_fft - self.block
         heard = torch.cat((state.heard, block), -1)
         spectrum = torch.fft.rfft(heard)[:, None, :] * self.gammatone_spectrum
         # The first samples are wrapped round: as many as a gammatone filter has taps, less one.
         subbands = torch.fft.irfft(spectrum, self.n_fft)
-        made, poles = {"subbands": subbands[..., begin:].mT}, state.poles
-        if any(name != "subbands" for name in names):
-            slow, poles = self._lowpassed(self._transduced(subbands), begin, poles)
-            made["ihc"] = x = slow.mT.contiguous()
-            if not self.envelope_mode:
-                made |= self._fibres_of(x, x.clamp(min=0.0), names, state.blocks)
+        made, poles = {"subbands": subbands[..., begin:]}, state.poles
+        if slow:
+            made["ihc"], poles = self._lowpassed(self._transduced(subbands), begin, poles)
         return made, _State(block[:, :0], heard[:, self.block :], poles, state.blocks + 1)
 
     def _lowpassed(
@@ -398,7 +365,11 @@ class AuditoryNerve(FrameModule):
         if self.lowpass == "phaselocknet":
             first = begin + 1 - len(self.lowpass_taps)
             frames = self.block // self.step
-            return _fir(driven, self.lowpass_taps, self.step, first, frames), poles
+            if len(self.lowpass_taps) > _FEW_TAPS:
+                return _fir(driven, self.lowpass_taps, self.step, first, frames), poles
+            # One long row, as no window of a frame of the block reaches back to another channel.
+            row = _fir(driven.flatten(1), self.lowpass_taps, 1, first - begin, driven[0].numel())
+            return row.view_as(driven)[..., begin : begin + self.block : self.step], poles
         slow, after = driven[..., begin:], []
         for one_pole, state in zip(cast("Any", self.one_poles), poles, strict=True):
             slow, next_state = one_pole.stream(slow, state)
@@ -408,9 +379,9 @@ class AuditoryNerve(FrameModule):
     def _transduced(self, subbands: Tensor) -> Tensor:
         """Compress and rectify subbands (row, cf, time)."""
         x = subbands.clamp(min=0.0)
-        if self.compression is None:
+        if not self.compresses:
             return x
-        c, (low, high) = self.compression.reshape(-1, 1), self.limits_pa
+        c, (low, high) = self.compression.unsqueeze(-1), self.limits_pa
         # A negative power of 0 has no slope, so the floor of the middle range is above 0.
         middle = x.clamp(min=max(low, torch.finfo(x.dtype).tiny)) ** c
         soft = torch.where(x < low, x * low ** (c - 1), middle) if low else middle * (x > 0)
@@ -420,37 +391,33 @@ class AuditoryNerve(FrameModule):
         """Return the imaginary part of the analytic signal of whole signals (row, cf, frame)."""
         if not x.numel():
             return x
-        spectrum, frames = torch.fft.rfft(x), x.shape[-1]
-        weights = torch.full_like(spectrum[0, 0], -1j)
-        weights[0] = 0.0
+        frames = x.shape[-1]
+        turn = torch.full((frames // 2 + 1,), -1j, dtype=x.dtype.to_complex(), device=x.device)
+        turn[0] = 0.0
         if frames % 2 == 0:
-            weights[-1] = 0.0
-        return torch.fft.irfft(spectrum * weights, frames)
+            turn[-1] = 0.0
+        # Some channels at a time, whose memory is used again.
+        parts = (torch.fft.rfft(each).mul_(turn) for each in x.split(_QUADRATURE_CHANNELS, 1))
+        return torch.cat([torch.fft.irfft(each, frames) for each in parts], 1)
 
-    def _fibres_of(self, x: Tensor, p: Tensor, names: tuple[str, ...], block: int = 0) -> Outputs:
+    def _fibres_of(self, x: Tensor, names: tuple[str, ...], block: int) -> Outputs:
         """Return `envelope`, `rates` and `spikes` (row, frame, column).
 
         Args:
-            x: Low-passed signals (row, frame, cf).
-            p: Pressures of the levels.
+            x: Low-passed signals (row, cf, frame).
             names: Outputs that are wanted.
-            block: Number of the block, for random numbers.
+            block: Number of the first block, for random numbers.
         """
-        made = {"ihc": x, "envelope": p}
-        if "rates" not in names and "spikes" not in names:
-            return made
-        heard = p > FAINTEST_PA
-        level = torch.where(heard, p, 1.0)
-        fine = x / level * heard if self.envelope_mode else heard.to(x.dtype)
-        log_p = level.log()
-        if self.power_law is not None:
-            log_p = log_p * self.power_law
-        log_p, fine = log_p.repeat(1, 1, len(FIBRES)), fine.repeat(1, 1, len(FIBRES))
-        argument = torch.addcmul(self.bias, log_p, self.gain)
-        share = torch.sigmoid(argument) * (argument > LEAST_ARGUMENT) * self.driven
-        made["rates"] = torch.addcmul(self.spont, share, fine)
+        y, made = self._quadrature(x) if self.envelope_mode else None, {}
+        if "envelope" in names:
+            made["envelope"] = pressure(x, y).mT
+        if "rates" in names or "spikes" in names:
+            made["rates"] = fibre_rates(x, y, self.law, self.power_law)
         if "spikes" in names:
-            made["spikes"] = self._spikes(made["rates"].detach(), block)
+            parts = made["rates"].detach().split(self.block // self.step, 1)
+            made["spikes"] = torch.cat(
+                [self._spikes(each, block + i) for i, each in enumerate(parts)], 1
+            )
         return made
 
     def _spikes(self, rates: Tensor, block: int) -> Tensor:

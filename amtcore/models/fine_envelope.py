@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.operations.envelope import fast_length
+from amtcore.kernels.vector.arrays import empty
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned, copy_row, transpose
 from amtcore.kernels.vector.simd import (
@@ -207,7 +208,7 @@ def bands_to_frames(
     """
     first = _samples_of(bands[:HALF])
     second = _samples_of(bands[HALF:]) if len(bands) > HALF else (np.zeros(2 * TAPS, "f4"), TAPS)
-    envelopes = torch.empty(samples if keep else 0, LANES)
+    envelopes = empty((samples if keep else 0, LANES), bands[0].real)
     frames = torch.empty(4 * len(starts), LANES)
     run_bands(
         *first, *second, n_fft, samples, _polynomials().reshape(-1), floor,

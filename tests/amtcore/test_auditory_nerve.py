@@ -14,7 +14,8 @@ import torch
 
 from amtcore import AuditoryNerve
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.models.auditory_nerve import FAINTEST_PA, FIBRES, gammatone_taps, lowpass_taps
+from amtcore.models.auditory_nerve import FIBRES, gammatone_taps, lowpass_taps
+from amtcore.models.nerve_rates import FAINTEST_PA
 from amtcore.scales import erb_space
 from amtcore.testing.models import ModelConformance
 
