@@ -21,6 +21,7 @@ from torch import Tensor
 
 from amtcore.arguments import RATE, Flag, Number, Numbers, Text, checked_arguments, whole
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.filter_design import gammatone_polynomials
 from amtcore.kernels.operations.fir import FIR
 from amtcore.kernels.operators import operator
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
@@ -41,8 +42,6 @@ _QUADRATURE_CHANNELS = 8
 _FEW_TAPS = 128
 #: Share of a response that its last taps may have to be left out.
 NEGLIGIBLE = 1e-14
-_ZEROS = (math.sqrt(3 + 2**1.5), -math.sqrt(3 + 2**1.5), math.sqrt(3 - 2**1.5),
-          -math.sqrt(3 - 2**1.5))  # fmt: skip
 
 _fir = operator(FIR)
 
@@ -51,19 +50,13 @@ def gammatone_taps(cf_hz: Any, fs: float) -> Any:
     """Return truncated impulse responses (cf, tap) of four-section gammatone filters."""
     from scipy.signal import sosfilt  # half a second, which few processes need
 
+    fc_hz = torch.from_numpy(np.asarray(cf_hz, np.float64))
+    width_hz = _BANDWIDTHS * (fc_hz / _EAR_Q + _MIN_BANDWIDTH_HZ)
+    numerators, denominator = gammatone_polynomials(fc_hz, width_hz, fs)
+    sections = torch.cat((numerators, denominator.expand_as(numerators)), -1)
     impulse = np.zeros(math.floor(FILTER_S * fs))
     impulse[0] = 1.0
-    taps = []
-    for cf in cf_hz:
-        turn = 2 * math.pi * cf / fs
-        width_hz = _BANDWIDTHS * (cf / _EAR_Q + _MIN_BANDWIDTH_HZ)
-        radius, z = math.exp(-2 * math.pi * width_hz / fs), np.exp(1j * turn)
-        poles = [1.0, -2 * radius * math.cos(turn), radius**2]
-        zeros = [-radius * (math.cos(turn) + each * math.sin(turn)) for each in _ZEROS]
-        peak = np.prod([(1 + b / z) / np.polyval(poles[::-1], 1 / z) for b in zeros])
-        sections = [[1.0, b, 0.0, *poles] for b in zeros]
-        taps.append(sosfilt(sections, impulse) / abs(peak))
-    return np.stack(taps)
+    return np.stack([sosfilt(each, impulse) for each in sections.transpose(0, 1).numpy()])
 
 
 def lowpass_taps(limit_hz: float, fs: float) -> Any:
@@ -222,49 +215,11 @@ class AuditoryNerve(FrameModule):
         self.envelope_mode, self.can_stream = envelope_mode, not envelope_mode
         self.spikes, self.seed, self.input_channels = spikes, seed, (n_ears,)
         fc_hz = erb_space(min_cf, max_cf, num_cf)
-        gammatone, slow = gammatone_taps(fc_hz, self.fs), lowpass_taps(phase_locking_limit, self.fs)
-        # The taps of a high limit end in rounding noise: 3000 Hz needs 16 taps of 1001.
-        heard = np.cumsum(np.abs(slow[::-1]))[::-1] > NEGLIGIBLE * np.abs(slow).sum()
-        slow = slow[: int(heard.sum())]
-        #: Samples before a block that change its frames.
-        self.past = gammatone.shape[1] + len(slow) - 2
-        #: Samples of a transform; its last samples are a block.
-        self.n_fft = 2 ** math.ceil(math.log2(8 * self.past))
-        self.block = (self.n_fft - self.past) // self.step * self.step
         self.register_buffer("fc", torch.from_numpy(fc_hz).to(dtype))
-        self.register_buffer("lowpass_taps", torch.from_numpy(slow).to(dtype))
-        spectrum = torch.fft.rfft(torch.from_numpy(gammatone), self.n_fft)
-        self.register_buffer("gammatone_spectrum", spectrum.to(dtype.to_complex()))
-        self.one_poles = torch.nn.ModuleList(
-            ButterworthFilter(self.fs, phase_locking_limit, dtype=dtype)
-            for _ in range(LOWPASS_ORDER if lowpass == "onepole" else 0)
-        )
-        spont, most, threshold_db, range_db = (
-            torch.as_tensor(each, dtype=torch.float64)
-            for each in (rate_spont, rate_max, threshold, dynamic_range)
-        )
-        kinds = [len(each) for each in (spont, most, threshold_db, range_db, fibres)]
-        if kinds != [len(FIBRES)] * 5 or not bool((spont <= most).all()):
-            raise ParameterError(
-                f"expected rate_spont <= rate_max, and 3 values ({', '.join(FIBRES)}) of rates, "
-                f"threshold, dynamic_range and fibres, got {kinds} values, rates "
-                f"{spont.tolist()} and {most.tolist()}"
-            )
-        if not float(most.max()) <= self.fs_out:
-            raise ParameterError(
-                f"rate_max must be at most fs_out, {fs_out:g} Hz, got {most.tolist()}: a fibre "
-                "has at most one spike a frame"
-            )
-        if power_law is not None and power_law_default is not None:
-            shift_db = 20 * math.log10(REFERENCE_PA ** (power_law_default - 1))
-            threshold_db = threshold_db * power_law_default + shift_db
-            range_db = range_db * power_law_default
-        slope = 2 * math.log(2 / (1 - INTERVAL) - 1) / range_db
-        # The sigmoid's argument is gain ln(p) + bias.
-        gain = slope * 20 / math.log(10)
-        bias = -gain * math.log(REFERENCE_PA) - slope * (threshold_db + range_db / 2)
-        self.register_buffer("law", torch.stack((spont, most - spont, gain, bias)).to(dtype))
-        self.register_buffer("fibres", torch.tensor(fibres, dtype=dtype).repeat_interleave(num_cf))
+        self._add_filters(fc_hz)
+        levels = rate_spont, rate_max, threshold, dynamic_range
+        self._add_fibres(levels, fibres, None if power_law is None else power_law_default)
+        self.compresses = compression is not None
         self.limits_pa = [
             default if db is None else REFERENCE_PA * 10 ** (db / 20)
             for db, default in ((compression_db_min, 0.0), (compression_db_max, math.inf))
@@ -274,16 +229,64 @@ class AuditoryNerve(FrameModule):
             if values.ndim and len(values) != num_cf:
                 raise ParameterError(f"expected 1 or {num_cf} values of {name}, got {len(values)}")
             self.register_buffer(name, values.expand(num_cf).contiguous())
-        self.compresses = compression is not None
-        hz, kinds_hz = tuple(fc_hz.tolist()) * n_ears, tuple(fc_hz.tolist()) * (3 * n_ears)
-        columns = [f"ear{ear}_{kind}_{i}" for ear in range(n_ears) for kind in FIBRES
-                   for i in range(num_cf)]  # fmt: skip
+        ears, hz = range(n_ears), tuple(fc_hz.tolist()) * n_ears
+        columns = [f"ear{i}_{kind}_{k}" for i in ears for kind in FIBRES for k in range(num_cf)]
         slow = FrameGrid(len(hz), self.step, 1, fc_hz=hz)
-        of_fibres = FrameGrid(len(kinds_hz), self.step, 1, fc_hz=kinds_hz, columns=tuple(columns))
+        fibre = FrameGrid(3 * len(hz), self.step, 1, fc_hz=hz * 3, columns=tuple(columns))
         self.grids = {
-            "rates": of_fibres, "spikes": of_fibres, "envelope": slow, "ihc": slow,
+            "rates": fibre, "spikes": fibre, "envelope": slow, "ihc": slow,
             "subbands": FrameGrid(len(hz), 1, 1, fc_hz=hz),
         }  # fmt: skip
+
+    def _add_filters(self, fc_hz: Any) -> None:
+        limit_hz = self.phase_locking_limit
+        gammatone, slow = gammatone_taps(fc_hz, self.fs), lowpass_taps(limit_hz, self.fs)
+        # The taps of a high limit end in rounding noise: 3000 Hz needs 16 taps of 1001.
+        heard = np.cumsum(np.abs(slow[::-1]))[::-1] > NEGLIGIBLE * np.abs(slow).sum()
+        slow = slow[: int(heard.sum())]
+        #: Samples before a block that change its frames.
+        self.past = gammatone.shape[1] + len(slow) - 2
+        #: Samples of a transform; its last samples are a block.
+        self.n_fft = 2 ** math.ceil(math.log2(8 * self.past))
+        self.block = (self.n_fft - self.past) // self.step * self.step
+        self.register_buffer("lowpass_taps", torch.from_numpy(slow).to(self.dtype))
+        spectrum = torch.fft.rfft(torch.from_numpy(gammatone), self.n_fft)
+        self.register_buffer("gammatone_spectrum", spectrum.to(self.dtype.to_complex()))
+        self.one_poles = torch.nn.ModuleList(
+            ButterworthFilter(self.fs, limit_hz, dtype=self.dtype)
+            for _ in range(LOWPASS_ORDER if self.lowpass == "onepole" else 0)
+        )
+
+    def _add_fibres(
+        self, levels: tuple[Any, ...], fibres: tuple[int, ...], exponent: float | None
+    ) -> None:
+        """Add the law of the rates; thresholds and ranges follow an exponent of the pressure."""
+        spont, most, threshold_db, range_db = (
+            torch.as_tensor(each, dtype=torch.float64) for each in levels
+        )
+        kinds = [len(each) for each in (*levels, fibres)]
+        if kinds != [len(FIBRES)] * 5 or not bool((spont <= most).all()):
+            raise ParameterError(
+                f"expected rate_spont <= rate_max, and 3 values ({', '.join(FIBRES)}) of rates, "
+                f"threshold, dynamic_range and fibres, got {kinds} values, rates "
+                f"{spont.tolist()} and {most.tolist()}"
+            )
+        if not float(most.max()) <= self.fs_out:
+            raise ParameterError(
+                f"rate_max must be at most fs_out, {self.fs_out:g} Hz, got {most.tolist()}: a "
+                "fibre has at most one spike a frame"
+            )
+        if exponent is not None:
+            shift_db = 20 * math.log10(REFERENCE_PA ** (exponent - 1))
+            threshold_db, range_db = threshold_db * exponent + shift_db, range_db * exponent
+        slope = 2 * math.log(2 / (1 - INTERVAL) - 1) / range_db
+        # The sigmoid's argument is gain ln(p) + bias.
+        gain = slope * 20 / math.log(10)
+        bias = -gain * math.log(REFERENCE_PA) - slope * (threshold_db + range_db / 2)
+        law = torch.stack((spont, most - spont, gain, bias))
+        self.register_buffer("law", law.to(self.dtype))
+        counts = torch.tensor(fibres, dtype=self.dtype).repeat_interleave(self.num_cf)
+        self.register_buffer("fibres", counts)
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return streams of whole signals, see `FrameModule.outputs`.

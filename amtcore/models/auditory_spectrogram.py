@@ -227,6 +227,7 @@ def run_inhibition(y: Any, weights: Any, leak: float, state: Any, out: Any) -> N
                 apart_t = low[at + t] - high[at + t]
                 value += weights[t] * (0.0 if apart_t < 0.0 else apart_t)
             out[p, j] = value
+            value = out[p, j]  # rounded as the state between calls
         state[j, 0] = value
 
 

@@ -52,12 +52,11 @@ class _Preset:
     envelope_scale: str
     floor: float
     offset: float
-    resampler: str
 
 
 PRESETS = {
-    "chcochleagram": _Preset(50, 10000.0, 4, "half", 1e-8, 1e-8, "sinc"),
-    "pycochleagram": _Preset(None, 20000.0, 2, "full", 0.0, 0.0, "polyphase"),
+    "chcochleagram": _Preset(50, 10000.0, 4, "half", 1e-8, 1e-8),
+    "pycochleagram": _Preset(None, 20000.0, 2, "full", 0.0, 0.0),
 }
 
 
@@ -328,10 +327,8 @@ class Cochleagram(FrameModule):
         else:
             taps = sinc_kernel(down, window_size).flip(0)
             ahead = window_size - 1 - pad[0]
-            window, self.centre = (
-                Fraction(window_size - sum(pad)),
-                Fraction(window_size, 2) - pad[0],
-            )
+            window = Fraction(window_size - sum(pad))
+            self.centre = Fraction(window_size, 2) - pad[0]
         weights, self.firsts, self.cycle = frame_weights(taps, ahead, up, down)
         self.register_buffer("weights", weights.to(dtype))
         exponent = {"power": f"Pa^{power:g}", "db": "dB", "none": "Pa"}[compression]
@@ -386,15 +383,22 @@ class Cochleagram(FrameModule):
         by_kernel = self.envelope == "hilbert" and all(
             can_interpolate(spectrum, len(gains), n_fft) for _, gains in responses
         )
-        whole = "envelope" in names or not (by_kernel and self.downsample_then_compress)
         size = LANES if by_kernel else max(1, _GROUP_SAMPLES // (n_fft * len(rows)))
         for at in range(0, len(responses), size):
-            group, made, slow = responses[at : at + size], {}, None
+            group, made = responses[at : at + size], {}
+            slow: Tensor | None = None
             if "subbands" in names or self.envelope != "hilbert":
                 subbands = torch.fft.irfft(_filtered(spectrum, group, spectrum.shape[-1]), n_fft)
-                made["subbands"] = envelope = subbands[..., :samples].mT
-            if by_kernel and (whole or len(starts)):
-                plan = (self.weights, starts if self.downsample_then_compress else starts[:0])
+                made["subbands"] = subbands[..., :samples].mT
+            if self.envelope != "hilbert":
+                rectify = torch.abs if self.envelope == "abs" else torch.relu
+                made["envelope"] = rectify(made["subbands"])
+            elif not by_kernel:
+                analytic = torch.fft.ifft(_filtered(weighted, group, n_fft), norm="forward")
+                made["envelope"] = analytic.abs()[..., :samples].mT.clamp(min=self.floor)
+            elif {*names} - {"subbands"}:
+                whole = "envelope" in names or not self.downsample_then_compress
+                plan = self.weights, starts if self.downsample_then_compress else starts[:0]
                 each = [
                     bands_to_frames(
                         [row[first : first + len(gains)] * gains for first, gains in group],
@@ -402,16 +406,10 @@ class Cochleagram(FrameModule):
                     )
                     for row in weighted
                 ]  # fmt: skip
-                envelope, slow = map(torch.stack, zip(*each, strict=True))
-            elif self.envelope == "hilbert":
-                envelope = torch.fft.ifft(_filtered(weighted, group, n_fft), norm="forward")
-                envelope = envelope.abs()[..., :samples].mT.clamp(min=self.floor)
-            else:
-                envelope = envelope.abs() if self.envelope == "abs" else envelope.clamp(min=0.0)
-            made["envelope"] = envelope
+                made["envelope"], slow = map(torch.stack, zip(*each, strict=True))
             if len(starts):
-                made["cochleagram"] = self._frames(envelope, slow, samples)
-            yield made
+                made["cochleagram"] = self._frames(made["envelope"], slow, samples)
+            yield {name: frames for name, frames in made.items() if name in names}
 
     def _starts(self, samples: int) -> Any:
         """Return the first sample of each group of four frames; groups come in whole cycles."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.operations.envelope import fast_length
+from amtcore.kernels.torch_state import can_compute
 from amtcore.kernels.vector.arrays import empty
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned, copy_row, transpose
@@ -30,7 +31,6 @@ from amtcore.kernels.vector.simd import (
     fma,
     four_sums,
     vload,
-    vload_16,
     vmax,
     vsplat,
     vsqrt,
@@ -41,8 +41,6 @@ from amtcore.kernels.vector.simd import (
 OVERSAMPLING, TAPS, TERMS, BETA = 2, 8, 8, 18.6
 #: Index of the tap at u = 0.
 _CENTRE = TAPS // 2 - 1
-#: Bands that share the length of their transforms; two such halves lie side by side.
-HALF = LANES // 2
 
 
 def frame_weights(taps: Tensor, ahead: int, up: int, down: int) -> tuple[Tensor, Any, int]:
@@ -87,17 +85,15 @@ def _correction(length: int) -> Tensor:
 
 @part
 def _side_by_side(z: Any, length: int, line: Any) -> None:
-    """Transpose z, flat (band, length, 2), to rows of HALF real and HALF imaginary parts.
+    """Transpose z, flat (band, length, 2), to rows of LANES real and LANES imaginary parts.
 
     The line begins with the last rows, and ends with the first rows.
     """
-    row, whole = 2 * HALF, 2 * length
-    bands = z.shape[0] // whole
-    transpose(z, 0, whole, bands, whole, line[_CENTRE * row :], HALF, HALF)
-    for i in range(_CENTRE * row):
-        line[i] = line[length * row + i]
-    for i in range((TAPS - 1 - _CENTRE) * row):
-        line[(_CENTRE + length) * row + i] = line[_CENTRE * row + i]
+    row, numbers = 2 * LANES, 2 * length
+    bands = z.shape[0] // numbers
+    transpose(z, 0, numbers, bands, numbers, line[_CENTRE * row :], LANES, LANES)
+    copy_row(line, length * row, line, 0, _CENTRE * row)
+    copy_row(line, _CENTRE * row, line, (_CENTRE + length) * row, (TAPS - 1 - _CENTRE) * row)
 
 
 @part
@@ -105,10 +101,9 @@ def _interpolate(
     line: Any, step: float, begin: int, end: int, taps: Any, floor: float, out: Any, to: int,
     room: Any,
 ) -> None:  # fmt: skip
-    """Write the magnitudes at samples begin..end-1 to rows of LANES numbers; HALF are written."""
+    """Write the magnitudes at samples begin..end-1, rows of LANES numbers."""
     places, u, values = np.empty(LANES, np.int64), room[:LANES], room[LANES:]
-    zero = vload_16(out, to) - vload_16(out, to)
-    least = vsplat(zero, floor)
+    least = vsplat(line, floor)
     for n in range(begin, end, LANES):
         for lane in range(LANES):
             at = (n + lane) * step
@@ -121,40 +116,36 @@ def _interpolate(
                 value = fma(value, x, vsplat(x, taps[d * TAPS + k]))
             vstore(values, k * LANES, value)
         for lane in range(min(LANES, end - n)):
-            at, a, b = places[lane] * 2 * HALF, vsplat(zero, 0.0), vsplat(zero, 0.0)
+            at, a, b = places[lane] * 2 * LANES, vsplat(x, 0.0), vsplat(x, 0.0)
             for k in range(TAPS):
-                tap = vsplat(zero, values[k * LANES + lane])
-                a = fma(tap, vload_16(line, at + 2 * k * HALF), a)
-                b = fma(tap, vload_16(line, at + (2 * k + 1) * HALF), b)
+                tap = vsplat(x, values[k * LANES + lane])
+                a = fma(tap, vload(line, at + 2 * k * LANES), a)
+                b = fma(tap, vload(line, at + (2 * k + 1) * LANES), b)
             vstore(out, to + (n - begin + lane) * LANES, vmax(vsqrt(fma(a, a, b * b)), least))
 
 
 @kernel
 def run_bands(
-    first: Any, first_length: int, second: Any, second_length: int, n_fft: int, samples: int,
-    taps: Any, floor: float, weights: Any, phases: int, starts: Any, envelopes: Any, frames: Any,
+    z: Any, length: int, n_fft: int, samples: int, taps: Any, floor: float, weights: Any,
+    phases: int, starts: Any, envelopes: Any, frames: Any,
 ) -> None:  # fmt: skip
     """Write envelopes (sample, LANES) and groups of frames (group, 4, LANES), all flat.
 
-    `first` and `second` are flat (band, length, 2), at most HALF bands. Empty `envelopes` are not
-    written. Samples outside of the signal are 0.
+    The samples z are flat (band, length, 2). Empty `envelopes` are not written. Samples outside of
+    the signal are 0.
     """
     rows, groups = weights.shape[0] // (4 * phases), starts.shape[0]
-    a = aligned((first_length + TAPS - 1) * 2 * HALF, first)
-    b = aligned((second_length + TAPS - 1) * 2 * HALF, first)
-    _side_by_side(first, first_length, a)
-    _side_by_side(second, second_length, b)
+    line = aligned((length + TAPS - 1) * 2 * LANES, z)
+    _side_by_side(z, length, line)
     size = 2 * rows
-    block, room = aligned(size * LANES, first), aligned((TAPS + 1) * LANES, first)
+    block, room = aligned(size * LANES, z), aligned((TAPS + 1) * LANES, z)
     begin, known, group = (starts[0] if groups else 0), 0, 0
     while group < groups or begin < samples * min(envelopes.shape[0], 1):
         low = min(max(begin + known, 0), begin + size)
-        high = max(min(begin + size, samples), low)
-        block[known * LANES : (low - begin) * LANES] = 0.0
+        high, to = max(min(begin + size, samples), low), (low - begin) * LANES
+        block[known * LANES : to] = 0.0
         block[(high - begin) * LANES :] = 0.0
-        to = (low - begin) * LANES
-        _interpolate(a, first_length / n_fft, low, high, taps, floor, block, to, room)
-        _interpolate(b, second_length / n_fft, low, high, taps, floor, block, to + HALF, room)
+        _interpolate(line, length / n_fft, low, high, taps, floor, block, to, room)
         if envelopes.shape[0]:
             copy_row(block, to, envelopes, low * LANES, (high - low) * LANES)
         while group < groups and starts[group] + rows <= begin + size:
@@ -163,9 +154,7 @@ def run_bands(
                 group % phases * rows * 4, 4, 1, 0.0, frames, group * 4 * LANES, LANES,
             )  # fmt: skip
             group += 1
-        after = begin + size
-        if group < groups:
-            after = min(after, starts[group])
+        after = min(begin + size, starts[group]) if group < groups else begin + size
         known = begin + size - after
         copy_row(block, (after - begin) * LANES, block, 0, known * LANES)
         begin = after
@@ -173,22 +162,8 @@ def run_bands(
 
 def can_interpolate(spectrum: Tensor, bins: int, n_fft: int) -> bool:
     """Return True if the kernel may compute a band: float32 on a CPU, without gradients."""
-    plain = spectrum.device.type == "cpu" and not torch.compiler.is_compiling()
-    without_gradient = not (torch.is_grad_enabled() and spectrum.requires_grad)
-    fast = plain and without_gradient and spectrum.dtype == torch.complex64
+    fast = spectrum.dtype == torch.complex64 and can_compute(spectrum.real)
     return fast and fast_length(max(OVERSAMPLING * bins, TAPS)) <= n_fft
-
-
-def _samples_of(bands: Sequence[Tensor]) -> tuple[Any, int]:
-    """Return the samples of at most HALF one-sided bands, flat (band, time, 2), and their count."""
-    length = fast_length(max(TAPS, *(OVERSAMPLING * len(band) for band in bands)))
-    spectrum = torch.zeros(len(bands), length, dtype=torch.complex64)
-    for row, band in zip(spectrum, bands, strict=True):
-        half = len(band) // 2
-        row[: len(band) - half] = band[half:]
-        row[length - half :] = band[:half]
-    z = torch.fft.ifft(spectrum.mul_(_correction(length)), norm="forward")
-    return torch.view_as_real(z).flatten().numpy(), length
 
 
 def bands_to_frames(
@@ -206,14 +181,20 @@ def bands_to_frames(
         starts: First sample of each group, ascending from 0 or below.
         keep: Whether envelopes are wanted.
     """
-    first = _samples_of(bands[:HALF])
-    second = _samples_of(bands[HALF:]) if len(bands) > HALF else (np.zeros(2 * TAPS, "f4"), TAPS)
-    envelopes = empty((samples if keep else 0, LANES), bands[0].real)
-    frames = torch.empty(4 * len(starts), LANES)
+    length = fast_length(max(TAPS, *(OVERSAMPLING * len(band) for band in bands)))
+    spectrum = torch.zeros(len(bands), length, dtype=torch.complex64)
+    for row, band in zip(spectrum, bands, strict=True):
+        half = len(band) // 2
+        row[: len(band) - half] = band[half:]
+        row[length - half :] = band[:half]
+    z = torch.view_as_real(torch.fft.ifft(spectrum.mul_(_correction(length)), norm="forward"))
+    envelopes = empty((samples if keep else 0, LANES), z)
+    frames = empty((4 * len(starts), LANES), z)
+    flat = (each.flatten().numpy() for each in (z, weights, envelopes, frames))
+    of_z, of_weights, of_envelopes, of_frames = flat
     run_bands(
-        *first, *second, n_fft, samples, _polynomials().reshape(-1), floor,
-        weights.numpy().reshape(-1), len(weights), starts, envelopes.numpy().reshape(-1),
-        frames.numpy().reshape(-1),
+        of_z, length, n_fft, samples, _polynomials().reshape(-1), floor, of_weights, len(weights),
+        starts, of_envelopes, of_frames,
     )  # fmt: skip
     return envelopes[:, : len(bands)], frames[:, : len(bands)]
 

@@ -154,17 +154,15 @@ class RateScale(FrameModule):
         """Return outputs, by default `rate_scale`, of a spectrogram (.., frame, channel)."""
         batch = spectrogram.shape[:-2]
         if not spectrogram.numel():  # MKL has no transforms of nothing
-            nothing = {name: self.grids[name].width for name in names}
-            return {k: spectrogram.new_zeros(*batch, 0, width) for k, width in nothing.items()}
+            return {k: spectrogram.new_zeros(*batch, 0, self.grids[k].width) for k in names}
         per_frame: list[Tensor] = []
-        of_scales: Tensor | None = None
+        of_scales: list[Tensor] = []
         of_rates: list[Tensor] = []
         for moduli in self._moduli(spectrogram):
             if "rate_scale" in names or "rate_scale_mean" in names:
                 per_frame.append(moduli.mean(-2))
             if "scale_frequency" in names:
-                both = moduli.sum(-4)
-                of_scales = both if of_scales is None else of_scales + both
+                of_scales.append(moduli.mean(-4))
             if "rate_frequency" in names:
                 of_rates.append(moduli.mean(-3))
         made: Outputs = {}
@@ -172,9 +170,9 @@ class RateScale(FrameModule):
             columns = torch.stack(per_frame, -3)  # (.., direction, rate, scale, frame)
             made["rate_scale"] = columns.flatten(-4, -2).mT.contiguous()
             made["rate_scale_mean"] = made["rate_scale"].mean(-2, keepdim=True)
-        if of_scales is not None:  # (.., scale, channel, frame)
-            mean = of_scales.transpose(-3, -2) / (2 * len(self.rates))
-            made["scale_frequency"] = mean.flatten(-3, -2).mT
+        if of_scales:
+            columns = torch.stack(of_scales).mean(0)  # (.., scale, channel, frame)
+            made["scale_frequency"] = columns.transpose(-3, -2).flatten(-3, -2).mT
         if of_rates:
             columns = torch.stack(of_rates, -3)  # (.., direction, rate, channel, frame)
             made["rate_frequency"] = columns.movedim(-2, -4).flatten(-4, -2).mT
@@ -224,13 +222,13 @@ class RateScale(FrameModule):
         up = spectrum.roll(-1, -2).flip(-2)[..., : (n_channel + 1) // 2, :]
         quadrants = torch.stack((down, up), -3)
         f_hz = torch.arange(quadrants.shape[-1], dtype=torch.float64, device=spectrogram.device)
-        f_hz *= self.spectrogram.frame_rate_hz / max(n_time, 1)
+        f_hz *= self.spectrogram.frame_rate_hz / n_time
         at_one = rate_response(torch.ones_like(f_hz[:1])).abs()
         for rate in self.rates:
             gain = 2.0 * rate_response(f_hz / rate) / at_one * (f_hz > 0)
             each = torch.fft.ifft(quadrants * gain.to(quadrants.dtype), n_time)[..., :frames]
-            down, up = each.unbind(-3)
-            yield torch.stack((down, up.conj()), -3)
+            each.select(-3, 1).conj_physical_()
+            yield each
 
     def _at_scales(self, responses: Tensor, channels: int) -> Tensor:
         """Return (.., direction, scale, channel, frame) of a rate; upward ones are conjugates."""

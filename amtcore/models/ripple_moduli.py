@@ -9,7 +9,6 @@ enough. With X[o] = 0 for o >= 2 POINTS, and turns e[n] = exp(2 pi i / n):
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,13 +32,9 @@ from amtcore.kernels.vector.threads import parallel_for
 #: Points of a transform, a power of 4, and the length that four of them make.
 POINTS = 64
 LENGTH = 4 * POINTS
-
-
-@lru_cache(maxsize=1)
-def _turns() -> Any:
-    """Return cosines and sines of a full turn in LENGTH steps, (step, 2)."""
-    angles = 2 * np.pi * np.arange(LENGTH) / LENGTH
-    return np.stack((np.cos(angles), np.sin(angles)), -1).astype(np.float32)
+_ANGLES = 2 * np.pi * np.arange(LENGTH) / LENGTH
+#: Cosines and sines of a full turn in LENGTH steps, (step, 2).
+_TURNS = np.stack((np.cos(_ANGLES), np.sin(_ANGLES)), -1).astype(np.float32)
 
 
 @part
@@ -76,11 +71,10 @@ def _transform(x: Any, y: Any, turns: Any) -> Any:
                 vstore(y, to, even_re + sum_re)
                 vstore(y, to + width, even_im + sum_im)
                 for k in range(1, 4):
-                    if k == 2:
-                        re, im = even_re - sum_re, even_im - sum_im
-                    elif k == 1:
+                    re, im = even_re - sum_re, even_im - sum_im
+                    if k == 1:
                         re, im = odd_re + turn_re, odd_im + turn_im
-                    else:
+                    elif k == 3:
                         re, im = odd_re - turn_re, odd_im - turn_im
                     if p:
                         re, im = _turned(re, im, turns, 4 * k * p * stride)
@@ -98,12 +92,7 @@ def _half(x: Any, t: int, gains: Any, r: int, s: int, turns: Any, room: Any) -> 
     width = narrow_lanes()
     row = 2 * width
     for j in range(POINTS):
-        o = 2 * j + s
-        at = j * row
-        if o >= x.shape[0] or gains[o] == 0.0:
-            vstore(room, at, vsplat(vload_narrow(room, at), 0.0))
-            vstore(room, at + width, vsplat(vload_narrow(room, at), 0.0))
-            continue
+        o, at = 2 * j + s, j * row
         re, im = vload_narrow(x[o, 0], t), vload_narrow(x[o, 1], t)
         gain = vsplat(re, gains[o])
         re, im = re * gain, im * gain
@@ -142,7 +131,7 @@ def ripple_moduli(responses: Tensor, gains: Tensor, channels: int) -> Tensor:
     """Return the moduli (row, scale, channel, frame) of inverse transforms of LENGTH.
 
     Args:
-        responses: (row, o, frame), complex64, for o below LENGTH / 2.
+        responses: (row, LENGTH / 2, frame), complex64.
         gains: (scale, o), float32.
         channels: At most LENGTH / 2.
     """
@@ -151,7 +140,7 @@ def ripple_moduli(responses: Tensor, gains: Tensor, channels: int) -> Tensor:
     x = responses.real.new_zeros(rows, count, 2, padded)
     x[..., :frames] = torch.view_as_real(responses).movedim(-1, -2)
     out = empty((rows, len(gains), channels, padded), x)
-    own, made, tables = x.numpy(), out.numpy(), (gains.numpy(), _turns())
+    own, made, tables = x.numpy(), out.numpy(), (gains.numpy(), _TURNS)
     size = 8 * LANES
     parts = -(-padded // size)
 
