@@ -56,7 +56,9 @@ def gammatone_taps(cf_hz: Any, fs: float) -> Any:
     sections = torch.cat((numerators, denominator.expand_as(numerators)), -1)
     impulse = np.zeros(math.floor(FILTER_S * fs))
     impulse[0] = 1.0
-    return np.stack([sosfilt(each, impulse) for each in sections.transpose(0, 1).numpy()])
+    return np.stack(
+        [sosfilt(each, impulse) for each in sections.transpose(0, 1).contiguous().numpy()]
+    )
 
 
 def lowpass_taps(limit_hz: float, fs: float) -> Any:

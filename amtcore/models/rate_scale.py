@@ -156,13 +156,13 @@ class RateScale(FrameModule):
         if not spectrogram.numel():  # MKL has no transforms of nothing
             return {k: spectrogram.new_zeros(*batch, 0, self.grids[k].width) for k in names}
         per_frame: list[Tensor] = []
-        of_scales: list[Tensor] = []
+        of_scales = spectrogram.new_zeros(())
         of_rates: list[Tensor] = []
         for moduli in self._moduli(spectrogram):
             if "rate_scale" in names or "rate_scale_mean" in names:
                 per_frame.append(moduli.mean(-2))
             if "scale_frequency" in names:
-                of_scales.append(moduli.mean(-4))
+                of_scales = of_scales + moduli.sum(-4)
             if "rate_frequency" in names:
                 of_rates.append(moduli.mean(-3))
         made: Outputs = {}
@@ -170,8 +170,8 @@ class RateScale(FrameModule):
             columns = torch.stack(per_frame, -3)  # (.., direction, rate, scale, frame)
             made["rate_scale"] = columns.flatten(-4, -2).mT.contiguous()
             made["rate_scale_mean"] = made["rate_scale"].mean(-2, keepdim=True)
-        if of_scales:
-            columns = torch.stack(of_scales).mean(0)  # (.., scale, channel, frame)
+        if of_scales.ndim:  # (.., scale, channel, frame)
+            columns = of_scales / (2 * len(self.rates))
             made["scale_frequency"] = columns.transpose(-3, -2).flatten(-3, -2).mT
         if of_rates:
             columns = torch.stack(of_rates, -3)  # (.., direction, rate, channel, frame)

@@ -105,8 +105,8 @@ def _half(x: Any, t: int, gains: Any, r: int, s: int, turns: Any, room: Any) -> 
 
 
 @kernel
-def run_moduli(x: Any, frame: int, end: int, gains: Any, turns: Any, out: Any) -> None:
-    """Write moduli of frames from `frame` to `end`, which are whole vectors.
+def run_moduli(x: Any, gains: Any, turns: Any, out: Any) -> None:
+    """Write moduli of frames, whole vectors of LANES.
 
     Shapes: x (o, 2, frame) of real and imaginary parts, gains (scale, o), out (scale, channel,
     frame).
@@ -114,7 +114,7 @@ def run_moduli(x: Any, frame: int, end: int, gains: Any, turns: Any, out: Any) -
     width = narrow_lanes()
     row, scales, channels = 2 * width, out.shape[0], out.shape[1]
     room = aligned(2 * POINTS * row, gains), aligned(2 * POINTS * row, gains)
-    for t in range(frame, end, width):
+    for t in range(0, x.shape[2], width):
         for k in range(scales):
             for r in range(2):
                 a = _half(x, t, gains[k], r, 0, turns, room[0])
@@ -141,12 +141,5 @@ def ripple_moduli(responses: Tensor, gains: Tensor, channels: int) -> Tensor:
     x[..., :frames] = torch.view_as_real(responses).movedim(-1, -2)
     out = empty((rows, len(gains), channels, padded), x)
     own, made, tables = x.numpy(), out.numpy(), (gains.numpy(), _TURNS)
-    size = 8 * LANES
-    parts = -(-padded // size)
-
-    def one(item: int) -> None:
-        row, begin = item // parts, item % parts * size
-        run_moduli(own[row], begin, min(begin + size, padded), *tables, made[row])
-
-    parallel_for(one, rows * parts)
+    parallel_for(lambda row: run_moduli(own[row], *tables, made[row]), rows)
     return out[..., :frames]
