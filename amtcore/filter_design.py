@@ -187,7 +187,7 @@ def resample_taps(up: int, down: int, half: int | None = None, beta: float = 5.0
 def gammatone_polynomials(fc_hz: Tensor, width_hz: Tensor, fs: float) -> tuple[Tensor, Tensor]:
     """Return numerators (section, channel, 3) of gain 1 at fc, and denominators (channel, 3).
 
-    The filters are those of Slaney (1993), Apple TR 35, for bandwidths in Hz.
+    Slaney (1993), Apple TR 35, describes the filters. Bandwidths are in Hz.
 
     Section k is (1 - q_k / z) / (1 - 2 r cos(theta) / z + r^2 / z^2).
     Here q_k is r (cos(theta) + s_k sin(theta)), and s is +-sqrt(3 + 2^1.5), +-sqrt(3 - 2^1.5).

@@ -1,13 +1,14 @@
 """Envelopes of bands at every sample, and weighted sums of them, from few samples of each band.
 
-A band is narrow, so its complex samples z need a rate of OVERSAMPLING times its width. A window of
-TAPS samples interpolates them, and frame m is a sum over the envelope:
+A band is narrow, so its complex samples z need a rate of OVERSAMPLING times its width. A window w
+of TAPS samples interpolates them.
 
-    z(i + u) = sum over k of w[k](u) z[i + k];   frame m = sum over t of weights[m, t] |z(t)|
+    z(i + u) = sum over k of w[k](u) z[i + k].
 
-The window w is short because the spectrum is divided by the transform of w beforehand (Barnett,
-Magland and af Klinteberg, 2019, SIAM J. Sci. Comput. 41, C479: exponential of semicircle). The
-result differs from the transform at every sample by at most 1e-6 of the largest value.
+Frame m is the sum over t of weights[m, t] |z(t)|. The window is short because the spectrum is
+divided by its transform beforehand (Barnett, Magland and af Klinteberg, 2019, SIAM J. Sci. Comput.
+41, C479: exponential of semicircle). The result differs from the transform at every sample by at
+most 1e-6 of the largest value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Rates of nerve fibres by the level of a pressure p, for several kinds of fibres.
+"""Rates of nerve fibres by the level of a pressure p.
 
-    rate = spont + driven fine / (1 + exp(-(gain ln p + bias)))
+    rate = spont + driven fine / (1 + exp(-(gain ln p + bias))).
 
 With a quadrature signal y of the low-passed signal x, p is the envelope and fine is x / p. Without,
 p is max(x, 0) and fine is 1. A pressure that counts as none has the rate `spont`.
