@@ -1,7 +1,8 @@
 """Moduli of responses to ripples: inverse transforms along the channels, LANES frames at a time.
 
 A response X is 0 at negative frequencies and from 2 POINTS on, and the first 2 POINTS channels are
-wanted. So four transforms of POINTS are enough. A turn e[n] is exp(2 pi i / n); r and s are 0 or 1.
+wanted. So four transforms of POINTS are enough. A turn e[n] is exp(2 pi i / n). Indices r and s are
+0 or 1.
 
     x[2 m + r] = sum over s of e[2 POINTS]^(s m) Z_rs[m].
     Z_rs[m] = sum over j of X[2 j + s] e[4 POINTS]^(r (2 j + s)) e[POINTS]^(j m).
