@@ -380,9 +380,8 @@ class Cochleagram(FrameModule):
         if self.envelope_scale == "full":
             weights[1 : (n_fft + 1) // 2] *= 2.0
         weighted = spectrum * weights
-        by_kernel = self.envelope == "hilbert" and all(
-            can_interpolate(spectrum, len(gains), n_fft) for _, gains in responses
-        )
+        most = max(gains.numel() for _, gains in responses)
+        by_kernel = self.envelope == "hilbert" and can_interpolate(spectrum, most, n_fft)
         size = LANES if by_kernel else max(1, _GROUP_SAMPLES // (n_fft * len(rows)))
         for at in range(0, len(responses), size):
             group, made = responses[at : at + size], {}

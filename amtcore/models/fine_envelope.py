@@ -32,10 +32,10 @@ from amtcore.kernels.vector.simd import (
     fma,
     four_sums,
     vload,
-    vmax,
     vsplat,
     vsqrt,
     vstore,
+    where_greater_or_nan,
 )
 
 #: Samples per Hz of a band, taps of the window, terms of its polynomials, and its exponent.
@@ -122,7 +122,9 @@ def _interpolate(
                 tap = vsplat(x, values[k * LANES + lane])
                 a = fma(tap, vload(line, at + 2 * k * LANES), a)
                 b = fma(tap, vload(line, at + (2 * k + 1) * LANES), b)
-            vstore(out, to + (n - begin + lane) * LANES, vmax(vsqrt(fma(a, a, b * b)), least))
+            a = vsqrt(fma(a, a, b * b))
+            a = where_greater_or_nan(a, least, a, least)
+            vstore(out, to + (n - begin + lane) * LANES, a)
 
 
 @kernel
