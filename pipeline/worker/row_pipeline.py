@@ -85,6 +85,8 @@ PREFETCH_BYTES = 64 * 2**20
 WINDOW_BYTES = 32 * 2**20
 # Decoded samples that may wait for the model, of all shards in flight.
 ALL_PREFETCH_BYTES = 2**30
+# Decoded samples that may wait in a shard for a GPU, where DECODED_SHARDS are decoded at a time.
+GPU_PREFETCH_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +139,16 @@ class RowProcessor:
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         # Lasting threads, one a shard, because a streamed source keeps its place per thread.
         self._feeders = ThreadPoolExecutor(shards, thread_name_prefix="feed")
-        self._ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
+        # Of one shard; long clips of many shards may be under way at once, also on a GPU.
+        ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
+        self._ahead_bytes = ahead_bytes if gpu is None else GPU_PREFETCH_BYTES
         self._listeners = column_listeners(spec, self._extractors)
         options: dict[str, Any] = {
             "cast": self._cast,
             "listeners": self._listeners,
             "pool": self._pool,
             "spill_folder": spill_folder,
-            "ahead_bytes": self._ahead_bytes,
+            "ahead_bytes": ahead_bytes,
         }
         self.extraction = (
             Extraction(self._extractors, **options)
@@ -302,7 +306,7 @@ class RowProcessor:
         under_way: deque[tuple[list[tuple[Place, Clip]], Sequence[Batch]]] = deque()
 
         def finished(left: int) -> Iterator[tuple[Place, Clip, ModelOutput]]:
-            while len(under_way) > left:
+            while len(under_way) > left or (under_way and is_done(under_way[0][1])):
                 window, batches = under_way[0]
                 for positions, made in batches:
                     for position, features in zip(positions, made.result(), strict=True):
@@ -322,7 +326,7 @@ class RowProcessor:
                 else:
                     ticket.wait()
                     yield from finished(0)
-                    yield from self._long(*entry, attempts, stages)
+                    yield from self._long(*entry, ticket, attempts, stages)
             ticket.give_back()
             yield from finished(0)
         finally:
@@ -331,13 +335,13 @@ class RowProcessor:
                     made.cancel()
 
     def _long(
-        self, place: Place, clip: LongClip, attempts: int, stages: StageTimes
+        self, place: Place, clip: LongClip, ticket: Ticket, attempts: int, stages: StageTimes
     ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
         item = clip.item
         try:
             try:
                 with stages.stage(MODEL):
-                    features = self.extraction.long(clip)
+                    features = self.extraction.long(clip, ticket)
             finally:
                 clip.close()
                 check_arrived(clip.stream, item.uri)
@@ -367,6 +371,10 @@ class RowProcessor:
             return quarantined(row_id, item, error, attempts)
         scalars = (row_id, item.row_id, clip.channel, clip.seconds, clip.facts, item.extra)
         return FeatureRow(*scalars, features.streams, features.steps, features.errors)
+
+
+def is_done(batches: Sequence[Batch]) -> bool:
+    return all(made.done() for _, made in batches)
 
 
 def in_tasks(rows: Iterable[T], seconds: Callable[[T], float]) -> Iterator[list[T]]:
