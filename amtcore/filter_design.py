@@ -182,3 +182,30 @@ def resample_taps(up: int, down: int, half: int | None = None, beta: float = 5.0
     steps = np.arange(-half, half + 1)
     taps = np.sinc(steps / most) * np.kaiser(2 * half + 1, beta)
     return torch.from_numpy(up * taps / taps.sum())
+
+
+def gammatone_polynomials(fc_hz: Tensor, width_hz: Tensor, fs: float) -> tuple[Tensor, Tensor]:
+    """Return numerators (section, channel, 3) of gain 1 at fc, and denominators (channel, 3).
+
+    Slaney (1993), Apple TR 35, describes the filters. Bandwidths are in Hz.
+
+    Section k is (1 - q_k / z) / (1 - 2 r cos(theta) / z + r^2 / z^2).
+    Here q_k is r (cos(theta) + s_k sin(theta)), and s is +-sqrt(3 + 2^1.5), +-sqrt(3 - 2^1.5).
+    """
+    theta = 2.0 * math.pi * fc_hz / fs
+    r = torch.exp(-2.0 * math.pi * width_hz / fs)
+    one, zero = torch.ones_like(r), torch.zeros_like(r)
+    denominator = torch.stack((one, -2.0 * r * theta.cos(), r * r), -1)
+    roots = [math.sqrt(3.0 + 2.0**1.5), math.sqrt(3.0 - 2.0**1.5)]
+    numerators = []
+    for s in (roots[0], -roots[0], roots[1], -roots[1]):
+        numerator = torch.stack((one, -r * (theta.cos() + s * theta.sin()), zero), -1)
+        gain = polynomial(numerator, theta).abs() / polynomial(denominator, theta).abs()
+        numerators.append(numerator / gain.unsqueeze(-1))
+    return torch.stack(numerators), denominator
+
+
+def polynomial(b: Tensor, theta: Tensor) -> Tensor:
+    """Return b0 + b1 / z + b2 / z^2 at z = exp(i theta), for coefficients (.., 3)."""
+    turn = torch.polar(torch.ones_like(theta), -theta)
+    return b[..., 0] + turn * (b[..., 1] + turn * b[..., 2])

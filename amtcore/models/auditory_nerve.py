@@ -21,9 +21,11 @@ from torch import Tensor
 
 from amtcore.arguments import RATE, Flag, Number, Numbers, Text, checked_arguments, whole
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.filter_design import gammatone_polynomials
 from amtcore.kernels.operations.fir import FIR
 from amtcore.kernels.operators import operator
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.nerve_rates import fibre_rates, pressure
 from amtcore.scales import erb_space
 from amtcore.stages.butterworth import ButterworthFilter
 from amtcore.units import REFERENCE_PA
@@ -35,13 +37,11 @@ LOWPASS_ORDER = 7
 INTERVAL = 0.95
 #: Slaney's constants; the scale of centre frequencies has 9.2645.
 _EAR_Q, _MIN_BANDWIDTH_HZ, _BANDWIDTHS = 9.2644, 24.7, 1.019
-#: Pressure in Pa that counts as none (-506 dB SPL), and argument of the sigmoid below which it is 0
-#: (1e-35). Smaller numbers are denormal, and some threads round them to 0.
-FAINTEST_PA, LEAST_ARGUMENT = 1e-30, -80.0
+_QUADRATURE_CHANNELS = 8
+#: Most taps of a low-pass that takes less time at every sample than at every output.
+_FEW_TAPS = 128
 #: Share of a response that its last taps may have to be left out.
 NEGLIGIBLE = 1e-14
-_ZEROS = (math.sqrt(3 + 2**1.5), -math.sqrt(3 + 2**1.5), math.sqrt(3 - 2**1.5),
-          -math.sqrt(3 - 2**1.5))  # fmt: skip
 
 _fir = operator(FIR)
 
@@ -50,19 +50,15 @@ def gammatone_taps(cf_hz: Any, fs: float) -> Any:
     """Return truncated impulse responses (cf, tap) of four-section gammatone filters."""
     from scipy.signal import sosfilt  # half a second, which few processes need
 
+    fc_hz = torch.from_numpy(np.asarray(cf_hz, np.float64))
+    width_hz = _BANDWIDTHS * (fc_hz / _EAR_Q + _MIN_BANDWIDTH_HZ)
+    numerators, denominator = gammatone_polynomials(fc_hz, width_hz, fs)
+    sections = torch.cat((numerators, denominator.expand_as(numerators)), -1)
     impulse = np.zeros(math.floor(FILTER_S * fs))
     impulse[0] = 1.0
-    taps = []
-    for cf in cf_hz:
-        turn = 2 * math.pi * cf / fs
-        width_hz = _BANDWIDTHS * (cf / _EAR_Q + _MIN_BANDWIDTH_HZ)
-        radius, z = math.exp(-2 * math.pi * width_hz / fs), np.exp(1j * turn)
-        poles = [1.0, -2 * radius * math.cos(turn), radius**2]
-        zeros = [-radius * (math.cos(turn) + each * math.sin(turn)) for each in _ZEROS]
-        peak = np.prod([(1 + b / z) / np.polyval(poles[::-1], 1 / z) for b in zeros])
-        sections = [[1.0, b, 0.0, *poles] for b in zeros]
-        taps.append(sosfilt(sections, impulse) / abs(peak))
-    return np.stack(taps)
+    return np.stack(
+        [sosfilt(each, impulse) for each in sections.transpose(0, 1).contiguous().numpy()]
+    )
 
 
 def lowpass_taps(limit_hz: float, fs: float) -> Any:
@@ -151,13 +147,10 @@ class AuditoryNerve(FrameModule):
     fc: Tensor
     gammatone_spectrum: Tensor
     lowpass_taps: Tensor
-    spont: Tensor
-    driven: Tensor
-    gain: Tensor
-    bias: Tensor
+    law: Tensor
     fibres: Tensor
-    compression: Tensor | None
-    power_law: Tensor | None
+    compression: Tensor
+    power_law: Tensor
     whole_clips_reason = "the Hilbert envelope needs the whole clip; set envelope_mode to false"
 
     @checked_arguments(
@@ -224,28 +217,56 @@ class AuditoryNerve(FrameModule):
         self.envelope_mode, self.can_stream = envelope_mode, not envelope_mode
         self.spikes, self.seed, self.input_channels = spikes, seed, (n_ears,)
         fc_hz = erb_space(min_cf, max_cf, num_cf)
-        gammatone, slow = gammatone_taps(fc_hz, self.fs), lowpass_taps(phase_locking_limit, self.fs)
+        self.register_buffer("fc", torch.from_numpy(fc_hz).to(dtype))
+        self._add_filters(fc_hz)
+        levels = rate_spont, rate_max, threshold, dynamic_range
+        self._add_fibres(levels, fibres, None if power_law is None else power_law_default)
+        self.compresses = compression is not None
+        self.limits_pa = [
+            default if db is None else REFERENCE_PA * 10 ** (db / 20)
+            for db, default in ((compression_db_min, 0.0), (compression_db_max, math.inf))
+        ]
+        for name, exponent in (("compression", compression), ("power_law", power_law)):
+            values = torch.as_tensor(1.0 if exponent is None else exponent, dtype=dtype)
+            if values.ndim and len(values) != num_cf:
+                raise ParameterError(f"expected 1 or {num_cf} values of {name}, got {len(values)}")
+            self.register_buffer(name, values.expand(num_cf).contiguous())
+        ears, hz = range(n_ears), tuple(fc_hz.tolist()) * n_ears
+        columns = [f"ear{i}_{kind}_{k}" for i in ears for kind in FIBRES for k in range(num_cf)]
+        slow = FrameGrid(len(hz), self.step, 1, fc_hz=hz)
+        fibre = FrameGrid(3 * len(hz), self.step, 1, fc_hz=hz * 3, columns=tuple(columns))
+        self.grids = {
+            "rates": fibre, "spikes": fibre, "envelope": slow, "ihc": slow,
+            "subbands": FrameGrid(len(hz), 1, 1, fc_hz=hz),
+        }  # fmt: skip
+
+    def _add_filters(self, fc_hz: Any) -> None:
+        limit_hz = self.phase_locking_limit
+        gammatone, slow = gammatone_taps(fc_hz, self.fs), lowpass_taps(limit_hz, self.fs)
         # The taps of a high limit end in rounding noise: 3000 Hz needs 16 taps of 1001.
         heard = np.cumsum(np.abs(slow[::-1]))[::-1] > NEGLIGIBLE * np.abs(slow).sum()
         slow = slow[: int(heard.sum())]
         #: Samples before a block that change its frames.
         self.past = gammatone.shape[1] + len(slow) - 2
         #: Samples of a transform; its last samples are a block.
-        self.n_fft = 2 ** math.ceil(math.log2(4 * self.past))
+        self.n_fft = 2 ** math.ceil(math.log2(8 * self.past))
         self.block = (self.n_fft - self.past) // self.step * self.step
-        self.register_buffer("fc", torch.from_numpy(fc_hz).to(dtype))
-        self.register_buffer("lowpass_taps", torch.from_numpy(slow).to(dtype))
+        self.register_buffer("lowpass_taps", torch.from_numpy(slow).to(self.dtype))
         spectrum = torch.fft.rfft(torch.from_numpy(gammatone), self.n_fft)
-        self.register_buffer("gammatone_spectrum", spectrum.to(dtype.to_complex()))
+        self.register_buffer("gammatone_spectrum", spectrum.to(self.dtype.to_complex()))
         self.one_poles = torch.nn.ModuleList(
-            ButterworthFilter(self.fs, phase_locking_limit, dtype=dtype)
-            for _ in range(LOWPASS_ORDER if lowpass == "onepole" else 0)
+            ButterworthFilter(self.fs, limit_hz, dtype=self.dtype)
+            for _ in range(LOWPASS_ORDER if self.lowpass == "onepole" else 0)
         )
+
+    def _add_fibres(
+        self, levels: tuple[Any, ...], fibres: tuple[int, ...], exponent: float | None
+    ) -> None:
+        """Add the law of the rates; thresholds and ranges follow an exponent of the pressure."""
         spont, most, threshold_db, range_db = (
-            torch.as_tensor(each, dtype=torch.float64)
-            for each in (rate_spont, rate_max, threshold, dynamic_range)
+            torch.as_tensor(each, dtype=torch.float64) for each in levels
         )
-        kinds = [len(each) for each in (spont, most, threshold_db, range_db, fibres)]
+        kinds = [len(each) for each in (*levels, fibres)]
         if kinds != [len(FIBRES)] * 5 or not bool((spont <= most).all()):
             raise ParameterError(
                 f"expected rate_spont <= rate_max, and 3 values ({', '.join(FIBRES)}) of rates, "
@@ -254,39 +275,20 @@ class AuditoryNerve(FrameModule):
             )
         if not float(most.max()) <= self.fs_out:
             raise ParameterError(
-                f"rate_max must be at most fs_out, {fs_out:g} Hz, got {most.tolist()}: a fibre "
-                "has at most one spike a frame"
+                f"rate_max must be at most fs_out, {self.fs_out:g} Hz, got {most.tolist()}: a "
+                "fibre has at most one spike a frame"
             )
-        if power_law is not None and power_law_default is not None:
-            shift_db = 20 * math.log10(REFERENCE_PA ** (power_law_default - 1))
-            threshold_db = threshold_db * power_law_default + shift_db
-            range_db = range_db * power_law_default
+        if exponent is not None:
+            shift_db = 20 * math.log10(REFERENCE_PA ** (exponent - 1))
+            threshold_db, range_db = threshold_db * exponent + shift_db, range_db * exponent
         slope = 2 * math.log(2 / (1 - INTERVAL) - 1) / range_db
         # The sigmoid's argument is gain ln(p) + bias.
         gain = slope * 20 / math.log(10)
         bias = -gain * math.log(REFERENCE_PA) - slope * (threshold_db + range_db / 2)
-        every = {"spont": spont, "driven": most - spont, "gain": gain, "bias": bias}
-        every["fibres"] = torch.as_tensor(fibres, dtype=torch.float64)
-        for name, values in every.items():
-            self.register_buffer(name, values.to(dtype).repeat_interleave(num_cf))
-        self.limits_pa = [
-            default if db is None else REFERENCE_PA * 10 ** (db / 20)
-            for db, default in ((compression_db_min, 0.0), (compression_db_max, math.inf))
-        ]
-        for name, exponent in (("compression", compression), ("power_law", power_law)):
-            values = torch.as_tensor(1.0 if exponent is None else exponent, dtype=torch.float64)
-            if values.ndim and len(values) != num_cf:
-                raise ParameterError(f"expected 1 or {num_cf} values of {name}, got {len(values)}")
-            self.register_buffer(name, None if exponent is None else values.to(dtype))
-        hz, kinds_hz = tuple(fc_hz.tolist()) * n_ears, tuple(fc_hz.tolist()) * (3 * n_ears)
-        columns = [f"ear{ear}_{kind}_{i}" for ear in range(n_ears) for kind in FIBRES
-                   for i in range(num_cf)]  # fmt: skip
-        slow = FrameGrid(len(hz), self.step, 1, fc_hz=hz)
-        of_fibres = FrameGrid(len(kinds_hz), self.step, 1, fc_hz=kinds_hz, columns=tuple(columns))
-        self.grids = {
-            "rates": of_fibres, "spikes": of_fibres, "envelope": slow, "ihc": slow,
-            "subbands": FrameGrid(len(hz), 1, 1, fc_hz=hz),
-        }  # fmt: skip
+        law = torch.stack((spont, most - spont, gain, bias))
+        self.register_buffer("law", law.to(self.dtype))
+        counts = torch.tensor(fibres, dtype=self.dtype).repeat_interleave(self.num_cf)
+        self.register_buffer("fibres", counts)
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return streams of whole signals, see `FrameModule.outputs`.
@@ -294,31 +296,15 @@ class AuditoryNerve(FrameModule):
         Raises:
             ParameterError: `spikes` of a low-pass whose output is negative.
         """
-        if not self.envelope_mode:
-            return super().outputs(signal, names)
-        names = self.wanted(names)
-        self._check_spikes(names)
-        at_once = tuple(name for name in names if name == "subbands")
-        late = tuple(name for name in names if name != "subbands")
-        made, _ = self._blocks(signal, None, True, (*at_once, *(("ihc",) if late else ())))
-        if late:
-            made |= self._after_whole(made["ihc"], late)
-        return {name: self._arranged(made[name], signal) for name in names}
-
-    def _after_whole(self, x: Tensor, names: tuple[str, ...]) -> Outputs:
-        """Return values of whole low-passed signals; all are (row, frame, column)."""
-        y = self._quadrature(x.mT).mT
-        frames = self.block // self.step
-        parts: dict[str, list[Tensor]] = {name: [] for name in names}
-        for block, begin in enumerate(range(0, max(x.shape[1], 1), frames)):
-            part, power = x[:, begin : begin + frames], y[:, begin : begin + frames].square()
-            power = power + part.square()
-            # The root has no slope at 0.
-            p = torch.where(power > 0, power, 1.0).sqrt() * (power > 0)
-            for name, values in self._fibres_of(part, p, names, block).items():
-                if name in names:
-                    parts[name].append(values)
-        return {name: torch.cat(each, 1) for name, each in parts.items()}
+        names, most_hz = self.wanted(names), self.fs / (2 * math.pi)
+        negative = self.lowpass == "phaselocknet" and self.phase_locking_limit > most_hz
+        if self.envelope_mode and negative and "spikes" in names:
+            raise ParameterError(
+                f"expected a phase_locking_limit of at most fs / (2 pi), {most_hz:g} Hz, for "
+                f"spikes, got {self.phase_locking_limit:g} Hz: above it the program's low-pass "
+                "has negative rates; raise fs, or set lowpass to onepole"
+            )
+        return self._streams(signal, None, True, names)[0]
 
     def stream(
         self,
@@ -330,24 +316,12 @@ class AuditoryNerve(FrameModule):
         """Return the frames of the blocks that a chunk completes, see `FrameModule.stream`."""
         if self.envelope_mode:
             return super().stream(chunk, state, last, names)
-        names = self.wanted(names)
-        made, state = self._blocks(chunk, state, last, names)
-        return {name: self._arranged(made[name], chunk) for name in names}, state
+        return self._streams(chunk, state, last, self.wanted(names))
 
-    def _check_spikes(self, names: tuple[str, ...]) -> None:
-        most_hz = self.fs / (2 * math.pi)
-        if self.lowpass == "phaselocknet" and self.phase_locking_limit > most_hz:
-            if "spikes" in names:
-                raise ParameterError(
-                    f"expected a phase_locking_limit of at most fs / (2 pi), {most_hz:g} Hz, for "
-                    f"spikes, got {self.phase_locking_limit:g} Hz: above it the program's low-pass "
-                    "has negative rates; raise fs, or set lowpass to onepole"
-                )
-
-    def _blocks(
+    def _streams(
         self, chunk: Tensor, state: _State | None, last: bool, names: tuple[str, ...]
     ) -> tuple[Outputs, _State]:
-        """Return values (row, frame, column) of complete blocks, and the state after them."""
+        """Return the streams of complete blocks (.., frame, ear column), and the state."""
         if self.n_ears > 1 and (chunk.ndim < 2 or chunk.shape[-2] != self.n_ears):
             raise ShapeError(
                 f"expected a signal (.., {self.n_ears}, time), got {tuple(chunk.shape)}"
@@ -356,39 +330,37 @@ class AuditoryNerve(FrameModule):
         if state is None:
             heard = rows.new_zeros(len(rows), self.n_fft - self.block)
             state = _State(rows[:, :0], heard, (None,) * len(self.one_poles))
-        waiting = torch.cat((state.waiting, rows), -1)
+        waiting, first = torch.cat((state.waiting, rows), -1), state.blocks
+        needed = {"subbands"} & {*names} | ({"ihc"} if {*names} - {"subbands"} else set())
         # Transforms refuse an empty batch.
-        without_rows = waiting.shape[-1] if last and not len(rows) else 0
-        parts = {name: [self._empty(name, rows, without_rows)] for name in names}
+        samples = waiting.shape[-1] if last and not len(rows) else 0
+        parts = {
+            name: [rows.new_empty(len(rows), self.num_cf, self.grids[name].n_frames(samples))]
+            for name in needed
+        }
         while len(rows) and waiting.shape[-1] >= (1 if last else self.block):
             samples = min(waiting.shape[-1], self.block)
             block = torch.nn.functional.pad(waiting[:, : self.block], (0, self.block - samples))
-            made, state = self._block(block, state, names)
-            for name in names:
-                parts[name].append(made[name][:, : self.grids[name].n_frames(samples)])
+            made, state = self._block(block, state, "ihc" in needed)
+            for name in needed:
+                parts[name].append(made[name][..., : self.grids[name].n_frames(samples)])
             waiting = waiting[:, samples:]
-        joined = {name: torch.cat(each, 1) for name, each in parts.items()}
-        return joined, replace(state, waiting=waiting)
+        found = {name: torch.cat(each, -1).mT for name, each in parts.items()}
+        if {*names} - {"subbands", "ihc"}:
+            found |= self._fibres_of(found["ihc"].mT, names, first)
+        arranged = {name: self._arranged(found[name], chunk) for name in names}
+        return arranged, replace(state, waiting=waiting)
 
-    def _empty(self, name: str, rows: Tensor, samples: int) -> Tensor:
-        grid = self.grids[name]
-        return rows.new_empty(len(rows), grid.n_frames(samples), grid.width // self.n_ears)
-
-    def _block(
-        self, block: Tensor, state: _State, names: tuple[str, ...]
-    ) -> tuple[Outputs, _State]:
-        """Return values (row, frame, column) of one block (row, time), and the state after it."""
+    def _block(self, block: Tensor, state: _State, slow: bool) -> tuple[Outputs, _State]:
+        """Return `subbands` and, if `slow`, `ihc` (row, cf, frame) of a block, and the state."""
         begin = self.n_fft - self.block
         heard = torch.cat((state.heard, block), -1)
         spectrum = torch.fft.rfft(heard)[:, None, :] * self.gammatone_spectrum
         # The first samples are wrapped round: as many as a gammatone filter has taps, less one.
         subbands = torch.fft.irfft(spectrum, self.n_fft)
-        made, poles = {"subbands": subbands[..., begin:].mT}, state.poles
-        if any(name != "subbands" for name in names):
-            slow, poles = self._lowpassed(self._transduced(subbands), begin, poles)
-            made["ihc"] = x = slow.mT.contiguous()
-            if not self.envelope_mode:
-                made |= self._fibres_of(x, x.clamp(min=0.0), names, state.blocks)
+        made, poles = {"subbands": subbands[..., begin:]}, state.poles
+        if slow:
+            made["ihc"], poles = self._lowpassed(self._transduced(subbands), begin, poles)
         return made, _State(block[:, :0], heard[:, self.block :], poles, state.blocks + 1)
 
     def _lowpassed(
@@ -398,7 +370,11 @@ class AuditoryNerve(FrameModule):
         if self.lowpass == "phaselocknet":
             first = begin + 1 - len(self.lowpass_taps)
             frames = self.block // self.step
-            return _fir(driven, self.lowpass_taps, self.step, first, frames), poles
+            if len(self.lowpass_taps) > _FEW_TAPS:
+                return _fir(driven, self.lowpass_taps, self.step, first, frames), poles
+            # One long row, as no window of a frame of the block reaches back to another channel.
+            row = _fir(driven.flatten(1), self.lowpass_taps, 1, first - begin, driven[0].numel())
+            return row.view_as(driven)[..., begin : begin + self.block : self.step], poles
         slow, after = driven[..., begin:], []
         for one_pole, state in zip(cast("Any", self.one_poles), poles, strict=True):
             slow, next_state = one_pole.stream(slow, state)
@@ -408,9 +384,9 @@ class AuditoryNerve(FrameModule):
     def _transduced(self, subbands: Tensor) -> Tensor:
         """Compress and rectify subbands (row, cf, time)."""
         x = subbands.clamp(min=0.0)
-        if self.compression is None:
+        if not self.compresses:
             return x
-        c, (low, high) = self.compression.reshape(-1, 1), self.limits_pa
+        c, (low, high) = self.compression.unsqueeze(-1), self.limits_pa
         # A negative power of 0 has no slope, so the floor of the middle range is above 0.
         middle = x.clamp(min=max(low, torch.finfo(x.dtype).tiny)) ** c
         soft = torch.where(x < low, x * low ** (c - 1), middle) if low else middle * (x > 0)
@@ -420,37 +396,33 @@ class AuditoryNerve(FrameModule):
         """Return the imaginary part of the analytic signal of whole signals (row, cf, frame)."""
         if not x.numel():
             return x
-        spectrum, frames = torch.fft.rfft(x), x.shape[-1]
-        weights = torch.full_like(spectrum[0, 0], -1j)
-        weights[0] = 0.0
+        frames = x.shape[-1]
+        turn = torch.full((frames // 2 + 1,), -1j, dtype=x.dtype.to_complex(), device=x.device)
+        turn[0] = 0.0
         if frames % 2 == 0:
-            weights[-1] = 0.0
-        return torch.fft.irfft(spectrum * weights, frames)
+            turn[-1] = 0.0
+        # Some channels at a time, whose memory is used again.
+        parts = (torch.fft.rfft(each).mul_(turn) for each in x.split(_QUADRATURE_CHANNELS, 1))
+        return torch.cat([torch.fft.irfft(each, frames) for each in parts], 1)
 
-    def _fibres_of(self, x: Tensor, p: Tensor, names: tuple[str, ...], block: int = 0) -> Outputs:
+    def _fibres_of(self, x: Tensor, names: tuple[str, ...], block: int) -> Outputs:
         """Return `envelope`, `rates` and `spikes` (row, frame, column).
 
         Args:
-            x: Low-passed signals (row, frame, cf).
-            p: Pressures of the levels.
+            x: Low-passed signals (row, cf, frame).
             names: Outputs that are wanted.
-            block: Number of the block, for random numbers.
+            block: Number of the first block, for random numbers.
         """
-        made = {"ihc": x, "envelope": p}
-        if "rates" not in names and "spikes" not in names:
-            return made
-        heard = p > FAINTEST_PA
-        level = torch.where(heard, p, 1.0)
-        fine = x / level * heard if self.envelope_mode else heard.to(x.dtype)
-        log_p = level.log()
-        if self.power_law is not None:
-            log_p = log_p * self.power_law
-        log_p, fine = log_p.repeat(1, 1, len(FIBRES)), fine.repeat(1, 1, len(FIBRES))
-        argument = torch.addcmul(self.bias, log_p, self.gain)
-        share = torch.sigmoid(argument) * (argument > LEAST_ARGUMENT) * self.driven
-        made["rates"] = torch.addcmul(self.spont, share, fine)
+        y, made = self._quadrature(x) if self.envelope_mode else None, {}
+        if "envelope" in names:
+            made["envelope"] = pressure(x, y).mT
+        if "rates" in names or "spikes" in names:
+            made["rates"] = fibre_rates(x, y, self.law, self.power_law)
         if "spikes" in names:
-            made["spikes"] = self._spikes(made["rates"].detach(), block)
+            parts = made["rates"].detach().split(self.block // self.step, 1)
+            made["spikes"] = torch.cat(
+                [self._spikes(each, block + i) for i, each in enumerate(parts)], 1
+            )
         return made
 
     def _spikes(self, rates: Tensor, block: int) -> Tensor:

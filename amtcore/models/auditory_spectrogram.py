@@ -27,6 +27,9 @@ from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE
 from amtcore.kernels.operations.sections import FIRST_ORDER
 from amtcore.kernels.operators import rest_state, run_ops
+from amtcore.kernels.torch_state import can_compute
+from amtcore.kernels.vector.jit import kernel
+from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vsum, where_greater_or_nan
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
 from amtcore.stages.stage import product
 from amtcore.units import DIGITAL
@@ -36,7 +39,7 @@ HIGHEST = 0.46  # of fs: filters above are left out
 ORDER, BANDWIDTH = 4, 1.0185916357881302  # ERB of a gammatone of order 4 over its b
 FRAME_S, HAIR_CELL_S, INTEGRATION_S = 0.008, 0.0005, 0.008
 HAIR_CELLS, COMPRESSIONS = ("halfwave", "linear"), ("none", "cuberoot")
-BLOCK, CALL = 16, 4  # frames of a product, and products of a call of the kernel
+BLOCK, CALL = 16, 16  # frames of a product, and products of a call of the kernel
 
 
 class AuditorySpectrogram(FrameModule):
@@ -175,23 +178,57 @@ class AuditorySpectrogram(FrameModule):
         if last and rest:
             frames += -(-rest // self.hop_length)
             x, blocks = pad(x, (0, size - rest)), blocks + 1
-        # A call of the kernel costs as much as 6 frames, and its bits do not depend on the length.
+        # A call of the kernel costs as much as 30 frames, and its bits do not depend on the length.
         for several in x[:, : blocks * size].split(CALL * size, -1) if blocks else ():
             y, ear = run_ops(several.unsqueeze(1), self.ear(), ear)
-            for block in y.split(size, -1):
-                each, leak = self._block(block, leak)
-                made.append(each)
+            each, leak = self._integrated(y, leak)
+            made.append(each)
         values = torch.cat(made, 1)[:, :frames]
         wanted = {name: values.reshape(*batch, *values.shape[1:]) for name in self.wanted(names)}
         return wanted, (x[:, blocks * size :], ear, leak)
 
-    def _block(self, y: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
-        """Return BLOCK frames of hair cells (batch, filter, time), and the integrator's state."""
-        inhibited = (y[:, :-1] - y[:, 1:]).clamp_(min=0.0)
-        sums = product(inhibited.unflatten(-1, (BLOCK, self.hop_length)), self.integrator)
-        frames = product(torch.cat((leak, sums), -1), self.leak).transpose(1, 2)
-        leak = frames[:, -1:].transpose(1, 2)
+    def _integrated(self, y: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
+        """Return frames of hair cells (batch, filter, time), whole blocks, and the last state."""
+        if can_compute(y, leak, self.integrator):
+            frames = y.new_empty(len(y), y.shape[-1] // self.hop_length, len(self.fc) - 1)
+            leak, tables = leak.clone(), (self.integrator.numpy(), float(self.leak[0, 0]))
+            for each, state, out in zip(y, leak, frames, strict=True):
+                run_inhibition(each.numpy(), *tables, state.numpy(), out.numpy())
+        else:
+            blocks = []
+            for block in y.split(BLOCK * self.hop_length, -1):
+                inhibited = (block[:, :-1] - block[:, 1:]).clamp_(min=0.0)
+                inhibited = inhibited.unflatten(-1, (BLOCK, self.hop_length))
+                sums = product(inhibited, self.integrator)
+                blocks.append(product(torch.cat((leak, sums), -1), self.leak))
+                leak = blocks[-1][..., -1:]
+            frames = torch.cat(blocks, -1).transpose(1, 2)
         return (frames.pow(1.0 / 3.0) if self.compression == "cuberoot" else frames), leak
+
+
+@kernel
+def run_inhibition(y: Any, weights: Any, leak: float, state: Any, out: Any) -> None:
+    """Write frames of one signal: lateral inhibition, weighted sums, and a leaky recurrence.
+
+    Shapes: y (filter, time), weights (hop,), state (channel, 1), out (frame, channel).
+    """
+    hop, zero = weights.shape[0], vsplat(y[0], 0.0)
+    whole = hop - hop % LANES
+    for j in range(out.shape[1]):
+        low, high, value = y[j], y[j + 1], state[j, 0]
+        for p in range(out.shape[0]):
+            total, at = zero, p * hop
+            for t in range(0, whole, LANES):
+                apart = vload(low, at + t) - vload(high, at + t)
+                apart = where_greater_or_nan(apart, zero, apart, zero)
+                total = fma(vload(weights, t), apart, total)
+            value = leak * value + vsum(total)
+            for t in range(whole, hop):
+                apart_t = low[at + t] - high[at + t]
+                value += weights[t] * (0.0 if apart_t < 0.0 else apart_t)
+            out[p, j] = value
+            value = out[p, j]  # rounded as the state between calls
+        state[j, 0] = value
 
 
 def _checked(x: Tensor) -> Tensor:

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from amtcore.arguments import RATE, Flag, Number, Numbers, Text, checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.kernels.operations.fir import FIR
-from amtcore.kernels.operators import operator
-from amtcore.models.fine_envelope import can_interpolate, fine_envelope
+from amtcore.filter_design import resample_taps
+from amtcore.kernels.vector.simd import LANES
+from amtcore.models.fine_envelope import bands_to_frames, can_interpolate, frame_weights
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
 from amtcore.scales import ERB_FLOOR_HZ, ERB_Q
 from amtcore.stages.constants import outside_inference
-from amtcore.stages.fir import Resampler
+from amtcore.stages.stage import product
 
 #: Compression in dB ends this far below the largest value of a clip.
 FLOOR_DB = -60.0
@@ -40,8 +40,6 @@ _GROUP_SAMPLES = 2**18
 
 #: First bin and gains of each channel.
 Responses = tuple[tuple[int, Tensor], ...]
-
-_fir = operator(FIR)
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,11 @@ class _Preset:
     envelope_scale: str
     floor: float
     offset: float
-    resampler: str
 
 
 PRESETS = {
-    "chcochleagram": _Preset(50, 10000.0, 4, "half", 1e-8, 1e-8, "sinc"),
-    "pycochleagram": _Preset(None, 20000.0, 2, "full", 0.0, 0.0, "polyphase"),
+    "chcochleagram": _Preset(50, 10000.0, 4, "half", 1e-8, 1e-8),
+    "pycochleagram": _Preset(None, 20000.0, 2, "full", 0.0, 0.0),
 }
 
 
@@ -171,6 +168,15 @@ def _responses(
         return tuple((first, gains.to(dtype)) for first, gains in found)
 
 
+def _filtered(spectrum: Tensor, group: Responses, length: int) -> Tensor:
+    """Return the filtered spectra (row, channel, `length`) of a spectrum (row, bin)."""
+    banded = spectrum.new_zeros(len(spectrum), len(group), length)
+    for i, (first, gains) in enumerate(group):
+        end = first + len(gains)
+        banded[:, i, first:end] = spectrum[:, first:end] * gains
+    return banded
+
+
 def sinc_kernel(q: int, window_size: int) -> Tensor:
     """Return the low-pass of chcochleagram: a sinc in a Kaiser window, not normalised.
 
@@ -229,7 +235,7 @@ class Cochleagram(FrameModule):
     """
 
     fc: Tensor
-    taps: Tensor
+    weights: Tensor
     can_stream = False
     whole_clips_reason = "its filters lie on the frequency grid of the whole clip"
 
@@ -303,18 +309,28 @@ class Cochleagram(FrameModule):
         self.min_samples = next(n for n in count(1) if self.n_fft(n) >= least)
         every = FrameGrid(len(fc_hz), 1, min_samples=self.min_samples, fc_hz=tuple(fc_hz.tolist()))
         hop = Fraction(str(self.fs)) / Fraction(str(self.fs_out))
-        self.left, window = int(pad[0]), Fraction(window_size - sum(pad))
-        self.resampler: Resampler | None = None
-        if chosen.resampler == "polyphase":
-            self.resampler = Resampler(self.fs, self.fs_out, dtype)
-            window = Fraction(1, hop.denominator)
-        elif hop.denominator != 1:
+        up, down, self.centre = hop.denominator, hop.numerator, Fraction(0)
+        window = Fraction(1, up)
+        if self.preset == "pycochleagram":
+            if max(up, down) >= 4096:
+                raise ParameterError(
+                    f"{fs_out:g} Hz from {fs:g} Hz is no ratio of small integers; use a rounder "
+                    "rate"
+                )
+            taps = resample_taps(up, down)
+            ahead = len(taps) // 2
+        elif up != 1:
             raise ParameterError(
                 f"expected fs a whole multiple of fs_out for chcochleagram, got {self.fs:g} and "
                 f"{self.fs_out:g} Hz; resample the audio, or take preset pycochleagram"
             )
-        kernel = sinc_kernel(int(hop), window_size) if self.resampler is None else torch.zeros(0)
-        self.register_buffer("taps", kernel.to(dtype))
+        else:
+            taps = sinc_kernel(down, window_size).flip(0)
+            ahead = window_size - 1 - pad[0]
+            window = Fraction(window_size - sum(pad))
+            self.centre = Fraction(window_size, 2) - pad[0]
+        weights, self.firsts, self.cycle = frame_weights(taps, ahead, up, down)
+        self.register_buffer("weights", weights.to(dtype))
         exponent = {"power": f"Pa^{power:g}", "db": "dB", "none": "Pa"}[compression]
         frames = FrameGrid(len(fc_hz), hop, window, self.min_samples, every.fc_hz, unit=exponent)
         self.grids = {"cochleagram": frames, "envelope": every, "subbands": every}
@@ -327,9 +343,7 @@ class Cochleagram(FrameModule):
     def frame_times_s(self, n_samples: int) -> Tensor:
         """Return the time of each frame of the cochleagram in s."""
         frames = torch.arange(self.grids["cochleagram"].n_frames(n_samples), dtype=torch.float64)
-        if self.resampler is not None:
-            return frames / self.fs_out
-        return frames / self.fs_out + (len(self.taps) / 2 - self.left) / self.fs
+        return frames / self.fs_out + float(self.centre) / self.fs
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return subbands, envelopes and cochleagram, see `FrameModule.outputs`.
@@ -344,84 +358,85 @@ class Cochleagram(FrameModule):
                 f"frequency of the clip's transform, got {samples}; lower high_lim or pad the clip"
             )
         rows = signal.to(self.dtype).reshape(math.prod(signal.shape[:-1]), samples)
-        parts: dict[str, list[Tensor]] = {name: [] for name in names}
-        for made in self._groups(rows, names) if rows.numel() else ():
-            for name in names:
-                parts[name].append(made[name])
+        groups = list(self._groups(rows, names)) if rows.numel() else []
         found = {}
         for name in names:
             grid = self.grids[name]
-            frames = rows.new_empty(len(rows), grid.width, grid.n_frames(samples))
+            frames = rows.new_empty(len(rows), grid.n_frames(samples), grid.width)
             if frames.numel():
-                frames = torch.cat(parts[name], 1)
+                frames = torch.cat([made[name] for made in groups], -1)
             if name == "cochleagram" and self.compression == "db" and frames.numel():
                 frames = self._decibels(frames)
-            found[name] = frames.mT.reshape(*signal.shape[:-1], frames.shape[-1], grid.width)
+            found[name] = frames.reshape(*signal.shape[:-1], *frames.shape[1:])
         return found
 
     def _groups(self, rows: Tensor, names: tuple[str, ...]) -> Iterator[Outputs]:
-        """Yield outputs (row, channel, frame) of some channels, from the lowest channel on."""
+        """Yield outputs (row, frame, channel) of some channels, from the lowest channel on."""
         samples, n_fft = rows.shape[-1], self.n_fft(rows.shape[-1])
+        starts = self._starts(samples if "cochleagram" in names else 0)
         responses = _responses(self.filters, n_fft, self.dtype, rows.device)
         spectrum = torch.fft.rfft(rows, n_fft)
-        size = max(1, _GROUP_SAMPLES // (n_fft * max(len(rows), 1)))
-        for at in range(0, len(responses), size):
-            group, made = responses[at : at + size], {}
-            if "subbands" in names or self.envelope != "hilbert":
-                made["subbands"] = self._subbands(spectrum, group, n_fft)[..., :samples]
-            if "envelope" in names or "cochleagram" in names:
-                made["envelope"] = self._envelope(
-                    made.get("subbands"), spectrum, group, n_fft, samples
-                )
-            if "cochleagram" in names:
-                made["cochleagram"] = self._frames(made["envelope"])
-            yield made
-
-    def _subbands(self, spectrum: Tensor, group: Responses, n_fft: int) -> Tensor:
-        banded = spectrum.new_zeros(len(spectrum), len(group), spectrum.shape[-1])
-        for i, (first, gains) in enumerate(group):
-            end = first + len(gains)
-            banded[:, i, first:end] = spectrum[:, first:end] * gains
-        return torch.fft.irfft(banded, n_fft)
-
-    def _envelope(
-        self,
-        subbands: Tensor | None,
-        spectrum: Tensor,
-        group: Responses,
-        n_fft: int,
-        samples: int,
-    ) -> Tensor:
-        """Return envelopes (row, channel, time) of all samples."""
-        if subbands is not None and self.envelope != "hilbert":
-            return subbands.abs() if self.envelope == "abs" else subbands.clamp(min=0.0)
         weights = torch.full_like(spectrum[0].real, 1 / n_fft)
         if self.envelope_scale == "full":
             weights[1 : (n_fft + 1) // 2] *= 2.0
         weighted = spectrum * weights
-        if all(can_interpolate(spectrum, len(gains), n_fft) for _, gains in group):
-            bands = (weighted[:, at : at + len(gains)] * gains for at, gains in group)
-            fine = [fine_envelope(band, n_fft, samples, self.floor) for band in bands]
-            return torch.stack(fine, 1)
-        # A shift in frequency does not change the magnitude: every band begins at 0 Hz.
-        banded = spectrum.new_zeros(len(spectrum), len(group), n_fft)
-        for i, (first, gains) in enumerate(group):
-            banded[:, i, : len(gains)] = weighted[:, first : first + len(gains)] * gains
-        envelope = torch.fft.ifft(banded, norm="forward").abs()
-        return envelope[..., :samples].clamp(min=self.floor)
+        most = max(gains.numel() for _, gains in responses)
+        by_kernel = self.envelope == "hilbert" and can_interpolate(spectrum, most, n_fft)
+        size = LANES if by_kernel else max(1, _GROUP_SAMPLES // (n_fft * len(rows)))
+        for at in range(0, len(responses), size):
+            group, made = responses[at : at + size], {}
+            slow: Tensor | None = None
+            if "subbands" in names or self.envelope != "hilbert":
+                subbands = torch.fft.irfft(_filtered(spectrum, group, spectrum.shape[-1]), n_fft)
+                made["subbands"] = subbands[..., :samples].mT
+            if self.envelope != "hilbert":
+                rectify = torch.abs if self.envelope == "abs" else torch.relu
+                made["envelope"] = rectify(made["subbands"])
+            elif not by_kernel:
+                analytic = torch.fft.ifft(_filtered(weighted, group, n_fft), norm="forward")
+                made["envelope"] = analytic.abs()[..., :samples].mT.clamp(min=self.floor)
+            elif {*names} - {"subbands"}:
+                whole = "envelope" in names or not self.downsample_then_compress
+                plan = self.weights, starts if self.downsample_then_compress else starts[:0]
+                each = [
+                    bands_to_frames(
+                        [row[first : first + len(gains)] * gains for first, gains in group],
+                        n_fft, samples, self.floor, *plan, whole,
+                    )
+                    for row in weighted
+                ]  # fmt: skip
+                made["envelope"], slow = map(torch.stack, zip(*each, strict=True))
+            if len(starts):
+                made["cochleagram"] = self._frames(made["envelope"], slow, samples)
+            yield {name: frames for name, frames in made.items() if name in names}
 
-    def _frames(self, envelope: Tensor) -> Tensor:
-        """Return the cochleagram (row, channel, frame) of envelopes."""
-        grid, samples = self.grids["cochleagram"], envelope.shape[-1]
-        frames, hop = grid.n_frames(samples), grid.hop_length or 1
+    def _starts(self, samples: int) -> Any:
+        """Return the first sample of each group of four frames; groups come in whole cycles."""
+        cycles = -(-self.grids["cochleagram"].n_frames(samples) // (4 * len(self.firsts)))
+        return (self.firsts + self.cycle * np.arange(cycles)[:, None]).reshape(-1)
+
+    def _frames(self, envelope: Tensor, slow: Tensor | None, samples: int) -> Tensor:
+        """Return the cochleagram (row, frame, channel).
+
+        Args:
+            envelope: (row, time, channel).
+            slow: Frames of the envelope, if they are known.
+            samples: Samples of the signal.
+        """
         if not self.downsample_then_compress:
-            envelope = self._compressed(envelope)
-        if self.resampler is None:
-            slow = _fir(envelope, self.taps.flip(0), int(hop), -self.left, frames)
-        else:
-            missing = max(math.ceil(frames * hop) - samples, 0)
-            slow = self.resampler(torch.nn.functional.pad(envelope, (0, missing)))
-            slow = slow[..., :frames].clamp(min=0.0)
+            envelope, slow = self._compressed(envelope), None
+        if slow is None:
+            starts, window = self._starts(samples), self.weights.shape[1]
+            before, after = -int(starts[0]), max(int(starts[-1]) + window - samples, 0)
+            x = torch.nn.functional.pad(envelope.mT, (before, after))
+            parts = [
+                product(x[..., before + first :].unfold(-1, window, self.cycle), weights)
+                for first, weights in zip(self.firsts.tolist(), self.weights, strict=True)
+            ]
+            cycles = len(starts) // len(parts)
+            slow = torch.stack([each[..., :cycles, :] for each in parts], -2).flatten(-3).mT
+        slow = slow[:, : self.grids["cochleagram"].n_frames(samples)]
+        slow = slow.clamp(min=0.0) if self.preset == "pycochleagram" else slow
         return self._compressed(slow) if self.downsample_then_compress else slow
 
     def _compressed(self, x: Tensor) -> Tensor:
@@ -431,7 +446,7 @@ class Cochleagram(FrameModule):
         return (self.scale * (x.clamp(min=0.0) + self.offset)) ** self.power
 
     def _decibels(self, x: Tensor) -> Tensor:
-        """Return levels (row, channel, frame) in dB re the largest value of each row."""
+        """Return levels (row, frame, channel) in dB re the largest value of each row."""
         level = torch.where(x > 0, x, torch.finfo(x.dtype).eps)
         return (20.0 * torch.log10(level / level.amax((1, 2), keepdim=True))).clamp(min=FLOOR_DB)
 

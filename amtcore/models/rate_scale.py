@@ -23,8 +23,10 @@ from torch import Tensor
 
 from amtcore.arguments import RATE, Number, Numbers, Text, checked_arguments
 from amtcore.errors import ParameterError
+from amtcore.kernels.torch_state import can_compute
 from amtcore.models.auditory_spectrogram import COMPRESSIONS, HAIR_CELLS, AuditorySpectrogram
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.ripple_moduli import LENGTH, ripple_moduli
 from amtcore.units import DIGITAL
 
 DECAY = 3.5
@@ -150,33 +152,30 @@ class RateScale(FrameModule):
 
     def features(self, spectrogram: Tensor, names: tuple[str, ...] = ("rate_scale",)) -> Outputs:
         """Return outputs, by default `rate_scale`, of a spectrogram (.., frame, channel)."""
-        batch, (frames, channels) = spectrogram.shape[:-2], spectrogram.shape[-2:]
+        batch = spectrogram.shape[:-2]
         if not spectrogram.numel():  # MKL has no transforms of nothing
-            nothing = {name: self.grids[name].width for name in names}
-            return {k: spectrogram.new_zeros(*batch, 0, width) for k, width in nothing.items()}
+            return {k: spectrogram.new_zeros(*batch, 0, self.grids[k].width) for k in names}
         per_frame: list[Tensor] = []
-        of_scales: list[Tensor] = [spectrogram.new_zeros(()) for _ in self.scales]
+        of_scales = spectrogram.new_zeros(())
         of_rates: list[Tensor] = []
-        for responses in self._by_rate(spectrogram):
-            moduli = [self._moduli(responses, scale, channels) for scale in self.scales]
+        for moduli in self._moduli(spectrogram):
             if "rate_scale" in names or "rate_scale_mean" in names:
-                per_frame += [modulus.mean(-1) for modulus in moduli]
+                per_frame.append(moduli.mean(-2))
             if "scale_frequency" in names:
-                pairs = zip(of_scales, moduli, strict=True)
-                of_scales = [total + modulus.sum(-3) for total, modulus in pairs]
+                of_scales = of_scales + moduli.sum(-4)
             if "rate_frequency" in names:
-                of_rates.append(sum(moduli[1:], moduli[0]) / len(self.scales))
+                of_rates.append(moduli.mean(-3))
         made: Outputs = {}
         if per_frame:
-            columns = torch.stack(per_frame, -1)  # (.., direction, frame, rate * scale)
-            made["rate_scale"] = columns.transpose(-3, -2).reshape(*batch, frames, -1)
+            columns = torch.stack(per_frame, -3)  # (.., direction, rate, scale, frame)
+            made["rate_scale"] = columns.flatten(-4, -2).mT.contiguous()
             made["rate_scale_mean"] = made["rate_scale"].mean(-2, keepdim=True)
-        if "scale_frequency" in names:
-            mean = torch.stack(of_scales, -1) / (2 * len(self.rates))
-            made["scale_frequency"] = mean.flatten(-2)
-        if of_rates:  # (.., direction, frame, channel, rate)
-            columns = torch.stack(of_rates, -1).movedim(-4, -2)
-            made["rate_frequency"] = columns.reshape(*batch, frames, -1)
+        if of_scales.ndim:  # (.., scale, channel, frame)
+            columns = of_scales / (2 * len(self.rates))
+            made["scale_frequency"] = columns.transpose(-3, -2).flatten(-3, -2).mT
+        if of_rates:
+            columns = torch.stack(of_rates, -3)  # (.., direction, rate, channel, frame)
+            made["rate_frequency"] = columns.movedim(-2, -4).flatten(-4, -2).mT
         return {name: made[name] for name in names}
 
     def cortical(self, spectrogram: Tensor) -> Tensor:
@@ -186,25 +185,36 @@ class RateScale(FrameModule):
             spectrogram: (.., frame, channel), channels from low to high frequencies.
         """
         channels = spectrogram.shape[-1]
-        by_rate = [
-            torch.stack([self._at_scale(each, scale, channels) for scale in self.scales], -3)
-            for each in self._by_rate(spectrogram)
-        ]
-        down, up = torch.stack(by_rate, -4).unbind(-5)
+        by_rate = [self._at_scales(each, channels) for each in self._by_rate(spectrogram)]
+        down, up = torch.stack(by_rate, -4).mT.unbind(-5)
         return torch.stack((down, up.conj()), -5)
 
+    def _moduli(self, spectrogram: Tensor) -> Iterator[Tensor]:
+        """Yield for each rate the moduli (.., direction, scale, channel, frame)."""
+        channels = spectrogram.shape[-1]
+        by_kernel = can_compute(spectrogram) and self._n_channel(channels) == LENGTH
+        for responses in self._by_rate(spectrogram):
+            if by_kernel:
+                gains = self._scale_gains(responses, channels) / LENGTH
+                rows = responses.flatten(0, -3)
+                yield ripple_moduli(rows, gains, channels).unflatten(0, responses.shape[:-2])
+            else:
+                at_scales = torch.view_as_real(self._at_scales(responses, channels))
+                power = at_scales.square().sum(-1)
+                some = power != 0  # the slope of a root at 0 is infinite
+                yield torch.where(some, power, 1.0).sqrt() * some
+
     def _by_rate(self, spectrogram: Tensor) -> Iterator[Tensor]:
-        """Yield for each rate (.., direction, frame, frequency along the channels).
+        """Yield for each rate (.., direction, frequency along the channels, frame).
 
         The frequencies o are 0 and above. Upward ripples lie at -o and are kept as conjugates, so
         that one inverse transform serves both directions.
         """
         frames, channels = spectrogram.shape[-2:]
-        if self.boundary == "circular":
-            n_time, n_channel = frames, channels
-        else:
+        n_time, n_channel = frames, self._n_channel(channels)
+        if self.boundary == "zero":
             silence = MARGIN * self.spectrogram.frame_rate_hz / self.rates[0]
-            n_time, n_channel = _power_of_two(frames + silence), _power_of_two(2 * channels)
+            n_time = _power_of_two(frames + silence)
         # (.., channel, time) to the quadrants f >= 0, o >= 0 and f >= 0, o <= 0
         spectrum = torch.fft.rfft(spectrogram.transpose(-2, -1), n_time)
         spectrum = torch.fft.fft(spectrum, n_channel, dim=-2)[..., : (n_time + 1) // 2]
@@ -212,35 +222,28 @@ class RateScale(FrameModule):
         up = spectrum.roll(-1, -2).flip(-2)[..., : (n_channel + 1) // 2, :]
         quadrants = torch.stack((down, up), -3)
         f_hz = torch.arange(quadrants.shape[-1], dtype=torch.float64, device=spectrogram.device)
-        f_hz *= self.spectrogram.frame_rate_hz / max(n_time, 1)
+        f_hz *= self.spectrogram.frame_rate_hz / n_time
         at_one = rate_response(torch.ones_like(f_hz[:1])).abs()
         for rate in self.rates:
             gain = 2.0 * rate_response(f_hz / rate) / at_one * (f_hz > 0)
             each = torch.fft.ifft(quadrants * gain.to(quadrants.dtype), n_time)[..., :frames]
-            down, up = each.unbind(-3)
-            yield torch.stack((down, up.conj()), -3).transpose(-2, -1).contiguous()
+            each.select(-3, 1).conj_physical_()
+            yield each
 
-    def _at_scale(self, responses: Tensor, scale: float, channels: int) -> Tensor:
-        """Return (.., direction, frame, channel) of a rate's responses; upward ones conjugate."""
-        gain, n = self._scale_gain(responses, scale, channels)
-        return torch.fft.ifft(responses * gain, n)[..., :channels]
+    def _at_scales(self, responses: Tensor, channels: int) -> Tensor:
+        """Return (.., direction, scale, channel, frame) of a rate; upward ones are conjugates."""
+        filtered = responses.unsqueeze(-3) * self._scale_gains(responses, channels).unsqueeze(-1)
+        return torch.fft.ifft(filtered, self._n_channel(channels), dim=-2)[..., :channels, :]
 
-    def _moduli(self, responses: Tensor, scale: float, channels: int) -> Tensor:
-        """Return the moduli of `_at_scale`, from two real transforms, which take less time."""
-        gain, n = self._scale_gain(responses, scale, channels)
-        real, imaginary = (
-            torch.fft.irfft(responses * each, n)[..., :channels] for each in (gain / 2, gain / 2j)
-        )
-        power = real * real + imaginary * imaginary
-        some = power != 0  # the slope of a root at 0 is infinite
-        return torch.where(some, power, 1.0).sqrt() * some
+    def _scale_gains(self, responses: Tensor, channels: int) -> Tensor:
+        """Return the gains (scale, frequency along the channels)."""
+        o = torch.arange(responses.shape[-2], dtype=torch.float64, device=responses.device)
+        o *= self.spectrogram.channels_per_octave / self._n_channel(channels)
+        return torch.stack([scale_response(o, scale) for scale in self.scales]).to(self.dtype)
 
-    def _scale_gain(self, responses: Tensor, scale: float, channels: int) -> tuple[Tensor, int]:
-        """Return the gain of each frequency along the channels, and the transform's length."""
-        n = channels if self.boundary == "circular" else _power_of_two(2 * channels)
-        o = torch.arange(responses.shape[-1], dtype=torch.float64, device=responses.device)
-        gain = scale_response(o * self.spectrogram.channels_per_octave / n, scale)
-        return gain.to(self.dtype), n
+    def _n_channel(self, channels: int) -> int:
+        """Return the length of transforms along the channels."""
+        return channels if self.boundary == "circular" else _power_of_two(2 * channels)
 
 
 def _power_of_two(least: float) -> int:

@@ -130,31 +130,6 @@ def centre_frequencies(fs: float, count: int, low_hz: float) -> Tensor:
     return (low_hz + offset) ** (1.0 - step) * (fs / 2.0 + offset) ** step - offset
 
 
-def gammatone_polynomials(fc_hz: Tensor, fs: float) -> tuple[Tensor, Tensor]:
-    """Return numerators (section, channel, 3) of gain 1 at fc, and denominators (channel, 3).
-
-    Section k is (1 - q_k / z) / (1 - 2 r cos(theta) / z + r^2 / z^2).
-    Here q_k is r (cos(theta) + s_k sin(theta)), and s is +-sqrt(3 + 2^1.5), +-sqrt(3 - 2^1.5).
-    """
-    theta = 2.0 * math.pi * fc_hz / fs
-    r = torch.exp(-2.0 * math.pi * BANDWIDTH * erb_hz(fc_hz) / fs)
-    one, zero = torch.ones_like(r), torch.zeros_like(r)
-    denominator = torch.stack((one, -2.0 * r * theta.cos(), r * r), -1)
-    roots = [math.sqrt(3.0 + 2.0**1.5), math.sqrt(3.0 - 2.0**1.5)]
-    numerators = []
-    for s in (roots[0], -roots[0], roots[1], -roots[1]):
-        numerator = torch.stack((one, -r * (theta.cos() + s * theta.sin()), zero), -1)
-        gain = polynomial(numerator, theta).abs() / polynomial(denominator, theta).abs()
-        numerators.append(numerator / gain.unsqueeze(-1))
-    return torch.stack(numerators), denominator
-
-
-def polynomial(b: Tensor, theta: Tensor) -> Tensor:
-    """Return b0 + b1 / z + b2 / z^2 at z = exp(i theta), for coefficients (.., 3)."""
-    turn = torch.polar(torch.ones_like(theta), -theta)
-    return b[..., 0] + turn * (b[..., 1] + turn * b[..., 2])
-
-
 def modulus(re: Tensor, im: Tensor) -> Tensor:
     """Return the modulus of complex numbers.
 
@@ -275,7 +250,9 @@ class SRMR(FrameModule):
         """Design the gammatone filters, or the weights of the spectrogram's bins."""
         fc_hz = centre_frequencies(self.fs, self.n_channels, self.low_freq)
         self.register_buffer("fc_hz", fc_hz)
-        numerators, denominator = gammatone_polynomials(fc_hz, self.fs)
+        numerators, denominator = design.gammatone_polynomials(
+            fc_hz, BANDWIDTH * erb_hz(fc_hz), self.fs
+        )
         rows = [
             torch.stack([design.section_rows(b, a) for b, a in zip(each, denominator, strict=True)])
             for each in numerators
@@ -286,7 +263,7 @@ class SRMR(FrameModule):
             self.block *= 2
         self.block_hop = _rounded(FAST_HOP_S, rate)
         theta = 2.0 * math.pi * torch.arange(self.block // 2 + 1).double() / self.block
-        gains = polynomial(numerators.unsqueeze(2), theta) / polynomial(
+        gains = design.polynomial(numerators.unsqueeze(2), theta) / design.polynomial(
             denominator.unsqueeze(1), theta
         )
         self.register_buffer("weights", (gains.abs().prod(0) / self.block).T.to(self.dtype))

@@ -14,7 +14,8 @@ import torch
 
 from amtcore import AuditoryNerve
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.models.auditory_nerve import FAINTEST_PA, FIBRES, gammatone_taps, lowpass_taps
+from amtcore.models.auditory_nerve import FIBRES, gammatone_taps, lowpass_taps
+from amtcore.models.nerve_rates import FAINTEST_PA, fibre_rates
 from amtcore.scales import erb_space
 from amtcore.testing.models import ModelConformance
 
@@ -226,6 +227,21 @@ def test_compression_is_a_broken_stick() -> None:
     torch.testing.assert_close(model._transduced(-x[None])[0], 0 * x, rtol=0, atol=0)
     plain = AuditoryNerve(**options, compression=0.5)
     torch.testing.assert_close(plain._transduced(x[None])[0], x**0.5, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("envelope_mode", [True, False])
+@pytest.mark.parametrize("frames", [1, 127, 128, 300])
+def test_the_kernel_has_the_rates_of_the_plain_form(envelope_mode: bool, frames: int) -> None:
+    model = AuditoryNerve(
+        num_cf=5, rate_spont=(60.0, 10.0, 0.5), power_law=[1.0, 0.9, 0.8, 0.7, 0.6]
+    )
+    x = (torch.logspace(-36, 2, frames) * _noise(2, 5, frames).sign().float()).contiguous()
+    x[..., ::7] = 0.0
+    y = x.roll(1, -1) if envelope_mode else None
+    found = fibre_rates(x, y, model.law, model.power_law)
+    wanted = fibre_rates(x.clone().requires_grad_(), y, model.law, model.power_law)
+    assert wanted.requires_grad and not found.requires_grad
+    np.testing.assert_allclose(found, wanted.detach(), rtol=1e-4, atol=1e-4)
 
 
 def _spikes(model: AuditoryNerve, draws: int) -> torch.Tensor:

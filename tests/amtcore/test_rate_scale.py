@@ -16,6 +16,7 @@ from torch import Tensor
 from amtcore import AuditorySpectrogram, RateScale
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.models.rate_scale import rate_response, scale_response
+from amtcore.models.ripple_moduli import LENGTH, ripple_moduli
 from amtcore.testing.models import ModelConformance
 
 from ..compare import Tolerance, assert_close
@@ -220,6 +221,25 @@ def test_only_wanted_outputs_and_their_means() -> None:
         np.testing.assert_allclose(every[name], wanted[name], rtol=1e-9, atol=1e-14)
         (found,) = model.outputs(x, (name,)).items()
         assert found[0] == name and torch.equal(found[1], every[name])
+
+
+@pytest.mark.parametrize(("channels", "frames"), [(128, 70), (65, 1), (127, 32)])
+def test_the_kernel_has_the_moduli_of_transforms(channels: int, frames: int) -> None:
+    generator = torch.Generator().manual_seed(channels)
+    responses = torch.randn(2, LENGTH // 2, frames, generator=generator, dtype=torch.complex64)
+    gains = torch.rand(3, LENGTH // 2, generator=generator)
+    filtered = (responses.unsqueeze(1) * gains.unsqueeze(-1)).to(torch.complex128)
+    wanted = torch.fft.ifft(filtered, LENGTH, dim=-2, norm="forward")[..., :channels, :].abs()
+    found = ripple_moduli(responses, gains, channels)
+    assert_close(found, wanted, Tolerance(1e-6, "float32 transforms"))
+
+
+def test_outputs_with_gradients_equal_outputs_of_kernels() -> None:
+    x = torch.randn(3000, generator=torch.Generator().manual_seed(0))
+    for model in (AuditorySpectrogram(16000, compression="cuberoot"), RateScale(16000)):
+        with_gradient = model.outputs(x.clone().requires_grad_())
+        for name, values in model.outputs(x).items():
+            assert_close(with_gradient[name].detach(), values, Tolerance(1e-5, "float32"), name)
 
 
 def test_a_constant_spectrogram_has_no_ripples() -> None:
