@@ -35,7 +35,7 @@ def of_array(name: str, key: str, dtype: str) -> Tensor:
         found = model(signal)[key]
         return found[:, 0] if key == "r" else found
     frames = signal.unfold(0, model.samples, model.hop_length)
-    depth, k, h0 = model.depth_and_correlation(frames)
+    depth, k, h0 = model.depth_and_correlation(frames, model.room(frames))
     k = torch.nn.functional.pad(k, (0, 2))
     return {"depth": depth, "k": k, "h0": h0}[key]
 
