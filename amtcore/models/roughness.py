@@ -12,7 +12,7 @@ of 60 dB with full 70 Hz modulation has 1.006 asper (MoSQITo: 1.019).
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ UPPER, UPPER_HZ = -24.0, -230.0
 LEAST_MODULATION = 1e-5
 #: A threshold that no component meets, in dB.
 NEVER = 1e6
+#: Frames that are computed together, which limits memory.
+BLOCK_FRAMES = 16
 #: Samples to which a frame of envelopes is reduced for its low bins, and the low-pass before that:
 #: shape of its Kaiser window. Other components of a bin are below 1e-10.
 LOW_SAMPLES, KAISER = 400, 28.0
@@ -51,18 +53,6 @@ LOW_SAMPLES, KAISER = 400, 28.0
 def _interpolated(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
     """Return a piecewise linear function, constant beyond its ends."""
     return interpolate(at.clamp(float(points[0]), float(points[-1])), points, values)
-
-
-class Room(NamedTuple):
-    """Memory that frames share: fresh memory of this size costs a page fault every 4 kB.
-
-    Args:
-        excited: Spectra of the channels as pairs of numbers, (signal, channel, 2 * component).
-        lowered: Envelopes at their low rate, (signal, channel, output).
-    """
-
-    excited: Tensor
-    lowered: Tensor
 
 
 class RoughnessDanielWeber(FrameModule):
@@ -199,13 +189,13 @@ class RoughnessDanielWeber(FrameModule):
         return math.floor(top_hz * self.samples / self.fs)
 
     def spectra(self, x: Tensor) -> Tensor:
-        """Return the one-sided spectrum of each channel, (signal, channel, component).
+        """Return the one-sided spectrum of each channel, (.., channel, component).
 
         Components above 0 Hz are halved, as a real signal has each of them twice. The kernel
         `excite` does the same.
 
         Args:
-            x: One frame of each signal, (signal, samples), in Pa.
+            x: Frames (.., samples) in Pa.
         """
         ear, threshold, steepness, halves, whole, rest = self.components[:, :-LANES]
         spectrum = torch.fft.rfft(x * self.window)[..., : len(ear)] * ear
@@ -223,41 +213,45 @@ class RoughnessDanielWeber(FrameModule):
         audible = spectrum * (halves * (level > threshold))
         return pad(factors * audible.unsqueeze(-2), (0, 1))
 
-    def envelopes(self, x: Tensor, room: Room | None) -> tuple[Tensor, Tensor]:
-        """Return mean (signal, channel) and weighted bins of the envelopes, as pairs of numbers."""
-        if room is None:
-            waves = torch.fft.irfft(self.spectra(x), self.samples, norm="forward")
-            spectrum = torch.view_as_real(torch.fft.rfft(waves.abs(), norm="forward"))
-            pairs = spectrum[..., 2 : 2 + self.modulation.shape[-1] // 2, :].flatten(-2)
-            return spectrum[..., 0, 0], pairs * self.modulation
-        spectra = torch.view_as_real(torch.fft.rfft(x * self.window)).flatten(1).numpy()
+    def envelopes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means (.., channel) and weighted bins (.., channel, pair of numbers) of envelopes.
+
+        Args:
+            x: Frames of each signal (signal, frame, samples) in Pa.
+        """
+        if x.device.type == "cpu" and not wants_derivative(x):
+            bins = x.new_empty(*x.shape[:2], CHANNELS, self.low_bins.shape[1])
+            parallel_for(lambda i: self._low_bins_of(x[i], bins[i]), len(x))
+            return bins[..., 0], bins[..., 1:] * self.modulation
+        waves = torch.fft.irfft(self.spectra(x), self.samples, norm="forward")
+        spectrum = torch.view_as_real(torch.fft.rfft(waves.abs(), norm="forward"))
+        pairs = spectrum[..., 2 : 2 + self.modulation.shape[-1] // 2, :].flatten(-2)
+        return spectrum[..., 0, 0], pairs * self.modulation
+
+    def _low_bins_of(self, x: Tensor, out: Tensor) -> None:
+        """Compute means and bins of the envelopes of (frame, samples) by the kernels.
+
+        Frames share memory, as fresh memory of this size costs a page fault every 4 kB.
+        """
+        excited = x.new_empty(CHANNELS, self.samples // 2 + 1, 2)
+        lowered = x.new_empty(CHANNELS, len(self.low_bins))
+        channels, pairs, low = (
+            excited.flatten(1).numpy(),
+            torch.view_as_complex(excited),
+            lowered.numpy(),
+        )
         tables = [each.numpy() for each in (self.components, self.near, self.least)]
-        excited, lowered = room.excited.numpy(), room.lowered.numpy()
-        parallel_for(lambda i: kernels.excite(spectra[i], *tables, excited[i]), len(x))
-        pairs = torch.view_as_complex(room.excited.unflatten(-1, (-1, 2)))
-        waves, low_pass = (
-            torch.fft.irfft(pairs, self.samples, norm="forward").numpy(),
-            self.low_pass.numpy(),
-        )
-        parallel_for(lambda i: kernels.lower_rate(waves[i], low_pass, lowered[i]), len(x))
-        bins = room.lowered @ self.low_bins
-        return bins[..., 0], bins[..., 1:] * self.modulation
+        low_pass = self.low_pass.numpy()
+        for frame, bins in zip(x, out, strict=True):
+            spectrum = torch.view_as_real(torch.fft.rfft(frame * self.window))
+            kernels.excite(spectrum.view(-1).numpy(), *tables, channels)
+            waves = torch.fft.irfft(pairs, self.samples, norm="forward")
+            kernels.lower_rate(waves.numpy(), low_pass, low)
+            torch.matmul(lowered, self.low_bins, out=bins)
 
-    def room(self, x: Tensor) -> Room | None:
-        """Return room for the kernels if they can take frames of these signals, else None."""
-        if x.device.type != "cpu" or wants_derivative(x):
-            return None
-        pairs = self.samples // 2 + 1
-        return Room(
-            x.new_empty(len(x), CHANNELS, 2 * pairs),
-            x.new_empty(len(x), CHANNELS, len(self.low_bins)),
-        )
-
-    def depth_and_correlation(
-        self, x: Tensor, room: Room | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def depth_and_correlation(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return modulation depth, correlation of channels i and i + 2, and mean envelope."""
-        h0, parts = self.envelopes(x, room)
+        h0, parts = self.envelopes(x)
         energy, tiny = parts.square().sum(-1), torch.finfo(self.dtype).tiny
         rms = (2.0 * energy).clamp(min=tiny).sqrt()
         depth = torch.where(h0 > 0, (rms / h0.clamp(min=tiny)).clamp(max=1.0), 0.0)
@@ -266,9 +260,9 @@ class RoughnessDanielWeber(FrameModule):
         cross = (parts[..., :-2, :] * parts[..., 2:, :]).sum(-1) / size[..., :-2] / size[..., 2:]
         return depth, cross.masked_fill(steady[..., :-2] | steady[..., 2:], 0.0), h0
 
-    def _frame(self, x: Tensor, room: Room | None) -> Outputs:
-        """Return the outputs of one frame of each signal (signal, samples), (signal, column)."""
-        depth, k, _ = self.depth_and_correlation(x, room)
+    def _block(self, x: Tensor) -> Outputs:
+        """Return the outputs (signal, frame, column) of frames (signal, frame, samples)."""
+        depth, k, _ = self.depth_and_correlation(x)
         one = torch.ones_like(k[..., :2])
         common = torch.cat((one, k), -1) * torch.cat((k, one), -1)
         specific = self.g * (depth * common).square()
@@ -292,15 +286,10 @@ class RoughnessDanielWeber(FrameModule):
         x = chunk.to(self.dtype).reshape(math.prod(chunk.shape[:-1]), chunk.shape[-1])
         waiting = x[:, :0] if state is None else state
         x = torch.cat((waiting, x), 1)
-        begin, frames, room = 0, [], self.room(x)
-        while begin + self.samples <= x.shape[1]:
-            frames.append(self._frame(x[:, begin : begin + self.samples], room))
-            begin += self.hop_length
-        found = {
-            k: torch.stack([frame[k] for frame in frames], 1)
-            if frames
-            else x.new_zeros(len(x), 0, self.grids[k].width)
-            for k in names
-        }
+        count = max((x.shape[1] - self.samples) // self.hop_length + 1, 0)
+        none = {k: x.new_zeros(len(x), 0, grid.width) for k, grid in self.grids.items()}
+        blocks = x.unfold(1, self.samples, self.hop_length).split(BLOCK_FRAMES, 1) if count else ()
+        parts = [none, *(self._block(block) for block in blocks)]
+        found = {k: torch.cat([part[k] for part in parts], 1) for k in names}
         made = {k: y.reshape(*chunk.shape[:-1], *y.shape[1:]) for k, y in found.items()}
-        return made, x[:, begin:]
+        return made, x[:, count * self.hop_length :]
